@@ -1,0 +1,27 @@
+"""Where the checkout keeps its files."""
+
+import os
+from pathlib import Path
+
+from toolkit.errors import UserError
+
+
+def root() -> Path:
+    """The checkout: the folder that holds `notebooks/` and `data/` beside this package.
+
+    Raises `UserError` if the package was installed without its checkout.
+    """
+    folder = Path(__file__).resolve().parents[1]
+    if not (folder / "notebooks").is_dir():
+        raise UserError(f"no notebooks beside {folder / 'toolkit'}: install from a checkout with `pip install -e .`")
+    return folder
+
+
+def cache_dir() -> Path:
+    """What is dear to make and can be made again: `data/cache/`, or `$TOOLKIT_CACHE_DIR`."""
+    return Path(os.environ.get("TOOLKIT_CACHE_DIR") or root() / "data" / "cache")
+
+
+def results_dir() -> Path:
+    """Tables, figures and the report: `results/`, or `$TOOLKIT_RESULTS_DIR`."""
+    return Path(os.environ.get("TOOLKIT_RESULTS_DIR") or root() / "results")

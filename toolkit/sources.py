@@ -1,0 +1,98 @@
+"""Which project files a piece of code really uses, found by reading its imports and running nothing.
+
+The sweep reruns a notebook when one of these files changes; the cache makes an artefact anew.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from toolkit import paths
+
+# module prefix -> folder of the checkout; the longest prefix wins
+PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
+
+
+def dependencies(*modules: str) -> list[Path]:
+    """Every project file that the named modules import, themselves included, transitively and sorted.
+
+    Imports inside functions count: a lazy import is a use all the same.
+    """
+    return _closure({file for module in modules for file in _files(module)})
+
+
+def imports(code: str) -> list[Path]:
+    """Every project file that a piece of Python source imports, transitively and sorted."""
+    return _closure({file for module in _imported(ast.parse(code), package="") for file in _files(module)})
+
+
+def fingerprint(files: Iterable[Path]) -> str:
+    """A digest of the files' names and meaning: comments, blank lines and layout do not change it."""
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(paths.root())}\0{_meaning(file)}\0".encode())
+    return digest.hexdigest()
+
+
+def _meaning(file: Path) -> str:
+    text = file.read_text(encoding="utf-8")
+    return ast.dump(ast.parse(text)) if file.suffix == ".py" else text
+
+
+def _closure(files: set[Path]) -> list[Path]:
+    found, todo = set(), set(files)
+    while todo:
+        file = todo.pop()
+        found.add(file)
+        todo |= _direct(file) - found
+    return sorted(found)
+
+
+def _direct(file: Path) -> frozenset[Path]:
+    return _direct_at(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _direct_at(file: Path, mtime_ns: int) -> frozenset[Path]:
+    del mtime_ns  # only a key: a file edited in a running notebook is read again
+    tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+    modules = _imported(tree, _package_of(file))
+    return frozenset(found for module in modules for found in _files(module))
+
+
+def _imported(tree: ast.AST, package: str) -> set[str]:
+    """The dotted names that a syntax tree imports; `from a import b` gives both `a` and `a.b`."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module) if part)
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _files(module: str) -> list[Path]:
+    """The files that importing `module` runs: its own and its parents' `__init__`; none if it is not ours."""
+    parts = module.split(".")
+    found = (_file(".".join(parts[:end])) for end in range(1, len(parts) + 1))
+    return [file for file in found if file]
+
+
+def _file(module: str) -> Path | None:
+    for prefix, folder in PACKAGES.items():
+        if module == prefix or module.startswith(prefix + "."):
+            base = paths.root().joinpath(folder, *module[len(prefix) + 1 :].split("."))
+            candidates = (base / "__init__.py", base.with_name(base.name + ".py"))
+            return next((file for file in candidates if file.is_file()), None)
+    return None
+
+
+def _package_of(file: Path) -> str:
+    for prefix, folder in PACKAGES.items():
+        if file.is_relative_to(paths.root() / folder):
+            return ".".join([prefix, *file.parent.relative_to(paths.root() / folder).parts])
+    return ""
