@@ -30,10 +30,12 @@ def imports(code: str) -> list[Path]:
 
 def fingerprint(files: Iterable[Path]) -> str:
     """A digest of the files' names and meaning: comments, blank lines and layout do not change it."""
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.relative_to(paths.root())}\0{_meaning(file)}\0".encode())
-    return digest.hexdigest()
+    return digest(*(f"{file.relative_to(paths.root())}\0{_meaning(file)}" for file in sorted(files)))
+
+
+def digest(*texts: str) -> str:
+    """SHA-256 of the texts in their order, as hexadecimal."""
+    return hashlib.sha256("\0\0".join(texts).encode()).hexdigest()
 
 
 def _meaning(file: Path) -> str:

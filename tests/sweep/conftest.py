@@ -1,0 +1,80 @@
+"""A toy checkout: this project's code with three small notebooks of its own, safe to break."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+from toolkit import paths
+
+SAVE = "run.save(pd.DataFrame({'value': [value, helper()]}), evidence='measured')"
+HEAD = "import pandas as pd\nfrom toolkit.results import Run\nrun = Run('{id}', globals())"
+
+
+@dataclass
+class Checkout:
+    """A folder to run the sweep in; `log` holds a line for each notebook execution."""
+
+    root: Path
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.root), "TOY_LOG": str(self.root / "log")}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-P", "-m", "toolkit.sweep", *arguments]
+
+    def sweep(self, *arguments: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=240, check=False
+        )
+
+    def executed(self) -> list[str]:
+        """The notebooks executed since the last call, sorted."""
+        log = self.root / "log"
+        lines = log.read_text().split() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return sorted(lines)
+
+    def stamp(self, id: str) -> dict:
+        return json.loads((self.results / id / "done.json").read_text())
+
+    def notebook(self, name: str, module: str, body: str = "", parameters: str = "value = 1\nlabel = 'x'") -> None:
+        id = f"toy/{name}"
+        log = f"import os\nwith open(os.environ['TOY_LOG'], 'a') as log:\n    print('{id}', file=log)"
+        cells = [
+            nbformat.v4.new_markdown_cell(f"# {name}"),
+            nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
+            *map(nbformat.v4.new_code_cell, (HEAD.format(id=id), f"from toolkit.{module} import helper\n{log}")),
+            *map(nbformat.v4.new_code_cell, (body, SAVE)),
+        ]
+        (self.root / "notebooks" / "toy").mkdir(parents=True, exist_ok=True)
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), self.root / "notebooks" / "toy" / f"{name}_toy.ipynb")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    shutil.copytree(paths.root() / "toolkit", tmp_path / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "data").mkdir()
+    rows = [
+        {"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in ("a", "b", "c")
+    ]
+    (tmp_path / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
+    for module in ("alpha", "beta"):
+        (tmp_path / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
+    toy = Checkout(tmp_path)
+    toy.notebook("a", "alpha")
+    toy.notebook("b", "beta")
+    (tmp_path / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
+    return toy

@@ -1,0 +1,163 @@
+"""The engine's promises, tried on toy notebooks: what reruns, what survives a failure or a kill, what is refused."""
+
+import signal
+import subprocess
+import time
+
+import pandas as pd
+import psutil
+import pytest
+
+
+def test_only_what_changed_runs_again(checkout):
+    first = checkout.sweep()
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    assert "toy/a" in first.stdout
+    assert "claims met" in first.stdout
+    assert (checkout.results / "report" / "index.html").exists()
+    assert (checkout.results / "report" / "toy-a.html").exists()
+
+    assert checkout.sweep().returncode == 0
+    assert checkout.executed() == []
+
+    module = checkout.root / "toolkit" / "beta.py"
+    module.write_text("# a comment changes nothing\n" + module.read_text())
+    checkout.sweep()
+    assert checkout.executed() == []
+
+    module.write_text("def helper():\n    return 2\n")
+    checkout.sweep()
+    assert checkout.executed() == ["toy/b"]
+    assert pd.read_csv(checkout.results / "toy" / "b" / "table.csv")["value"].tolist() == [1, 2]
+
+    checkout.sweep("--set", "value=5", "--only", "toy/a")
+    assert checkout.executed() == ["toy/a"]
+
+    (checkout.results / "toy" / "a" / "table.csv").unlink()
+    checkout.sweep("--set", "value=5", "--only", "toy/a")
+    assert checkout.executed() == ["toy/a"]
+
+
+def test_preset_and_set_reach_the_notebook(checkout):
+    assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
+    assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [7, 1]
+    assert checkout.sweep("--preset", "quick", "--set", "value=9", "--only", "toy/a").returncode == 0
+    assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [9, 1]
+
+
+def test_a_failure_keeps_other_results_and_its_own_previous_ones(checkout):
+    assert checkout.sweep().returncode == 0
+    before = (checkout.results / "toy" / "a" / "table.csv").read_bytes()
+    checkout.notebook("a", "alpha", body="raise RuntimeError('on purpose')")
+    checkout.notebook("b", "beta", body="extra = 1")
+    failed = checkout.sweep()
+    assert failed.returncode == 1
+    assert "RuntimeError: on purpose" in failed.stdout
+    assert checkout.executed() == ["toy/a", "toy/a", "toy/b", "toy/b"]
+    assert (checkout.results / "toy" / "a" / "table.csv").read_bytes() == before
+    assert "on purpose" in (checkout.results / "report" / "toy-a.html").read_text()
+    assert "on purpose" in (checkout.results / "report" / "index.html").read_text()
+    checkout.notebook("a", "alpha")
+    assert checkout.sweep().returncode == 0
+    assert checkout.executed() == ["toy/a"]
+
+
+def test_a_notebook_that_saves_nothing_has_failed(checkout):
+    checkout.notebook("a", "alpha", body="run.save = lambda *a, **k: None")
+    done = checkout.sweep("--only", "toy/a")
+    assert done.returncode == 1
+    assert "without saving table.csv" in done.stdout
+
+
+def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout):
+    gate = checkout.root / "gate"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.05)"
+    checkout.notebook("b", "beta", body=wait)
+    driver = subprocess.Popen(checkout.command("--jobs", "2"), env=checkout.environment, stdout=subprocess.DEVNULL)
+    _wait_for(lambda: (checkout.results / "toy" / "a" / "done.json").exists() and "toy/b" in _log(checkout))
+    family = psutil.Process(driver.pid).children(recursive=True)
+    assert family
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    _wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family))
+    assert not (checkout.results / "toy" / "b").exists()
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    gate.touch()
+    assert checkout.sweep().returncode == 0
+    assert checkout.executed() == ["toy/b"]
+    assert list((checkout.results / ".sweep").glob("staging/*")) == []
+
+
+def test_second_sweep_on_the_same_results_is_refused(checkout):
+    gate = checkout.root / "gate"
+    wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.05)"
+    checkout.notebook("a", "alpha", body=wait)
+    with subprocess.Popen(checkout.command("--only", "toy/a"), env=checkout.environment, stdout=subprocess.DEVNULL):
+        _wait_for(lambda: "toy/a" in _log(checkout))
+        second = checkout.sweep("--only", "toy/b")
+        gate.touch()
+    assert second.returncode == 2
+    assert "another sweep" in second.stderr
+    assert (checkout.results / "toy" / "a" / "done.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["--only", "toy/z"], ["toy/z", "toy/a", "toy/b"]),
+        (["--preset", "slow"], ["slow", "quick", "standard", "paper"]),
+        (["--set", "wrong=1"], ["wrong", "label", "value"]),
+        (["--set", "value"], ["NAME=JSON"]),
+        (["--set", "value=one"], ["not JSON"]),
+        (["--set", 'value="one"'], ["expected int"]),
+        (["--jobs", "0"], ["--jobs 0"]),
+        (["--profile", "nowhere"], ["nowhere"]),
+        (["--nonsense"], ["--nonsense"]),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, arguments, names):
+    done = checkout.sweep(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert all(name in done.stderr for name in names)
+    assert not checkout.results.exists()
+
+
+def test_a_preset_for_a_parameter_that_is_not_there_is_refused(checkout):
+    (checkout.root / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {valu: 7}\n")
+    done = checkout.sweep("--preset", "quick")
+    assert done.returncode == 2
+    assert "valu" in done.stderr
+
+
+def test_list_and_dry_run_run_nothing(checkout):
+    listing, dry = checkout.sweep("--list"), checkout.sweep("--dry-run", "--preset", "quick")
+    assert [line.split()[0] for line in listing.stdout.splitlines()] == ["toy/a", "toy/b"]
+    assert "to run" in dry.stdout
+    assert "value=7" in dry.stdout
+    assert checkout.executed() == []
+
+
+def test_profile_reaches_snakemake(checkout):
+    profile = checkout.root / "profile"
+    profile.mkdir()
+    (profile / "config.yaml").write_text("executor: local\ncores: 1\n")
+    assert checkout.sweep("--profile", str(profile), "--only", "toy/a").returncode == 0
+    assert checkout.executed() == ["toy/a"]
+    (profile / "config.yaml").write_text("executor: no-such-executor\ncores: 1\n")
+    refused = checkout.sweep("--profile", str(profile), "--only", "toy/b")
+    assert refused.returncode == 2
+    assert "snakemake.log" in refused.stderr
+
+
+def _log(checkout) -> str:
+    log = checkout.root / "log"
+    return log.read_text() if log.exists() else ""
+
+
+def _wait_for(condition, seconds: float = 90) -> None:
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,114 @@
+"""The command line behind `papermill_runs.sh`."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+from toolkit.errors import UserError
+from toolkit.sweep.catalogue import PRESETS, notebooks
+from toolkit.sweep.plan import Job, cores, make_jobs
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse, check everything, then run; 0 if all is well, 1 if a notebook failed, 2 for bad input."""
+    try:
+        return _main(_parser().parse_args(arguments))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _main(options: argparse.Namespace) -> int:
+    if options.list:
+        print(_listing())
+        return 0
+    if options.lab:
+        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", "notebooks"])
+    if options.jobs < 1:
+        raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
+    if options.profile and not options.profile.is_dir():
+        raise UserError(f"--profile {options.profile}: no such folder; expected a Snakemake profile with a config.yaml")
+    jobs = make_jobs(options.only, options.preset, _settings(options), options.jobs)
+    _check_names(jobs)
+    if options.dry_run:
+        print(_forecast(jobs))
+        return 0
+    from toolkit import report
+    from toolkit.sweep import driver
+
+    if options.report_only:
+        print(f"report: {report.write_report(jobs, rebuild=True)}")
+        return 0
+    return driver.run(jobs, options.jobs, options.profile)
+
+
+def _settings(options: argparse.Namespace) -> dict[str, object]:
+    """`--set NAME=JSON` and `--model ID` as parameters. A bare word is taken as the string it looks like."""
+    found = {}
+    for item in options.set:
+        name, equals, text = item.partition("=")
+        if not (name and equals):
+            raise UserError(f"--set {item}: expected NAME=JSON, such as windows=8")
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            raise UserError(f"--set {item}: {text!r} is not JSON (a string needs quotes: {name}='\"text\"')") from None
+    return found | ({"model": options.model} if options.model else {})
+
+
+def _check_names(jobs: list[Job]) -> None:
+    """Refuse a model or corpus that cannot be had before any notebook starts."""
+    names = {(kind, job.parameters[kind]) for job in jobs for kind in ("model", "corpus") if kind in job.parameters}
+    if names:
+        from toolkit.models import check_model
+        from toolkit.text import check_corpus
+
+        for kind, name in sorted(names):
+            {"model": check_model, "corpus": check_corpus}[kind](name)
+
+
+def _listing() -> str:
+    return "\n".join(f"{notebook.id:24}{notebook.question}" for notebook in notebooks().values())
+
+
+def _forecast(jobs: list[Job]) -> str:
+    lines = []
+    for job in jobs:
+        parameters = " ".join(f"{name}={json.dumps(value)}" for name, value in job.parameters.items())
+        lines.append(f"{'up to date' if job.is_fresh() else 'to run':12}{job.id:24}{parameters}")
+    return "\n".join(lines)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="./papermill_runs.sh",
+        description="Run every notebook, headless, into results/, and write results/report/index.html.",
+        epilog="Only what changed is run again: a parameter, a notebook, or a toolkit module that it uses.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--preset", default="standard", metavar="NAME", help=f"{', '.join(PRESETS)} (default: standard)")
+    add("--only", nargs="+", default=[], metavar="ID", help="only these notebooks or papers: endor/fig04 flash")
+    add("--model", metavar="ID", help="the model, for every notebook that takes one: a name or a Hugging Face id")
+    add("--set", action="append", default=[], metavar="NAME=JSON", help="a notebook parameter; may be repeated")
+    add("--jobs", type=int, default=cores(), metavar="N", help=f"notebooks at once (default: {cores()}, the cores)")
+    add("--profile", type=Path, metavar="DIR", help="a Snakemake profile, for SLURM and other executors")
+    add("--list", action="store_true", help="print the notebooks there are, and stop")
+    add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
+    add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
+    add("--lab", action="store_true", help="open JupyterLab on the notebooks")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Start Snakemake on the stale jobs, tell how far they are, and end with a table and the report."""
+
+import ctypes
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from toolkit import report
+from toolkit.errors import UserError
+from toolkit.sweep import state
+from toolkit.sweep.plan import STAMP, Job, cores, read_json, write_json, write_plan
+
+SNAKEFILE = Path(__file__).with_name("Snakefile")
+
+
+def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
+    """Run what is stale, then report on all; the exit status: 1 if any job has failed.
+
+    Raises `UserError` if another sweep is writing to the same results.
+    """
+    state.folder().mkdir(parents=True, exist_ok=True)
+    lock = FileLock(state.folder() / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another sweep is writing to {state.folder().parent}; wait for it or stop it") from None
+    with lock:
+        state.stop_leftovers()
+        stale = [job for job in jobs if not job.is_fresh()]
+        _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run")
+        started = time.time()
+        status = _sweep(stale, parallel, profile) if stale else 0
+        index = report.write_report(jobs)
+        print(summary(jobs, started))
+        print(f"\nreport: {index}")
+        return 1 if status or any(not job.is_fresh() for job in jobs) else 0
+
+
+def summary(jobs: list[Job], started: float = 0.0) -> str:
+    """A table of notebook, status, seconds, peak memory and claims met."""
+    rows = [("notebook", "status", "seconds", "peak memory", "claims met")]
+    for job in jobs:
+        last = state.load(job.id)
+        status = _status(job, last, started)
+        seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
+        memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
+        rows.append((job.id, status, seconds, memory, report.claims_met(job.folder)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _status(job: Job, last: state.State | None, started: float) -> str:
+    if job.is_fresh():
+        return "done" if last and last.started >= started else "up to date"
+    return f"failed: {last.error}" if last and last.status == "failed" and last.started >= started else "not run"
+
+
+def _sweep(stale: list[Job], parallel: int, profile: Path | None) -> int:
+    for job in stale:
+        (job.folder / STAMP).unlink(missing_ok=True)
+    plan = state.folder() / "plan.json"
+    write_plan(stale, plan, slots=parallel, python=sys.executable, driver=state.this_process())
+    log = state.folder() / "snakemake.log"
+    with log.open("w") as sink:
+        engine = subprocess.Popen(
+            _command(plan, parallel, profile), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
+        )
+        try:
+            _watch(engine, stale)
+        except KeyboardInterrupt:
+            engine.send_signal(signal.SIGINT)
+            engine.wait()
+            raise
+    if engine.returncode and not any(_failed(job) for job in stale):
+        raise UserError(f"Snakemake stopped with status {engine.returncode}; its log: {log}")
+    return engine.returncode
+
+
+def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:
+    command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(SNAKEFILE)]
+    command += ["--directory", str(state.folder()), "--config", f"plan={plan}"]
+    command += ["--nolock", "--keep-going", "--rerun-incomplete", "--rerun-triggers", "mtime", "--show-failed-logs"]
+    if profile:
+        return [*command, "--workflow-profile", "none", "--profile", str(profile), "--resources", f"slots={10**6}"]
+    return [*command, "--cores", str(max(cores(), parallel)), "--resources", f"slots={parallel}"]
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end Snakemake when the driver is killed (Linux; elsewhere the jobs' own watch must do)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _watch(engine: subprocess.Popen, jobs: list[Job]) -> None:
+    """Print a line whenever a job starts or ends."""
+    began, told = time.time(), {}
+    known_s = read_json(state.folder() / "durations.json")
+    while True:
+        ended = engine.poll() is not None
+        now = {job.id: last for job in jobs if (last := state.load(job.id)) and last.started >= began - 1}
+        for id, last in now.items():
+            if told.get(id) != last.status:
+                told[id] = last.status
+                took = f" in {last.seconds:.0f} s" if last.seconds is not None else ""
+                _say(f"{id} {last.status}{took}  ({_progress(jobs, now, known_s)})")
+                if last.status == "done":
+                    known_s[id] = last.seconds
+        if ended:
+            break
+        time.sleep(0.5)
+    write_json(state.folder() / "durations.json", known_s)
+
+
+def _progress(jobs: list[Job], now: dict[str, state.State], known_s: dict[str, float]) -> str:
+    running = [last for last in now.values() if last.status == "running"]
+    waiting = [job for job in jobs if job.id not in now]
+    over = len(now) - len(running)
+    left = f"{len(running)} running · {over} done · {len(waiting)} waiting"
+    if not running and not waiting:
+        return left
+    guess_s = sum(known_s.values()) / len(known_s) if known_s else None
+    if guess_s is None:
+        return f"{left} · time left unknown until one has run"
+    remaining_s = sum(known_s.get(job.id, guess_s) for job in waiting)
+    remaining_s += sum(max(0, known_s.get(last.id, guess_s) - (time.time() - last.started)) for last in running)
+    return f"{left} · about {_duration(remaining_s / max(1, len(running)))} left"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _failed(job: Job) -> bool:
+    last = state.load(job.id)
+    return last is not None and last.status == "failed"
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)

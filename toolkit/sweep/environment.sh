@@ -1,0 +1,50 @@
+# Sourced by papermill_runs.sh and run_tests.sh from the checkout's root: sets $python to an interpreter that has the
+# toolkit. An active environment that has it (conda's, or your own) is used as it is; else .venv is made from the lock.
+# $1: an extra of pyproject.toml to install as well ("dev"), $2: a module that shows it is there ("pytest").
+
+fail() { echo "error: $*" >&2; exit 2; }
+
+is_ready() {  # $1: interpreter; true if it imports this checkout's toolkit and the extra's module
+    "$1" -P -c "import importlib.util as u, pathlib, toolkit
+assert pathlib.Path(toolkit.__file__).parents[1].samefile('.') and ('$module' == '' or u.find_spec('$module'))" 2>/dev/null
+}
+
+find_python() {  # the first Python that is recent enough
+    local candidate
+    for candidate in ${PYTHON:-python3 python python3.13 python3.12 python3.11}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"; return
+        fi
+    done
+    fail "no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python $0"
+}
+
+make_venv() {  # $1: extra
+    local extra=$1 base stamp wanted
+    stamp=.venv/installed-${extra:-base}
+    wanted=$(cat requirements.lock pyproject.toml | cksum)
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+    if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
+        base=$(find_python) || exit 2
+        rm -rf .venv  # what an interrupted set-up left
+        "$base" -m venv .venv || fail "could not make .venv with $base (on Debian: apt install python3-venv)"
+    fi
+    echo "Setting up .venv from requirements.lock (some minutes, once) ..."
+    rm -f .venv/installed-*
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".${extra:+[$extra]}" ||
+        fail "set-up stopped: pip could not install what requirements.lock names (its message is above); with the network or disk space back, the same command goes on"
+    echo "$wanted" > "$stamp"
+}
+
+use_environment() {
+    local extra=${1:-}
+    module=${2:-}
+    if python=$(command -v python) && is_ready "$python"; then
+        return
+    fi
+    (   # one set-up at a time
+        if command -v flock >/dev/null; then flock 9; fi
+        make_venv "$extra"
+    ) 9>.setup.lock || exit 2
+    python=$PWD/.venv/bin/python
+}

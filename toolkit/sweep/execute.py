@@ -1,0 +1,131 @@
+"""Run one notebook of a plan with papermill: `python -m toolkit.sweep.execute PLAN ID`.
+
+Results are made in a staging folder that replaces `results/<id>/` once everything is there; a notebook that fails
+leaves the previous results as they were.
+"""
+
+import hashlib
+import os
+import resource
+import shutil
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import papermill
+import psutil
+from papermill.exceptions import PapermillExecutionError
+
+from toolkit.report import write_page
+from toolkit.sweep import state
+from toolkit.sweep.plan import STAMP, Job, publish, read_job, read_json, write_json
+from toolkit.sweep.state import State
+
+REQUIRED = ("table.csv", "meta.json")
+
+
+def main(plan: Path, id: str) -> int:
+    """Run the job and publish its results; 0 if all went well."""
+    job = read_job(plan, id)
+    _die_with(read_json(plan).get("driver"))
+    running = State(id, "running", time.time(), **state.this_process())
+    running.save()
+    staging = state.staging_dir(id)
+    staging.mkdir(parents=True)
+    try:
+        error = _execute(job, staging) or _missing(staging)
+        if error is None:
+            _finish(job, staging)
+        else:
+            _keep_failure(job, staging)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    outcome = replace(
+        running,
+        status="failed" if error else "done",
+        error=error,
+        seconds=round(time.time() - running.started, 2),
+        peak_memory_bytes=_peak_memory_bytes(),
+    )
+    outcome.save()
+    if error:
+        print(f"{id}: {error}", file=sys.stderr)
+    return 1 if error else 0
+
+
+def _execute(job: Job, staging: Path) -> str | None:
+    """Run the notebook; the error's last line if it failed."""
+    threads = str(job.threads)
+    os.environ |= {
+        "TOOLKIT_STAGING_DIR": str(staging),
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), threads),
+        "OPENBLAS_NUM_THREADS": threads,
+        "PYTHONSAFEPATH": "1",
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    }
+    try:
+        papermill.execute_notebook(
+            job.notebook,
+            str(staging / "notebook.ipynb"),
+            parameters=job.parameters,
+            kernel_name="python3",
+            language="python",
+            cwd=str(Path(job.notebook).parent),
+            progress_bar=False,
+        )
+    except PapermillExecutionError as error:
+        return f"{error.ename}: {error.evalue}".splitlines()[0]
+    except Exception as error:  # a kernel that died, a disk that filled: whatever it is, the sweep goes on and says so
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def _missing(staging: Path) -> str | None:
+    absent = [name for name in REQUIRED if not (staging / name).is_file()]
+    return f"the notebook ended without saving {', '.join(absent)}" if absent else None
+
+
+def _finish(job: Job, staging: Path) -> None:
+    write_page(staging / "notebook.ipynb", staging / "page.html", job.title)
+    files = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
+    digests = {name: hashlib.sha256((staging / name).read_bytes()).hexdigest() for name in files}
+    write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
+    publish(staging, job.folder)
+    state.failed_page(job.id).unlink(missing_ok=True)
+
+
+def _keep_failure(job: Job, staging: Path) -> None:
+    executed = staging / "notebook.ipynb"
+    if executed.is_file():
+        kept = state.failed_page(job.id)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_page(executed, executed.with_suffix(".html"), f"{job.title} (failed)")
+        executed.with_suffix(".html").replace(kept.with_suffix(".html"))
+        executed.replace(kept)
+
+
+def _peak_memory_bytes() -> int:
+    """The largest resident size of any process that this one waited for: the notebook's kernel."""
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _die_with(driver: dict | None) -> None:
+    """End this process and its kernel once the driver is gone; a driver on another host is left to the scheduler."""
+    if not driver or driver["host"] != state.this_process()["host"]:
+        return
+
+    def watch() -> None:
+        while state.is_alive(driver["pid"], driver["process_started"]):
+            time.sleep(1)
+        for child in psutil.Process().children(recursive=True):
+            child.kill()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

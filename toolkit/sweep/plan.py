@@ -1,0 +1,118 @@
+"""What a sweep is to do: each notebook's parameters, and whether its results still answer to them."""
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from toolkit import paths, sources
+from toolkit.errors import UserError, unknown
+from toolkit.sweep.catalogue import PRESETS, Notebook, select
+
+STAMP = "done.json"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to run: `key` digests all that its results depend on."""
+
+    id: str
+    title: str
+    notebook: str
+    parameters: dict[str, object]
+    key: str
+    threads: int
+    alone: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where its results go."""
+        return paths.results_dir() / self.id
+
+    def is_fresh(self) -> bool:
+        """Whether the results there were made by this very job and are as they were left."""
+        stamp = read_json(self.folder / STAMP)
+        return stamp.get("key") == self.key and all(
+            (self.folder / name).is_file() and (self.folder / name).stat().st_size == size
+            for name, size in stamp.get("files", {}).items()
+        )
+
+
+def make_jobs(
+    only: list[str], preset: str = "standard", settings: dict[str, object] | None = None, parallel: int = 1
+) -> list[Job]:
+    """The jobs for the chosen notebooks.
+
+    `settings` overrides parameters wherever a notebook has them. Raises `UserError` for an unknown notebook, preset
+    or parameter, and for a value of another type than the parameter's default.
+    """
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    chosen = select(only)
+    settings = settings or {}
+    known = {name: value for notebook in chosen for name, value in notebook.parameters.items()}
+    for name, value in settings.items():
+        if name not in known:
+            raise unknown("parameter", name, known)
+        _check_type(name, value, known[name])
+    return [_job(notebook, preset, settings, parallel) for notebook in chosen]
+
+
+def cores() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
+    """Hand the jobs over to the Snakefile and to `execute`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, "results": str(paths.results_dir()), **extra})
+
+
+def read_job(file: Path, id: str) -> Job:
+    """One job of a plan that `write_plan` wrote."""
+    return Job(**json.loads(file.read_text(encoding="utf-8"))["jobs"][id])
+
+
+def read_json(file: Path) -> dict:
+    """A JSON object of ours; an absent or broken file is an empty one: what it vouched for is made anew."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_json(file: Path, value: dict) -> None:
+    """Write under a temporary name, then rename."""
+    temporary = file.with_name(f".{os.getpid()}-{file.name}")
+    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
+    temporary.replace(file)
+
+
+def publish(staging: Path, folder: Path) -> None:
+    """Put a finished folder in the place of the previous one."""
+    previous = staging.with_name(staging.name + ".previous")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.exists():
+        folder.rename(previous)
+    staging.rename(folder)
+    shutil.rmtree(previous, ignore_errors=True)
+
+
+def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int) -> Job:
+    chosen = {name: value for name, value in settings.items() if name in notebook.parameters}
+    parameters = notebook.preset(preset) | chosen
+    threads = cores() if notebook.alone else max(1, cores() // parallel)
+    key = sources.digest(notebook.code, json.dumps(parameters, sort_keys=True))
+    return Job(notebook.id, notebook.title, str(notebook.path), parameters, key, threads, notebook.alone)
+
+
+def _check_type(name: str, value: object, default: object) -> None:
+    accepted = (int, float) if isinstance(default, float) else type(default)
+    wrong = not isinstance(value, accepted) or isinstance(value, bool) != isinstance(default, bool)
+    if default is not None and value is not None and wrong:
+        raise UserError(
+            f"parameter {name} = {json.dumps(value)}: expected {type(default).__name__}, such as {json.dumps(default)}"
+        )

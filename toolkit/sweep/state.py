@@ -1,0 +1,98 @@
+"""What each job is doing, in one small file a job: written by `execute`, read by the driver and the report."""
+
+import os
+import shutil
+import socket
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from toolkit import paths
+from toolkit.sweep.plan import read_json, write_json
+
+
+@dataclass(frozen=True)
+class State:
+    """The last that is known of a job; `status` is running, done or failed. A pid alone could be another process."""
+
+    id: str
+    status: str
+    started: float
+    seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    error: str | None = None
+    host: str = ""
+    pid: int = 0
+    process_started: float = 0.0
+
+    def save(self) -> None:
+        """Replace what was known of this job."""
+        file = _file(self.id)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, asdict(self))
+
+
+def folder() -> Path:
+    """The sweep's own files: plan, states, logs, staging."""
+    return paths.results_dir() / ".sweep"
+
+
+def failed_page(id: str) -> Path:
+    """Where the executed notebook of a failed job is kept, for the report."""
+    return folder() / "failed" / f"{_flat(id)}.ipynb"
+
+
+def staging_dir(id: str) -> Path:
+    """A folder of this process's own for a job's results-to-be: no second writer can meet it."""
+    return folder() / "staging" / f"{_flat(id)}.{os.getpid()}"
+
+
+def load(id: str) -> State | None:
+    """What is known of a job; None if nothing is."""
+    found = read_json(_file(id))
+    return State(**found) if found else None
+
+
+def this_process() -> dict[str, object]:
+    """The fields that name the running process."""
+    return {"host": socket.gethostname(), "pid": os.getpid(), "process_started": psutil.Process().create_time()}
+
+
+def stop_leftovers() -> None:
+    """End what a killed sweep left running on this machine, and drop what it had not finished."""
+    for file in folder().glob("state/*.json"):
+        found = read_json(file)
+        if found.get("status") == "running" and found.get("host") == socket.gethostname():
+            _end(found["pid"], found["process_started"])
+            file.unlink(missing_ok=True)
+    shutil.rmtree(folder() / "staging", ignore_errors=True)
+
+
+def is_alive(pid: int, process_started: float) -> bool:
+    """Whether that very process still runs (a pid alone may have been handed out again)."""
+    try:
+        return abs(psutil.Process(pid).create_time() - process_started) < 0.5
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(pid: int, process_started: float) -> None:
+    if not is_alive(pid, process_started):
+        return
+    process = psutil.Process(pid)
+    family = [process, *process.children(recursive=True)]
+    for member in family:
+        try:
+            member.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(family, timeout=10)
+
+
+def _file(id: str) -> Path:
+    return folder() / "state" / f"{_flat(id)}.json"
+
+
+def _flat(id: str) -> str:
+    return id.replace("/", "__")
