@@ -1,0 +1,79 @@
+import pandas as pd
+import pytest
+import yaml
+
+from toolkit import claims, paths
+from toolkit.claims import compare
+from toolkit.errors import UserError
+
+RECORD = {
+    "id": "x-1",
+    "figure": "toy/fig1",
+    "quantity": "size over dense",
+    "value": 0.5,
+    "unit": "ratio",
+    "conditions": "half",
+    "section": "4.1",
+    "column": "ratio",
+    "where": {"format": "endor", "sparsity": 0.5},
+}
+TABLE = pd.DataFrame(
+    {"format": ["endor", "csr"], "sparsity": [0.5, 0.5], "ratio": [0.54, 1.0], "evidence": ["measured", "modelled"]}
+)
+
+
+@pytest.fixture
+def publish(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    (tmp_path / "data" / "claims").mkdir(parents=True)
+
+    def write(*records: dict) -> None:
+        claims.claims.cache_clear()
+        (tmp_path / "data" / "claims" / "toy.yaml").write_text(yaml.safe_dump(list(records)))
+
+    yield write
+    claims.claims.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "verdict"), [(None, "within tolerance"), (0.09, "within tolerance"), (0.07, "differs")]
+)
+def test_verdict_is_by_relative_tolerance(publish, tolerance, verdict):
+    publish(RECORD if tolerance is None else RECORD | {"tolerance": tolerance})
+    row = compare(TABLE, "toy/fig1").iloc[0]
+    assert (row["published"], row["ours"], row["evidence"], row["verdict"]) == (0.5, 0.54, "measured", verdict)
+    assert row["ratio"] == pytest.approx(1.08)
+
+
+def test_a_claim_without_a_row_of_ours_is_not_run(publish):
+    publish(RECORD | {"where": {"format": "zstd"}}, {k: v for k, v in RECORD.items() if k != "where"} | {"id": "x-2"})
+    assert compare(TABLE, "toy/fig1")["verdict"].tolist() == ["not run", "not run"]
+    assert compare(TABLE, "toy/fig2").empty
+
+
+def test_a_claim_that_two_rows_answer_is_refused(publish):
+    publish(RECORD | {"where": {"sparsity": 0.5}})
+    with pytest.raises(UserError, match="x-1: 2 rows"):
+        compare(TABLE, "toy/fig1")
+
+
+@pytest.mark.parametrize(
+    ("records", "words"),
+    [
+        ([{k: v for k, v in RECORD.items() if k != "section"}], "section"),
+        ([RECORD | {"unit": "furlong"}], "furlong"),
+        ([RECORD, RECORD], "x-1"),
+        ([RECORD | {"valeu": 3}], "valeu"),
+    ],
+)
+def test_a_broken_file_is_refused_with_its_name_and_record(publish, records, words):
+    publish(*records)
+    with pytest.raises(UserError, match=rf"toy\.yaml.*{words}"):
+        claims.claims("toy")
+
+
+def test_the_projects_own_claims_are_valid():
+    files = sorted((paths.root() / "data" / "claims").glob("*.yaml"))
+    assert files
+    for file in files:
+        assert len(claims.claims(file.stem))

@@ -1,0 +1,46 @@
+"""House rules of the notebooks, over every one there is."""
+
+import json
+
+import pytest
+
+from toolkit import paths
+from toolkit.parameters import read_cells
+from toolkit.sweep.catalogue import PRESETS, Notebook, notebooks
+
+BOOKS = list(notebooks().values())
+every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])
+
+
+def test_every_notebook_file_has_its_row_in_the_catalogue():
+    found = {path for path in (paths.root() / "notebooks").rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts}
+    assert {book.path for book in BOOKS} == {path for path in found if path.parent.name != "explore"}
+
+
+@every_notebook
+def test_no_outputs_are_committed(book: Notebook):
+    cells = json.loads(book.path.read_text())["cells"]
+    assert [cell["id"] for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []
+
+
+@every_notebook
+def test_presets_name_parameters_that_are_there(book: Notebook):
+    for preset in PRESETS:
+        assert book.preset(preset).keys() == book.parameters.keys()
+
+
+@every_notebook
+def test_cells_are_thin_and_define_nothing(book: Notebook):
+    code = [cell.source for cell in read_cells(book.path) if cell.kind == "code"]
+    assert max(len(source.splitlines()) for source in code) <= 25
+    assert [line for source in code for line in source.splitlines() if line.startswith(("def ", "class "))] == []
+
+
+@every_notebook
+def test_it_opens_with_its_question_and_ends_with_what_was_seen(book: Notebook):
+    cells = read_cells(book.path)
+    assert cells[0].kind == "markdown"
+    assert "**Question.**" in cells[0].source
+    assert "run.save(" in cells[-1].source
+    assert "Seen:" in cells[-1].source
+    assert f'Run("{book.id}", globals())' in "".join(cell.source for cell in cells)

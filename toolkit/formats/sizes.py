@@ -1,0 +1,88 @@
+"""How many bytes weights take in each format, as tidy tables (ENDOR, section 4.1 and figure 4)."""
+
+from collections.abc import Iterable, Mapping
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import unknown
+from toolkit.formats import FORMATS, encode, expected_nbytes
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.quantization import absmax_int8
+from toolkit.shapes import SHAPES, random_pruned
+
+
+def twin_sizes(
+    model: str, layer: str, sparsities: Iterable[float], dtypes: Iterable[str], rows: int, seed: int = 0
+) -> pd.DataFrame:
+    """Sizes of a random twin of one paper-scale layer, pruned row by row, over sparsity and data type.
+
+    At most `rows` rows are packed; a layer that has more is scaled up from them, and its rows say `modelled`. 2:4 is
+    sized by its closed form, at its own 50 %. Columns: source, format, dtype, sparsity, size_mb (10^6 bytes), ratio
+    (over dense), evidence. Raises `UserError` for an unknown model or layer.
+    """
+    shape = _shape(model, layer)
+    packed_rows = min(rows, shape[0])
+    found = []
+    for dtype in dtypes:
+        for sparsity in sparsities:
+            weight = random_pruned((packed_rows, shape[1]), sparsity, getattr(torch, dtype), seed)
+            nbytes = {name: encode(name, weight).nbytes for name in FORMATS if name != "two_four"}
+            if sparsity == 0.5:
+                nbytes["two_four"] = expected_nbytes("two_four", tuple(weight.shape), sparsity, weight.dtype)
+            found += [{"format": name, "dtype": dtype, "sparsity": sparsity, "nbytes": n} for name, n in nbytes.items()]
+    table = pd.DataFrame(found)
+    evidence = "measured" if packed_rows == shape[0] else "modelled"
+    return _tidy(table, scale=shape[0] / packed_rows).assign(
+        source=f"{model} {layer}",
+        evidence=["modelled" if name == "two_four" else evidence for name in table["format"]],
+    )
+
+
+def model_sizes(models: Mapping[str, nn.Module], source: str, dtypes: Iterable[str]) -> pd.DataFrame:
+    """Sizes of all decoder linears of pruned models (pattern → model) together, in every format that can hold them.
+
+    int8 weights are quantised by `absmax_int8`; `sparsity` is the share of zeros that is really there. Columns as
+    `twin_sizes` gives, and pattern. Measured.
+    """
+    found = [
+        {"pattern": pattern, "dtype": dtype, **_totals(model, dtype, name)}
+        for pattern, model in models.items()
+        for dtype in dtypes
+        for name in FORMATS
+        if name != "two_four" or pattern == "2:4"
+    ]
+    return _tidy(pd.DataFrame(found), by=["pattern", "dtype"]).assign(source=source, evidence="measured")
+
+
+def _totals(model: nn.Module, dtype: str, name: str) -> dict[str, object]:
+    zeros = elements = nbytes = 0
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            weight = _cast(linear.weight.detach(), dtype)
+            nbytes += encode(name, weight).nbytes
+            zeros += int((weight == 0).sum())
+            elements += weight.numel()
+    return {"format": name, "sparsity": round(zeros / elements, 4), "nbytes": nbytes}
+
+
+def _cast(weight: Tensor, dtype: str) -> Tensor:
+    return absmax_int8(weight) if dtype == "int8" else weight.to(getattr(torch, dtype))
+
+
+def _tidy(
+    table: pd.DataFrame, scale: float = 1.0, by: tuple[str, ...] | list[str] = ("dtype", "sparsity")
+) -> pd.DataFrame:
+    dense = table[table["format"].eq("dense")].set_index(list(by))["nbytes"]
+    over = pd.MultiIndex.from_frame(table[list(by)]).map(dense)
+    sized = table.assign(size_mb=table["nbytes"] * scale / 1e6, ratio=table["nbytes"].to_numpy() / over.to_numpy())
+    return sized.drop(columns="nbytes")
+
+
+def _shape(model: str, layer: str) -> tuple[int, int]:
+    if model not in SHAPES:
+        raise unknown("twin model", model, SHAPES)
+    if layer not in SHAPES[model]:
+        raise unknown(f"layer of {model}", layer, SHAPES[model])
+    return SHAPES[model][layer]
