@@ -1,0 +1,53 @@
+"""Ways to store a weight matrix, in a registry: pack, unpack, count the bytes, save and load."""
+
+import os
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import unknown
+from toolkit.formats.codecs import LZ4, Zstd
+from toolkit.formats.csr import CSR
+from toolkit.formats.dense import Dense
+from toolkit.formats.endor import Endor
+from toolkit.formats.packed import FormatError, Packed, as_matrix, read
+from toolkit.formats.two_four import TwoFour
+
+__all__ = ["FORMATS", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
+
+FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
+
+
+def encode(name: str, weight: Tensor) -> Packed:
+    """Pack a matrix [rows, columns] of float32, float16, bfloat16 or int8; a tensor elsewhere is copied to the CPU.
+
+    Raises `UserError` for an unknown format, or a tensor that the format cannot hold.
+    """
+    return _format(name).encode(as_matrix(weight))
+
+
+def decode(encoded: Packed) -> Tensor:
+    """The dense matrix that was packed, to the bit (but −0.0 becomes +0.0 in `endor`, `csr` and `two_four`)."""
+    return encoded.decode()
+
+
+def load(path: str | os.PathLike) -> Packed:
+    """Read a packed matrix of any format. Raises `FormatError` for a file that is damaged or foreign."""
+    metadata, tensors = read(path)
+    if metadata["format"] not in FORMATS:
+        raise FormatError(f"{path}: {unknown('format', metadata['format'], FORMATS)}")
+    return FORMATS[metadata["format"]].from_file(path, metadata, tensors)
+
+
+def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
+    """`nbytes` of a matrix of this shape, share of zeros and type, without making it.
+
+    Raises `UserError` for an unknown format, and for `zstd` and `lz4`, whose size depends on the values.
+    """
+    return _format(name).expected_nbytes(shape, sparsity, dtype)
+
+
+def _format(name: str) -> type[Packed]:
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    return FORMATS[name]

@@ -1,0 +1,93 @@
+"""The bitmap kernels for any CPU: plain loops over words and bits.
+
+All arrays hold bits: floating-point elements travel as unsigned integers of their width, so one compiled function
+serves fp16 and bf16 alike. Each function works on rows `first` to `last` and releases the GIL.
+"""
+
+from functools import cache
+
+import numba
+import torch
+from toolkit.kernels.bitmap import shared
+from toolkit.kernels.bitmap.shared import WORD, lowest_bit, popcount
+
+COMPILE = {"nogil": True, "error_model": "numpy"}
+
+TO_FLOAT32 = {
+    torch.float32: shared.float32_from_float32,
+    torch.float16: shared.float32_from_float16,
+    torch.bfloat16: shared.float32_from_bfloat16,
+    torch.int8: shared.float32_from_int8,
+}
+
+
+@numba.njit(**COMPILE)
+def mark(dense, significant, bitmap, counts, first, last):
+    """Set a bit for every element with a `significant` bit (all but the sign, for floats), and count them per row."""
+    columns = dense.shape[1]
+    for row in range(first, last):
+        count = 0
+        for at in range(bitmap.shape[1]):
+            word = numba.uint32(0)
+            for bit in range(min(WORD, columns - WORD * at)):
+                word |= numba.uint32((dense[row, WORD * at + bit] & significant) != 0) << numba.uint32(bit)
+            bitmap[row, at] = word
+            count += popcount(word)
+        counts[row] = count
+
+
+@numba.njit(**COMPILE)
+def gather(dense, bitmap, offsets, values, first, last):
+    """Copy the marked elements to `values`, in row-major order."""
+    for row in range(first, last):
+        at = offsets[row]
+        for index in range(bitmap.shape[1]):
+            word = bitmap[row, index]
+            while word != 0:
+                values[at] = dense[row, WORD * index + lowest_bit(word)]
+                at += 1
+                word &= word - numba.uint32(1)
+
+
+@numba.njit(inline="always")
+def scatter(word, values, at, dense, row, column):
+    """Write the columns of one word; the last of a row may hold fewer than a word's. Returns the next value's place."""
+    for bit in range(min(WORD, dense.shape[1] - column)):
+        if at == values.size:  # nothing is left to read: zeros to the end
+            dense[row, column + bit] = 0
+            continue
+        present = (word >> numba.uint32(bit)) & numba.uint32(1)
+        # a product instead of a branch, which would be mispredicted half of the time
+        dense[row, column + bit] = values[at] * values.dtype.type(present)
+        at += numba.int64(present)
+    return at
+
+
+@numba.njit(**COMPILE)
+def decompress(bitmap, offsets, values, dense, first, last):
+    """Fill rows of `dense` from the packed form."""
+    for row in range(first, last):
+        at = offsets[row]
+        for index in range(bitmap.shape[1]):
+            at = scatter(bitmap[row, index], values, at, dense, row, WORD * index)
+
+
+@cache
+def matvec(dtype: torch.dtype):
+    """The function that sets `y[row] = Σ w[row, column] · x[column]` for this element type, summed in fp32."""
+    to_float32 = TO_FLOAT32[dtype]
+
+    @numba.njit(**COMPILE)
+    def matvec(bitmap, offsets, values, x, y, first, last):
+        for row in range(first, last):
+            total = numba.float32(0)
+            at = offsets[row]
+            for index in range(bitmap.shape[1]):
+                word = bitmap[row, index]
+                while word != 0:
+                    total += to_float32(values[at]) * x[WORD * index + lowest_bit(word)]
+                    at += 1
+                    word &= word - numba.uint32(1)
+            y[row] = total
+
+    return matvec
