@@ -5,6 +5,8 @@ from pathlib import Path
 
 from toolkit.errors import UserError
 
+RESULTS_SCHEMA = 1  # of what `Run.save` writes; results of another one are shown as out of date
+
 
 def root() -> Path:
     """The checkout: the folder that holds `notebooks/` and `data/` beside this package.

@@ -1,69 +1,81 @@
 """The HTML report: one self-contained page per notebook and an index of them, readable from `file://` offline."""
 
 import base64
-import json
+import itertools
+import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import jinja2
 
 from toolkit import paths
 from toolkit.sweep import state
+from toolkit.sweep.catalogue import Notebook, rows
 from toolkit.sweep.plan import Job, read_json
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 TEMPLATES = Path(__file__).with_name("templates")
+MET = ("within tolerance", "same shape")
+PAPERS = {
+    "endor": "ENDOR",
+    "flash": "LLM in a flash",
+    "spqr": "SpQR's inference kernel",
+    "hermes": "Hermes",
+    "corm": "CORM",
+}
+MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 
 
 @dataclass(frozen=True)
 class Card:
-    """One notebook on the index page."""
+    """One figure on the index page; `status` is done, out of date, failed, not run or not yet."""
 
     id: str
+    paper: str
     title: str
     question: str
     status: str
     page: str | None = None
     thumbnail: str | None = None
-    error: str | None = None
-    meta: "Mapping[str, object] | None" = None
-    claims: str = "–"
+    note: str | None = None
+    verdicts: dict[str, int] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
     seconds: float | None = None
 
 
 def write_page(notebook: Path, page: Path, title: str) -> None:
-    """Write an executed notebook as one HTML file: figures embedded, no script, nothing fetched from elsewhere."""
+    """Write an executed notebook as one HTML file: figures embedded, maths as MathML, no script, nothing fetched."""
     import nbformat
     from nbconvert import HTMLExporter
     from pygments.formatters import HtmlFormatter
 
-    body, _ = HTMLExporter(template_name="basic").from_notebook_node(nbformat.read(notebook, as_version=4))
+    book = nbformat.read(notebook, as_version=4)
+    for cell in book.cells:
+        if cell.cell_type == "markdown":
+            cell.source = MATHS.sub(_mathml, cell.source)
+    body, _ = HTMLExporter(template_name="basic").from_notebook_node(book)
     highlighting = HtmlFormatter(style="default").get_style_defs(".highlight")
     _render("page.html", page, title=title, body=body, highlighting=highlighting)
 
 
 def write_report(jobs: Sequence[Job], rebuild: bool = False) -> Path:
-    """Write `results/report/`: the pages of all notebooks that have results, and the index. Returns the index.
+    """Write `results/report/`, the notebooks' pages and the index of all figures; return the index.
 
-    `rebuild` converts the executed notebooks anew instead of taking the pages made when they ran.
+    `jobs` tell which results are out of date. `rebuild` converts the executed notebooks anew instead of taking the
+    pages made when they ran.
     """
-    from toolkit.sweep.catalogue import notebooks
-
     folder = paths.results_dir() / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    keys = {job.id: job for job in jobs}
-    cards = [_card(notebook, keys.get(notebook.id), folder, rebuild) for notebook in notebooks().values()]
+    known = {job.id: job for job in jobs}
+    cards = [_card(notebook, known.get(notebook.id), folder, rebuild) for notebook in rows().values()]
     wanted = {card.page for card in cards} | {"index.html"}
     for old in folder.glob("*.html"):
         if old.name not in wanted:
             old.unlink()
     index = folder / "index.html"
-    _render("index.html", index, cards=cards)
+    groups = [(PAPERS.get(paper), list(group)) for paper, group in itertools.groupby(cards, lambda card: card.paper)]
+    _render("index.html", index, groups=groups, tally=_tally(cards))
     return index
 
 
@@ -71,54 +83,87 @@ def claims_met(folder: Path) -> str:
     """How many of the paper's numbers a notebook's own came near: '3 of 4', or '–' if it compares none."""
     verdicts = read_json(folder / "meta.json").get("verdicts") or {}
     compared = sum(count for verdict, count in verdicts.items() if verdict != "not run")
-    met = verdicts.get("within tolerance", 0) + verdicts.get("same shape", 0)
-    return f"{met} of {compared}" if compared else "–"
+    return f"{sum(verdicts.get(verdict, 0) for verdict in MET)} of {compared}" if compared else "–"
 
 
-def _card(notebook, job: Job | None, folder: Path, rebuild: bool) -> Card:
+def _card(notebook: Notebook, job: Job | None, folder: Path, rebuild: bool) -> Card:
     results = paths.results_dir() / notebook.id
     meta = read_json(results / "meta.json")
     last = state.load(notebook.id)
     failed = last is not None and last.status == "failed"
-    source = state.failed_page(notebook.id).with_suffix(".html") if failed else results / "page.html"
     executed = state.failed_page(notebook.id) if failed else results / "notebook.ipynb"
-    if rebuild and executed.is_file():
-        write_page(executed, source, notebook.title)
-    page = None
-    if source.is_file():
-        page = notebook.id.replace("/", "-") + ".html"
-        shutil.copyfile(source, folder / f".{page}")
-        (folder / f".{page}").replace(folder / page)
+    status, note = _status(notebook, results, meta, job)
     if failed:
-        status = "failed"
-    elif not meta:
-        status = "not run"
-    else:
-        status = "done" if job is None or job.is_fresh() else "out of date"
+        status, note = "failed", last.error
     return Card(
         notebook.id,
+        notebook.paper,
         notebook.title,
         notebook.question,
         status,
-        page,
+        _publish_page(notebook, executed, folder, rebuild),
         _thumbnail(results, meta),
-        last.error if failed else None,
-        meta or None,
-        claims_met(results),
+        note,
+        meta.get("verdicts") or {},
+        tuple(meta.get("evidence") or ()),
         last.seconds if last else meta.get("wall_s"),
     )
 
 
+def _status(notebook: Notebook, results: Path, meta: dict, job: Job | None) -> tuple[str, str | None]:
+    if not notebook.path.is_file():
+        return "not yet", None
+    if not results.exists():
+        return "not run", None
+    if meta.get("id") != notebook.id:
+        return "not run", "its results folder has no meta.json of this notebook: run it again"
+    if meta.get("schema") != paths.RESULTS_SCHEMA:
+        return (
+            "out of date",
+            f"its results are of schema {meta.get('schema')}, this is {paths.RESULTS_SCHEMA}: run it again",
+        )
+    absent = [f"{name}.png" for name in meta.get("figures", []) if not (results / f"{name}.png").is_file()]
+    if absent:
+        return "out of date", f"{', '.join(absent)} is missing: run it again"
+    return ("done" if job is None or job.is_fresh() else "out of date"), None
+
+
+def _publish_page(notebook: Notebook, executed: Path, folder: Path, rebuild: bool) -> str | None:
+    """Copy the notebook's page into the report; its name there."""
+    source = executed.with_suffix(".html") if executed.name != "notebook.ipynb" else executed.with_name("page.html")
+    if rebuild and executed.is_file():
+        write_page(executed, source, notebook.title)
+    if not source.is_file():
+        return None
+    page = notebook.id.replace("/", "-") + ".html"
+    shutil.copyfile(source, folder / f".{page}")
+    (folder / f".{page}").replace(folder / page)
+    return page
+
+
 def _thumbnail(results: Path, meta: dict) -> str | None:
     """The first figure as a data URI, so that the index needs no file beside it."""
-    figures = [results / f"{name}.png" for name in meta.get("figures", [])]
-    present = [figure for figure in figures if figure.is_file()]
+    present = [file for name in meta.get("figures", []) if (file := results / f"{name}.png").is_file()]
     return f"data:image/png;base64,{base64.b64encode(present[0].read_bytes()).decode()}" if present else None
+
+
+def _tally(cards: Sequence[Card]) -> str:
+    verdicts = [verdict for card in cards for verdict, count in card.verdicts.items() for _ in range(count)]
+    statuses = [card.status for card in cards]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    met, run = sum(verdict in MET for verdict in verdicts), sum(verdict != "not run" for verdict in verdicts)
+    return f"{len(cards)} figures and tables: {counts}. {met} of the {run} published numbers compared here are met."
+
+
+def _mathml(match: re.Match) -> str:
+    from latex2mathml.converter import convert
+
+    block = match["block"]
+    return convert((block or match["inline"]).strip(), display="block" if block else "inline")
 
 
 def _render(template: str, target: Path, **values: object) -> None:
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    environment.filters["json"] = lambda value: json.dumps(value, ensure_ascii=False)
     text = environment.get_template(template).render(**values)
     temporary = target.with_name(f".{target.name}.part")
     temporary.write_text(text, encoding="utf-8")

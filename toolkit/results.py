@@ -26,7 +26,6 @@ from toolkit.errors import UserError
 from toolkit.parameters import read_parameters
 
 EVIDENCE = ("measured", "modelled", "published")
-SCHEMA = 1
 VERSIONED = ("torch", "transformers", "numba", "numpy", "lm-eval", "datasets", "pandas", "safetensors")
 
 
@@ -81,7 +80,7 @@ class Run:
     def _meta(self, table, figures, comparison) -> dict:
         verdicts = [] if comparison is None else comparison["verdict"].tolist()
         return {
-            "schema": SCHEMA,
+            "schema": paths.RESULTS_SCHEMA,
             "id": self.identifier,
             "parameters": self.parameters,
             "evidence": sorted(table["evidence"].unique()),

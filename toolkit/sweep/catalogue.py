@@ -52,12 +52,17 @@ class Notebook:
 
 def notebooks() -> dict[str, Notebook]:
     """Every row of the catalogue whose notebook is there, by id."""
+    return {id: row for id, row in rows().items() if row.path.is_file()}
+
+
+def rows() -> dict[str, Notebook]:
+    """Every row of the catalogue, by id, also those that have no notebook yet."""
     presets = _load(paths.root() / "notebooks" / "presets.yaml") or {}
-    rows = _load(paths.root() / "data" / "catalogue.yaml")
-    found = {notebook.id: notebook for notebook in (_notebook(row, presets) for row in rows)}
+    listed = _load(paths.root() / "data" / "catalogue.yaml")
+    found = {notebook.id: notebook for notebook in (_notebook(row, presets) for row in listed)}
     if stray := set(presets) - set(found):
         raise UserError(f"notebooks/presets.yaml: {', '.join(sorted(stray))} is not in data/catalogue.yaml")
-    return {id: notebook for id, notebook in found.items() if notebook.path.is_file()}
+    return found
 
 
 def find(id: str) -> Notebook:
