@@ -1,0 +1,5 @@
+"""Pruning of decoder linears: `prune` works in place, `METHODS` is the registry, `load_pruned` keeps what it made."""
+
+from toolkit.pruning.layerwise import METHODS, LayerStatistics, prune
+
+__all__ = ["METHODS", "LayerStatistics", "prune"]

@@ -1,0 +1,257 @@
+"""Whole models: the sequential walk, what it leaves alone, what it holds in memory, what it refuses."""
+
+import copy
+import dataclasses
+import gc
+from typing import ClassVar
+
+import pytest
+import torch
+
+from tests import naive_pruning
+from tests.pruning.conftest import FAMILIES, POSITIONS, VOCABULARY
+from toolkit.errors import UserError
+from toolkit.pruning import METHODS, prune
+from toolkit.pruning.sparsegpt import SparseGPT
+
+LENGTH = 16
+
+
+def weights(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same_weights(model, expected):
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter, expected[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("pattern", [None, "2:4"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, family, method, pattern):
+    model, oracle = tiny(family), tiny(family)
+    statistics = prune(model, method, pattern=pattern, calibration=tokens, sequence_length=LENGTH)
+    groups = (2, 4) if pattern else None
+    errors = naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, groups)
+    assert_same_weights(model, weights(oracle))
+    assert {layer.name: layer.relative_output_error for layer in statistics} == pytest.approx(errors, rel=1e-3)
+
+
+def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
+    model = tiny("llama")
+    before = weights(model)
+    statistics = prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+    changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == {f"{layer.name}.weight" for layer in statistics}
+    assert len(statistics) == 3 * 7
+    assert not any("embed" in name or "head" in name or "norm" in name for name in changed)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_statistics_describe_the_layers(tiny, tokens, method):
+    model = tiny("opt", blocks=2)
+    for layer in prune(model, method, 0.3, calibration=tokens, sequence_length=LENGTH):
+        weight = model.get_submodule(layer.name).weight
+        assert (layer.rows, layer.columns) == tuple(weight.shape)
+        assert layer.sparsity == pytest.approx(float((weight == 0).double().mean()))
+        assert layer.sparsity == pytest.approx(0.3, abs=0.05)
+        assert 0 < layer.relative_output_error < 1
+        assert layer.seconds > 0
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            layer.sparsity = 0
+
+
+def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
+    model, calibrated = tiny(), tiny()
+    statistics = prune(model, "magnitude")
+    prune(calibrated, "magnitude", calibration=tokens, sequence_length=LENGTH)
+    assert_same_weights(model, weights(calibrated))
+    assert {layer.relative_output_error for layer in statistics} == {None}
+    assert {layer.sparsity for layer in statistics} == {0.5}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_sparsity_zero_changes_nothing(tiny, tokens, method):
+    model = tiny()
+    before = weights(model)
+    statistics = prune(model, method, sparsity=0, calibration=tokens, sequence_length=LENGTH)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+    assert {layer.relative_output_error for layer in statistics} == {0}
+
+
+def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
+    """Were block 1 calibrated on dense activations, its masks would be these; they must differ from them."""
+    model, dense = tiny(blocks=2), tiny(blocks=2)
+    prune(model, "wanda", 0.7, calibration=tokens, sequence_length=LENGTH)
+    inputs = naive_pruning.layer_inputs(dense, tokens.view(-1, LENGTH), 1)
+    parallel = {
+        name: naive_pruning.wanda(module.weight.detach(), inputs[name], 0.7)
+        for name, module in naive_pruning.linears(dense, 1).items()
+    }
+    assert any(not torch.equal(model.get_submodule(name).weight == 0, mask == 0) for name, mask in parallel.items())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("batch_size", [2, 4, 100])
+def test_batches_do_not_change_the_result(tiny, tokens, family, batch_size):
+    model, single = tiny(family), tiny(family)
+    prune(model, "sparsegpt", calibration=tokens, sequence_length=LENGTH, batch_size=batch_size)
+    prune(single, "sparsegpt", calibration=tokens, sequence_length=LENGTH)
+    assert_same_weights(model, weights(single))
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_attention_implementations_agree(tiny, tokens, attention):
+    model, oracle = tiny(attn_implementation=attention), tiny()
+    prune(model, "wanda", calibration=tokens, sequence_length=LENGTH, batch_size=4)
+    naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH))
+    assert_same_weights(model, weights(oracle))
+
+
+def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tiny, tokens):
+    model, oracle = tiny(), tiny()
+    prune(model, "wanda", calibration=tokens[:-1], windows=2, sequence_length=LENGTH)
+    naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH)[:2])
+    assert_same_weights(model, weights(oracle))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("method", METHODS)
+def test_any_dtype(tiny, tokens, method, dtype):
+    model = tiny(blocks=2).to(dtype)
+    statistics = prune(model, method, calibration=tokens, sequence_length=LENGTH)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert all(0 < layer.relative_output_error < 1 for layer in statistics)
+    assert all(layer.sparsity == pytest.approx(0.5, abs=0.02) for layer in statistics)
+
+
+def test_a_method_with_its_own_settings(tiny, tokens):
+    model, default, oracle = tiny(), tiny(), tiny()
+    prune(model, SparseGPT(damping=0.5), calibration=tokens, sequence_length=LENGTH)
+    prune(default, "sparsegpt", calibration=tokens, sequence_length=LENGTH)
+    inputs = naive_pruning.layer_inputs(oracle, tokens.view(-1, LENGTH), 0)
+    for name, module in naive_pruning.linears(oracle, 0).items():
+        expected = naive_pruning.sparsegpt(module.weight.detach(), inputs[name], 0.5, damping=0.5)
+        torch.testing.assert_close(model.get_submodule(name).weight.detach(), expected, rtol=1e-3, atol=1e-4)
+    assert not torch.equal(model.lm_head.weight, model.model.layers[0].mlp.up_proj.weight)
+    assert any(not torch.equal(weights(model)[name], weight) for name, weight in weights(default).items())
+
+
+def test_mode_hooks_and_gradients_are_left_as_they_were(tiny, tokens):
+    """OPT's dropout of 0.1 is off during calibration even if the model trains."""
+    model, evaluating = tiny("opt").train(), tiny("opt")
+    prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+    prune(evaluating, "wanda", calibration=tokens, sequence_length=LENGTH)
+    assert model.training
+    assert not evaluating.training
+    assert_same_weights(model, weights(evaluating))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@dataclasses.dataclass(frozen=True)
+class Weighing:
+    """A method that weighs all live activations whenever it is called."""
+
+    parameters: frozenset
+    seen: list
+    needs_calibration: ClassVar[bool] = True
+
+    def __call__(self, weight, gram, sparsity, pattern):
+        live = {}
+        for thing in gc.get_objects():
+            if type(thing) is torch.Tensor:
+                storage = thing.untyped_storage()
+                live[storage.data_ptr()] = storage.nbytes()
+        self.seen.append(sum(size for pointer, size in live.items() if pointer not in self.parameters))
+        return weight * 0.9
+
+
+@pytest.mark.parametrize("windows", [16, 64])
+def test_memory_is_one_blocks_activations(tiny, windows):
+    tokens = torch.zeros(windows * LENGTH, dtype=torch.int64)
+    hidden_bytes = windows * LENGTH * 16 * 4
+    peaks = {}
+    for blocks in (2, 6):
+        model = tiny(blocks=blocks)
+        own = [*model.parameters(), *model.buffers()]
+        parameters = frozenset(tensor.untyped_storage().data_ptr() for tensor in own)
+        gc.collect()
+        before = Weighing(parameters, [])
+        before(torch.ones(1), None, 0, None)
+        method = Weighing(parameters, [])
+        prune(model, method, calibration=tokens, sequence_length=LENGTH)
+        peaks[blocks] = max(method.seen) - before.seen[0]
+    grams = 4 * (3 * 16 * 16 + 24 * 24)
+    assert hidden_bytes <= peaks[6] < hidden_bytes + grams + 16_000
+    assert peaks[6] == pytest.approx(peaks[2], abs=2_000)
+
+
+REFUSED = {
+    "unknown method": ({"method": "wonder"}, "unknown pruning method 'wonder'; .*magnitude, sparsegpt, wanda"),
+    "sparsity of one": ({"sparsity": 1.0}, r"sparsity 1.0 .* \[0, 1\)"),
+    "negative sparsity": ({"sparsity": -0.1}, r"sparsity -0.1 .* \[0, 1\)"),
+    "no number": ({"sparsity": float("nan")}, r"sparsity nan .* \[0, 1\)"),
+    "malformed pattern": ({"pattern": "4:2"}, "pattern '4:2' is malformed"),
+    "conflicting pattern": ({"pattern": "2:4", "sparsity": 0.6}, "pattern 2:4 means sparsity 0.5, not 0.6"),
+    "indivisible": ({"pattern": "2:5"}, r"model\.layers\.0\.self_attn\.q_proj has 16 columns, which 5 does not divide"),
+    "no calibration": ({"calibration": None}, "Wanda needs calibration"),
+    "empty calibration": ({"calibration": torch.zeros(0, dtype=torch.int64)}, "calibration has 0 tokens"),
+    "short calibration": ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
+    "less than one window": ({"sequence_length": 32, "windows": 4}, "4 windows of 32 need 128"),
+    "no windows": ({"windows": 0}, "windows is 0; expected at least 1"),
+    "no length": ({"sequence_length": 0}, "sequence_length is 0; expected at least 1"),
+    "no batch": ({"batch_size": 0}, "batch_size is 0; expected at least 1"),
+    "too long": ({"sequence_length": POSITIONS + 1}, "sequence_length 49 is beyond the model's 48 positions"),
+    "a table of tokens": ({"calibration": torch.zeros(2, 96, dtype=torch.int64)}, r"torch.int64 \[2, 96\]"),
+    "embeddings": ({"calibration": torch.zeros(96)}, r"torch.float32 \[96\]"),
+    "foreign tokens": ({"calibration": torch.full((96,), VOCABULARY)}, r"token ids outside \[0, 61\)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_any_work(tiny, tokens, case):
+    arguments, message = REFUSED[case]
+    model = tiny()
+    before = weights(model)
+    with pytest.raises(UserError, match=message) as caught:
+        prune(model, **{"calibration": tokens, "sequence_length": LENGTH} | arguments)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def test_a_pattern_that_fits_all_but_a_late_layer_is_refused_before_any_work(tiny, tokens):
+    model = tiny()
+    before = weights(model)
+    with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj has 24 columns, which 16 does not divide"):
+        prune(model, "wanda", pattern="8:16", calibration=tokens, sequence_length=LENGTH)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tiny, tokens, value):
+    model = tiny()
+    model.model.layers[2].mlp.up_proj.weight.data[3, 5] = value
+    before = copy.deepcopy(weights(model)["model.layers.0.self_attn.q_proj.weight"])
+    with pytest.raises(UserError, match=r"model\.layers\.2\.mlp\.up_proj has weights that are not finite"):
+        prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+    assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, before)
+
+
+def test_activations_that_overflow_are_told(tiny, tokens):
+    model = tiny().to(torch.float16)
+    model.model.layers[1].mlp.gate_proj.weight.data.fill_(6e4)
+    with pytest.raises(UserError, match=r"down_proj are not finite in torch.float16; load the model in bfloat16"):
+        prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("method", METHODS)
+def test_gpu_agrees_with_cpu(tiny, tokens, method):
+    model, on_gpu = tiny(), tiny().cuda()
+    prune(model, method, calibration=tokens, sequence_length=LENGTH)
+    prune(on_gpu, method, calibration=tokens, sequence_length=LENGTH, batch_size=4)
+    for name, parameter in on_gpu.named_parameters():
+        torch.testing.assert_close(parameter.cpu(), weights(model)[name], rtol=1e-3, atol=1e-3)

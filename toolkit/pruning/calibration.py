@@ -1,0 +1,131 @@
+"""The sequential walk: what each decoder block's linears see, with every earlier block already pruned."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.models import decoder_blocks, decoder_linears
+
+
+@torch.no_grad()
+def walk(
+    model: nn.Module, windows: Int[Tensor, "windows tokens"], batch_size: int = 1
+) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
+    """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
+
+    The caller prunes the block before it asks for the next: the block then runs again, and its pruned outputs are what
+    the next one sees. The windows' hidden states, overwritten in place, and one block's Gram matrices are all that is
+    held. Raises `UserError` if an input is not finite or a linear is never reached.
+    """
+    blocks = decoder_blocks(model)
+    calls = _block_calls(model, blocks, windows[:1])
+    hidden = _first_inputs(model, blocks[0], windows, batch_size)
+    for block, call in zip(blocks, calls, strict=True):
+        linears = decoder_linears(block)
+        with recorded_grams(linears) as grams:
+            for batch in hidden.split(batch_size):
+                call(block, batch)
+        _check(grams, linears, hidden.dtype)
+        yield block, grams
+        if block is not blocks[-1]:
+            for batch in hidden.split(batch_size):
+                batch.copy_(call(block, batch))
+
+
+@contextmanager
+def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Tensor, "columns columns"]]]:
+    """While entered, add up XᵀX over all inputs of each linear, in float32; give them by the linear's name.
+
+    Linears fed by the very same tensor (q, k and v; gate and up) share one matrix.
+    """
+    grams: dict[str, Tensor] = {}
+    last: tuple[Tensor | None, str] = (None, "")  # held, so that its identity cannot pass to a later tensor
+
+    def add(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
+        nonlocal last
+        (inputs,) = args
+        if inputs is last[0]:
+            grams[name] = grams[last[1]]
+            return
+        rows = inputs.reshape(-1, inputs.shape[-1]).float()
+        if name not in grams:
+            grams[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
+        grams[name].addmm_(rows.T, rows)
+        last = (inputs, name)
+
+    handles = [linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()]
+    try:
+        yield grams
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What the model passes to a block beside the hidden states: position embeddings, mask and the like.
+
+    Taken from one window and used for all: windows have one length and no padding, and batches broadcast.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self, block: nn.Module, hidden: Tensor) -> Tensor:
+        outputs = block(hidden, *self.args, **self.kwargs)
+        return outputs[0] if isinstance(outputs, tuple) else outputs
+
+
+def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> list[_Call]:
+    calls: list[_Call] = []
+    record = lambda _, args, kwargs: calls.append(_Call(args[1:], kwargs))  # noqa: E731
+    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
+    try:
+        _forward(model, window)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+class _ReachedError(Exception):
+    """Ends a forward pass at the first block; carries the block's input."""
+
+
+def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_size: int) -> Tensor:
+    """The hidden states [windows, tokens, width] that enter the first block."""
+
+    def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
+        raise _ReachedError(args[0])
+
+    handle = first.register_forward_pre_hook(stop)
+    parts = []
+    try:
+        for batch in windows.split(batch_size):
+            try:
+                _forward(model, batch)
+            except _ReachedError as reached:
+                parts.append(reached.args[0])
+    finally:
+        handle.remove()
+    return torch.cat(parts)
+
+
+def _forward(model: nn.Module, tokens: Tensor) -> None:
+    """Run the decoder without its head."""
+    model.base_model(tokens.to(model.device), use_cache=False)
+
+
+def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], dtype: torch.dtype) -> None:
+    for name in linears:
+        if name not in grams:
+            raise UserError(f"no calibration token reached {name}; give more windows")
+        if not grams[name].isfinite().all():
+            raise UserError(f"inputs of {name} are not finite in {dtype}; load the model in bfloat16 or float32")

@@ -1,0 +1,188 @@
+"""The door: prune a model's decoder linears in place, block after block."""
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar, Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.pruning.calibration import walk
+from toolkit.pruning.magnitude import Magnitude
+from toolkit.pruning.patterns import Pattern
+from toolkit.pruning.sparsegpt import SparseGPT
+from toolkit.pruning.wanda import Wanda
+
+log = logging.getLogger(__name__)
+
+
+class Method(Protocol):
+    """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32."""
+
+    needs_calibration: ClassVar[bool]
+
+    def __call__(self, weight: Tensor, gram: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
+        """Return a new weight with at least `sparsity` zeros, laid out as `pattern` asks."""
+        ...
+
+
+METHODS: dict[str, Method] = {"magnitude": Magnitude(), "sparsegpt": SparseGPT(), "wanda": Wanda()}
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """What pruning did to one linear."""
+
+    name: str
+    rows: int
+    columns: int
+    sparsity: float
+    """Share of zeros reached."""
+    relative_output_error: float | None
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None without calibration."""
+    seconds: float
+    """Choosing and applying the mask; the calibration passes are not in it."""
+
+
+@torch.no_grad()
+def prune(
+    model: nn.Module,
+    method: str | Method = "wanda",
+    sparsity: float = 0.5,
+    pattern: str | None = None,
+    calibration: Tensor | None = None,
+    windows: int | None = None,
+    sequence_length: int = 1024,
+    batch_size: int = 1,
+) -> list[LayerStatistics]:
+    """Prune every linear of every decoder block in place; embeddings and head stay. Return one record per linear.
+
+    `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
+    `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
+    `calibration` holds token ids, int64 [n], cut from its start into `windows` windows of `sequence_length` (None: all
+    that fit; the papers take 128); magnitude pruning does without. `batch_size` windows run at once: 1 on a CPU.
+    Blocks are walked in order, each seeing what the pruned ones before it put out. Works in any floating dtype and on
+    any device; statistics and solves are float32.
+
+    Raises `UserError` before any weight changes for arguments that don't fit the model or each other, and later, with
+    the earlier blocks pruned, if the activations overflow or SparseGPT's damping is too small.
+    """
+    method, wanted = _method(method), _pattern(sparsity, pattern)
+    sparsity = wanted.sparsity if wanted else sparsity
+    _check_layers(model, wanted)
+    cut = _cut(model, method, calibration, windows, sequence_length, batch_size)
+
+    names = {module: name for name, module in model.named_modules()}
+    statistics = []
+    with _inference(model):
+        passes = ((block, {}) for block in decoder_blocks(model)) if cut is None else walk(model, cut, batch_size)
+        for block, grams in passes:
+            for name, linear in decoder_linears(block).items():
+                statistics.append(_prune_linear(names[linear], linear, grams.get(name), method, sparsity, wanted))
+            log.info("pruned %s", names[block])
+    return statistics
+
+
+def _prune_linear(
+    name: str, linear: nn.Linear, gram: Tensor | None, method: Method, sparsity: float, pattern: Pattern | None
+) -> LayerStatistics:
+    start = time.perf_counter()
+    dense = linear.weight.to(torch.float32, copy=True)
+    try:
+        linear.weight.copy_(method(dense, gram, sparsity, pattern))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    pruned = linear.weight.float()
+    reached = (pruned == 0).float().mean().item()  # waits for the device, so the clock below is true
+    seconds = time.perf_counter() - start
+    error = None if gram is None else relative_output_error(dense, pruned, gram)
+    return LayerStatistics(name, *dense.shape, reached, error, seconds)
+
+
+def relative_output_error(
+    weight: Float[Tensor, "rows columns"], pruned: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]
+) -> float:
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if both are."""
+    lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - pruned, weight))
+    return math.sqrt(max(lost, 0) / whole) if lost > 0 else 0.0
+
+
+def _method(method: str | Method) -> Method:
+    if isinstance(method, str) and method not in METHODS:
+        raise unknown("pruning method", method, METHODS)
+    return METHODS[method] if isinstance(method, str) else method
+
+
+def _pattern(sparsity: float, text: str | None) -> Pattern | None:
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real) or not 0 <= sparsity < 1:
+        raise UserError(f"sparsity {sparsity!r} is out of range; expected a share of zeros in [0, 1)")
+    if text is None:
+        return None
+    pattern = Pattern.parse(text)
+    if sparsity != 0.5 and not math.isclose(sparsity, pattern.sparsity):
+        raise UserError(f"pattern {text} means sparsity {pattern.sparsity:g}, not {sparsity:g}; leave sparsity out")
+    return pattern
+
+
+def _check_layers(model: nn.Module, pattern: Pattern | None) -> None:
+    names = {module: name for name, module in model.named_modules()}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            name, columns = names[linear], linear.in_features
+            if pattern and columns % pattern.group:
+                raise UserError(f"{name} has {columns} columns, which {pattern.group} does not divide: no {pattern}")
+            if not linear.weight.isfinite().all():
+                raise UserError(f"{name} has weights that are not finite; load the model anew")
+
+
+def _cut(
+    model: nn.Module,
+    method: Method,
+    tokens: Tensor | None,
+    windows: int | None,
+    sequence_length: int,
+    batch_size: int,
+) -> Tensor | None:
+    """The calibration tokens as [windows, sequence_length], or None if there are none and none are needed."""
+    if tokens is None:
+        if method.needs_calibration:
+            raise UserError(f"{type(method).__name__} needs calibration tokens: pass calibration=load_tokens(...)")
+        return None
+    for label, value in {"windows": windows, "sequence_length": sequence_length, "batch_size": batch_size}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{label} is {value}; expected at least 1")
+    if tokens.ndim != 1 or tokens.is_floating_point():
+        raise UserError(f"calibration is {tokens.dtype} {list(tokens.shape)}; expected token ids, int64 [n]")
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
+    if sequence_length > positions:
+        raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
+    windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
+    if len(tokens) < windows * sequence_length:
+        raise UserError(
+            f"calibration has {len(tokens)} tokens, {windows} windows of {sequence_length} need "
+            f"{windows * sequence_length}; ask for fewer windows or give more text"
+        )
+    vocabulary = model.get_input_embeddings().num_embeddings
+    cut = tokens[: windows * sequence_length].reshape(windows, sequence_length)
+    if cut.min() < 0 or cut.max() >= vocabulary:
+        raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
+    return cut
+
+
+@contextmanager
+def _inference(model: nn.Module) -> Iterator[None]:
+    """Dropout off, and the model's mode put back afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,31 @@
+"""Magnitude pruning, the baseline of the Wanda and SparseGPT papers: the smallest weights of a layer go."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from toolkit.pruning.patterns import Pattern, lowest, lowest_in_groups
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """One threshold on |W| for the whole layer, or one per N:M group; no data needed."""
+
+    needs_calibration: ClassVar[bool] = False
+
+    def __call__(
+        self,
+        weight: Float[Tensor, "rows columns"],
+        gram: Float[Tensor, "columns columns"] | None,
+        sparsity: float,
+        pattern: Pattern | None,
+    ) -> Float[Tensor, "rows columns"]:
+        """Return the pruned float32 weight; `gram` is not looked at."""
+        scores = weight.abs()
+        if pattern:
+            mask = lowest_in_groups(scores, pattern)
+        else:
+            mask = lowest(scores.flatten(), int(scores.numel() * sparsity)).view_as(scores)
+        return weight.masked_fill(mask, 0)

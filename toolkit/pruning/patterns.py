@@ -1,0 +1,47 @@
+"""Which weights go: masks of the lowest scores, and N:M patterns."""
+
+import re
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from toolkit.errors import UserError
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """N:M: of every `group` consecutive inputs of a row at most `kept` weights stay."""
+
+    kept: int
+    group: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Pattern":
+        """Read "N:M". Raises `UserError` unless 0 < N < M."""
+        match = re.fullmatch(r"(\d+):(\d+)", text) if isinstance(text, str) else None
+        if match is None or not 0 < int(match[1]) < int(match[2]):
+            raise UserError(f'pattern {text!r} is malformed; expected "N:M" with 0 < N < M, for example "2:4"')
+        return cls(kept=int(match[1]), group=int(match[2]))
+
+    @property
+    def sparsity(self) -> float:
+        """Share of zeros: 1 − N/M."""
+        return 1 - self.kept / self.group
+
+    def __str__(self) -> str:
+        """As `parse` reads it."""
+        return f"{self.kept}:{self.group}"
+
+
+def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batch n"]:
+    """Mark exactly `count` of the lowest scores along the last dimension; of equal ones the earlier."""
+    order = scores.argsort(dim=-1, stable=True)[..., :count]
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
+
+
+def lowest_in_groups(scores: Float[Tensor, "rows columns"], pattern: Pattern) -> Bool[Tensor, "rows columns"]:
+    """Mark the M − N lowest scores of every M consecutive ones of a row."""
+    groups = scores.unflatten(1, (-1, pattern.group))
+    return lowest(groups, pattern.group - pattern.kept).flatten(1)
