@@ -1,0 +1,133 @@
+"""Artefacts that are dear to make, kept under `data/cache/` and checked each time they are used.
+
+An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files, `key.json` (what it was made from, for
+people) and `checksums.json`. The digest covers the kind, the key and the code that made it, so a changed parameter or a
+changed function makes a new artefact and never finds the old one.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from filelock import FileLock
+
+from toolkit import paths, sources
+from toolkit.errors import UserError
+
+log = logging.getLogger(__name__)
+
+KEY, CHECKSUMS = "key.json", "checksums.json"
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None]) -> Path:
+    """The folder of an artefact, made by `make(folder)` unless a sound one is there already.
+
+    Args:
+        kind: the shelf, such as `"pruned"`; a folder name.
+        key: every parameter that the artefact depends on, as plain JSON.
+        code: the project files that make it (`sources.dependencies("toolkit.pruning")`); none if the key says it all.
+        make: fills the empty folder that it is given. What it raises passes through, and nothing is kept.
+
+    Two processes that want the same artefact are safe: the second waits and uses what the first made. An artefact with
+    an altered, missing or unreadable file is made anew, with a warning that names the file. What a killed process left
+    behind is removed. Raises `UserError` when there is no space left, or the folder cannot be written.
+    """
+    recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
+    digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
+    folder = paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}"
+    with _writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock")):
+            if not _sound(folder):
+                _make(folder, recipe, make)
+    return folder
+
+
+def fault(folder: Path) -> str | None:
+    """What is wrong with an artefact, in words that name the file; None if every checksum holds."""
+    try:
+        sums = json.loads((folder / CHECKSUMS).read_text())
+        return next(
+            (f"{name} was altered" for name, sha256 in sums.items() if file_sha256(folder / name) != sha256), None
+        )
+    except (OSError, ValueError, AttributeError) as error:
+        return f"a file is unreadable ({error})"
+
+
+def file_sha256(file: Path) -> str:
+    """SHA-256 of a file's bytes, as hexadecimal."""
+    with open(file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether an error, or one that it came from, says that no space is left; Rust libraries say so only in words."""
+    while error is not None:
+        if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _label(key: dict) -> str:
+    words = "-".join(str(value) for value in key.values() if len(str(value)) <= 24)
+    return re.sub(r"[^A-Za-z0-9._]+", "-", words)[:60].strip("-.") or "artefact"
+
+
+def _sound(folder: Path) -> bool:
+    if not folder.exists():
+        return False
+    wrong = fault(folder)
+    if wrong:
+        log.warning("cache: %s in %s; making it anew", wrong, folder)
+    return wrong is None
+
+
+def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
+    partial = folder.with_name(
+        folder.name + ".partial"
+    )  # one name: whoever holds the lock may clear what was left here
+    shutil.rmtree(partial, ignore_errors=True)
+    start = time.perf_counter()
+    try:
+        partial.mkdir()
+        make(partial)
+        _write_json(partial / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
+        files = sorted(file for file in partial.rglob("*") if file.is_file())
+        _write_json(partial / CHECKSUMS, {file.relative_to(partial).as_posix(): file_sha256(file) for file in files})
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write_json(file: Path, value: dict) -> None:
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        if disk_full(error):
+            raise UserError(
+                f"no space left while making {folder}: free some, or set TOOLKIT_CACHE_DIR to a folder on a larger disk"
+            ) from error
+        if isinstance(error, PermissionError):
+            raise UserError(
+                f"cannot write {error.filename or folder}: set TOOLKIT_CACHE_DIR to a writable folder"
+            ) from error
+        raise

@@ -1,0 +1,66 @@
+"""The Hugging Face hub: whether it can be reached, asked once and quickly; and keeping its libraries quiet."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from functools import cache
+
+from toolkit.errors import UserError
+
+PROBE_S = 5
+CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
+
+
+@cache
+def reachable() -> bool:
+    """Whether the hub (`HF_ENDPOINT`) answers within seconds; False under `HF_HUB_OFFLINE`. Asked once a process."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PROBE_S)
+    except Exception as error:  # the HTTP library differs between versions of huggingface_hub, and so do its errors
+        logging.getLogger(__name__).info("no hub at %s: %s", constants.ENDPOINT, error)
+        return False
+    return True
+
+
+def require(what: str, offline: str) -> None:
+    """Raise a `UserError` unless `what` may be had: the hub answers, or `HF_HUB_OFFLINE` says to use its local cache.
+
+    `offline` says what to use instead.
+    """
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE and not reachable():
+        raise UserError(
+            f"{what} needs the Hugging Face hub, which cannot be reached; {offline} (HF_HUB_OFFLINE=1 uses its cache)"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence progress bars, warnings and informational logs of the Hugging Face libraries and lm-eval; errors stay."""
+    import huggingface_hub.utils as hub
+    from transformers.utils import logging as transformers_logging
+
+    bars = transformers_logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    levels = {name: logging.getLogger(name).level for name in CHATTY}
+    transformers_logging.disable_progress_bar()
+    hub.disable_progress_bars()
+    for name in CHATTY:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if bars[0]:
+            transformers_logging.enable_progress_bar()
+        if bars[1]:
+            hub.enable_progress_bars()

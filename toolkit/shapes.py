@@ -1,0 +1,75 @@
+"""Shape-only twins of paper-scale layers: time does not depend on the values of weights, so random ones are timed."""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from toolkit.errors import UserError
+
+
+def _llama(hidden: int, key_value: int, ffn: int) -> dict[str, tuple[int, int]]:
+    return {
+        "q_proj": (hidden, hidden),
+        "k_proj": (key_value, hidden),
+        "v_proj": (key_value, hidden),
+        "o_proj": (hidden, hidden),
+        "gate_proj": (ffn, hidden),
+        "up_proj": (ffn, hidden),
+        "down_proj": (hidden, ffn),
+    }
+
+
+def _opt(hidden: int) -> dict[str, tuple[int, int]]:
+    square = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (hidden, hidden))
+    return square | {"fc1": (4 * hidden, hidden), "fc2": (hidden, 4 * hidden)}
+
+
+# model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
+SHAPES = {
+    "opt-6.7b": _opt(4096),
+    "opt-66b": _opt(9216),
+    "llama2-70b": _llama(hidden=8192, key_value=1024, ffn=28672),
+}
+
+ROWS_AT_ONCE = 64
+
+
+def random_pruned(
+    shape: tuple[int, int], sparsity: float, dtype: torch.dtype = torch.float16, seed: int = 0
+) -> Float[Tensor, "outputs inputs"]:
+    """A random weight whose `round(sparsity · inputs)` smallest values of each row are exactly zero, and no other.
+
+    Values are normal with a standard deviation of 0.02. The same arguments give the same weight on any number of
+    threads. Peak memory is the weight plus a few blocks of rows. Raises `UserError` if the sparsity is outside [0, 1].
+    """
+    if not 0 <= sparsity <= 1:
+        raise UserError(f"sparsity {sparsity!r} is outside [0, 1]: it is the share of zeros")
+    weight = torch.empty(shape, dtype=dtype)
+    zeros = round(sparsity * shape[1])
+
+    def fill(start: int) -> None:
+        block = weight[start : start + ROWS_AT_ONCE]
+        values = np.random.default_rng([seed, start]).standard_normal(block.shape, dtype=np.float32)
+        values = np.copysign(np.maximum(np.abs(values), 0.005), values) * np.float32(0.02)  # fp16 rounds none to zero
+        if zeros:
+            values[_smallest(values, zeros)] = 0
+        block.copy_(torch.from_numpy(values))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(fill, range(0, shape[0], ROWS_AT_ONCE)))
+    return weight
+
+
+def _smallest(values: np.ndarray, count: int) -> np.ndarray:
+    """Mask of exactly `count` smallest magnitudes in each row.
+
+    The bits of |x| order as x does; the column in their lowest bits makes every key unique, so ties cannot add zeros.
+    """
+    columns = values.shape[1]
+    keys = np.abs(values).view(np.uint32) >> columns.bit_length() << columns.bit_length()
+    keys |= np.arange(columns, dtype=np.uint32)
+    return keys <= np.partition(keys, count - 1, axis=1)[:, count - 1 : count]
