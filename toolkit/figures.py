@@ -1,12 +1,13 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
-import matplotlib.pyplot as plt
+import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
 COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
 GOLDEN = 0.62
 PUBLISHED = {"marker": "D", "color": "black", "zorder": 5, "linestyle": "none", "markersize": 5}
+HATCHES = {"measured": "", "modelled": "///"}
 
 
 def use_style() -> None:
@@ -24,6 +25,7 @@ def use_style() -> None:
             "axes.spines.right": False,
             "axes.grid": True,
             "axes.grid.axis": "y",
+            "axes.axisbelow": True,
             "grid.color": "#e4e7ec",
             "axes.titlesize": 11,
             "axes.titleweight": "bold",
@@ -35,9 +37,42 @@ def use_style() -> None:
             "svg.fonttype": "none",
         },
     )
-    plt.rcParams["axes.prop_cycle"] = plt.cycler(color=sns.color_palette("colorblind"))
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:
     """Black diamonds for the paper's own numbers, the same mark in every figure."""
     axes.plot(x, y, label=label, **PUBLISHED)
+
+
+def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
+    """Our numbers as bars (hatched where modelled), the published ones as diamonds, from what `compare` returns.
+
+    One bar a claim, labelled by its conditions; a claim that was not run shows its diamond alone.
+    """
+    places = range(len(comparison))
+    for place, row in zip(places, comparison.itertuples(), strict=True):
+        if row.ours is not None and not pd.isna(row.ours):
+            axes.barh(place, row.ours, color="C0", height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
+    mark_published(axes, comparison["published"], list(places))
+    axes.set_yticks(list(places), comparison["conditions"])
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower right")
+
+
+def timeline(axes: Axes, spans: pd.DataFrame) -> None:
+    """A Gantt chart of spans: columns lane, operation, start_s, end_s; one row a lane, one colour an operation."""
+    lanes = list(dict.fromkeys(spans["lane"]))
+    operations = list(dict.fromkeys(spans["operation"]))
+    colours = dict(zip(operations, sns.color_palette("colorblind", len(operations)), strict=True))
+    for operation, group in spans.groupby("operation", sort=False):
+        widths = group["end_s"] - group["start_s"]
+        heights = [lanes.index(lane) for lane in group["lane"]]
+        axes.barh(heights, widths, left=group["start_s"], height=0.7, color=colours[operation], label=operation)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("seconds")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=len(operations))
