@@ -20,6 +20,7 @@ __all__ = [
     "MODELS",
     "SHAPES",
     "Model",
+    "check_model",
     "decoder_blocks",
     "decoder_linears",
     "fast_dtype",
@@ -62,6 +63,20 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         except (OSError, ValueError) as error:
             raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
     return model.eval().requires_grad_(False), tokenizer
+
+
+def check_model(name: str) -> None:
+    """Raise the `UserError` that `load_model` would raise for a name that cannot be had, without loading weights."""
+    if name in MODELS:
+        return
+    from transformers import AutoConfig
+
+    place, options = _place(name)
+    with hub.quiet():
+        try:
+            AutoConfig.from_pretrained(place, **options)
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
 
 
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:

@@ -43,20 +43,22 @@ def random_pruned(
 ) -> Float[Tensor, "outputs inputs"]:
     """A random weight whose `round(sparsity · inputs)` smallest values of each row are exactly zero, and no other.
 
-    Values are normal with a standard deviation of 0.02. The same arguments give the same weight on any number of
-    threads. Peak memory is the weight plus a few blocks of rows. Raises `UserError` if the sparsity is outside [0, 1].
+    Values are normal with a standard deviation of 0.02, in int8 of 32; none that is kept rounds to zero. The same
+    arguments give the same weight on any number of threads. Peak memory is the weight plus a few blocks of rows.
+    Raises `UserError` if the sparsity is outside [0, 1].
     """
     if not 0 <= sparsity <= 1:
         raise UserError(f"sparsity {sparsity!r} is outside [0, 1]: it is the share of zeros")
     weight = torch.empty(shape, dtype=dtype)
     zeros = round(sparsity * shape[1])
+    scale, floor, ceiling = (32, 1, 127) if dtype == torch.int8 else (0.02, 1e-4, np.inf)
 
     def fill(start: int) -> None:
         block = weight[start : start + ROWS_AT_ONCE]
         values = np.random.default_rng([seed, start]).standard_normal(block.shape, dtype=np.float32)
-        values = np.copysign(np.maximum(np.abs(values), 0.005), values) * np.float32(0.02)  # fp16 rounds none to zero
-        if zeros:
-            values[_smallest(values, zeros)] = 0
+        pruned = _smallest(values, zeros) if zeros else np.zeros(block.shape, dtype=bool)
+        values = np.copysign(np.clip(np.abs(values) * scale, floor, ceiling), values)
+        values[pruned] = 0
         block.copy_(torch.from_numpy(values))
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:

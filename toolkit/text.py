@@ -46,6 +46,14 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     return torch.tensor(ids, dtype=torch.int64)
 
 
+def check_corpus(corpus: str) -> None:
+    """Raise the `UserError` that `load_tokens` would raise for a corpus that cannot be had, without loading it."""
+    if corpus not in CORPORA:
+        raise unknown("corpus", corpus, CORPORA)
+    if corpus not in downloads.DOWNLOADS:
+        _require_hub(corpus)
+
+
 def load_articles(split: str) -> list[Article]:
     """The articles of one split of the Wikipedia slice, in the dump's order: every third one calibrates.
 
@@ -88,8 +96,12 @@ def _c4(split: str) -> str:
     return " ".join(rows[: C4_DOCUMENTS[split]]["text"])
 
 
-def _hub_rows(corpus: str, **options):
+def _require_hub(corpus: str) -> None:
     hub.require(f"corpus {corpus!r}", offline="use 'wiki-slice', which needs none")
+
+
+def _hub_rows(corpus: str, **options):
+    _require_hub(corpus)
     import datasets
 
     with hub.quiet():

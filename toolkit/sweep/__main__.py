@@ -34,7 +34,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.profile and not options.profile.is_dir():
         raise UserError(f"--profile {options.profile}: no such folder; expected a Snakemake profile with a config.yaml")
     jobs = make_jobs(options.only, options.preset, _settings(options), options.jobs)
-    _check_names(jobs)
+    names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:
         print(_forecast(jobs))
         return 0
@@ -44,11 +44,12 @@ def _main(options: argparse.Namespace) -> int:
     if options.report_only:
         print(f"report: {report.write_report(jobs, rebuild=True)}")
         return 0
+    _fetch(names)
     return driver.run(jobs, options.jobs, options.profile)
 
 
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """`--set NAME=JSON` and `--model ID` as parameters. A bare word is taken as the string it looks like."""
+    """`--set NAME=JSON` and `--model ID` as parameters."""
     found = {}
     for item in options.set:
         name, equals, text = item.partition("=")
@@ -61,8 +62,8 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     return found | ({"model": options.model} if options.model else {})
 
 
-def _check_names(jobs: list[Job]) -> None:
-    """Refuse a model or corpus that cannot be had before any notebook starts."""
+def _check_names(jobs: list[Job]) -> set[str]:
+    """Refuse a model or corpus that cannot be had before any notebook starts; return their names."""
     names = {(kind, job.parameters[kind]) for job in jobs for kind in ("model", "corpus") if kind in job.parameters}
     if names:
         from toolkit.models import check_model
@@ -70,6 +71,15 @@ def _check_names(jobs: list[Job]) -> None:
 
         for kind, name in sorted(names):
             {"model": check_model, "corpus": check_corpus}[kind](name)
+    return {name for _, name in names}
+
+
+def _fetch(names: set[str]) -> None:
+    """Have what is embedded on this machine, while a missing network can still be said in one line."""
+    from toolkit import downloads
+
+    for name in sorted(names & downloads.DOWNLOADS.keys()):
+        downloads.fetch(name)
 
 
 def _listing() -> str:
