@@ -6,7 +6,15 @@ from matplotlib.axes import Axes
 
 COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
 GOLDEN = 0.62
-PUBLISHED = {"marker": "D", "color": "black", "zorder": 5, "linestyle": "none", "markersize": 5}
+PUBLISHED = {
+    "marker": "D",
+    "markersize": 7,
+    "markerfacecolor": "none",
+    "markeredgecolor": "black",
+    "markeredgewidth": 1.4,
+    "linestyle": "none",
+    "zorder": 5,
+}
 HATCHES = {"measured": "", "modelled": "///"}
 
 
@@ -20,7 +28,6 @@ def use_style() -> None:
             "figure.figsize": (COLUMN_IN, COLUMN_IN * GOLDEN),
             "figure.dpi": 100,
             "savefig.dpi": 200,
-            "figure.constrained_layout.use": True,
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.grid": True,
@@ -31,6 +38,9 @@ def use_style() -> None:
             "axes.titleweight": "bold",
             "axes.titlelocation": "left",
             "axes.labelsize": 10,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "lines.linewidth": 1.6,
             "legend.fontsize": 9,
             "legend.frameon": False,
             "svg.hashsalt": "toolkit",
@@ -40,7 +50,7 @@ def use_style() -> None:
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:
-    """Black diamonds for the paper's own numbers, the same mark in every figure."""
+    """Hollow black diamonds for the paper's own numbers, the same mark in every figure."""
     axes.plot(x, y, label=label, **PUBLISHED)
 
 

@@ -152,7 +152,8 @@ def _tally(cards: Sequence[Card]) -> str:
     statuses = [card.status for card in cards]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     met, run = sum(verdict in MET for verdict in verdicts), sum(verdict != "not run" for verdict in verdicts)
-    return f"{len(cards)} figures and tables: {counts}. {met} of the {run} published numbers compared here are met."
+    compared = f" {met} of the {run} published numbers compared here are met." if run else ""
+    return f"{len(cards)} figures and tables: {counts}.{compared}"
 
 
 def _mathml(match: re.Match) -> str:
