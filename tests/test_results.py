@@ -33,6 +33,7 @@ def test_everything_is_saved_with_its_circumstances(run):
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["parameters"] == notebooks()[ID].parameters | {"seed": 3}
     assert meta["verdicts"] == {"within tolerance": 1, "not run": 2}
+    assert meta["inputs"].keys() == {"smollm2-135m", "wiki-slice"}
     assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
 
 

@@ -22,6 +22,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from toolkit import paths
+from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError
 from toolkit.parameters import read_parameters
 
@@ -83,6 +84,7 @@ class Run:
             "schema": paths.RESULTS_SCHEMA,
             "id": self.identifier,
             "parameters": self.parameters,
+            "inputs": _inputs(self.parameters),
             "evidence": sorted(table["evidence"].unique()),
             "figures": sorted(figures),
             "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
@@ -122,6 +124,12 @@ def cpu_name() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
     return f"{name or platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
+    """Checksums of the embedded model and text that the parameters name."""
+    chosen = {parameters.get("model"), parameters.get("corpus")} & DOWNLOADS.keys()
+    return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 
 
 def _gpu_name() -> str | None:
