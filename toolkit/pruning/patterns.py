@@ -37,8 +37,12 @@ class Pattern:
 
 def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batch n"]:
     """Mark exactly `count` of the lowest scores along the last dimension; of equal ones the earlier."""
-    order = scores.argsort(dim=-1, stable=True)[..., :count]
-    return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = scores.kthvalue(count, dim=-1, keepdim=True).values  # several times faster than a sort
+    below, equal = scores < threshold, scores == threshold
+    missing = count - below.sum(dim=-1, keepdim=True)
+    return below | (equal & (equal.cumsum(dim=-1) <= missing))
 
 
 def lowest_in_groups(scores: Float[Tensor, "rows columns"], pattern: Pattern) -> Bool[Tensor, "rows columns"]:

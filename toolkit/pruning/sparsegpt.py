@@ -10,6 +10,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.pruning.patterns import Pattern, lowest
 
+STEP = 8  # columns updated one by one; small enough for one thread, which busy machines take better
+
 
 @dataclass(frozen=True)
 class SparseGPT:
@@ -71,7 +73,10 @@ def _prune_block(
     sparsity: float,
     pattern: Pattern | None,
 ) -> Float[Tensor, "block rows"]:
-    """Prune a block of columns in place; return each column's error over its diagonal entry of the factor."""
+    """Prune a block of columns in place; return each column's error over its diagonal entry of the factor.
+
+    Updates reach the next few columns at once and the rest of the block in one product: the same sums, less traffic.
+    """
     columns = weight.T.contiguous()  # every step below then works on contiguous rows
     errors = torch.zeros_like(columns)
     diagonal = factor.diagonal()[:, None]
@@ -79,12 +84,15 @@ def _prune_block(
     if not pattern:
         scores = (columns / diagonal).square()
         mask = lowest(scores.T.flatten(), int(scores.numel() * sparsity)).view_as(weight).T.contiguous()
-    for i in range(len(columns)):
-        if pattern and i % pattern.group == 0:
-            group = slice(i, i + pattern.group)
+    step = pattern.group if pattern else STEP
+    for start in range(0, len(columns), step):
+        group = slice(start, start + step)
+        columns[group].addmm_(factor[:start, group].T, errors[:start], alpha=-1)
+        if pattern:
             scores = (columns[group] / diagonal[group]).square()
             mask[group] = lowest(scores.T, pattern.group - pattern.kept).T
-        torch.where(mask[i], columns[i] / diagonal[i], errors[i], out=errors[i])
-        columns[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1)
+        for i in range(start, min(start + step, len(columns))):
+            torch.where(mask[i], columns[i] / diagonal[i], errors[i], out=errors[i])
+            columns[i + 1 : group.stop].addr_(factor[i, i + 1 : group.stop], errors[i], alpha=-1)
     weight.copy_(columns.masked_fill_(mask, 0).T)
     return errors
