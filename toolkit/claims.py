@@ -15,6 +15,13 @@ MET = "within tolerance"
 DIFFERS = "differs"
 NOT_RUN = "not run"
 
+# `number` counts things (layers, tokens) or has no unit (a threshold); `points` is a difference of two percentages
+UNITS = [
+    *("number", "ratio", "speedup", "percent", "points", "perplexity"),
+    *("bits", "bytes", "KB", "KiB", "MB", "GB", "TB", "GB/s", "GiB/s"),
+    *("s", "ms", "tokens/s", "ops", "ops/s", "ops/byte", "USD"),
+]
+
 SCHEMA = {
     "type": "array",
     "items": {
@@ -26,7 +33,7 @@ SCHEMA = {
             "figure": {"type": "string", "pattern": "^[a-z]+/[a-z0-9_]+$"},
             "quantity": {"type": "string"},
             "value": {"type": "number"},
-            "unit": {"enum": ["ratio", "speedup", "bytes", "MB", "GB", "GB/s", "s", "ms", "percent", "perplexity"]},
+            "unit": {"enum": UNITS},
             "conditions": {"type": "string"},
             "section": {"type": "string"},
             # how to find the same number in our table: its column, and the row by values of other columns
