@@ -10,21 +10,23 @@ One door per operation: `encode`, `decompress`, `matvec`. `backend="auto"` takes
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
 from jaxtyping import Float32, Int64, UInt8
-from toolkit.kernels.bitmap import portable
-from toolkit.kernels.bitmap.shared import WORD
-from toolkit.kernels.threads import over_rows
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
+from toolkit.kernels.bitmap import expand, portable, vector
+from toolkit.kernels.bitmap.shared import WORD
+from toolkit.kernels.simd import CACHE_LINE, host_has
+from toolkit.kernels.threads import over_rows
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.int8: torch.uint8}
 # the bits that make an element non-zero: for floats all but the sign, so that −0.0 counts as zero
 SIGNIFICANT = {torch.float32: 0x7FFFFFFF, torch.float16: 0x7FFF, torch.bfloat16: 0x7FFF, torch.int8: 0xFF}
+STREAM_BYTES = 8 << 20
 
 log = logging.getLogger(__name__)
 
@@ -75,13 +77,19 @@ class Backend:
     """One way to run the kernels, and the CPU features it needs, by LLVM's names."""
 
     features: frozenset[str]
-    decompress: Callable  # dtype, streaming -> compiled function of rows
+    decompress: Callable  # streaming -> compiled function of rows
     matvec: Callable  # dtype -> compiled function of rows
+
+
+def _vector(expand, *features: str) -> Backend:
+    return Backend(frozenset(features), partial(vector.decompress, expand), partial(vector.matvec, expand))
 
 
 # fastest first
 BACKENDS = {
-    "portable": Backend(frozenset(), lambda dtype, streaming: portable.decompress, portable.matvec),
+    "avx512": _vector(expand.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
+    "avx2": _vector(expand.by_shuffle, "avx2", "fma", "f16c"),
+    "portable": Backend(frozenset(), lambda streaming: portable.decompress, portable.matvec),
 }
 
 
@@ -113,8 +121,7 @@ def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto"
     if out is None:
         out = torch.empty(encoded.shape, dtype=encoded.dtype)
     _expect("out", out, encoded.dtype, encoded.shape)
-    kernel = chosen.decompress(encoded.dtype, False)
-    over_rows(kernel, encoded.shape[0], out.nbytes, *_arrays(encoded), _bits(out))
+    over_rows(chosen.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *_arrays(encoded), _bits(out))
     return out
 
 
@@ -142,7 +149,7 @@ def matvec(
 
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
-    return [name for name, backend in BACKENDS.items() if backend.features <= _cpu_features()]
+    return [name for name, backend in BACKENDS.items() if all(map(host_has, backend.features))]
 
 
 def row_bytes(columns: int) -> int:
@@ -155,10 +162,9 @@ def _choose(name: str) -> Backend:
         return BACKENDS[_fastest()]
     if name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
-    if missing := BACKENDS[name].features - _cpu_features():
-        raise UserError(
-            f"backend {name!r} needs a CPU with {', '.join(sorted(missing))}; here: {', '.join(available())}"
-        )
+    if name not in available():
+        missing = ", ".join(sorted(feature for feature in BACKENDS[name].features if not host_has(feature)))
+        raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(available())}")
     return BACKENDS[name]
 
 
@@ -169,11 +175,10 @@ def _fastest() -> str:
     return name
 
 
-@cache
-def _cpu_features() -> frozenset[str]:
-    from llvmlite import binding
-
-    return frozenset(name for name, present in binding.get_host_cpu_features().items() if present)
+def _streaming(out: Tensor) -> bool:
+    """Whether to write past the caches: only whole cache lines, and only what would not stay in the caches anyway."""
+    row_nbytes = out.shape[1] * out.itemsize
+    return out.nbytes >= STREAM_BYTES and row_nbytes % CACHE_LINE == 0 and out.data_ptr() % CACHE_LINE == 0
 
 
 def _arrays(encoded: Bitmap) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

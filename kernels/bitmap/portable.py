@@ -8,6 +8,7 @@ from functools import cache
 
 import numba
 import torch
+
 from toolkit.kernels.bitmap import shared
 from toolkit.kernels.bitmap.shared import WORD, lowest_bit, popcount
 
@@ -72,6 +73,17 @@ def decompress(bitmap, offsets, values, dense, first, last):
             at = scatter(bitmap[row, index], values, at, dense, row, WORD * index)
 
 
+@numba.njit(inline="always")
+def dot(word, values, at, x, column, to_float32):
+    """The part of a row's product that one word holds, its values from `at` on."""
+    total = numba.float32(0)
+    while word != 0:
+        total += to_float32(values[at]) * x[column + lowest_bit(word)]
+        at += 1
+        word &= word - numba.uint32(1)
+    return total
+
+
 @cache
 def matvec(dtype: torch.dtype):
     """The function that sets `y[row] = Σ w[row, column] · x[column]` for this element type, summed in fp32."""
@@ -83,11 +95,8 @@ def matvec(dtype: torch.dtype):
             total = numba.float32(0)
             at = offsets[row]
             for index in range(bitmap.shape[1]):
-                word = bitmap[row, index]
-                while word != 0:
-                    total += to_float32(values[at]) * x[WORD * index + lowest_bit(word)]
-                    at += 1
-                    word &= word - numba.uint32(1)
+                total += dot(bitmap[row, index], values, at, x, WORD * index, to_float32)
+                at += popcount(bitmap[row, index])
             y[row] = total
 
     return matvec
