@@ -45,6 +45,21 @@ def test_verdict_is_by_relative_tolerance(publish, tolerance, verdict):
     assert row["ratio"] == pytest.approx(1.08)
 
 
+@pytest.mark.parametrize(
+    ("bound", "value", "verdict"),
+    [
+        ("at_most", 0.9, "within tolerance"),
+        ("at_most", 0.4, "differs"),
+        ("at_least", 0.4, "within tolerance"),
+        ("at_least", 0.9, "differs"),
+        ("at_most", 0, "differs"),
+    ],
+)
+def test_a_published_limit_is_met_from_its_open_side(publish, bound, value, verdict):
+    publish(RECORD | {"bound": bound, "value": value})
+    assert compare(TABLE, "toy/fig1")["verdict"].tolist() == [verdict]
+
+
 def test_a_claim_without_a_row_of_ours_is_not_run(publish):
     publish(RECORD | {"where": {"format": "zstd"}}, {k: v for k, v in RECORD.items() if k != "where"} | {"id": "x-2"})
     assert compare(TABLE, "toy/fig1")["verdict"].tolist() == ["not run", "not run"]

@@ -40,6 +40,7 @@ SCHEMA = {
             "column": {"type": "string"},
             "where": {"type": "object"},
             "tolerance": {"type": "number", "exclusiveMinimum": 0},
+            "bound": {"enum": ["at_least", "at_most"]},  # the paper gives a limit, not a value
         },
     },
 }
@@ -66,8 +67,8 @@ def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
     """The published numbers of a figure beside ours, each with a verdict.
 
     Columns: claim, quantity, unit, conditions, section, published, ours, evidence, ratio, verdict. A claim that
-    `table` holds no row for is `not run`; one within its relative tolerance (10 % unless it says otherwise) is
-    `within tolerance`.
+    `table` holds no row for is `not run`; one within its relative tolerance (10 % unless it says otherwise), or on the
+    open side of a published limit, is `within tolerance`.
     """
     records = claims(figure.split("/")[0])
     return pd.DataFrame([_compare(table, record) for record in records[records["figure"] == figure].to_dict("records")])
@@ -76,8 +77,6 @@ def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
 def _compare(table: pd.DataFrame, record: dict) -> dict:
     row = _row(table, record)
     ours = float(row[record["column"]]) if row is not None else None
-    ratio = ours / record["value"] if ours is not None else None
-    near = ratio is not None and abs(ratio - 1) <= _or(record.get("tolerance"), 0.1)
     return {
         "claim": record["id"],
         "quantity": record["quantity"],
@@ -87,9 +86,17 @@ def _compare(table: pd.DataFrame, record: dict) -> dict:
         "published": record["value"],
         "ours": ours,
         "evidence": row["evidence"] if row is not None and "evidence" in row else None,
-        "ratio": ratio,
-        "verdict": NOT_RUN if ratio is None else MET if near else DIFFERS,
+        "ratio": ours / record["value"] if ours is not None and record["value"] else None,
+        "verdict": NOT_RUN if ours is None else MET if _near(ours, record) else DIFFERS,
     }
+
+
+def _near(ours: float, record: dict) -> bool:
+    """Within the relative tolerance of the published value, or beyond it on the side that the claim leaves open."""
+    slack = _or(record.get("tolerance"), 0.1) * abs(record["value"])
+    excess = ours - record["value"]
+    above, below = excess <= slack, excess >= -slack
+    return {"at_most": above, "at_least": below}.get(record.get("bound"), above and below)
 
 
 def _row(table: pd.DataFrame, record: dict) -> pd.Series | None:
