@@ -57,7 +57,7 @@ FIELDS = {
         "link": ("link_gb_s", BANDWIDTH_UNITS),
     },
 }
-COMPUTE = {dtype: RATE_UNITS for dtype in DTYPES}  # of dram (the CPU) and device
+COMPUTE = dict.fromkeys(DTYPES, RATE_UNITS)  # of dram (the CPU) and device
 OPTIONAL = {"latency", "request", *FIELDS["links"]}
 
 
@@ -79,7 +79,7 @@ class Storage:
     """A disk. `bandwidth_gb_s` is its limit for long reads; the two times say what short ones cost.
 
     `latency_s`: from a request to its data on an idle disk, without the transfer; requests of several threads overlap
-    here. `request_s`: the part of a request's cost that does not overlap, so that 1 / `request_s` bounds reads a second.
+    here. `request_s`: the part of a request's cost that does not overlap, so 1 / `request_s` bounds the reads a second.
     """
 
     name: str
@@ -173,7 +173,7 @@ class Profile:
         return value[dtype[0]] if dtype else value
 
     def table(self) -> pd.DataFrame:
-        """Every number, a row each: profile, part, name, quantity (its unit is in it), value, low, high, basis, source."""
+        """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source."""
         return pd.DataFrame(
             {
                 "profile": self.id,

@@ -1,0 +1,136 @@
+"""Our reader beside fio: the same file, pattern, chunk and threads, O_DIRECT, one read at a time a thread.
+
+    python benchmarks/storage_fio.py [--folder DIR] [--file-mib 1024] [--read-s 0.4] [--repetitions 15]
+
+The two take turns, each going first every other time, since a shared disk drifts by more than they differ: the ratio
+is the median over the turns of ours over fio's of the same turn. Prints it with its quartiles (a wide spread means that
+the machine was not quiet) and writes results/benchmarks/storage_fio.json. Goal: within 10 % for every pattern.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from toolkit import paths
+from toolkit.simulation import disk
+from toolkit.simulation.probe import KIB, MIB, describe
+
+PATTERNS = [
+    ("random", 4 * KIB, 1),
+    ("random", 4 * KIB, 16),
+    ("random", 32 * KIB, 4),
+    ("random", 32 * KIB, 32),
+    ("random", 128 * KIB, 4),
+    ("random", 1 * MIB, 4),
+    ("sequential", 128 * KIB, 4),
+    ("sequential", 1 * MIB, 1),
+    ("sequential", 1 * MIB, 4),
+]
+GOAL = 0.10
+
+
+def main() -> int:
+    """Compare pattern by pattern; 0 if all are within the goal, 1 if not, 77 without fio."""
+    options = _options()
+    if shutil.which("fio") is None:
+        print("skipped: fio is not installed (Debian, Ubuntu: apt-get install fio)")
+        return 77
+    with tempfile.TemporaryDirectory(prefix=".fio-", dir=options.folder) as folder:
+        path = Path(folder) / "data.bin"
+        _write(path, options.file_mib * MIB)
+        with disk.existing_file(path) as file:
+            rows = pd.DataFrame(_measure(path, file, options))
+            mode = file.mode
+    table = _compare(rows)
+    print(table.to_string(index=False, float_format="{:.3f}".format))
+    worst = float((table["ratio"] - 1).abs().max())
+    load = os.getloadavg()[0] / os.cpu_count()
+    print(f"mode {mode}; furthest from fio: {worst:.1%} (goal {GOAL:.0%}); load a core at the end {load:.1f}")
+    report = {"mode": mode, "load_per_core": load, "settings": vars(options)}
+    _save(report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
+    return int(worst > GOAL)
+
+
+def _measure(path: Path, file: disk.OpenFile, options: argparse.Namespace) -> list[dict]:
+    rows = []
+    for repetition in range(options.repetitions):
+        for pattern, chunk, threads in PATTERNS:
+            tools = {
+                "ours": lambda: disk.read(file, pattern, chunk, threads, options.read_s, repetition).gb_s,  # noqa: B023
+                "fio": lambda: _fio(path, file, pattern, chunk, threads, options.read_s),  # noqa: B023
+            }
+            for tool in sorted(tools, reverse=bool(repetition % 2)):
+                cell = {"pattern": pattern, "chunk_kib": chunk // KIB, "threads": threads}
+                rows.append(cell | {"repetition": repetition, "tool": tool, "gb_s": tools[tool]()})
+    return rows
+
+
+def _compare(rows: pd.DataFrame) -> pd.DataFrame:
+    """Each tool's median bandwidth, and median and quartiles of the turns' ratios of ours to fio's."""
+    cell = ["pattern", "chunk_kib", "threads"]
+    turns = rows.pivot_table(index=[*cell, "repetition"], columns="tool", values="gb_s", sort=False)
+    turns["ratio"] = turns["ours"] / turns["fio"]
+    grouped = turns.groupby(level=cell, sort=False)
+    table = grouped.median()
+    table["low"], table["high"] = grouped["ratio"].quantile(0.25), grouped["ratio"].quantile(0.75)
+    return table.reset_index()
+
+
+def _fio(path: Path, file: disk.OpenFile, pattern: str, chunk: int, threads: int, seconds: float) -> float:
+    words = {
+        "name": "read",
+        "filename": str(path),
+        "rw": {"random": "randread", "sequential": "read"}[pattern],
+        "bs": chunk,
+        "numjobs": threads,
+        "direct": int(file.mode == "direct"),
+        "ioengine": "psync",
+        "runtime": f"{seconds * 1000:.0f}ms",
+        "randrepeat": 0,
+        "output-format": "json",
+    }
+    if pattern == "sequential":  # each thread its own stretch, as ours
+        share = file.size_bytes // chunk // threads * chunk
+        words |= {"offset_increment": share, "size": share}
+    flags = ["--readonly", "--thread", "--time_based", "--group_reporting"]
+    command = ["fio", *flags, *(f"--{name}={value}" for name, value in words.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["bw_bytes"] / 1e9
+
+
+def _write(path: Path, size_bytes: int) -> None:
+    generator = np.random.default_rng(0)
+    with open(path, "wb") as stream:
+        for start in range(0, size_bytes, disk.WRITE_BYTES):
+            stream.write(generator.bytes(min(disk.WRITE_BYTES, size_bytes - start)))
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _save(report: dict) -> None:
+    target = paths.results_dir() / "benchmarks" / "storage_fio.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_suffix(".partial")
+    partial.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")
+    os.replace(partial, target)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=paths.cache_dir(), help="folder on the disk to measure")
+    parser.add_argument("--file-mib", type=int, default=1024)
+    parser.add_argument("--read-s", type=float, default=0.4, help="seconds of each reading")
+    parser.add_argument("--repetitions", type=int, default=15)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
