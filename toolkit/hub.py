@@ -8,6 +8,9 @@ from functools import cache
 
 from toolkit.errors import UserError
 
+# tqdm asks for widgets in every notebook that imports transformers; its bars are text here
+warnings.filterwarnings("ignore", message="IProgress not found")
+
 PROBE_S = 5
 CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
 

@@ -3,6 +3,8 @@
 Embeddings and the output head (often one tied matrix) are no part of the blocks: pruning leaves them alone.
 """
 
+import contextlib
+import io
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -56,7 +58,8 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, options = _place(name)
-    with hub.quiet():
+    # a download from the hub may show its progress
+    with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
         try:
             model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
             tokenizer = AutoTokenizer.from_pretrained(place, **options)
@@ -72,7 +75,8 @@ def check_model(name: str) -> None:
     from transformers import AutoConfig
 
     place, options = _place(name)
-    with hub.quiet():
+    # a download from the hub may show its progress
+    with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
         try:
             AutoConfig.from_pretrained(place, **options)
         except (OSError, ValueError) as error:
@@ -148,7 +152,7 @@ def _convert_smollm2(folder: Path) -> None:
 
     gguf = downloads.fetch("smollm2-135m")
     log.info("dequantising %s, once", gguf.name)
-    with hub.quiet():
+    with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar heeds no setting
         dequantise(gguf, folder)
 
 

@@ -42,7 +42,7 @@ def articles(dump: Path) -> Iterator[tuple[str, str]]:
 
 
 def plain_text(wikitext: str) -> str:
-    """MediaWiki markup as clean paragraphs, without tables, templates, references, pictures, categories and lists of links."""
+    """MediaWiki markup as clean paragraphs: no tables, templates, references, pictures, categories or link sections."""
     import mwparserfromhell
 
     code = mwparserfromhell.parse(REFERENCE.sub("", wikitext))

@@ -111,6 +111,14 @@ def encode(weight: Tensor) -> Bitmap:
     return Bitmap((rows, columns), bitmap, row_offsets, values)
 
 
+def columns(encoded: Bitmap, dtype: torch.dtype) -> Tensor:
+    """The column of every value, as `dtype` (an integer type that holds them), in row-major order."""
+    words, row_offsets, values = _arrays(encoded)
+    found = torch.empty(encoded.values.numel(), dtype=dtype)
+    over_rows(portable.positions, encoded.shape[0], values.nbytes, words, row_offsets, found.numpy())
+    return found
+
+
 def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto") -> Tensor:
     """The dense matrix [rows, columns], in `out` if given.
 

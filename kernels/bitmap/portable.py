@@ -50,6 +50,19 @@ def gather(dense, bitmap, offsets, values, first, last):
                 word &= word - numba.uint32(1)
 
 
+@numba.njit(**COMPILE)
+def positions(bitmap, offsets, columns, first, last):
+    """The column of every marked element, in row-major order."""
+    for row in range(first, last):
+        at = offsets[row]
+        for index in range(bitmap.shape[1]):
+            word = bitmap[row, index]
+            while word != 0:
+                columns[at] = WORD * index + lowest_bit(word)
+                at += 1
+                word &= word - numba.uint32(1)
+
+
 @numba.njit(inline="always")
 def scatter(word, values, at, dense, row, column):
     """Write the columns of one word; the last of a row may hold fewer than a word's. Returns the next value's place."""

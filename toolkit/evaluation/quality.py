@@ -6,8 +6,8 @@ import pandas as pd
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from toolkit.evaluation.perplexity import perplexity
-from toolkit.evaluation.tasks import evaluate_tasks
+from toolkit.evaluation.harness import evaluate_tasks
+from toolkit.evaluation.likelihood import perplexity
 
 
 def evaluate(
@@ -19,12 +19,16 @@ def evaluate(
     windows: int | None = None,
     task_limit: int | None = None,
 ) -> pd.DataFrame:
-    """A row for perplexity and one for each task: metric, value, standard_error, chance, items, sequence_length."""
+    """A row for perplexity and one for each task: metric, value, standard_error, chance, items, sequence_length.
+
+    A task's accuracy goes by its name, with ", by length" where log-likelihoods are divided by the choices' bytes.
+    `items` are windows for perplexity. Raises what `perplexity` and `evaluate_tasks` raise.
+    """
     lost = perplexity(model, tokens, sequence_length, windows)
     row = {"metric": "perplexity", "value": float(lost), "standard_error": lost.standard_error, "items": lost.windows}
     table = pd.DataFrame([row | {"sequence_length": sequence_length}])
     if not tasks:
         return table
     accuracy = evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
-    accuracy = accuracy.drop(columns="metric").rename(columns={"task": "metric"})
-    return pd.concat([table, accuracy], ignore_index=True)
+    names = accuracy["task"] + accuracy["metric"].map({"acc": "", "acc_norm": ", by length"})
+    return pd.concat([table, accuracy.assign(metric=names).drop(columns="task")], ignore_index=True)

@@ -7,7 +7,8 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from toolkit.formats.packed import Packed, bits, expect, non_zero
+from toolkit.formats.packed import Packed, bits, expect
+from toolkit.kernels import bitmap
 
 BLOCK = 512  # rows worked on at once: torch's 64-bit indices of a whole paper-scale matrix would take gigabytes
 
@@ -44,12 +45,9 @@ class CSR(Packed):
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
         """Pack a matrix."""
-        present = non_zero(weight)
-        row_offsets = torch.zeros(weight.shape[0] + 1, dtype=torch.int64)
-        torch.cumsum(present.sum(1), 0, out=row_offsets[1:])
-        narrow = index_dtype(weight.shape[1])
-        columns = torch.cat([block.nonzero()[:, 1].to(narrow) for block in present.split(BLOCK)])
-        return cls(tuple(weight.shape), row_offsets, columns, bits(weight)[present].view(weight.dtype))
+        packed = bitmap.encode(weight)
+        columns = bitmap.columns(packed, index_dtype(weight.shape[1]))
+        return cls(packed.shape, packed.row_offsets, columns, packed.values)
 
     def decode(self) -> Tensor:
         """The dense matrix."""
@@ -76,13 +74,13 @@ class CSR(Packed):
             or bool((self.row_offsets.diff() < 0).any())
         ):
             raise ValueError(f"row offsets do not rise from 0 to the number of values, {count}")
-        indices = self.columns.to(torch.int64)
-        if count and not 0 <= int(indices.min()) <= int(indices.max()) < columns:
+        indices = self.columns.numpy()
+        if count and not 0 <= indices.min() <= indices.max() < columns:
             raise ValueError(f"a column index lies outside 0 to {columns - 1}")
-        rising = indices.diff() > 0
-        starts = self.row_offsets[1:-1]
+        rising = indices[1:] > indices[:-1]
+        starts = self.row_offsets[1:-1].numpy()
         rising[starts[(starts > 0) & (starts < count)] - 1] = True  # a row's first column may be lower
-        if not bool(rising.all()):
+        if not rising.all():
             raise ValueError("column indices do not rise within a row")
 
     @classmethod

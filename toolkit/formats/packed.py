@@ -99,6 +99,8 @@ class Packed(ABC):
             raise FormatError(f"{path}: {cls.name} version {metadata['version']}; this code reads {cls.version}")
         try:
             rows, columns = json.loads(metadata["shape"])
+            if not all(type(size) is int and size >= 0 for size in (rows, columns)):
+                raise ValueError(f"shape {metadata['shape']}")
             header = {"shape": (rows, columns), "dtype": DTYPES[metadata["dtype"]]}
             names = {field.name for field in dataclasses.fields(cls)}
             packed = cls(**tensors, **{name: value for name, value in header.items() if name in names})

@@ -50,7 +50,7 @@ class TwoFour(Packed):
             span = slice(first, first + BLOCK)
             present = non_zero(weight[span]).unflatten(1, (-1, GROUP))
             _refuse(present, first)
-            kept = present.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)[..., :KEPT].sort().values
+            kept = _kept(present)
             found = torch.where(present, bits(weight[span]).unflatten(1, (-1, GROUP)), 0).gather(-1, kept)
             bits(values)[span] = found.flatten(1)
             places[span] = kept.flatten(1).to(torch.uint8)
@@ -87,10 +87,18 @@ class TwoFour(Packed):
         return rows * columns // 2 * dtype.itemsize + -(-rows * columns // 8)
 
 
+def _kept(present: Tensor) -> Tensor:
+    """The places [rows, groups, 2] that are kept of each group: its non-zeros, and zeros from the left."""
+    patterns = torch.tensor([[pattern >> place & 1 for place in range(GROUP)] for pattern in range(1 << GROUP)])
+    table = patterns.argsort(dim=1, descending=True, stable=True)[:, :KEPT].sort().values
+    first, second, third, fourth = present.to(torch.uint8).unbind(-1)
+    return table[(first | second << 1 | third << 2 | fourth << 3).to(torch.int64)]
+
+
 def _refuse(present: Tensor, first_row: int) -> None:
-    offences = (present.sum(-1) > KEPT).nonzero()
-    if len(offences):
-        row, group = offences[0].tolist()
+    offences = present.sum(-1, dtype=torch.uint8) > KEPT
+    if bool(offences.any()):
+        row, group = offences.nonzero()[0].tolist()
         raise UserError(
             f"not 2:4: row {first_row + row}, columns {GROUP * group} to {GROUP * group + 3} hold "
             f"{int(present[row, group].sum())} non-zeros; prune with pattern '2:4' first"

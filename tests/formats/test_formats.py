@@ -1,0 +1,190 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests import naive_formats as naive
+from toolkit.errors import UserError
+from toolkit.formats import FORMATS, decode, encode, expected_nbytes, load
+
+BYTES = {torch.float32: np.uint32, torch.float16: np.uint16, torch.bfloat16: np.uint16, torch.int8: np.uint8}
+
+
+@st.composite
+def matrices(draw, dtype, name):
+    """Random bits, so NaN payloads, infinities, subnormals and −0.0 all occur; any sparsity; 2:4 where it must be."""
+    rows = draw(st.integers(0, 9))
+    columns = draw(st.integers(0, 20)) * 4 if name == "two_four" else draw(st.integers(0, 80))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    kind = BYTES[dtype]
+    found = rng.integers(0, np.iinfo(kind).max, (rows, columns), kind, endpoint=True)
+    specials = naive.MINUS_ZERO[dtype] or 0
+    found[rng.random((rows, columns)) < draw(st.sampled_from([0, 0.3]))] = np.array(specials, np.int64).astype(kind)
+    found[rng.random((rows, columns)) < draw(st.sampled_from([0, 0.5, 0.97, 1]))] = 0
+    if name == "two_four":
+        groups = found.reshape(rows, columns // 4, 4)
+        drop = rng.random(groups.shape).argsort(-1)[..., :2]
+        np.put_along_axis(groups, drop, 0, -1)
+    return torch.from_numpy(found).view(dtype)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_matrix_comes_back_to_the_bit(data, name, dtype, tmp_path):
+    matrix = data.draw(matrices(dtype, name))
+    expected = naive.canonical(matrix) if name in naive.SPARSE else matrix
+    packed = encode(name, matrix)
+    packed.check()
+    assert (packed.shape, packed.dtype) == (tuple(matrix.shape), dtype)
+    assert naive.same_bits(decode(packed), expected)
+    packed.save(tmp_path / "matrix")
+    again = load(tmp_path / "matrix")
+    assert type(again) is type(packed)
+    assert again.nbytes == packed.nbytes
+    assert naive.same_bits(decode(again), expected)
+    if name not in ("zstd", "lz4"):
+        zeros = sum(naive.is_zero(element, dtype) for row in naive.bits(matrix) for element in row)
+        sparsity = zeros / max(1, matrix.numel())
+        assert expected_nbytes(name, tuple(matrix.shape), sparsity, dtype) == packed.nbytes
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+@pytest.mark.parametrize("dtype", BYTES, ids=str)
+def test_what_is_stored_is_what_the_oracle_stores(data, dtype):
+    matrix = data.draw(matrices(dtype, "two_four"))
+    packed = encode("endor", matrix)
+    bitmap, offsets, values = naive.endor(matrix)
+    assert (packed.bitmap.tolist(), packed.row_offsets.tolist()) == (bitmap, offsets)
+    assert naive.bits(packed.values[None])[0] == values
+    packed = encode("csr", matrix)
+    offsets, columns, values = naive.csr(matrix)
+    assert (packed.row_offsets.tolist(), packed.columns.tolist()) == (offsets, columns)
+    assert naive.bits(packed.values[None])[0] == values
+    packed = encode("two_four", matrix)
+    values, places = naive.two_four(matrix)
+    assert (naive.bits(packed.values), packed.places.tolist()) == (values, places)
+
+
+def test_worked_example():
+    matrix = torch.tensor([[1, 0, 0, 2], [0, 0, 0, 0], [0, 3, 0, 0]], dtype=torch.float16)
+    endor = encode("endor", matrix)
+    assert endor.bitmap.tolist() == [[0b1001, 0, 0, 0], [0, 0, 0, 0], [0b0010, 0, 0, 0]]
+    assert endor.row_offsets.tolist() == [0, 2, 2, 3]
+    assert endor.values.tolist() == [1, 2, 3]
+    assert endor.nbytes == 3 * 4 + 4 * 8 + 3 * 2
+    csr = encode("csr", matrix)
+    assert csr.row_offsets.tolist() == [0, 2, 2, 3]
+    assert csr.columns.tolist() == [0, 3, 1]
+    assert csr.columns.dtype == torch.uint16
+    assert csr.values.tolist() == [1, 2, 3]
+    assert csr.nbytes == 4 * 8 + 3 * (2 + 2)
+    two_four = encode("two_four", matrix)
+    assert two_four.values.tolist() == [[1, 2], [0, 0], [0, 3]]
+    assert two_four.places.tolist() == [0 | 3 << 2 | 0 << 4 | 1 << 6, 0 | 1 << 2]
+    assert two_four.nbytes == 3 * 2 * 2 + 2
+    assert encode("dense", matrix).nbytes == 24
+    assert encode("zstd", matrix).frame[:4].tolist() == [0x28, 0xB5, 0x2F, 0xFD]
+    assert encode("lz4", matrix).frame[:4].tolist() == [0x04, 0x22, 0x4D, 0x18]
+
+
+def test_sizes_that_endor_publishes():
+    """Section 4.1: 680 MB become 340 + 42, 56 %; section 4.2: 62 % at 8 bits; section 2.1: CSR saves nothing."""
+    shape = (9216, 36864)
+    dense = expected_nbytes("dense", shape, 0.5, torch.float16)
+    assert dense / 1e6 == pytest.approx(680, abs=1)
+    assert expected_nbytes("endor", shape, 0.5, torch.float16) / dense == pytest.approx(0.5625, abs=5e-4)
+    assert expected_nbytes("endor", shape, 0.5, torch.int8) / (dense / 2) == pytest.approx(0.625, abs=5e-4)
+    assert expected_nbytes("csr", shape, 0.5, torch.float16) / dense == pytest.approx(1, abs=5e-4)
+    assert expected_nbytes("two_four", shape, 0.5, torch.float16) / dense == 0.5625
+
+
+@pytest.mark.parametrize("columns", [65536, 65537])
+def test_csr_widens_its_indices_when_the_columns_ask_for_it(columns):
+    matrix = torch.zeros(2, columns, dtype=torch.bfloat16)
+    matrix[:, -1] = 1
+    packed = encode("csr", matrix)
+    assert packed.columns.dtype == (torch.uint16 if columns == 65536 else torch.int32)
+    assert packed.columns.tolist() == [columns - 1] * 2
+    assert torch.equal(decode(packed), matrix)
+    assert packed.nbytes == expected_nbytes("csr", (2, columns), 1 - 1 / columns, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_subnormals_survive_a_processor_told_to_flush_them(name, dtype):
+    tiny = torch.zeros(4, 8, dtype=naive.BITS[dtype])
+    tiny[:, ::4] = 1  # the smallest subnormal
+    tiny = tiny.view(dtype)
+    assert torch.set_flush_denormal(True)
+    try:
+        assert naive.same_bits(decode(encode(name, tiny)), tiny)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_any_strides_and_parameters(name, matrix):
+    wide = torch.zeros(8, 12, dtype=matrix.dtype)
+    wide[:, 4:8] = matrix.T
+    views = {"transposed": wide.T[4:8], "sliced": wide.T[4:8].contiguous()}
+    for view in views.values():
+        assert torch.equal(decode(encode(name, view)), matrix)
+    if matrix.is_floating_point():
+        parameter = torch.nn.Parameter(matrix)
+        decoded = decode(encode(name, parameter))
+        assert torch.equal(decoded, matrix)
+        assert not decoded.requires_grad
+
+
+def test_decoding_gives_memory_of_its_own(name, matrix):
+    original = matrix.clone()
+    packed = encode(name, matrix)
+    matrix.fill_(1)
+    decode(packed).fill_(2)
+    assert torch.equal(decode(packed), original)
+
+
+def test_unknown_format_lists_the_formats():
+    with pytest.raises(UserError, match=r"unknown format 'coo'.*csr, dense, endor, lz4, two_four, zstd"):
+        encode("coo", torch.zeros(2, 2))
+    with pytest.raises(UserError, match="unknown format"):
+        expected_nbytes("coo", (2, 2), 0.5, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        (torch.zeros(4), r"shape \[4\]; expected 2 dimensions"),
+        (torch.zeros(2, 2, 2), r"shape \[2, 2, 2\]"),
+        (torch.zeros(2, 4, dtype=torch.float64), "float64; expected a strided one of float32, float16, bfloat16, int8"),
+        (torch.zeros(2, 4).to_sparse(), "sparse_coo"),
+        (torch.zeros(2, 4, device="meta"), "meta"),
+        ([[1, 0]], "list; expected a torch.Tensor"),
+    ],
+    ids=["1-d", "3-d", "float64", "sparse", "meta", "list"],
+)
+def test_what_no_format_holds_is_refused(name, bad, told):
+    with pytest.raises(UserError, match=told):
+        encode(name, bad)
+
+
+def test_two_four_names_the_first_offence():
+    matrix = torch.zeros(2100, 12)
+    matrix[2050, 4:7] = 1
+    matrix[2099, 8:12] = 1
+    with pytest.raises(UserError, match=r"row 2050, columns 4 to 7 hold 3 non-zeros"):
+        encode("two_four", matrix)
+    with pytest.raises(UserError, match="divide by 4; this matrix has 6"):
+        encode("two_four", torch.zeros(2, 6))
+    with pytest.raises(UserError, match="divide by 4"):
+        expected_nbytes("two_four", (2, 6), 0.5, torch.float16)
+
+
+@pytest.mark.parametrize("name", ["zstd", "lz4"])
+def test_sizes_of_codecs_are_not_guessed(name):
+    with pytest.raises(UserError, match="depends on the values"):
+        expected_nbytes(name, (4, 4), 0.5, torch.float16)
+
+
+def test_registry_keys_are_the_formats_names():
+    assert all(FORMATS[key].name == key for key in FORMATS)

@@ -1,0 +1,223 @@
+"""Every backend against the oracle. Those that this CPU lacks run too: LLVM writes their instructions in others."""
+
+import ctypes
+import mmap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from tests import naive_formats as naive
+from toolkit.errors import UserError
+from toolkit.kernels import bitmap
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
+SHAPES = [(0, 0), (0, 64), (3, 0), (1, 1), (5, 31), (4, 32), (7, 33), (3, 100), (9, 64), (2, 256), (6, 1000)]
+SPARSITIES = (0, 0.5, 0.9, 1)
+
+
+@pytest.fixture(params=bitmap.BACKENDS)
+def backend(request, monkeypatch):
+    monkeypatch.setattr(bitmap, "host_has", lambda feature: True)
+    return request.param
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def dtype(request):
+    return request.param
+
+
+def sparse(shape, dtype, sparsity, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    matrix = (torch.randn(shape, generator=generator) * 20).to(dtype)
+    return matrix.masked_fill_(torch.rand(shape, generator=generator) < sparsity, 0)
+
+
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+def test_decompress_any_shape(backend, dtype, sparsity):
+    for seed, shape in enumerate(SHAPES):
+        matrix = sparse(shape, dtype, sparsity, seed)
+        out = torch.full(shape, 3, dtype=dtype)  # every element must be written, zeros too
+        assert bitmap.decompress(bitmap.encode(matrix), out, backend) is out
+        assert naive.same_bits(out, naive.canonical(matrix)), shape
+
+
+def test_decompress_keeps_every_bit(backend, dtype):
+    kind = {1: np.uint8, 2: np.uint16, 4: np.uint32}[dtype.itemsize]
+    found = np.random.default_rng(0).integers(0, np.iinfo(kind).max, (50, 160), kind, endpoint=True)
+    matrix = torch.from_numpy(found).view(dtype)
+    assert naive.same_bits(bitmap.decompress(bitmap.encode(matrix), backend=backend), naive.canonical(matrix))
+
+
+def test_every_pattern_of_a_byte_in_every_place(backend, dtype):
+    """The rows hold all 256 patterns in the first, second, third and fourth byte of a word."""
+    patterns = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    rows = np.zeros((4, 256, 4, 8), np.uint8)
+    for place in range(4):
+        rows[place, :, place] = patterns
+    rows = rows.reshape(1024, 32) * np.arange(1, 33, dtype=np.uint8)
+    matrix = torch.from_numpy(rows).to(dtype)
+    encoded = bitmap.encode(matrix)
+    assert torch.equal(bitmap.decompress(encoded, backend=backend), matrix)
+    x = torch.arange(32.0)
+    assert torch.equal(bitmap.matvec(encoded, x, backend=backend), matrix.float() @ x)  # small integers: exact
+
+
+def test_streaming_past_the_caches_writes_the_same(backend, dtype, monkeypatch):
+    monkeypatch.setattr(bitmap, "STREAM_BYTES", 0)
+    for columns in (64, 128, 192, 96):  # the last fills no whole cache lines, but in fp32
+        matrix = sparse((70, columns), dtype, 0.5)
+        assert torch.equal(bitmap.decompress(bitmap.encode(matrix), backend=backend), matrix)
+    room = torch.zeros(70 * 64 + 1, dtype=dtype)
+    matrix = sparse((70, 64), dtype, 0.5)
+    out = room[1:].view(70, 64)  # not aligned to a cache line
+    assert torch.equal(bitmap.decompress(bitmap.encode(matrix), out, backend), matrix)
+
+
+@pytest.mark.parametrize("sparsity", SPARSITIES)
+def test_matvec_any_shape(backend, dtype, sparsity):
+    for seed, shape in enumerate(SHAPES):
+        matrix = sparse(shape, dtype, sparsity, seed)
+        x = torch.randn(shape[1], generator=torch.Generator().manual_seed(seed))
+        y = bitmap.matvec(bitmap.encode(matrix), x, backend=backend)
+        expected, magnitude = naive.matvec(matrix, x)
+        assert y.dtype == torch.float32
+        assert y.shape == (shape[0],)
+        assert ((y - expected).abs() <= 4e-7 * max(4, shape[1] ** 0.5) * magnitude).all(), shape
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_matvec_takes_x_of_other_types_as_fp32(backend, x_dtype):
+    matrix, x = sparse((8, 96), torch.bfloat16, 0.5), torch.randn(96, generator=torch.Generator().manual_seed(1))
+    encoded, x = bitmap.encode(matrix), x.to(x_dtype)
+    assert torch.equal(
+        bitmap.matvec(encoded, x, backend=backend), bitmap.matvec(encoded, x.float().contiguous(), backend=backend)
+    )
+
+
+def test_matvec_of_infinities_and_nan(backend):
+    matrix = torch.zeros(4, 64, dtype=torch.float16)
+    matrix[0, 5], matrix[1, 40], matrix[2, 63], matrix[3, 0] = torch.inf, -torch.inf, torch.nan, 2**-24
+    y = bitmap.matvec(bitmap.encode(matrix), torch.ones(64), backend=backend)
+    assert y[:2].tolist() == [torch.inf, -torch.inf]
+    assert y[2].isnan()
+    assert y[3] == 2**-24
+
+
+@pytest.mark.parametrize("columns", [36_864, 65_537])
+def test_wide_rows(backend, columns):
+    matrix = sparse((3, columns), torch.bfloat16, 0.5)
+    encoded, x = bitmap.encode(matrix), torch.randn(columns, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(bitmap.decompress(encoded, backend=backend), matrix)
+    expected, magnitude = naive.matvec(matrix, x)
+    assert ((bitmap.matvec(encoded, x, backend=backend) - expected).abs() <= 1e-5 * magnitude).all()
+
+
+def test_all_fp16_and_bf16_numbers(backend):
+    """One number a row, times one: the conversion to fp32 must be exact; each backend's fast and bitwise way."""
+    for dtype in (torch.float16, torch.bfloat16):
+        numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype)
+        matrix = torch.zeros(len(numbers), 33, dtype=dtype)
+        matrix[:, 7] = numbers
+        fast = bitmap.matvec(bitmap.encode(matrix), torch.ones(33), backend=backend)
+        matrix = matrix.flip(1)[:, 25:]  # fewer columns than a word
+        bitwise = bitmap.matvec(bitmap.encode(matrix.contiguous()), torch.ones(8), backend=backend)
+        for y in (fast, bitwise):
+            assert torch.equal(y.nan_to_num(1234.5), numbers.float().nan_to_num(1234.5))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same(backend, threads):
+    matrix, x = sparse((515, 1024), torch.bfloat16, 0.5), torch.ones(1024)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        encoded = bitmap.encode(matrix)
+        assert torch.equal(bitmap.decompress(encoded, backend=backend), matrix)
+        y = bitmap.matvec(encoded, x, backend=backend)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(y, bitmap.matvec(encoded, x, backend=backend))
+
+
+def test_callers_in_several_threads(backend):
+    matrices = [sparse((300, 1024), torch.float16, 0.5, seed) for seed in range(4)]
+    encoded = [bitmap.encode(matrix) for matrix in matrices]
+    barrier = threading.Barrier(4)
+
+    def work(index):
+        barrier.wait()
+        return all(torch.equal(bitmap.decompress(encoded[index], backend=backend), matrices[index]) for _ in range(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))
+
+
+def at_the_end_of_memory(tensor):
+    """A copy whose last byte is the last of a page, followed by one that may not be touched."""
+    page = mmap.PAGESIZE
+    pages = -(-tensor.nbytes // page)
+    memory = mmap.mmap(-1, (pages + 1) * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + pages * page), page, 0) == 0
+    copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=pages * page - tensor.nbytes)
+    return copy.copy_(tensor)
+
+
+@pytest.mark.parametrize("columns", [64, 1000])
+def test_nothing_is_read_beyond_the_values(backend, dtype, columns):
+    """A read too many would end the process."""
+    for sparsity in (0.05, 0.5, 0.99):
+        matrix = sparse((5, columns), dtype, sparsity)
+        found = bitmap.encode(matrix)
+        values = at_the_end_of_memory(found.values)
+        encoded = bitmap.Bitmap(found.shape, found.bitmap, found.row_offsets, values)
+        assert torch.equal(bitmap.decompress(encoded, backend=backend), matrix)
+        bitmap.matvec(encoded, torch.ones(columns), backend=backend)
+
+
+def test_backends_that_cannot_run_are_refused(monkeypatch):
+    encoded = bitmap.encode(torch.ones(2, 2))
+    with pytest.raises(UserError, match="unknown backend 'cuda'; choose from: auto, avx2, avx512, portable"):
+        bitmap.decompress(encoded, backend="cuda")
+    monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
+    with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx2, port"):
+        bitmap.matvec(encoded, torch.ones(2), backend="avx512")
+    monkeypatch.setattr(bitmap, "host_has", lambda feature: False)
+    assert bitmap.available() == ["portable"]
+
+
+def test_auto_takes_the_fastest_and_says_so_once(monkeypatch, caplog):
+    bitmap._fastest.cache_clear()
+    encoded = bitmap.encode(torch.ones(2, 2))
+    with caplog.at_level("INFO", logger="toolkit.kernels.bitmap"):
+        for _ in range(3):
+            assert torch.equal(bitmap.decompress(encoded), torch.ones(2, 2))
+    assert caplog.messages == [f"bitmap kernels: {bitmap.available()[0]} backend"]
+
+
+def test_wrong_arguments_are_refused_before_any_kernel_runs():
+    encoded = bitmap.encode(sparse((4, 40), torch.float16, 0.5))
+    with pytest.raises(ValueError, match=r"out is torch.float16 \[4, 41\]; expected torch.float16 \[4, 40\]"):
+        bitmap.decompress(encoded, torch.empty(4, 41, dtype=torch.float16))
+    with pytest.raises(ValueError, match=r"out is torch.bfloat16"):
+        bitmap.decompress(encoded, torch.empty(4, 40, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        bitmap.decompress(encoded, torch.empty(40, 4, dtype=torch.float16).T)
+    with pytest.raises(ValueError, match=r"x is torch.float32 \[39\]"):
+        bitmap.matvec(encoded, torch.ones(39))
+    with pytest.raises(ValueError, match="out is torch.float64"):
+        bitmap.matvec(encoded, torch.ones(40), torch.empty(4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="row offsets do not run from 0"):
+        bitmap.Bitmap(encoded.shape, encoded.bitmap, encoded.row_offsets, encoded.values[:-1])
+    with pytest.raises(ValueError, match="bitmap is"):
+        bitmap.Bitmap((4, 65), encoded.bitmap, encoded.row_offsets, encoded.values)
+    with pytest.raises(ValueError, match="values are torch.float64"):
+        bitmap.Bitmap(encoded.shape, encoded.bitmap, encoded.row_offsets, encoded.values.double())
+
+
+def test_columns_of_the_values():
+    matrix = sparse((20, 70), torch.int8, 0.7)
+    assert bitmap.columns(bitmap.encode(matrix), torch.int32).tolist() == naive.csr(matrix)[1]

@@ -1,0 +1,77 @@
+"""The formats and their kernels again, element by element: slow, and plain to see right."""
+
+import torch
+
+BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
+MINUS_ZERO = {torch.float32: -(2**31), torch.float16: -(2**15), torch.bfloat16: -(2**15), torch.int8: None}
+SPARSE = ("endor", "csr", "two_four")  # these take −0.0 for zero
+
+
+def bits(matrix):
+    """The elements' bits as nested lists of Python integers."""
+    return matrix.view(BITS[matrix.dtype]).tolist() if matrix.numel() else [[] for _ in range(matrix.shape[0])]
+
+
+def is_zero(element, dtype):
+    return element in (0, MINUS_ZERO[dtype])
+
+
+def canonical(matrix):
+    """The same matrix with −0.0 replaced by +0.0."""
+    rows = [[0 if is_zero(e, matrix.dtype) else e for e in row] for row in bits(matrix)]
+    return torch.tensor(rows, dtype=BITS[matrix.dtype]).view(matrix.dtype).reshape(matrix.shape)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b)
+
+
+def endor(matrix):
+    """Bitmap bytes per row, row offsets, bits of the values."""
+    bitmap, offsets, values = [], [0], []
+    for row in bits(matrix):
+        packed = [0] * (-(-len(row) // 32) * 4)
+        for column, element in enumerate(row):
+            if not is_zero(element, matrix.dtype):
+                packed[column // 8] |= 1 << column % 8
+                values.append(element)
+        bitmap.append(packed)
+        offsets.append(len(values))
+    return bitmap, offsets, values
+
+
+def csr(matrix):
+    """Row offsets, columns, bits of the values."""
+    offsets, columns, values = [0], [], []
+    for row in bits(matrix):
+        for column, element in enumerate(row):
+            if not is_zero(element, matrix.dtype):
+                columns.append(column)
+                values.append(element)
+        offsets.append(len(values))
+    return offsets, columns, values
+
+
+def two_four(matrix):
+    """Bits of the kept values per row, bytes of the places."""
+    values, places = [], []
+    for row in bits(matrix):
+        kept_values = []
+        for start in range(0, len(row), 4):
+            group = [0 if is_zero(e, matrix.dtype) else e for e in row[start : start + 4]]
+            kept = [place for place in range(4) if group[place]]
+            kept += [place for place in range(4) if not group[place]][: 2 - len(kept)]
+            for place in sorted(kept):
+                kept_values.append(group[place])
+                places.append(place)
+        values.append(kept_values)
+    packed = [0] * -(-len(places) // 4)
+    for index, place in enumerate(places):
+        packed[index // 4] |= place << 2 * (index % 4)
+    return values, packed
+
+
+def matvec(matrix, x):
+    """The product in double precision, and the sum of the terms' magnitudes, to which rounding errors are relative."""
+    products = matrix.double() * x.double()
+    return products.sum(1), products.abs().sum(1)
