@@ -152,13 +152,15 @@ def test_mode_hooks_and_gradients_are_left_as_they_were(tiny, tokens):
 
 @dataclasses.dataclass(frozen=True)
 class Weighing:
-    """A method that weighs all live activations whenever it is called."""
+    """A method that weighs all live activations whenever it prunes a block's last linear, the only one of its shape."""
 
     parameters: frozenset
     seen: list
     needs_calibration: ClassVar[bool] = True
 
     def __call__(self, weight, gram, sparsity, pattern):
+        if weight.shape != (16, 24):
+            return weight * 0.9
         live = {}
         for thing in gc.get_objects():
             if type(thing) is torch.Tensor:
@@ -179,7 +181,7 @@ def test_memory_is_one_blocks_activations(tiny, windows):
         parameters = frozenset(tensor.untyped_storage().data_ptr() for tensor in own)
         gc.collect()
         before = Weighing(parameters, [])
-        before(torch.ones(1), None, 0, None)
+        before(torch.ones(16, 24), None, 0, None)
         method = Weighing(parameters, [])
         prune(model, method, calibration=tokens, sequence_length=LENGTH)
         peaks[blocks] = max(method.seen) - before.seen[0]

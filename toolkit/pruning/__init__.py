@@ -1,5 +1,6 @@
 """Pruning of decoder linears: `prune` works in place, `METHODS` is the registry, `load_pruned` keeps what it made."""
 
 from toolkit.pruning.layerwise import METHODS, LayerStatistics, prune
+from toolkit.pruning.pruned import load_pruned
 
-__all__ = ["METHODS", "LayerStatistics", "prune"]
+__all__ = ["METHODS", "LayerStatistics", "load_pruned", "prune"]

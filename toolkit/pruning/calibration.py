@@ -14,6 +14,25 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 
 
+def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> Int[Tensor, "windows tokens"]:
+    """The first `windows` windows of a row of token ids; all that fit if None.
+
+    Raises `UserError` if there are too few tokens, or tokens or numbers are of the wrong kind.
+    """
+    for label, value in {"windows": windows, "sequence_length": sequence_length}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{label} is {value}; expected at least 1")
+    if tokens.ndim != 1 or tokens.is_floating_point():
+        raise UserError(f"calibration is {tokens.dtype} {list(tokens.shape)}; expected token ids, int64 [n]")
+    windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
+    if len(tokens) < windows * sequence_length:
+        raise UserError(
+            f"calibration has {len(tokens)} tokens, {windows} windows of {sequence_length} need "
+            f"{windows * sequence_length}; ask for fewer windows or give more text"
+        )
+    return tokens[: windows * sequence_length].reshape(windows, sequence_length)
+
+
 @torch.no_grad()
 def walk(
     model: nn.Module, windows: Int[Tensor, "windows tokens"], batch_size: int = 1

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,9 +14,9 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning.calibration import walk
+from toolkit.pruning.calibration import cut_windows, walk
 from toolkit.pruning.magnitude import Magnitude
-from toolkit.pruning.patterns import Pattern
+from toolkit.pruning.patterns import Pattern, resolve
 from toolkit.pruning.sparsegpt import SparseGPT
 from toolkit.pruning.wanda import Wanda
 
@@ -75,8 +74,11 @@ def prune(
     Raises `UserError` before any weight changes for arguments that don't fit the model or each other, and later, with
     the earlier blocks pruned, if the activations overflow or SparseGPT's damping is too small.
     """
-    method, wanted = _method(method), _pattern(sparsity, pattern)
-    sparsity = wanted.sparsity if wanted else sparsity
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise unknown("pruning method", method, METHODS)
+        method = METHODS[method]
+    sparsity, wanted = resolve(sparsity, pattern)
     _check_layers(model, wanted)
     cut = _cut(model, method, calibration, windows, sequence_length, batch_size)
 
@@ -115,23 +117,6 @@ def relative_output_error(
     return math.sqrt(max(lost, 0) / whole) if lost > 0 else 0.0
 
 
-def _method(method: str | Method) -> Method:
-    if isinstance(method, str) and method not in METHODS:
-        raise unknown("pruning method", method, METHODS)
-    return METHODS[method] if isinstance(method, str) else method
-
-
-def _pattern(sparsity: float, text: str | None) -> Pattern | None:
-    if isinstance(sparsity, bool) or not isinstance(sparsity, Real) or not 0 <= sparsity < 1:
-        raise UserError(f"sparsity {sparsity!r} is out of range; expected a share of zeros in [0, 1)")
-    if text is None:
-        return None
-    pattern = Pattern.parse(text)
-    if sparsity != 0.5 and not math.isclose(sparsity, pattern.sparsity):
-        raise UserError(f"pattern {text} means sparsity {pattern.sparsity:g}, not {sparsity:g}; leave sparsity out")
-    return pattern
-
-
 def _check_layers(model: nn.Module, pattern: Pattern | None) -> None:
     names = {module: name for name, module in model.named_modules()}
     for block in decoder_blocks(model):
@@ -156,22 +141,13 @@ def _cut(
         if method.needs_calibration:
             raise UserError(f"{type(method).__name__} needs calibration tokens: pass calibration=load_tokens(...)")
         return None
-    for label, value in {"windows": windows, "sequence_length": sequence_length, "batch_size": batch_size}.items():
-        if value is not None and value < 1:
-            raise UserError(f"{label} is {value}; expected at least 1")
-    if tokens.ndim != 1 or tokens.is_floating_point():
-        raise UserError(f"calibration is {tokens.dtype} {list(tokens.shape)}; expected token ids, int64 [n]")
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; expected at least 1")
+    cut = cut_windows(tokens, windows, sequence_length)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
     if sequence_length > positions:
         raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
-    windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
-    if len(tokens) < windows * sequence_length:
-        raise UserError(
-            f"calibration has {len(tokens)} tokens, {windows} windows of {sequence_length} need "
-            f"{windows * sequence_length}; ask for fewer windows or give more text"
-        )
     vocabulary = model.get_input_embeddings().num_embeddings
-    cut = tokens[: windows * sequence_length].reshape(windows, sequence_length)
     if cut.min() < 0 or cut.max() >= vocabulary:
         raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
     return cut

@@ -1,7 +1,9 @@
 """Which weights go: masks of the lowest scores, and N:M patterns."""
 
+import math
 import re
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,6 +35,21 @@ class Pattern:
     def __str__(self) -> str:
         """As `parse` reads it."""
         return f"{self.kept}:{self.group}"
+
+
+def resolve(sparsity: float, text: str | None) -> tuple[float, Pattern | None]:
+    """The sparsity meant and the pattern, if any: a pattern decides the sparsity, so 0.5, the default, may stay.
+
+    Raises `UserError` for a sparsity outside [0, 1), a malformed pattern, or two that contradict each other.
+    """
+    if isinstance(sparsity, bool) or not isinstance(sparsity, Real) or not 0 <= sparsity < 1:
+        raise UserError(f"sparsity {sparsity!r} is out of range; expected a share of zeros in [0, 1)")
+    if text is None:
+        return float(sparsity), None
+    pattern = Pattern.parse(text)
+    if sparsity != 0.5 and not math.isclose(sparsity, pattern.sparsity):
+        raise UserError(f"pattern {text} means sparsity {pattern.sparsity:g}, not {sparsity:g}; leave sparsity out")
+    return pattern.sparsity, pattern
 
 
 def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batch n"]:

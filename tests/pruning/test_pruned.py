@@ -1,0 +1,146 @@
+"""The memoised way in: made once, read back to the bit, keyed by whatever changes the result."""
+
+import json
+import logging
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit.errors import UserError
+from toolkit.pruning import METHODS, LayerStatistics, load_pruned, prune, pruned
+
+LENGTH = 16
+CALIBRATED = {"windows": 3, "sequence_length": LENGTH, "dtype": torch.float32}
+
+
+@pytest.fixture
+def bench(tiny, tokens, tmp_path, monkeypatch):
+    """A tiny model and text in place of the real ones, an empty cache, and a count of how often `prune` ran."""
+    runs = []
+
+    def counted(*args, **kwargs):
+        runs.append(args[1])
+        return prune(*args, **kwargs)
+
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(pruned, "load_model", lambda name, dtype: (tiny(name, blocks=2).to(dtype), "tokenizer"))
+    monkeypatch.setattr(pruned, "load_tokens", lambda corpus, tokenizer, split: tokens)
+    monkeypatch.setattr(pruned, "prune", counted)
+    return runs
+
+
+def same(first, second):
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_call_reads_what_the_first_made(bench, tiny, tokens, method, dtype):
+    first, tokenizer, records = load_pruned("llama", method, **CALIBRATED | {"dtype": dtype})
+    second, _, again = load_pruned("llama", method, **CALIBRATED | {"dtype": dtype})
+    assert bench == [method]
+    assert tokenizer == "tokenizer"
+    assert same(first, second)
+    assert records == again
+    assert isinstance(again[0], LayerStatistics)
+
+    expected = tiny("llama", blocks=2).to(dtype)
+    calibration = pruned.draw(tokens, 3, LENGTH, seed=0) if METHODS[method].needs_calibration else None
+    prune(expected, method, calibration=calibration, sequence_length=LENGTH)
+    assert same(first, expected)
+
+
+def test_dense_is_the_model_as_it_is(bench, tiny):
+    model, _, records = load_pruned("opt", "dense", dtype=torch.float32)
+    assert same(model, tiny("opt", blocks=2))
+    assert records == []
+    assert bench == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_name": "opt"},
+        {"method": "sparsegpt"},
+        {"sparsity": 0.6},
+        {"pattern": "2:4"},
+        {"corpus": "other"},
+        {"windows": 2},
+        {"sequence_length": 8},
+        {"seed": 1},
+        {"dtype": torch.float16},
+    ],
+)
+def test_whatever_changes_the_result_makes_it_anew(bench, change):
+    load_pruned(**{"model_name": "llama", "method": "wanda"} | CALIBRATED)
+    load_pruned(**{"model_name": "llama", "method": "wanda"} | CALIBRATED | change)
+    assert len(bench) == 2
+
+
+def test_magnitude_does_not_depend_on_calibration_settings(bench):
+    load_pruned("llama", "magnitude", windows=3, seed=0, dtype=torch.float32)
+    load_pruned("llama", "magnitude", windows=2, seed=1, corpus="other", dtype=torch.float32)
+    assert bench == ["magnitude"]
+
+
+def test_other_weights_under_the_same_name_are_pruned_anew(bench, tiny, monkeypatch):
+    load_pruned("llama", **CALIBRATED)
+    other = LlamaForCausalLM(LlamaConfig(**tiny("llama", blocks=2).config.to_dict()))
+    monkeypatch.setattr(pruned, "load_model", lambda name, dtype: (other, None))
+    load_pruned("llama", **CALIBRATED)
+    assert len(bench) == 2
+
+
+def test_an_altered_file_is_made_anew(bench, tmp_path, caplog):
+    first, _, _ = load_pruned("llama", **CALIBRATED)
+    (file,) = tmp_path.glob("pruned/*/*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        second, _, _ = load_pruned("llama", **CALIBRATED)
+    assert len(bench) == 2
+    assert file.name in caplog.text
+    assert same(first, second)
+
+
+def test_only_the_pruned_linears_are_kept(bench, tmp_path):
+    from safetensors import safe_open
+
+    _, _, records = load_pruned("llama", **CALIBRATED)
+    (file,) = tmp_path.glob("pruned/*/*.safetensors")
+    with safe_open(file, framework="pt") as kept:
+        assert set(kept.keys()) == {record.name for record in records}
+    statistics = json.loads(file.with_name(pruned.STATISTICS).read_text())
+    assert [LayerStatistics(**record) for record in statistics] == records
+
+
+def test_draw_is_seeded_and_without_overlap(tokens):
+    drawn = pruned.draw(tokens, 4, LENGTH, seed=0).view(4, LENGTH).tolist()
+    every = tokens.view(-1, LENGTH).tolist()
+    places = [every.index(window) for window in drawn]
+    assert len(set(places)) == 4
+    assert places != sorted(places)
+    assert drawn == pruned.draw(tokens, 4, LENGTH, seed=0).view(4, LENGTH).tolist()
+    assert drawn != pruned.draw(tokens, 4, LENGTH, seed=1).view(4, LENGTH).tolist()
+    assert sorted(pruned.draw(tokens, None, LENGTH, 0).tolist()) == sorted(tokens.tolist())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "wonder"}, "unknown pruning method 'wonder'; choose from: dense, magnitude, sparsegpt, wanda"),
+        ({"sparsity": float("nan")}, "sparsity nan"),
+        ({"pattern": "4:2"}, "pattern '4:2'"),
+        ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
+        ({"windows": 0}, "windows is 0"),
+        ({"sequence_length": 97, "windows": None}, "calibration has 96 tokens"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(bench, tmp_path, arguments, message):
+    with pytest.raises(UserError, match=message):
+        load_pruned("llama", **CALIBRATED | arguments)
+    assert bench == []
+    assert not list(tmp_path.rglob("*.safetensors"))

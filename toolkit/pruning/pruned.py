@@ -1,0 +1,118 @@
+"""Pruned models, made once and kept under `data/cache/`."""
+
+import hashlib
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from toolkit import sources
+from toolkit.cache import cached
+from toolkit.errors import unknown
+from toolkit.models import fast_dtype, load_model
+from toolkit.pruning.calibration import cut_windows
+from toolkit.pruning.layerwise import METHODS, LayerStatistics, prune
+from toolkit.pruning.patterns import resolve
+from toolkit.text import load_tokens
+
+DENSE = "dense"
+WEIGHTS, STATISTICS = "pruned.safetensors", "statistics.json"
+
+
+def load_pruned(
+    model_name: str,
+    method: str = "wanda",
+    sparsity: float = 0.5,
+    pattern: str | None = None,
+    corpus: str = "wiki-slice",
+    windows: int | None = None,
+    sequence_length: int = 1024,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> tuple[nn.Module, object, list[LayerStatistics]]:
+    """A pruned model, its tokenizer and one record per pruned linear: made by the first call, read by later ones.
+
+    Args:
+        model_name: as `load_model` takes it.
+        method: a name in `METHODS`, or "dense" for the model as it is, without records.
+        sparsity: the share of zeros, as in `prune`.
+        pattern: "N:M", as in `prune`.
+        corpus: where the calibration windows come from, as `load_tokens` takes it; magnitude pruning uses none.
+        windows: how many are drawn, without overlap (None: all there are; the papers take 128).
+        sequence_length: tokens in a window.
+        seed: of the draw.
+        dtype: of weights and activations; None for the quickest on this machine.
+
+    What is kept are the pruned linears alone, keyed by the dense weights, the arguments and the code behind them.
+    Raises `UserError` as `load_model`, `load_tokens` and `prune` do, before the work starts.
+    """
+    dtype = dtype or fast_dtype()
+    if method == DENSE:
+        return *load_model(model_name, dtype), []
+    if method not in METHODS:
+        raise unknown("pruning method", method, [*METHODS, DENSE])
+    sparsity_meant, _ = resolve(sparsity, pattern)
+    model, tokenizer = load_model(model_name, dtype)
+
+    def make(folder: Path) -> None:
+        tokens = None
+        if METHODS[method].needs_calibration:
+            tokens = draw(load_tokens(corpus, tokenizer, "calibration"), windows, sequence_length, seed)
+        records = prune(model, method, sparsity, pattern, tokens, sequence_length=sequence_length)
+        save(folder, model, records)
+
+    key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern, "dtype": str(dtype)}
+    if METHODS[method].needs_calibration:
+        key |= {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed}
+    folder = cached("pruned", key | {"weights_sha256": weights_sha256(model)}, _code(), make)
+    return model, tokenizer, restore(folder, model)
+
+
+def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
+    """`windows` windows of a row of tokens, at random and without overlap, one after the other.
+
+    Raises `UserError` if there are fewer.
+    """
+    asked = len(cut_windows(tokens, windows, sequence_length))
+    every = cut_windows(tokens, None, sequence_length)
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
+    return every[order[:asked]].flatten()
+
+
+def save(folder: Path, model: nn.Module, records: list[LayerStatistics]) -> None:
+    """Write the pruned linears of a model, and their records, into a folder."""
+    from safetensors.torch import save_file
+
+    weights = {record.name: model.get_submodule(record.name).weight.detach().contiguous() for record in records}
+    save_file(weights, folder / WEIGHTS)
+    (folder / STATISTICS).write_text(json.dumps([asdict(record) for record in records], indent=1), encoding="utf-8")
+
+
+@torch.no_grad()
+def restore(folder: Path, model: nn.Module) -> list[LayerStatistics]:
+    """Put saved linears into a model, in place; return their records."""
+    from safetensors import safe_open
+
+    with safe_open(folder / WEIGHTS, framework="pt") as weights:
+        for name in weights.keys():  # noqa: SIM118 - not a dictionary
+            model.get_submodule(name).weight.copy_(weights.get_tensor(name))
+    return [LayerStatistics(**record) for record in json.loads((folder / STATISTICS).read_text(encoding="utf-8"))]
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """SHA-256 of all parameters: a model folder, or a hub id, may hold other weights tomorrow."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _code() -> list[Path]:
+    """The files that decide the result; what merely stores or fetches is left out, so a change there costs nothing."""
+    named = {"models.py", "text.py", "wikipedia.py", "downloads.py"}
+    files = sources.dependencies("toolkit.pruning.pruned")
+    return [file for file in files if file.parent.name == "pruning" or file.name in named]
