@@ -41,7 +41,7 @@ def test_c_can_call_them(tmp_path):
     for operation, outputs in (("decompress", [dense]), ("matvec", [x, y])):
         built = ahead.build(operation, "avx2", "float16", "x86-64-v3", tmp_path / f"{operation}.o")
         library = tmp_path / f"{operation}.so"
-        link = ["cc", "-shared", "-Wl,--unresolved-symbols=ignore-all", "-o", library, built]
+        link = ["cc", "-shared", "-Wl,--no-undefined", "-o", library, built]
         subprocess.run(link, check=True, capture_output=True)
         tensors = [encoded.bitmap, encoded.row_offsets, encoded.values, *outputs]
         pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
