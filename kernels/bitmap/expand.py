@@ -24,29 +24,25 @@ def by_shuffle(typing_context, values, at, word):
 
     def generate(context, builder, signature, arguments):
         array, at_value, word_value = arguments
+        some, full = (ir.VectorType(ir.IntType(8), size) for size in (lanes * width, REGISTER))
         table = simd.constant_table(builder, f"shuffles_{width}", shuffles(lanes, width))
-        parts = []
-        for start in range(0, WORD, lanes):
+        kind = ir.FunctionType(full, [full, full])
+        shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
+
+        def expanded(start: int):
+            place = _place(builder, at_value, word_value, start)
+            data = builder.load(simd.pointer(context, builder, values, array, place, some), align=1)
+            if some != full:
+                data = simd.join(builder, [data, ir.Constant(some, None)])
             pattern = builder.and_(builder.lshr(word_value, I32(start)), I32((1 << lanes) - 1))
-            before = builder.ctpop(builder.and_(word_value, I32((1 << start) - 1)))
-            place = builder.add(at_value, builder.zext(before, I64))
-            parts.append(_shuffled(context, builder, values, array, place, table, pattern, lanes))
-        return simd.join(builder, parts)
+            order = builder.load(builder.gep(table, [builder.zext(pattern, I64)]), align=REGISTER)
+            moved = builder.call(shuffle, [data, order])
+            return builder.bitcast(simd.take(builder, moved, range(some.count)), part)
+
+        part = context.get_value_type(Vector(values.dtype, lanes))
+        return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
 
     return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
-
-
-def _shuffled(context, builder, values, array, place, table, pattern, lanes: int):
-    size = lanes * values.dtype.bitwidth // 8
-    some = ir.VectorType(ir.IntType(8), size)
-    full = ir.VectorType(ir.IntType(8), REGISTER)
-    data = builder.load(simd.pointer(context, builder, values, array, place, some), align=1)
-    if size < REGISTER:
-        data = simd.join(builder, [data, ir.Constant(some, None)])
-    order = builder.load(builder.gep(table, [builder.zext(pattern, I64)]), align=REGISTER)
-    shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), ir.FunctionType(full, [full, full]))
-    moved = builder.call(shuffle, [data, order])
-    return builder.bitcast(simd.take(builder, moved, range(size)), vector_of(context, values.dtype, lanes))
 
 
 def shuffles(lanes: int, width: int) -> list[list[int]]:
@@ -70,44 +66,38 @@ def by_instruction(typing_context, values, at, word):
     For a CPU without it LLVM's generic expanding load is written instead, which becomes plain branches there: right,
     and of use only to test the kernels around it.
     """
-    per_step = min(WORD, simd.CACHE_LINE * 8 // values.dtype.bitwidth)
+    lanes = min(WORD, simd.CACHE_LINE * 8 // values.dtype.bitwidth)
+    part = Vector(values.dtype, lanes)
 
     def generate(context, builder, signature, arguments):
         array, at_value, word_value = arguments
         bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
-        parts, place = [], at_value
-        for start in range(0, WORD, per_step):
-            mask = bits if per_step == WORD else simd.take(builder, bits, range(start, start + per_step))
-            parts.append(_expanded(context, builder, values, array, place, mask))
-            before = builder.and_(word_value, I32((1 << start + per_step) - 1))
-            place = builder.add(at_value, builder.zext(builder.ctpop(before), I64))
-        return simd.join(builder, parts)
+        kind = context.get_value_type(part)
+        nothing, suffix = ir.Constant(kind, None), f"v{lanes}i{values.dtype.bitwidth}"
+
+        def load_then_expand(place, mask):
+            data = builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
+            function = ir.FunctionType(kind, [kind, kind, mask.type])
+            expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{suffix}", (), function)
+            return builder.call(expand, [simd.in_register(builder, data), nothing, mask])
+
+        def expanding_load(place, mask):
+            source = simd.pointer(context, builder, values, array, place, kind.element)
+            function = ir.FunctionType(kind, [source.type, mask.type, kind])
+            expand = builder.module.declare_intrinsic(f"llvm.masked.expandload.{suffix}", (), function)
+            return builder.call(expand, [source, mask, nothing])
+
+        def expanded(start: int):
+            mask = bits if lanes == WORD else simd.take(builder, bits, range(start, start + lanes))
+            return expand(_place(builder, at_value, word_value, start), mask)
+
+        expand = load_then_expand if simd.has("avx512vbmi2") else expanding_load
+        return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
 
     return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
 
 
-def _expanded(context, builder, values, array, place, mask):
-    kind = vector_of(context, values.dtype, mask.type.count)
-    nothing = ir.Constant(kind, None)
-    name = f"v{kind.count}i{values.dtype.bitwidth}"
-    if simd.has("avx512vbmi2"):
-        data = simd.in_register(
-            builder, builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
-        )
-        signature = ir.FunctionType(kind, [kind, kind, mask.type])
-        expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{name}", (), signature)
-        return builder.call(expand, [data, nothing, mask])
-    source = simd.pointer(context, builder, values, array, place, values_type(context, values.dtype))
-    signature = ir.FunctionType(kind, [source.type, mask.type, kind])
-    expand = builder.module.declare_intrinsic(f"llvm.masked.expandload.{name}", (), signature)
-    return builder.call(expand, [source, mask, nothing])
-
-
-def vector_of(context, element: types.Number, lanes: int) -> ir.VectorType:
-    """The LLVM type of so many elements."""
-    return context.get_value_type(Vector(element, lanes))
-
-
-def values_type(context, element: types.Number) -> ir.Type:
-    """The LLVM type of one element."""
-    return context.get_value_type(element)
+def _place(builder, at, word, start: int) -> ir.Value:
+    """Where the values of the word's bits from `start` on begin."""
+    before = builder.ctpop(builder.and_(word, I32((1 << start) - 1)))
+    return builder.add(at, builder.zext(before, I64))
