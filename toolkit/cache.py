@@ -79,7 +79,7 @@ def disk_full(error: BaseException) -> bool:
 
 
 def _label(key: dict) -> str:
-    words = "-".join(str(value) for value in key.values() if len(str(value)) <= 24)
+    words = "-".join(str(value) for _, value in sorted(key.items()) if len(str(value)) <= 24)
     return re.sub(r"[^A-Za-z0-9._]+", "-", words)[:60].strip("-.") or "artefact"
 
 

@@ -6,7 +6,7 @@ Embeddings and the output head (often one tied matrix) are no part of the blocks
 import contextlib
 import io
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,10 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, options = _place(name)
-    # a download from the hub may show its progress
-    with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
-        try:
-            model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
-            tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
+    with _loading(name, options):
+        # transformers looks for an adapter too, and unless told otherwise waits half a minute for a hub that is away
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, adapter_kwargs=dict(options), **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -75,12 +72,8 @@ def check_model(name: str) -> None:
     from transformers import AutoConfig
 
     place, options = _place(name)
-    # a download from the hub may show its progress
-    with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
-        try:
-            AutoConfig.from_pretrained(place, **options)
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
+    with _loading(name, options):
+        AutoConfig.from_pretrained(place, **options)
 
 
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:
@@ -128,6 +121,16 @@ def _place(name: str) -> tuple[str, dict]:
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"unknown model {name!r}: there is no such folder; {_offline_models()}")
     return name, {"local_files_only": not hub.reachable()}
+
+
+@contextlib.contextmanager
+def _loading(name: str, options: dict) -> Iterator[None]:
+    """Quiet, but for the progress of a download from the hub; what goes wrong becomes a `UserError`."""
+    try:
+        with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
+            yield
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
 
 
 def _offline_models() -> str:

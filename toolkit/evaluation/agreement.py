@@ -1,6 +1,6 @@
 """Minimal pairs of English agreement from templates: subject and verb, determiner and noun, anaphor and antecedent.
 
-Each template is filled in both numbers (or genders) equally often, so a model that always prefers one form scores one half.
+Each template is filled in both numbers (or genders) equally often: a model that always prefers one form scores half.
 """
 
 import itertools

@@ -42,9 +42,9 @@ def evaluate_tasks(
         batch_size: sequences a forward pass.
 
     Returns one row for each task and metric with columns `task`, `metric` ("acc": by summed log-likelihood; "acc_norm",
-    of the hub's tasks that have it: by log-likelihood a byte), `value` and `standard_error` (shares of 1), `chance` and `items`. The global random
-    generators are left as they were. Raises `UserError` if a task is unknown, listed twice or needs a hub that cannot
-    be reached, or the limit is below 1.
+    of the hub's tasks that have it: by log-likelihood a byte), `value` and `standard_error` (shares of 1), `chance` and
+    `items`. The global random generators are left as they were. Raises `UserError` if a task is unknown, listed twice
+    or needs a hub that cannot be reached, or the limit is below 1.
     """
     _check(tasks, limit)
     from lm_eval import simple_evaluate

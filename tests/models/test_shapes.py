@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from toolkit.errors import UserError
+from toolkit.shapes import SHAPES, random_pruned
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (1, 1), (130, 67), (64, 1000)])
+@pytest.mark.parametrize("sparsity", [0, 0.3, 0.5, 0.97, 1])
+def test_exact_sparsity_in_every_row(shape, sparsity, dtype):
+    weight = random_pruned(shape, sparsity, dtype)
+    assert weight.shape == shape
+    assert weight.dtype == dtype
+    assert ((weight == 0).sum(1) == round(sparsity * shape[1])).all()
+
+
+def test_the_smallest_go():
+    whole, pruned = random_pruned((70, 400), 0, torch.float32), random_pruned((70, 400), 0.5, torch.float32)
+    kept = pruned != 0
+    assert torch.equal(pruned[kept], whole[kept])
+    largest_lost = whole.abs().masked_fill(kept, 0).amax(1)
+    assert (largest_lost <= whole.abs().masked_fill(~kept, 9).amin(1) * 1.001).all()
+    assert whole.std() == pytest.approx(0.02, rel=0.02)
+
+
+def test_seeds_and_rows_differ():
+    one, two = random_pruned((200, 64), 0.5, seed=0), random_pruned((200, 64), 0.5, seed=1)
+    assert torch.equal(one, random_pruned((200, 64), 0.5, seed=0))
+    assert not torch.equal(one, two)
+    assert len(one.unique(dim=0)) == 200
+
+
+@pytest.mark.parametrize("sparsity", [-0.1, 1.1, float("nan")])
+def test_sparsity_outside_its_range(sparsity):
+    with pytest.raises(UserError, match="share of zeros"):
+        random_pruned((4, 4), sparsity)
+
+
+def test_the_parameters_add_up():
+    # blocks × weights of a block, against the published sizes less their embeddings
+    blocks = {"opt-6.7b": (32, 6.44e9), "opt-66b": (64, 65.2e9), "llama2-70b": (80, 68.5e9)}
+    for name, layers in SHAPES.items():
+        count, published = blocks[name]
+        assert count * sum(rows * columns for rows, columns in layers.values()) == pytest.approx(published, rel=0.01)
