@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from toolkit.figures import comparison_bars, timeline
+from toolkit.figures import comparison_bars, evidence_bars, timeline
 
 
 @pytest.fixture
@@ -38,3 +38,28 @@ def test_comparison_bars_hatch_what_is_modelled_and_mark_what_is_published(axes)
     assert [bar.get_width() for bar in axes.patches] == [1.1, 2.2]
     assert [bar.get_hatch() for bar in axes.patches] == ["", "///"]
     assert axes.lines[0].get_xdata().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_evidence_bars_block_by_block_in_the_order_of_the_table(axes):
+    table = pd.DataFrame(
+        {
+            "machine": ["mine", "mine", "theirs"],
+            "tier": ["disk", "DRAM", "DRAM"],
+            "bandwidth_gb_s": [1.0, 10.0, 50.0],
+            "evidence": ["measured", "measured", "modelled"],
+        }
+    )
+    evidence_bars(axes, table, "bandwidth_gb_s", block="machine", bar="tier")
+    bars = [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2, 9), bar.get_hatch()) for bar in axes.patches]
+    assert bars == [(1.0, -0.2, ""), (10.0, 0.2, ""), (50.0, 1.0, "///")]
+    assert axes.patches[1].get_facecolor() == axes.patches[2].get_facecolor() != axes.patches[0].get_facecolor()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["disk", "DRAM", "modelled"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mine", "theirs"]
+
+
+def test_evidence_bars_leave_the_place_of_a_block_without_rows(axes):
+    row = {"machine": ["theirs"], "tier": ["DRAM"], "value": [50.0], "evidence": ["published"]}
+    evidence_bars(axes, pd.DataFrame(row), "value", block="machine", bar="tier", blocks=["mine", "theirs"])
+    assert [bar.get_y() + bar.get_height() / 2 for bar in axes.patches] == [1.0]
+    assert axes.get_ylim() == (1.5, -0.5)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["DRAM"]

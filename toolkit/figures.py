@@ -1,8 +1,11 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
+from collections.abc import Sequence
+
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
 GOLDEN = 0.62
@@ -15,7 +18,7 @@ PUBLISHED = {
     "linestyle": "none",
     "zorder": 5,
 }
-HATCHES = {"measured": "", "modelled": "///"}
+HATCHES = {"measured": "", "modelled": "///"}  # and plain where published
 
 
 def use_style() -> None:
@@ -69,6 +72,35 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.legend(loc="lower right")
+
+
+def evidence_bars(
+    axes: Axes, table: pd.DataFrame, value: str, block: str, bar: str, blocks: Sequence[str] = ()
+) -> None:
+    """Horizontal bars on a log axis: a block a value of column `block`, in it a colour a value of `bar`.
+
+    Hatched where the row's `evidence` is modelled. Bars stand in the order of the table, and so do the blocks unless
+    `blocks` orders them, so that several axes can share theirs; a block without rows stays empty.
+    """
+    bars = list(dict.fromkeys(table[bar]))
+    colours = dict(zip(bars, sns.color_palette("colorblind", len(bars)), strict=True))
+    blocks = list(blocks) or list(dict.fromkeys(table[block]))
+    height = 0.8 / len(bars)
+    for place, name in enumerate(blocks):
+        rows = table[table[block] == name]
+        for number, row in enumerate(rows.to_dict("records")):
+            middle = place + height * (number - (len(rows) - 1) / 2)
+            style = {"color": colours[row[bar]], "hatch": HATCHES.get(row["evidence"], ""), "edgecolor": "white"}
+            axes.barh(middle, row[value], height=height, linewidth=0.3, **style)
+    axes.set_yticks(range(len(blocks)), blocks)
+    axes.set_xscale("log")
+    axes.set_ylim(len(blocks) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    keys = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    if "modelled" in set(table["evidence"]):
+        keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))
+    axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
 
 
 def timeline(axes: Axes, spans: pd.DataFrame) -> None:

@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from toolkit import paths
+from toolkit import paths, results
 from toolkit.errors import UserError
-from toolkit.simulation.hardware import BASES, Memory, Storage, profile, profiles
+from toolkit.simulation.hardware import BASES, EVIDENCE, Memory, Storage, profile, profiles
 
 NUMBER = {"value": 2, "unit": "TB", "basis": "paper", "source": "table 1 of a paper"}
 RATE = NUMBER | {"unit": "GB/s"}
@@ -94,6 +94,15 @@ def test_the_table_has_a_row_a_number(write):
     assert table["value"].tolist() == [2e12, 2.0, 2 * 2**30, 2.0, 0.002]
     assert table["name"].tolist() == ["disk", "disk", "gpu", "gpu", "gpu"]
     assert set(table["basis"]) == {"paper"}
+    assert set(table["evidence"]) == {"published"}
+
+
+def test_every_basis_is_a_kind_of_evidence_and_only_stated_numbers_are_published():
+    assert EVIDENCE.keys() == BASES.keys()
+    assert set(EVIDENCE.values()) <= set(results.EVIDENCE)
+    table = profile("endor-rtx4080").table().set_index(["part", "quantity"])["evidence"]
+    assert table["device", "bandwidth_gb_s"] == "published"
+    assert table["dram", "bandwidth_gb_s"] == table["links", "storage_to_dram_gb_s"] == "modelled"
 
 
 @pytest.mark.parametrize(

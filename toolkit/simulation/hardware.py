@@ -28,6 +28,13 @@ BASES = {
     "assumed": "stated nowhere; the source says what was assumed",
     "measured": "measured on the machine by the probe",
 }
+EVIDENCE = {  # the kind of evidence that a results table gives for a number of each basis
+    "paper": "published",
+    "datasheet": "published",
+    "derived": "modelled",
+    "assumed": "modelled",
+    "measured": "measured",
+}
 
 # How a number is written in a file: its key, the attribute it becomes, and each unit's factor to the attribute's.
 GB, GIB = 1e9, 2.0**30
@@ -173,7 +180,7 @@ class Profile:
         return value[dtype[0]] if dtype else value
 
     def table(self) -> pd.DataFrame:
-        """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source."""
+        """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source, evidence."""
         return pd.DataFrame(
             {
                 "profile": self.id,
@@ -185,6 +192,7 @@ class Profile:
                 "high": source.high,
                 "basis": source.basis,
                 "source": source.text,
+                "evidence": EVIDENCE[source.basis],
             }
             for name, source in self.sources.items()
         )

@@ -1,0 +1,80 @@
+"""Operation counts by hand, against loops, and on rooflines whose ridge is easy to see."""
+
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.simulation.arithmetic import decode_operations, linear, roofline
+from toolkit.simulation.hardware import Memory, profile
+
+LLAMA_2_7B = {"hidden": 4096, "ffn": 11008, "heads": 32, "context": 2048}
+# by hand: 2 × 4096² = 33,554,432 operations on as many bytes of weights, and 16 KiB of vectors; and so on
+BY_HAND = {
+    "q": (33_554_432, 33_554_432 + 16_384),
+    "gate": (90_177_536, 90_177_536 + 2 * 4096 + 2 * 11008),
+    "down": (90_177_536, 90_177_536 + 2 * 4096 + 2 * 11008),
+    "qk": (16_777_216, 16_777_216 + 2 * 4096 + 2 * 65_536),
+    "sv": (16_777_216, 16_777_216 + 2 * 4096 + 2 * 65_536),
+    "softmax": (327_680, 262_144),
+    "norm": (28_672, 16_384),
+    "add": (4_096, 16_384),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_llama_2_7b_by_hand(name):
+    operation = {operation.name: operation for operation in decode_operations(**LLAMA_2_7B)}[name]
+    assert (operation.ops, operation.moved_bytes) == BY_HAND[name]
+
+
+def test_a_mat_vec_counts_what_its_loop_does():
+    inputs, outputs, ops, touched = 3, 5, 0, 0
+    for _ in range(outputs):
+        touched += 1  # the output
+        for _ in range(inputs):
+            ops, touched = ops + 2, touched + 1  # a multiply-add; a weight
+    touched += inputs
+    operation = linear("toy", inputs, outputs)
+    assert (operation.ops, operation.moved_bytes) == (ops, 2 * touched)
+
+
+def test_scores_count_what_the_loop_over_heads_does():
+    hidden, heads, context = 6, 2, 4
+    ops = sum(2 for _ in range(heads) for _ in range(context) for _ in range(hidden // heads))
+    keys, query, scores = hidden * context, hidden, heads * context
+    found = {operation.name: operation for operation in decode_operations(hidden, 1, heads, context)}
+    assert (found["qk"].ops, found["qk"].moved_bytes) == (ops, 2 * (keys + query + scores))
+
+
+def test_packed_weights_move_fewer_bytes_for_the_same_operations():
+    dense, packed = linear("q", 64, 64), linear("q", 64, 64, weight_bits=4)
+    assert packed.ops == dense.ops
+    assert dense.moved_bytes - packed.moved_bytes == 64 * 64 * 1.5
+
+
+def test_roofline_on_both_sides_of_its_ridge():
+    gpu = Memory("toy", 1.0, 1000.0, {"fp16": 2.0})  # ridge at 2 operations a byte
+    operations = [linear("packed", 4000, 4000, weight_bits=3), linear("dense", 4000, 4000)]
+    packed, dense = roofline(operations, {"toy": gpu}).to_dict("records")
+    assert (packed["limit"], packed["attainable_ops_s"]) == ("compute", 2e12)
+    assert dense["limit"] == "memory"
+    assert dense["attainable_ops_s"] == pytest.approx(operations[1].intensity * 1e12)
+    assert dense["time_s"] == pytest.approx(operations[1].moved_bytes / 1e12)  # memory-bound: the time of its bytes
+
+
+def test_a_processor_without_fp16_is_held_to_its_fp32_peak():
+    cpu = Memory("toy", 1.0, 1000.0, {"fp32": 0.5, "bf16": 0.001})
+    assert roofline([linear("q", 64, 64)], {"toy": cpu})["attainable_ops_s"].item() == 0.5e12
+    with pytest.raises(UserError, match="fp32"):
+        roofline([linear("q", 64, 64)], {"toy": Memory("toy", 1.0, 1000.0)})
+
+
+def test_decoding_llama_is_memory_bound_on_the_a6000():
+    table = roofline(decode_operations(**LLAMA_2_7B), {"a6000": profile("spqr-a6000").device})
+    assert set(table["limit"]) == {"memory"}
+    assert table.set_index("operation")["attainable_ops_s"]["add"] == 192e9
+
+
+@pytest.mark.parametrize("name", [*LLAMA_2_7B, "weight_bits", "value_bytes"])
+def test_sizes_below_one_are_refused(name):
+    with pytest.raises(UserError, match=f"{name}=0: expected 1 or more"):
+        decode_operations(**LLAMA_2_7B | {name: 0})
