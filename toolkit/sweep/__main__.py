@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.sweep.catalogue import PRESETS, notebooks
 from toolkit.sweep.plan import Job, cores, make_jobs
@@ -28,7 +29,9 @@ def _main(options: argparse.Namespace) -> int:
         print(_listing())
         return 0
     if options.lab:
-        os.execv(sys.executable, [sys.executable, "-m", "jupyterlab", "notebooks"])
+        as_root = ["--allow-root"] if os.geteuid() == 0 else []  # a container's only user, as a rule
+        folder = str(paths.root() / "notebooks")
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", folder, *as_root])
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     if options.profile and not options.profile.is_dir():
