@@ -8,17 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 DROPPED_TAGS = {
-    "ref",
-    "references",
-    "table",
-    "gallery",
-    "math",
-    "timeline",
-    "imagemap",
-    "score",
-    "syntaxhighlight",
-    "source",
-}
+    "gallery", "imagemap", "math", "ref", "references", "score", "source", "syntaxhighlight", "table", "timeline",
+}  # fmt: skip
 DROPPED_SECTIONS = {
     "see also", "references", "external links", "further reading", "notes", "bibliography", "footnotes", "sources",
     "notes and references", "citations", "works cited", "references and notes",
@@ -27,8 +18,9 @@ DROPPED_SECTIONS = {
 NAMESPACE = re.compile(
     r"^\s*:?(?:file|image|media|category|wikipedia|template|[a-z]{2,3}(?:-[a-z-]+)?|simple):\S", re.IGNORECASE
 )
-
 REFERENCE = re.compile(r"<ref\b[^>]*?/>|<ref\b[^>]*>.*?</ref>", re.IGNORECASE | re.DOTALL)
+SECTION = re.compile(r"^==([^=\n]+)==[ \t]*(?:<!--.*?-->)?[ \t]*$", re.MULTILINE)  # the second level is the outermost
+# markup too broken to parse stays as text: its line goes
 MARKUP = re.compile(r"^[|!{]|\[\[|\]\]|\{\{|\}\}|</?[a-z]+[^<>]*>|^[\w-]+ ?= ?\S+$|\|")
 
 
@@ -43,18 +35,19 @@ def articles(dump: Path) -> Iterator[tuple[str, str]]:
 
 def plain_text(wikitext: str) -> str:
     """MediaWiki markup as clean paragraphs: no tables, templates, references, pictures, categories or link sections."""
+    lead, *rest = SECTION.split(REFERENCE.sub("", wikitext))
+    titled = zip(rest[::2], rest[1::2], strict=True)
+    kept = [f"{title}\n\n{body}" for title, body in titled if title.strip().lower() not in DROPPED_SECTIONS]
+    return "\n\n".join(text for section in (lead, *kept) if (text := _section_text(section)))
+
+
+def _section_text(wikitext: str) -> str:
+    """One section's text: each is parsed alone, so that markup left open spoils no other."""
     import mwparserfromhell
 
-    code = mwparserfromhell.parse(REFERENCE.sub("", wikitext))
+    code = mwparserfromhell.parse(wikitext)
     _drop(code)
-    kept, wanted = [], True
-    for section in code.get_sections(flat=True, include_lead=True):
-        heading = next(section.ifilter_headings(), None)
-        if heading and heading.level <= 2:
-            wanted = heading.title.strip_code().strip().lower() not in DROPPED_SECTIONS
-        if wanted:
-            kept.append(section.strip_code())
-    return _tidy("\n\n".join(kept))
+    return _tidy(code.strip_code())
 
 
 def _drop(code) -> None:
