@@ -32,11 +32,11 @@ def sparsegpt(weight, inputs, sparsity, groups=None, damping=0.01, block=BLOCK):
     inputs, pruned = inputs.double(), weight.double().clone()
     rows, columns = weight.shape
     hessian = 2 * inputs.T @ inputs / len(inputs)
-    for j in range(columns):
-        if hessian[j, j] == 0:
-            hessian[j, j] = 1
-            pruned[:, j] = 0
+    dead = [j for j in range(columns) if hessian[j, j] == 0]
     hessian += damping * hessian.diagonal().mean() * torch.eye(columns)
+    for j in dead:
+        hessian[j, j] = 1
+        pruned[:, j] = 0
     inverse = [torch.linalg.inv(hessian[j:, j:]) for j in range(columns)]
     mask = torch.zeros(rows, columns, dtype=torch.bool)
     for j in range(columns):

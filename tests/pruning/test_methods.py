@@ -88,16 +88,31 @@ def test_ties_keep_the_exact_sparsity(sparsity):
         assert (METHODS[name](weight, gram, sparsity, None) == 0).sum() == int(120 * sparsity), name
 
 
+@pytest.mark.parametrize("damping", [0, 0.01])
 @pytest.mark.parametrize("text", [None, "2:4"])
-def test_sparsegpt_clears_columns_that_no_input_reached(text):
+def test_sparsegpt_clears_columns_that_no_input_reached(text, damping):
     weight, inputs = layer(4, 16)
     inputs[:, [3, 9]] = 0
     pattern = Pattern.parse(text) if text else None
-    pruned = METHODS["sparsegpt"](weight, inputs.T @ inputs, 0.5, pattern)
-    expected = naive_pruning.sparsegpt(weight, inputs, 0.5, (2, 4) if text else None)
+    pruned = SparseGPT(damping)(weight, inputs.T @ inputs, 0.5, pattern)
+    expected = naive_pruning.sparsegpt(weight, inputs, 0.5, (2, 4) if text else None, damping)
     assert (pruned[:, [3, 9]] == 0).all()
     assert torch.equal(pruned == 0, expected == 0)
     torch.testing.assert_close(pruned, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_all_columns_dead_clears_the_layer():
+    assert (METHODS["sparsegpt"](torch.ones(3, 8), torch.zeros(8, 8), 0.5, None) == 0).all()
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_the_scale_of_the_inputs_changes_nothing(scale):
+    weight, inputs = layer(5, 16)
+    inputs[:, 4] = 0
+    for name in METHODS:
+        first = METHODS[name](weight, inputs.T @ inputs, 0.5, None)
+        second = METHODS[name](weight, inputs.T @ inputs * scale, 0.5, None)
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("name", METHODS)

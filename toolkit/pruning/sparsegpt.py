@@ -51,15 +51,14 @@ class SparseGPT:
 
 
 def inverse_factor(gram: Float[Tensor, "n n"], damping: float) -> Float[Tensor, "n n"]:
-    """The upper U with UᵀU = H⁻¹, H being `gram` with a damped diagonal (and ones where it is zero).
+    """The upper U with UᵀU = H⁻¹, H being `gram` with a damped diagonal.
 
-    The papers' Cholesky factor of the inverse, had with one factorisation: with rows and columns reversed, H = RRᵀ for
+    The paper's Cholesky factor of the inverse, had with one factorisation: with rows and columns reversed, H = RRᵀ for
     an upper R, and U = R⁻¹. No inverse is formed, which float32 takes better.
     """
     diagonal = gram.diagonal()
-    diagonal = diagonal.masked_fill(diagonal == 0, 1)
     hessian = gram.clone()
-    hessian.diagonal().copy_(diagonal + damping * diagonal.mean())
+    hessian.diagonal().add_(damping * diagonal.mean()).masked_fill_(diagonal == 0, 1)  # no input: any value does
     lower, failed = torch.linalg.cholesky_ex(hessian.flip(0, 1))
     if failed:
         raise UserError(f"the Hessian is not positive definite with damping {damping}; take a larger one")
