@@ -2,6 +2,8 @@
 
 import ctypes
 import mmap
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -221,3 +223,17 @@ def test_wrong_arguments_are_refused_before_any_kernel_runs():
 def test_columns_of_the_values():
     matrix = sparse((20, 70), torch.int8, 0.7)
     assert bitmap.columns(bitmap.encode(matrix), torch.int32).tolist() == naive.csr(matrix)[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_process_can_decode():
+    """It has none of its parent's threads, and must not wait for them. (Many of torch's operations do.)"""
+    matrix = sparse((600, 1024), torch.float16, 0.5)
+    encoded, out = bitmap.encode(matrix), torch.empty_like(matrix)
+    bitmap.decompress(encoded)  # so that the threads exist
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        bitmap.decompress(encoded, out)
+        os._exit(0 if np.array_equal(bitmap._bits(out), bitmap._bits(matrix)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
