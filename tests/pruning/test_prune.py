@@ -163,7 +163,7 @@ class Weighing:
             return weight * 0.9
         live = {}
         for thing in gc.get_objects():
-            if type(thing) is torch.Tensor:
+            if type(thing) is torch.Tensor and thing.layout is torch.strided and not thing.is_meta:
                 storage = thing.untyped_storage()
                 live[storage.data_ptr()] = storage.nbytes()
         self.seen.append(sum(size for pointer, size in live.items() if pointer not in self.parameters))
