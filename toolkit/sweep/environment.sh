@@ -19,18 +19,26 @@ find_python() {  # the first Python that is recent enough
     fail "no Python 3.11 or newer found; install one, or name it: PYTHON=/path/to/python $0"
 }
 
+is_made() {  # $1: extra, $2: checksum of what is wanted; dev has all that the base has
+    local stamp
+    for stamp in ".venv/installed-${1:-base}" .venv/installed-dev; do
+        [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$2" ] && return
+    done
+    return 1
+}
+
 make_venv() {  # $1: extra
     local extra=$1 base stamp wanted
     stamp=.venv/installed-${extra:-base}
     wanted=$(cat requirements.lock pyproject.toml | cksum)
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ] && return
+    is_made "$extra" "$wanted" && return
     if [ ! -x .venv/bin/python ] || ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
         base=$(find_python) || exit 2
         rm -rf .venv  # what an interrupted set-up left
         "$base" -m venv .venv || fail "could not make .venv with $base (on Debian: apt install python3-venv)"
     fi
     echo "Setting up .venv from requirements.lock (some minutes, once) ..."
-    rm -f .venv/installed-*
+    rm -f "$stamp"
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".${extra:+[$extra]}" ||
         fail "set-up stopped: pip could not install what requirements.lock names (its message is above); with the network or disk space back, the same command goes on"
     echo "$wanted" > "$stamp"
