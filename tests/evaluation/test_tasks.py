@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests import naive_evaluation
 from toolkit import hub, text
 from toolkit.errors import UserError
-from toolkit.evaluation import HUB_TASKS, LOCAL_TASKS, evaluate_tasks
+from toolkit.evaluation import HUB_TASKS, LOCAL_TASKS, evaluate_tasks, harness
 from toolkit.evaluation.local_tasks import LocalTask
 from toolkit.models import load_model
 
@@ -105,6 +105,24 @@ def test_two_tasks_keep_their_order_and_the_generators_their_states(small, capfd
     assert draws() == expected
     assert list(table["task"]) == ["local_last_word", "local_agreement"]
     assert "loglikelihood" not in "".join(capfd.readouterr())
+
+
+def test_a_group_of_groups_is_one_row_with_all_its_items():
+    scores = {"acc,none": 0.5, "acc_stderr,none": 0.1, "alias": "mmlu"}
+    found = {
+        "results": {"mmlu": scores, "piqa": scores | {"acc_norm,none": 0.6, "acc_norm_stderr,none": 0.2}},
+        "group_subtasks": {"mmlu": ["stem", "other"], "stem": ["physics", "algebra"], "other": ["law"], "piqa": []},
+        "n-samples": {name: {"effective": n} for name, n in {"physics": 3, "algebra": 4, "law": 5, "piqa": 6}.items()},
+    }
+    table = harness._table(found, ["piqa", "mmlu"])
+    assert table.to_dict("list") == {
+        "task": ["piqa", "piqa", "mmlu"],
+        "metric": ["acc", "acc_norm", "acc"],
+        "value": [0.5, 0.6, 0.5],
+        "standard_error": [0.1, 0.2, 0.1],
+        "chance": [0.5, 0.5, 0.25],
+        "items": [6, 6, 12],
+    }
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,6 @@ def _table(found: dict, tasks: Sequence[str]) -> "pandas.DataFrame":
     rows = []
     for task in tasks:
         scores = found["results"][task]
-        parts = found.get("group_subtasks", {}).get(task) or [task]  # mmlu is a group of groups of subjects
         for metric in METRICS:
             if f"{metric},none" in scores:
                 rows.append(
@@ -126,12 +125,13 @@ def _table(found: dict, tasks: Sequence[str]) -> "pandas.DataFrame":
                         "value": float(scores[f"{metric},none"]),
                         "standard_error": float(scores[f"{metric}_stderr,none"]),
                         "chance": LOCAL_TASKS[task].chance if task in LOCAL_TASKS else HUB_TASKS[task],
-                        "items": sum(_items(found, part) for part in parts),
+                        "items": _items(found, task),
                     }
                 )
     return pandas.DataFrame(rows, columns=["task", "metric", "value", "standard_error", "chance", "items"])
 
 
 def _items(found: dict, task: str) -> int:
+    """Items of a task, or of a group of tasks or of groups (mmlu's are its subjects)."""
     parts = found.get("group_subtasks", {}).get(task)
     return sum(_items(found, part) for part in parts) if parts else found["n-samples"][task]["effective"]
