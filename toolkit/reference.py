@@ -58,8 +58,9 @@ def readme_tables(folder: Path) -> str:
             "",
             markdown(_quality(quality)),
             "",
-            "**What packing saves**, bytes over dense bytes at 50 % sparsity: a random twin of ENDOR's first FFN matrix "
-            f"(36864 × 9216), scaled up from {rows} of its rows, so modelled; the same on the real model is in the report.",
+            "**What packing saves**, bytes over dense bytes at 50 % sparsity: a random twin of ENDOR's first FFN "
+            f"matrix (36864 × 9216), scaled up from {rows} of its rows, so modelled; the same on the real model is in "
+            "the report.",
             "",
             markdown(_sizes(sizes)),
             "",
