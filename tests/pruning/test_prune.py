@@ -202,9 +202,10 @@ REFUSED = {
     "empty calibration": ({"calibration": torch.zeros(0, dtype=torch.int64)}, "calibration has 0 tokens"),
     "short calibration": ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
     "less than one window": ({"sequence_length": 32, "windows": 4}, "4 windows of 32 need 128"),
-    "no windows": ({"windows": 0}, "windows is 0; expected at least 1"),
-    "no length": ({"sequence_length": 0}, "sequence_length is 0; expected at least 1"),
-    "no batch": ({"batch_size": 0}, "batch_size is 0; expected at least 1"),
+    "no windows": ({"windows": 0}, "windows is 0; expected a whole number, at least 1"),
+    "half a window": ({"windows": 2.5}, "windows is 2.5; expected a whole number"),
+    "no length": ({"sequence_length": 0}, "sequence_length is 0; expected a whole number, at least 1"),
+    "no batch": ({"batch_size": 0}, "batch_size is 0; expected a whole number, at least 1"),
     "too long": ({"sequence_length": POSITIONS + 1}, "sequence_length 49 is beyond the model's 48 positions"),
     "a table of tokens": ({"calibration": torch.zeros(2, 96, dtype=torch.int64)}, r"torch.int64 \[2, 96\]"),
     "embeddings": ({"calibration": torch.zeros(96)}, r"torch.float32 \[96\]"),
@@ -244,7 +245,9 @@ def test_weights_that_are_not_finite_are_refused(tiny, tokens, value):
 def test_activations_that_overflow_are_told(tiny, tokens):
     model = tiny().to(torch.float16)
     model.model.layers[1].mlp.gate_proj.weight.data.fill_(6e4)
-    with pytest.raises(UserError, match=r"down_proj are not finite in torch.float16; load the model in bfloat16"):
+    with pytest.raises(
+        UserError, match=r"block 1: inputs of mlp.down_proj are not finite in torch.float16; load the model in bfloat16"
+    ):
         prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
     assert not any(module._forward_pre_hooks for module in model.modules())
 

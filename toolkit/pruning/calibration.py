@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,8 +21,8 @@ def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> In
     Raises `UserError` if there are too few tokens, or tokens or numbers are of the wrong kind.
     """
     for label, value in {"windows": windows, "sequence_length": sequence_length}.items():
-        if value is not None and value < 1:
-            raise UserError(f"{label} is {value}; expected at least 1")
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            raise UserError(f"{label} is {value!r}; expected a whole number, at least 1")
     if tokens.ndim != 1 or tokens.is_floating_point():
         raise UserError(f"calibration is {tokens.dtype} {list(tokens.shape)}; expected token ids, int64 [n]")
     windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
@@ -46,12 +47,12 @@ def walk(
     blocks = decoder_blocks(model)
     calls = _block_calls(model, blocks, windows[:1])
     hidden = _first_inputs(model, blocks[0], windows, batch_size)
-    for block, call in zip(blocks, calls, strict=True):
+    for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
         linears = decoder_linears(block)
         with recorded_grams(linears) as grams:
             for batch in hidden.split(batch_size):
                 call(block, batch)
-        _check(grams, linears, hidden.dtype)
+        _check(grams, linears, f"block {index}", hidden.dtype)
         yield block, grams
         if block is not blocks[-1]:
             for batch in hidden.split(batch_size):
@@ -124,17 +125,21 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
     def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
         raise _ReachedError(args[0])
 
+    hidden = None
     handle = first.register_forward_pre_hook(stop)
-    parts = []
     try:
-        for batch in windows.split(batch_size):
+        for start in range(0, len(windows), batch_size):
+            batch = slice(start, start + batch_size)
             try:
-                _forward(model, batch)
+                _forward(model, windows[batch])
             except _ReachedError as reached:
-                parts.append(reached.args[0])
+                (inputs,) = reached.args
+                if hidden is None:
+                    hidden = inputs.new_empty(len(windows), *inputs.shape[1:])
+                hidden[batch] = inputs
     finally:
         handle.remove()
-    return torch.cat(parts)
+    return hidden
 
 
 def _forward(model: nn.Module, tokens: Tensor) -> None:
@@ -142,9 +147,11 @@ def _forward(model: nn.Module, tokens: Tensor) -> None:
     model.base_model(tokens.to(model.device), use_cache=False)
 
 
-def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], dtype: torch.dtype) -> None:
+def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], block: str, dtype: torch.dtype) -> None:
     for name in linears:
         if name not in grams:
-            raise UserError(f"no calibration token reached {name}; give more windows")
+            raise UserError(f"no calibration token reached {name} of {block}; give more windows")
         if not grams[name].isfinite().all():
-            raise UserError(f"inputs of {name} are not finite in {dtype}; load the model in bfloat16 or float32")
+            raise UserError(
+                f"{block}: inputs of {name} are not finite in {dtype}; load the model in bfloat16 or float32"
+            )

@@ -112,9 +112,11 @@ def _prune_linear(
 def relative_output_error(
     weight: Float[Tensor, "rows columns"], pruned: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]
 ) -> float:
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if both are."""
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if nothing is lost."""
     lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - pruned, weight))
-    return math.sqrt(max(lost, 0) / whole) if lost > 0 else 0.0
+    if lost <= 0:
+        return 0.0
+    return math.sqrt(lost / whole) if whole > 0 else math.inf
 
 
 def _check_layers(model: nn.Module, pattern: Pattern | None) -> None:
@@ -142,7 +144,7 @@ def _cut(
             raise UserError(f"{type(method).__name__} needs calibration tokens: pass calibration=load_tokens(...)")
         return None
     if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; expected at least 1")
+        raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
     cut = cut_windows(tokens, windows, sequence_length)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
     if sequence_length > positions:
