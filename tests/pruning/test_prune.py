@@ -245,9 +245,7 @@ def test_weights_that_are_not_finite_are_refused(tiny, tokens, value):
 def test_activations_that_overflow_are_told(tiny, tokens):
     model = tiny().to(torch.float16)
     model.model.layers[1].mlp.gate_proj.weight.data.fill_(6e4)
-    with pytest.raises(
-        UserError, match=r"block 1: inputs of mlp.down_proj are not finite in torch.float16; load the model in bfloat16"
-    ):
+    with pytest.raises(UserError, match=r"block 1: inputs of mlp\.down_proj are not finite in torch\.float16; load it"):
         prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
     assert not any(module._forward_pre_hooks for module in model.modules())
 

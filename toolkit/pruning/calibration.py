@@ -152,6 +152,4 @@ def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], block: str, 
         if name not in grams:
             raise UserError(f"no calibration token reached {name} of {block}; give more windows")
         if not grams[name].isfinite().all():
-            raise UserError(
-                f"{block}: inputs of {name} are not finite in {dtype}; load the model in bfloat16 or float32"
-            )
+            raise UserError(f"{block}: inputs of {name} are not finite in {dtype}; load it in bfloat16 or float32")
