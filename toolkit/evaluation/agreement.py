@@ -25,7 +25,9 @@ DETERMINERS = [("this", "these"), ("that", "those")]
 LINKS = ["near", "behind", "beside", "next to", "in front of"]
 ADJECTIVES = ["old", "red", "small", "strange", "heavy", "famous", "broken", "new"]
 FOUND = ["bought", "found", "painted", "described", "sold", "noticed"]
-REFLEXIVE = ["hurt", "blamed", "admired", "introduced", "defended", "described"]
+ADVERBS = ["often", "never", "once", "always", "rarely"]
+REFLEXIVES = ["himself", "herself", "themselves"]
+REFLEXIVE_VERBS = ["hurt", "blamed", "admired", "introduced", "defended", "described"]
 MEN = ["John", "David", "Peter", "Robert", "James", "Michael"]
 WOMEN = ["Mary", "Susan", "Anna", "Linda", "Sarah", "Laura"]
 
@@ -62,15 +64,15 @@ def determiner_noun() -> Iterator[Pair]:
 
 
 def anaphor() -> Iterator[Pair]:
-    """The reflexive agrees with its antecedent in number or gender: "The guards near Mary admired → themselves"."""
-    for (men, women), link, verb in itertools.product(itertools.product(MEN, WOMEN), LINKS, REFLEXIVE):
-        yield Pair(f"{men} {link} {women} {verb}", "himself", "herself")
-        yield Pair(f"{women} {link} {men} {verb}", "herself", "himself")
-    for noun, link, verb, (name, single) in itertools.product(
-        PEOPLE, LINKS, REFLEXIVE, [(name, "himself") for name in MEN] + [(name, "herself") for name in WOMEN]
-    ):
-        yield Pair(f"The {noun[1]} {link} {name} {verb}", "themselves", single)
-        yield Pair(f"{name} {link} the {noun[1]} {verb}", single, "themselves")
+    """The reflexive agrees with its antecedent in gender and number: "The guards often blamed → themselves".
+
+    No other noun stands between, unlike in `subject_verb`: SmolLM2 takes the nearer noun for the antecedent so firmly
+    that it falls far below chance, and pruning, which takes a model towards chance, would seem to help it.
+    """
+    subjects = [(name, "himself") for name in MEN] + [(name, "herself") for name in WOMEN]
+    subjects += [(f"The {plural}", "themselves") for _, plural in PEOPLE]
+    for index, ((subject, right), adverb, verb) in enumerate(itertools.product(subjects, ADVERBS, REFLEXIVE_VERBS)):
+        yield Pair(f"{subject} {adverb} {verb}", right, [form for form in REFLEXIVES if form != right][index % 2])
 
 
 def _balanced(found: list[Pair], chance: random.Random) -> list[Pair]:
