@@ -44,6 +44,7 @@ class Span:
     layer: int | None = None
 
     def __post_init__(self):
+        """Refuse what no clock can give."""
         if self.stage not in STAGES:
             raise unknown("stage", self.stage, STAGES)
         if self.tier not in TIERS:
@@ -65,6 +66,7 @@ class Timeline:
     evidence: str
 
     def __post_init__(self):
+        """Refuse an unknown evidence."""
         if self.evidence not in EVIDENCE:
             raise unknown("evidence of a timeline", self.evidence, EVIDENCE)
 
