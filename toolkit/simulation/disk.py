@@ -5,10 +5,8 @@ the page cache all the same, reads are buffered and say so.
 """
 
 import contextlib
-import ctypes
 import errno
 import itertools
-import mmap
 import os
 import shutil
 import tempfile
@@ -20,23 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError, unknown
+from toolkit.storage import files
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.files import BLOCK_BYTES, OpenFile
+from toolkit.storage.preads import read_ranges, warm_up
 
-BLOCK_BYTES = 4096  # what O_DIRECT's offsets, lengths and addresses are multiples of: enough for any disk in use
 PATTERNS = ("random", "sequential")
+BATCH = 16  # reads between two looks at the clock
 SPARE_BYTES = 64 << 20  # left free beside the file
 WRITE_BYTES = 16 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-@dataclass(frozen=True)
-class OpenFile:
-    """An open file of `size_bytes`, read in `mode` "direct" or "buffered"."""
-
-    descriptor: int
-    size_bytes: int
-    mode: str
 
 
 @dataclass(frozen=True)
@@ -62,26 +56,12 @@ def scratch_file(folder: Path, size_bytes: int) -> Iterator[OpenFile]:
     with contextlib.ExitStack() as stack:
         stack.callback(os.close, writer)
         try:
-            reader, direct = _open(name)
+            reader, direct = files.open_direct(name)
         finally:
             os.unlink(name)
         stack.callback(os.close, reader)
         _fill(writer, size_bytes, folder)
-        yield OpenFile(reader, size_bytes, "direct" if direct and _bypasses_cache(reader, writer) else "buffered")
-
-
-@contextlib.contextmanager
-def existing_file(path: Path) -> Iterator[OpenFile]:
-    """A file that is there already, open for reading; its pages are dropped from the cache first."""
-    reader, direct = _open(str(path))
-    plain = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
-        mode = "direct" if direct and _bypasses_cache(reader, plain) else "buffered"
-        yield OpenFile(reader, os.fstat(reader).st_size, mode)
-    finally:
-        os.close(plain)
-        os.close(reader)
+        yield OpenFile(reader, size_bytes, "direct" if direct and files.bypasses_cache(reader, writer) else "buffered")
 
 
 def read(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seconds: float, seed: int = 0) -> Reading:
@@ -97,36 +77,37 @@ def read(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seconds: 
         os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         advice = os.POSIX_FADV_RANDOM if pattern == "random" else os.POSIX_FADV_SEQUENTIAL
         os.posix_fadvise(file.descriptor, 0, 0, advice)
-    buffers = [mmap.mmap(-1, chunk_bytes) for _ in range(threads)]  # whole pages: aligned
+    buffer = aligned_buffer(threads * chunk_bytes).reshape(threads, chunk_bytes)
+    warm_up()
     start = threading.Barrier(threads)
 
-    def work(offsets: list[int], buffer: mmap.mmap) -> tuple[int, float]:
-        buffer[:] = bytes(chunk_bytes)  # touched: no page faults while the clock runs
+    def work(offsets: Int64[np.ndarray, " chunks"], target: UInt8[np.ndarray, " bytes"]) -> tuple[int, float]:
         start.wait()
-        count, elapsed_s = _read_share(file, offsets, buffer, seconds)
+        count, elapsed_s = _read_share(file, offsets, target, seconds)
         return count * chunk_bytes, elapsed_s
 
     with ThreadPoolExecutor(threads) as pool:  # leaving it waits for the threads, after an interruption too
-        results = list(pool.map(work, shares, buffers))
+        results = list(pool.map(work, shares, buffer))
     return Reading(sum(done for done, _ in results), sum(done / elapsed_s for done, elapsed_s in results) / 1e9)
 
 
-def _read_share(file: OpenFile, offsets: list[int], buffer: mmap.mmap, seconds: float) -> tuple[int, float]:
-    """Chunks read, and the time to the last."""
-    descriptor, size, views, count = file.descriptor, len(buffer), [buffer], 0
-    again = file.mode == "direct"
-    began = time.perf_counter()
-    for offset in itertools.cycle(offsets) if again else offsets:
-        if os.preadv(descriptor, views, offset) != size:
-            raise OSError(errno.EIO, f"short read at offset {offset}")
-        count += 1
+def _read_share(file: OpenFile, offsets: np.ndarray, target: np.ndarray, seconds: float) -> tuple[int, float]:
+    """Chunks read, and the time to the last; the clock is looked at after every few."""
+    rounds = itertools.repeat(offsets) if file.mode == "direct" else [offsets]
+    batches = (share[first : first + BATCH] for share in rounds for first in range(0, len(share), BATCH))
+    sizes, places = np.full(BATCH, target.nbytes), np.zeros(BATCH, np.int64)
+    count, began = 0, time.perf_counter()
+    for batch in batches:
+        read_ranges(file.descriptor, batch, sizes[: len(batch)], places[: len(batch)], target)
+        count += len(batch)
         elapsed_s = time.perf_counter() - began
         if elapsed_s >= seconds:
             break
     return count, elapsed_s
 
 
-def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: int) -> list[list[int]]:
+def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: int) -> list[np.ndarray]:
+    """Each thread's offsets."""
     if pattern not in PATTERNS:
         raise unknown("pattern", pattern, PATTERNS)
     if chunk_bytes < BLOCK_BYTES or chunk_bytes % BLOCK_BYTES:
@@ -137,43 +118,9 @@ def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: 
             f"{threads} threads for {len(chunks)} chunks of {chunk_bytes} bytes: expected 1 to {len(chunks)}"
         )
     if pattern == "sequential":
-        return [share.tolist() for share in np.array_split(chunks, threads)]
+        return np.array_split(chunks, threads)
     order = np.random.default_rng(seed).permutation(chunks)
-    return [order[index::threads].tolist() for index in range(threads)]
-
-
-def _open(name: str) -> tuple[int, bool]:
-    """A descriptor for reading, and whether it is a direct one."""
-    if hasattr(os, "O_DIRECT"):
-        try:
-            return os.open(name, os.O_RDONLY | os.O_DIRECT), True
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-    return os.open(name, os.O_RDONLY), False
-
-
-def _bypasses_cache(direct: int, plain: int) -> bool:
-    """Whether a read through `direct` leaves the page cache as it was: some file systems take the flag and ignore it.
-
-    `plain` is a buffered descriptor of the same file, none of whose pages should be cached.
-    """
-    try:
-        os.preadv(direct, [mmap.mmap(-1, BLOCK_BYTES)], 0)
-    except OSError as error:
-        if error.errno == errno.EINVAL:
-            return False
-        raise
-    return not _first_page_cached(plain)
-
-
-def _first_page_cached(descriptor: int) -> bool:
-    view = np.frombuffer(mmap.mmap(descriptor, BLOCK_BYTES, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
-    resident = ctypes.c_ubyte()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(BLOCK_BYTES), ctypes.byref(resident)):
-        raise OSError(ctypes.get_errno(), "mincore failed")
-    return bool(resident.value & 1)
+    return [order[index::threads] for index in range(threads)]
 
 
 def _fill(descriptor: int, size_bytes: int, folder: Path) -> None:

@@ -25,6 +25,7 @@ from toolkit.errors import UserError
 from toolkit.results import cpu_name
 from toolkit.simulation import disk, memory
 from toolkit.simulation.hardware import GB, Links, Memory, Profile, Source, Storage
+from toolkit.storage.files import BLOCK_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20
 TABLE = "measurements.csv"
@@ -53,8 +54,8 @@ class Settings:
         if not (self.chunk_bytes and self.threads and self.read_s > 0):
             raise UserError(f"{self}: expected at least one chunk size, one thread count and read_s above 0")
         for size in self.chunk_bytes:
-            if size < disk.BLOCK_BYTES or size % disk.BLOCK_BYTES:
-                raise UserError(f"chunk_bytes has {size}: expected multiples of {disk.BLOCK_BYTES}")
+            if size < BLOCK_BYTES or size % BLOCK_BYTES:
+                raise UserError(f"chunk_bytes has {size}: expected multiples of {BLOCK_BYTES}")
         if min(self.threads) < 1 or self.file_bytes < max(self.chunk_bytes) * max(self.threads):
             raise UserError(
                 f"file_bytes={self.file_bytes} for {self.threads} threads of up to {max(self.chunk_bytes)} bytes: "

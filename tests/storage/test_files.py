@@ -1,0 +1,91 @@
+import os
+
+import numpy as np
+import pytest
+
+from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
+from toolkit.storage.files import BLOCK_BYTES, open_file
+from toolkit.storage.preads import read_ranges
+
+SIZE = 64 * BLOCK_BYTES
+
+
+@pytest.fixture
+def path(tmp_path):
+    (tmp_path / "data").write_bytes(np.random.default_rng(0).bytes(SIZE))
+    return tmp_path / "data"
+
+
+def ranges(*rows):
+    return np.array(rows, np.int64).reshape(len(rows), 3).T
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4097, HUGE_PAGE_BYTES, HUGE_PAGE_BYTES + 1])
+def test_buffers_are_aligned_zeroed_and_writable(nbytes):
+    buffer = aligned_buffer(nbytes)
+    assert buffer.shape == (nbytes,)
+    assert buffer.ctypes.data % HUGE_PAGE_BYTES == 0
+    assert not buffer.any()
+    buffer[:] = 7
+
+
+def test_random_ranges_against_slices(path):
+    rng, content, descriptors = np.random.default_rng(1), path.read_bytes(), os.listdir("/proc/self/fd")
+    for _ in range(20):
+        count = int(rng.integers(0, 8))
+        sizes = rng.integers(0, 5, count) * BLOCK_BYTES
+        offsets = rng.integers(0, 60, count) * BLOCK_BYTES
+        places = np.cumsum(sizes) - sizes
+        target, expected = aligned_buffer(SIZE), bytearray(SIZE)
+        with open_file(path) as file:
+            assert file.size_bytes == SIZE
+            read_ranges(file.descriptor, offsets, sizes, places, target)
+        for offset, size, place in zip(offsets, sizes, places, strict=True):
+            expected[place : place + size] = content[offset : offset + size]
+        assert target.tobytes() == expected
+    assert os.listdir("/proc/self/fd") == descriptors
+    assert path.read_bytes() == content
+
+
+def test_beyond_the_end_or_without_a_file(path):
+    with (
+        open_file(path) as file,
+        pytest.raises(OSError, match=f"short read: 4096 of 8192 bytes at offset {SIZE - 4096}"),
+    ):
+        read_ranges(file.descriptor, *ranges((0, 4096, 0), (SIZE - 4096, 8192, 0)), aligned_buffer(8192))
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        read_ranges(-1, *ranges((0, 4096, 0)), aligned_buffer(4096))
+
+
+def test_a_read_that_a_signal_cut_short_is_done_again(path, monkeypatch):
+    from toolkit.storage import preads
+
+    compiled, cut = preads._compiled(), []
+
+    def interrupted(descriptor, offsets, *rest):
+        done = min(1, len(offsets))
+        cut.append(len(offsets))
+        return compiled(descriptor, offsets[:done], *rest)
+
+    monkeypatch.setattr(preads, "_compiled", lambda: interrupted)
+    target = aligned_buffer(4 * BLOCK_BYTES)
+    with open_file(path) as file:
+        read_ranges(
+            file.descriptor,
+            *ranges(*((k * BLOCK_BYTES,) * 1 + (BLOCK_BYTES, k * BLOCK_BYTES) for k in range(4))),
+            target,
+        )
+    assert target.tobytes() == path.read_bytes()[: 4 * BLOCK_BYTES]
+    assert cut == [4, 2, 0]
+
+
+@pytest.mark.parametrize("bad", [(0, 4096, 4096), (0, -1, 0), (0, 1, -1)])
+def test_ranges_outside_the_target(bad):
+    with pytest.raises(ValueError, match="a range does not lie within the target's 4096 bytes"):
+        read_ranges(-1, *ranges(bad), aligned_buffer(4096))
+
+
+def test_uneven_arguments():
+    one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match="1 offsets, 2 sizes and 1 places"):
+        read_ranges(-1, one, two, one, aligned_buffer(4096))
