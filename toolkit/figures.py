@@ -11,6 +11,7 @@ from toolkit.offload.timeline import STAGES
 
 COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
 GOLDEN = 0.62
+LEGEND_COLUMNS = 3  # what fits under a figure of that width
 PUBLISHED = {
     "marker": "D",
     "markersize": 7,
@@ -119,7 +120,7 @@ def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = 
         _paint(bars, _colours(spans[colour])[name], rows["evidence"])
     _rows(axes, lanes)
     axes.set_xlabel("seconds")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=spans[colour].nunique())
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
 
 
 def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "seconds", part: str = "stage") -> None:
@@ -146,7 +147,7 @@ def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "second
             ends[place] += length
     _rows(axes, bars)
     axes.set_xlabel(value)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=max(len(colours), 1))
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
 
 
 def _colours(names: pd.Series) -> dict[str, tuple]:
