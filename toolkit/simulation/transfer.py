@@ -1,4 +1,4 @@
-"""The cost model of offloading: when each weight is read, copied, decoded and multiplied with, on a machine of a profile.
+"""The cost model of offloading: when each weight is read, copied, decoded and used, on the machine of a profile.
 
     machine = profile("endor-rtx4080")
     layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
@@ -75,9 +75,9 @@ class Layer:
 class Plan:
     """How weights come to the processor: method and path, one stage at a time or overlapped, and with which processor.
 
-    `sequential`: each stage starts when the one before it has ended, as with Hugging Face Accelerate. `pipelined`: read,
-    copy and each processor work beside each other, each on one weight at a time, in order; up to `buffers` layers are
-    under way, so a layer's first read waits until the one `buffers` before it has been computed.
+    `sequential`: each stage starts when the one before it has ended, as with Hugging Face Accelerate. `pipelined`:
+    reads, copies and each processor work beside each other, each on one weight at a time, in order; up to `buffers`
+    layers are under way, so a layer's first read waits until the one `buffers` before it has been computed.
     Raises `UserError` for an unknown name, fewer than one buffer, or a direct path past the CPU that should decode.
     """
 
