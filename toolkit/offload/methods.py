@@ -1,0 +1,21 @@
+"""How a weight is stored, and which processor makes it dense before it is used, if any (ENDOR, section 5)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Method:
+    """The format that a weight is stored in, and the tier whose processor makes it dense; None if nothing does."""
+
+    format: str
+    decoded_in: str | None = None
+
+
+METHODS = {
+    "dense": Method("dense"),
+    "zstd": Method("zstd", "dram"),
+    "endor_cpu": Method("endor", "dram"),
+    "endor": Method("endor", "device"),
+    "endor_packed": Method("endor"),  # products straight from the bitmap
+}
+POLICIES = ("sequential", "pipelined")
