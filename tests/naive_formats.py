@@ -27,17 +27,20 @@ def same_bits(a, b):
 
 
 def endor(matrix):
-    """Bitmap bytes per row, row offsets, bits of the values."""
-    bitmap, offsets, values = [], [0], []
+    """Bitmap bytes per row, row offsets, block offsets, bits of the values."""
+    bitmap, offsets, blocks, values = [], [0], [], []
     for row in bits(matrix):
         packed = [0] * (-(-len(row) // 32) * 4)
+        blocks.append([])
         for column, element in enumerate(row):
+            if column % 4096 == 0:
+                blocks[-1].append(len(values) - offsets[-1])
             if not is_zero(element, matrix.dtype):
                 packed[column // 8] |= 1 << column % 8
                 values.append(element)
         bitmap.append(packed)
         offsets.append(len(values))
-    return bitmap, offsets, values
+    return bitmap, offsets, blocks, values
 
 
 def csr(matrix):

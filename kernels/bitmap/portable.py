@@ -10,7 +10,7 @@ import numba
 import torch
 
 from toolkit.kernels.bitmap import shared
-from toolkit.kernels.bitmap.shared import WORD, lowest_bit, popcount
+from toolkit.kernels.bitmap.shared import BLOCK, WORD, lowest_bit, popcount
 
 COMPILE = {"nogil": True, "error_model": "numpy"}
 
@@ -23,12 +23,17 @@ TO_FLOAT32 = {
 
 
 @numba.njit(**COMPILE)
-def mark(dense, significant, bitmap, counts, first, last):
-    """Set a bit for every element with a `significant` bit (all but the sign, for floats), and count them per row."""
+def mark(dense, significant, bitmap, counts, blocks, first, last):
+    """Set a bit for every element with a `significant` bit (all but the sign, for floats), and count them.
+
+    `counts` gets those of each row, `blocks` those of the row before each of its blocks.
+    """
     columns = dense.shape[1]
     for row in range(first, last):
         count = 0
         for at in range(bitmap.shape[1]):
+            if WORD * at % BLOCK == 0:
+                blocks[row, WORD * at // BLOCK] = count
             word = numba.uint32(0)
             for bit in range(min(WORD, columns - WORD * at)):
                 word |= numba.uint32((dense[row, WORD * at + bit] & significant) != 0) << numba.uint32(bit)

@@ -6,6 +6,8 @@ from numba import types
 from numba.extending import intrinsic
 
 WORD = 32  # columns that one bitmap word covers
+# columns of a row that one warp takes, 16 bytes of bitmap a lane: their 4-byte offset weighs 0.1 % at 50 % and 16 bits
+BLOCK = 4096
 
 
 @intrinsic

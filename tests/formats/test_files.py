@@ -84,7 +84,7 @@ def rewrite(path, changed_tensors=None, **changed_metadata):
 def test_well_signed_but_wrong_headers(file, dtype, name):
     whole = file.read_bytes()
     for change, told in [
-        ({"version": "2"}, f"{name} version 2; this code reads 1"),
+        ({"version": "9"}, f"{name} version 9; this code reads {FORMATS[name].version}"),
         ({"format": "coo"}, "unknown format 'coo'"),
         ({"shape": "[5, 8]"}, f"inconsistent {name} file"),
         ({"shape": "[4, 5]"}, f"inconsistent {name} file"),
@@ -108,6 +108,8 @@ INCONSISTENT = {
         ({"row_offsets": [0, 3, 3, 5, 8]}, "row 0 has 2 bits set"),
         ({"row_offsets": [0, 2, 1, 5, 8]}, "row 1 has 0 bits set"),
         ({"row_offsets": [0, 2, 2, 5, 8, 8]}, "row_offsets is"),
+        ({"block_offsets": [[0], [0], [1], [0]]}, "block 0 of row 2: its offset is not"),
+        ({"block_offsets": [[0, 2], [0, 0], [0, 3], [0, 3]]}, "block_offsets is"),
         ({"bitmap": [[9, 0, 0, 0], [0, 0, 0, 0], [0b110010, 0, 0, 0], [0b1101100, 0, 0, 0]]}, "row 3 has 4 bits set"),
         ({"bitmap": [[9, 0, 0, 0], [0, 0, 0, 0], [0b110010, 0, 0, 0], [0b1100, 1, 0, 0]]}, "beyond column 8"),
         ({"values": [1, 2, 3]}, "offsets do not run from 0"),
@@ -149,6 +151,14 @@ def test_well_signed_but_inconsistent_tensors(name, tmp_path):
         refused(path, f"inconsistent {name} file")
 
 
+def test_an_endor_file_of_version_1_is_refused_for_its_version(tmp_path):
+    """It has no block offsets; the reader must not get as far as missing them."""
+    path = tmp_path / "layer"
+    encode("endor", torch.ones(2, 4)).save(path)
+    rewrite(path, {"block_offsets": None}, version="1")
+    refused(path, "endor version 1; this code reads 2")
+
+
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
 def test_a_frame_of_another_length_is_refused_before_it_is_unpacked(name, tmp_path):
     encoded = encode(name, torch.zeros(4, 8))
@@ -182,7 +192,7 @@ def test_the_header_says_what_the_file_is(file, name, dtype):
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()
     assert metadata["format"] == name
-    assert metadata["version"] == "1"
+    assert metadata["version"] == str(FORMATS[name].version)
     assert json.loads(metadata["shape"]) == [4, 8]
     assert metadata["dtype"] == str(dtype).removeprefix("torch.")
     assert len(metadata["sha256"]) == 64

@@ -55,8 +55,9 @@ def test_any_matrix_comes_back_to_the_bit(data, name, dtype, tmp_path):
 def test_what_is_stored_is_what_the_oracle_stores(data, dtype):
     matrix = data.draw(matrices(dtype, "two_four"))
     packed = encode("endor", matrix)
-    bitmap, offsets, values = naive.endor(matrix)
+    bitmap, offsets, blocks, values = naive.endor(matrix)
     assert (packed.bitmap.tolist(), packed.row_offsets.tolist()) == (bitmap, offsets)
+    assert packed.block_offsets.tolist() == blocks
     assert naive.bits(packed.values[None])[0] == values
     packed = encode("csr", matrix)
     offsets, columns, values = naive.csr(matrix)
@@ -73,7 +74,8 @@ def test_worked_example():
     assert endor.bitmap.tolist() == [[0b1001, 0, 0, 0], [0, 0, 0, 0], [0b0010, 0, 0, 0]]
     assert endor.row_offsets.tolist() == [0, 2, 2, 3]
     assert endor.values.tolist() == [1, 2, 3]
-    assert endor.nbytes == 3 * 4 + 4 * 8 + 3 * 2
+    assert endor.block_offsets.tolist() == [[0], [0], [0]]
+    assert endor.nbytes == 3 * 4 + 4 * 8 + 3 * 4 + 3 * 2
     csr = encode("csr", matrix)
     assert csr.row_offsets.tolist() == [0, 2, 2, 3]
     assert csr.columns.tolist() == [0, 3, 1]
@@ -94,8 +96,9 @@ def test_sizes_that_endor_publishes():
     shape = (9216, 36864)
     dense = expected_nbytes("dense", shape, 0.5, torch.float16)
     assert dense / 1e6 == pytest.approx(680, abs=1)
-    assert expected_nbytes("endor", shape, 0.5, torch.float16) / dense == pytest.approx(0.5625, abs=5e-4)
-    assert expected_nbytes("endor", shape, 0.5, torch.int8) / (dense / 2) == pytest.approx(0.625, abs=5e-4)
+    # the offsets, which the paper has not, add 0.06 % of the dense bytes at 16 bits, 0.12 % at 8
+    assert expected_nbytes("endor", shape, 0.5, torch.float16) / dense == pytest.approx(0.5625, abs=1e-3)
+    assert expected_nbytes("endor", shape, 0.5, torch.int8) / (dense / 2) == pytest.approx(0.625, abs=2e-3)
     assert expected_nbytes("csr", shape, 0.5, torch.float16) / dense == pytest.approx(1, abs=5e-4)
     assert expected_nbytes("two_four", shape, 0.5, torch.float16) / dense == 0.5625
 

@@ -1,6 +1,7 @@
 """Every backend against the oracle. Those that this CPU lacks run too: LLVM writes their instructions in others."""
 
 import ctypes
+import dataclasses
 import mmap
 import os
 import signal
@@ -108,6 +109,25 @@ def test_matvec_of_infinities_and_nan(backend):
     assert y[3] == 2**-24
 
 
+def test_matvec_of_several_vectors_is_that_of_each(backend):
+    matrix = sparse((9, 100), torch.float16, 0.5)
+    encoded, x = bitmap.encode(matrix), torch.randn(5, 100, generator=torch.Generator().manual_seed(3))
+    out = torch.full((5, 9), 3.0)
+    assert bitmap.matvec(encoded, x, out, backend=backend) is out
+    assert torch.equal(out, torch.stack([bitmap.matvec(encoded, vector, backend=backend) for vector in x]))
+    assert bitmap.matvec(encoded, x[:1], backend=backend).shape == (1, 9)
+    assert bitmap.matvec(encoded, x[:0], backend=backend).shape == (0, 9)
+
+
+@pytest.mark.parametrize("columns", [1, 4095, 4096, 4097, 8193])
+def test_block_offsets_count_the_values_before_each_block(columns):
+    matrix = sparse((3, columns), torch.int8, 0.5)
+    found = bitmap.encode(matrix)
+    found.check()
+    before = [[int((row[:start] != 0).sum()) for start in range(0, columns, 4096)] for row in matrix]
+    assert found.block_offsets.tolist() == before
+
+
 @pytest.mark.parametrize("columns", [36_864, 65_537])
 def test_wide_rows(backend, columns):
     matrix = sparse((3, columns), torch.bfloat16, 0.5)
@@ -175,15 +195,15 @@ def test_nothing_is_read_beyond_the_values(backend, dtype, columns):
         matrix = sparse((5, columns), dtype, sparsity)
         found = bitmap.encode(matrix)
         values = at_the_end_of_memory(found.values)
-        encoded = bitmap.Bitmap(found.shape, found.bitmap, found.row_offsets, values)
+        encoded = dataclasses.replace(found, values=values)
         assert torch.equal(bitmap.decompress(encoded, backend=backend), matrix)
         bitmap.matvec(encoded, torch.ones(columns), backend=backend)
 
 
 def test_backends_that_cannot_run_are_refused(monkeypatch):
     encoded = bitmap.encode(torch.ones(2, 2))
-    with pytest.raises(UserError, match="unknown backend 'cuda'; choose from: auto, avx2, avx512, portable"):
-        bitmap.decompress(encoded, backend="cuda")
+    with pytest.raises(UserError, match="unknown backend 'gpu'; choose from: auto, avx2, avx512, cuda, portable"):
+        bitmap.decompress(encoded, backend="gpu")
     monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
     with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx2, port"):
         bitmap.matvec(encoded, torch.ones(2), backend="avx512")
@@ -213,11 +233,25 @@ def test_wrong_arguments_are_refused_before_any_kernel_runs():
     with pytest.raises(ValueError, match=r"out is torch.float64 \[4\]"):
         bitmap.matvec(encoded, torch.ones(40), torch.empty(4, dtype=torch.float64))
     with pytest.raises(ValueError, match="row offsets do not run from 0"):
-        bitmap.Bitmap(encoded.shape, encoded.bitmap, encoded.row_offsets, encoded.values[:-1])
+        dataclasses.replace(encoded, values=encoded.values[:-1])
     with pytest.raises(ValueError, match="bitmap is"):
-        bitmap.Bitmap((4, 65), encoded.bitmap, encoded.row_offsets, encoded.values)
+        dataclasses.replace(encoded, shape=(4, 65))
+    with pytest.raises(ValueError, match=r"block_offsets is torch.int32 \[4, 1\]; expected torch.int32 \[4, 2\]"):
+        dataclasses.replace(bitmap.encode(torch.ones(4, 4097)), block_offsets=encoded.block_offsets)
     with pytest.raises(ValueError, match=r"values are torch.float64; expected one of float32, float16"):
-        bitmap.Bitmap(encoded.shape, encoded.bitmap, encoded.row_offsets, encoded.values.double())
+        dataclasses.replace(encoded, values=encoded.values.double())
+    with pytest.raises(ValueError, match="bitmap must be contiguous and on meta"):
+        dataclasses.replace(encoded, values=encoded.values.to("meta"))
+    with pytest.raises(ValueError, match="expected the CPU or a CUDA GPU"):
+        encoded.to("meta")
+    with pytest.raises(ValueError, match="x must be contiguous and on cpu"):
+        bitmap.matvec(encoded, torch.ones(40, device="meta"))
+    with pytest.raises(ValueError, match=r"x is torch.float32 \[2, 39\]; expected torch.float32 \[2, 40\]"):
+        bitmap.matvec(encoded, torch.ones(2, 39))
+    with pytest.raises(ValueError, match=r"x is torch.float32 \[1, 2, 40\]"):
+        bitmap.matvec(encoded, torch.ones(1, 2, 40))
+    with pytest.raises(ValueError, match=r"out is torch.float32 \[4\]; expected torch.float32 \[2, 4\]"):
+        bitmap.matvec(encoded, torch.ones(2, 40), torch.empty(4))
 
 
 def test_columns_of_the_values():

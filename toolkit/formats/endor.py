@@ -9,21 +9,26 @@ from torch import Tensor
 from toolkit.formats.packed import Packed
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import Bitmap
+from toolkit.kernels.bitmap.layout import block_count
 
 
 @dataclass(frozen=True, eq=False)
 class Endor(Bitmap, Packed):
     """One bit per element and the non-zeros; `toolkit.kernels.bitmap` decompresses it and multiplies with it.
 
-    −0.0 decodes as +0.0. The paper stores rows × columns bits; starting each row on a 32-bit word and keeping its first
-    value's place adds 8 bytes a row (and up to 31 bits), 0.02 % of a 9216 × 9216 fp16 matrix.
+    −0.0 decodes as +0.0. The paper stores rows × columns bits; starting each row on a 32-bit word, keeping its first
+    value's place (8 bytes) and those of its blocks of 4096 columns (4 bytes each, so that several warps of a GPU can
+    share a row) adds 0.2 % to a 9216 × 9216 fp16 matrix at 50 %. A GPU could count them itself after each load, with
+    another kernel and memory for its results; offsets this far apart are too small to be worth that.
 
         [[1, 0, 0, 2],      bitmap       0b1001, 0b0000, 0b0010
          [0, 0, 0, 0],      row_offsets  0, 2, 2, 3
          [0, 3, 0, 0]]      values       1, 2, 3
+                            block_offsets  0 for each row: a single block
     """
 
     name = "endor"
+    version = 2  # 1 had no block offsets
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
@@ -36,7 +41,8 @@ class Endor(Bitmap, Packed):
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
-        """Bitmap, row offsets and non-zeros."""
+        """Bitmap, row and block offsets, and non-zeros."""
         rows, columns = shape
         non_zeros = round((1 - sparsity) * rows * columns)
-        return rows * bitmap.row_bytes(columns) + 8 * (rows + 1) + non_zeros * dtype.itemsize
+        offsets = 8 * (rows + 1) + 4 * rows * block_count(columns)
+        return rows * bitmap.row_bytes(columns) + offsets + non_zeros * dtype.itemsize

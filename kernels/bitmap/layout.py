@@ -1,0 +1,110 @@
+"""What a bitmap-packed matrix is made of, and what must hold for a kernel to read it."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Int32, Int64, UInt8
+from torch import Tensor
+
+from toolkit.kernels.bitmap.shared import BLOCK, WORD
+
+BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.int8: torch.uint8}
+
+
+@dataclass(frozen=True, eq=False)
+class Bitmap:
+    """A matrix as bitmap and non-zeros, all tensors on one device: the CPU or a CUDA GPU.
+
+    ENDOR's bitmap is one vector of rows × columns bits; here each row starts a new 32-bit word and the number of values
+    before it is kept, so that rows decode independently. A row is cut in blocks of 4096 columns, too, whose first
+    values' places are kept as well, so that several warps of a GPU can share it. All of this is part of what is stored.
+    """
+
+    shape: tuple[int, int]
+    bitmap: UInt8[Tensor, "rows row_bytes"]  # row_bytes = 4·⌈columns / 32⌉; bit k of byte j is column 8j + k
+    row_offsets: Int64[Tensor, " rows+1"]
+    block_offsets: Int32[Tensor, "rows blocks"]  # values of the row before each of its ⌈columns / 4096⌉ blocks
+    values: Tensor  # [non_zeros], row-major
+
+    def __post_init__(self):
+        """Raise `ValueError` for tensors that do not fit the shape, before a kernel reads beyond them.
+
+        The offsets' ends are looked at on the CPU only: reading them from a GPU would wait for all that it has to do.
+        """
+        rows, columns = self.shape
+        expect("bitmap", self.bitmap, torch.uint8, (rows, row_bytes(columns)), self.device)
+        expect("row_offsets", self.row_offsets, torch.int64, (rows + 1,), self.device)
+        expect("block_offsets", self.block_offsets, torch.int32, (rows, block_count(columns)), self.device)
+        expect("values", self.values, self.values.dtype, (self.values.numel(),), self.device)
+        if self.device.type not in ("cpu", "cuda"):
+            raise ValueError(f"values are on {self.device}; expected the CPU or a CUDA GPU")
+        if self.values.dtype not in BITS:
+            raise ValueError(f"values are {self.values.dtype}; expected one of {_names(BITS)}")
+        if self.device.type == "cpu" and (
+            int(self.row_offsets[0]) != 0 or int(self.row_offsets[-1]) != self.values.numel()
+        ):
+            raise ValueError(f"row offsets do not run from 0 to the number of values, {self.values.numel()}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the elements: float32, float16, bfloat16 or int8."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.values.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same matrix on another device; with `non_blocking`, copies from pinned memory are only begun."""
+        stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        moved = {
+            name: value.to(device, non_blocking=non_blocking)
+            for name, value in stored.items()
+            if isinstance(value, Tensor)
+        }
+        return dataclasses.replace(self, **moved)
+
+    def check(self) -> None:
+        """Raise `ValueError` unless every row's bits and offsets agree; reads the whole bitmap, on the CPU."""
+        here = self.to("cpu")
+        words = here.bitmap.numpy().view(np.uint32)
+        counts = np.zeros(here.block_offsets.shape, np.int64)
+        for block in range(counts.shape[1]):  # a block at a time, as the counts of all words would take eight times
+            first = block * BLOCK // WORD  # the bitmap's memory
+            counts[:, block] = np.bitwise_count(words[:, first : first + BLOCK // WORD]).sum(axis=1, dtype=np.int64)
+        totals, promised = counts.sum(axis=1), np.diff(here.row_offsets.numpy())
+        if not np.array_equal(totals, promised):
+            row = int(np.flatnonzero(totals != promised)[0])
+            raise ValueError(f"row {row} has {totals[row]} bits set in the bitmap, but its offsets say otherwise")
+        wrong = np.argwhere(counts.cumsum(axis=1) - counts != here.block_offsets.numpy())
+        if len(wrong):
+            raise ValueError(f"block {wrong[0][1]} of row {wrong[0][0]}: its offset is not the number of bits before")
+        beyond = self.shape[1] % WORD
+        if beyond and np.any(words[:, -1] >> np.uint32(beyond)):
+            raise ValueError(f"the bitmap has bits set beyond column {self.shape[1]}")
+
+
+def row_bytes(columns: int) -> int:
+    """Bytes of one row of a bitmap: whole 32-bit words."""
+    return -(-columns // WORD) * (WORD // 8)
+
+
+def block_count(columns: int) -> int:
+    """Blocks of one row."""
+    return -(-columns // BLOCK)
+
+
+def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    """Raise `ValueError` for a tensor that a kernel cannot take as it is."""
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
+    if tensor.device != device or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous and on {device}")
+
+
+def _names(dtypes) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
