@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -12,33 +11,51 @@ from toolkit.formats.endor import Endor
 from toolkit.kernels import bitmap
 from toolkit.offload.timeline import Recorder
 
-VECTORS = 16  # up to so many tokens at once are multiplied with the packed form; for more, making it dense pays
-
 
 class OffloadedLinear(nn.Module):
-    """Stands in for an `nn.Linear` of the same shape and bias; `fetch()` gives its weight, packed, while it runs.
+    """Stands in for an `nn.Linear` of the same shape and bias.
 
-    `scratch` is where weights are made dense, shared by all layers: as large as the largest of them.
+    `fetch()` gives its weight, packed, whenever it runs. `scratch` is the flat tensor that weights are made dense in,
+    shared by all layers; None has single tokens multiplied with the packed form, and only prompts make it dense.
     """
 
     def __init__(
-        self, linear: nn.Linear, name: str, layer: int, fetch: Callable[[], Packed], scratch: Tensor, recorder: Recorder
+        self,
+        linear: nn.Linear,
+        name: str,
+        layer: int,
+        fetch: Callable[[], Packed],
+        scratch: Tensor,
+        packed: bool,
+        recorder: Recorder,
     ):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.name, self.layer = name, layer
+        self.name, self.layer, self.packed = name, layer, packed
         self._fetch, self._scratch, self._recorder = fetch, scratch, recorder
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] → [..., out_features], as the dense layer computes it, to the bit unless used packed."""
-        packed = self._fetch()
-        tokens = x.numel() // max(self.in_features, 1)
-        if self._scratch.numel() == 0 and isinstance(packed, Endor) and tokens <= VECTORS:
-            return self._multiply(x, packed)
-        weight = self._dense(packed)
-        with self._recorder.span("compute", self.name, "dram", weight.nbytes, self.layer):
-            return functional.linear(x, weight, self.bias)
+        """x [..., in_features] → [..., out_features]: to the bit what the dense layer gives, unless used packed."""
+        weight = self._fetch()
+        if self.packed and isinstance(weight, Endor) and x.numel() == self.in_features:
+            return self._multiply(x, weight)
+        dense = self._dense(weight)
+        with self._recorder.span("compute", self.name, "dram", dense.nbytes, self.layer):
+            return functional.linear(x, dense, self.bias)
 
     def extra_repr(self) -> str:
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+    def _multiply(self, x: Tensor, weight: Endor) -> Tensor:
+        with self._recorder.span("compute", self.name, "dram", weight.nbytes, self.layer):
+            product = bitmap.matvec(weight, x.reshape(-1)).to(x.dtype)
+            return (product if self.bias is None else product + self.bias).view(*x.shape[:-1], self.out_features)
+
+    def _dense(self, weight: Packed) -> Tensor:
+        if isinstance(weight, Dense):
+            return weight.values
+        rows, columns = weight.shape
+        out = self._scratch[: rows * columns].view(rows, columns)
+        with self._recorder.span("decode", self.name, "dram", out.nbytes, self.layer):
+            return bitmap.decompress(weight, out) if isinstance(weight, Endor) else out.copy_(weight.decode())

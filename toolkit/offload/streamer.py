@@ -1,0 +1,129 @@
+"""Brings the layers of a store into memory in the order of a pass, the next one while this one is used.
+
+    with Streamer(store, "endor", tiers, reader, "pipelined", budget, recorder) as streamer:
+        for number in range(len(tiers)):
+            weights = streamer.layer(number)     # op -> Packed, good until the next call
+
+Layers whose tier is DRAM are read once; the others each time, into one slot (`sequential`) or two in turn
+(`pipelined`). After the last layer comes the first: the next token needs it.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from toolkit.errors import unknown
+from toolkit.formats import Packed
+from toolkit.offload.budget import Budget
+from toolkit.offload.timeline import Recorder, Span
+from toolkit.storage.buffers import aligned_buffer, buffer_bytes
+from toolkit.storage.readers import Reader
+from toolkit.storage.store import Store
+
+SLOTS = {"sequential": 1, "pipelined": 2}
+
+
+@dataclass
+class Slot:
+    """A buffer, the layer whose bytes it gets or has (None: none to be relied on), and its read."""
+
+    buffer: np.ndarray
+    number: int | None = None
+    reading: Future | None = None
+
+
+class Streamer:
+    """Gives the packed weights of one layer after the other.
+
+    `tiers` says of each layer whether it stays in "dram" or comes from "storage" each time. Raises `UserError` for an
+    unknown policy, or if the budget is too small for the slots and the layers that stay.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        variant: str,
+        tiers: Sequence[str],
+        reader: Reader,
+        policy: str,
+        budget: Budget,
+        recorder: Recorder,
+    ):
+        if policy not in SLOTS:
+            raise unknown("policy", policy, SLOTS)
+        self.store, self.variant, self.tiers, self.reader, self.recorder = store, variant, tuple(tiers), reader, recorder
+        streamed = [number for number, tier in enumerate(tiers) if tier == "storage"]
+        slot_bytes = max((store.layer(number, variant).nbytes for number in streamed), default=0)
+        count = min(SLOTS[policy], len(streamed))
+        budget.take(slots=buffer_bytes(count * slot_bytes), layers=self._resident_bytes())
+        self._slots = [Slot(part) for part in np.split(aligned_buffer(count * slot_bytes), count)] if count else []
+        self._following = dict(zip(streamed, streamed[1:] + streamed[:1], strict=True))
+        self._resident = {number: self._read_whole(number) for number, tier in enumerate(tiers) if tier == "dram"}
+
+    def layer(self, number: int) -> Mapping[str, Packed]:
+        """The weights of a layer by op, in place: they change with the next call for another layer.
+
+        Raises what the reader raises; the layer can be asked for again then.
+        """
+        if number in self._resident:
+            return self._resident[number]
+        slot = self._slot_of(number)
+        if len(self._slots) > 1 and (following := self._following[number]) != number:
+            self._start(next(other for other in self._slots if other is not slot), following)
+        return self.store.layer(number, self.variant).view(slot.buffer)
+
+    def close(self) -> None:
+        """Wait for the read that is under way."""
+        for slot in self._slots:
+            if slot.reading is not None:
+                with suppress(Exception):  # nobody wants this layer any more
+                    slot.reading.result()
+
+    def __enter__(self) -> Self:
+        """The streamer itself."""
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Close it."""
+        self.close()
+
+    def _slot_of(self, number: int) -> Slot:
+        """The slot that holds the layer, once its bytes are all there."""
+        slot = next((slot for slot in self._slots if slot.number == number), None)
+        if slot is None:
+            slot = next((slot for slot in self._slots if slot.number is None), self._slots[0])
+            self._start(slot, number)
+        try:
+            slot.reading.result()
+        except BaseException:
+            slot.number = None
+            raise
+        return slot
+
+    def _start(self, slot: Slot, number: int) -> None:
+        """Start reading a layer into a slot, unless it is there or on its way."""
+        if slot.number == number:
+            return
+        if slot.reading is not None:
+            with suppress(Exception):  # of another layer, which is not asked for: out of turn
+                slot.reading.result()
+        layer, slot.number, begun_s = self.store.layer(number, self.variant), number, self.recorder.now_s()
+        slot.reading = self.reader.submit([layer], slot.buffer)
+        slot.reading.add_done_callback(lambda _: self._record(number, layer.nbytes, begun_s))
+
+    def _record(self, number: int, nbytes: int, begun_s: float) -> None:
+        self.recorder.add(Span("read", "layer", "storage", begun_s, self.recorder.now_s(), nbytes, number))
+
+    def _resident_bytes(self) -> int:
+        layers = (self.store.layer(number, self.variant) for number, tier in enumerate(self.tiers) if tier == "dram")
+        return sum(buffer_bytes(layer.nbytes) for layer in layers)
+
+    def _read_whole(self, number: int) -> dict[str, Packed]:
+        layer = self.store.layer(number, self.variant)
+        buffer = aligned_buffer(layer.nbytes)
+        self.reader.read([layer], buffer)
+        return layer.view(buffer)
