@@ -45,6 +45,12 @@ def test_verdict_is_by_relative_tolerance(publish, tolerance, verdict):
     assert row["ratio"] == pytest.approx(1.08)
 
 
+@pytest.mark.parametrize(("slack", "verdict"), [(0.6, "within tolerance"), (0.5, "differs")])
+def test_a_published_zero_has_an_absolute_tolerance(publish, slack, verdict):
+    publish(RECORD | {"value": 0, "slack": slack})
+    assert compare(TABLE, "toy/fig1")["verdict"].tolist() == [verdict]
+
+
 @pytest.mark.parametrize(
     ("bound", "value", "verdict"),
     [

@@ -41,6 +41,7 @@ SCHEMA = {
             "column": {"type": "string"},
             "where": {"type": "object"},
             "tolerance": {"type": "number", "exclusiveMinimum": 0},
+            "slack": {"type": "number", "exclusiveMinimum": 0},  # absolute instead: nothing is within 10 % of a 0
             "bound": {"enum": ["at_least", "at_most"]},  # the paper gives a limit, not a value
             # what the number is read against: another claim of the figure, or a plain number such as a speed-up of 1
             "beside": {"type": ["string", "number"]},
@@ -82,8 +83,8 @@ def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
     Columns: claim, quantity, unit, conditions, section, published, ours, stand_in, evidence, ratio, verdict. The
     verdicts, in order of preference:
 
-    - `within tolerance`: ours is within the claim's relative tolerance (10 % unless it says otherwise), or on the open
-      side of a published limit. Never for a stand-in, which is another quantity.
+    - `within tolerance`: ours is within the claim's relative tolerance (10 % unless it says otherwise) or its absolute
+      slack, or on the open side of a published limit. Never for a stand-in, which is another quantity.
     - `same shape`: ours is further off, or a stand-in's, but lies on the same side of what the claim is `beside`: a
       speed-up above 1 as published, a perplexity above the dense model's as published.
     - `differs`: neither.
@@ -143,7 +144,7 @@ def _counterpart(table: pd.DataFrame, record: dict) -> tuple[pd.Series | None, b
 
 def _near(ours: float, record: dict) -> bool:
     """Within the relative tolerance of the published value, or beyond it on the side that the claim leaves open."""
-    slack = _or(record.get("tolerance"), 0.1) * abs(record["value"])
+    slack = _or(record.get("slack"), _or(record.get("tolerance"), 0.1) * abs(record["value"]))
     excess = ours - record["value"]
     above, below = excess <= slack, excess >= -slack
     return {"at_most": above, "at_least": below}.get(record.get("bound"), above and below)
