@@ -5,7 +5,8 @@
     checkpoint.packed("model.layers.0.mlp.up_proj.weight")  # as the Endor that kernels multiply with
     model = load_dense_model("pruned-model")
 
-compressed-tensors dropped the layout in 0.15, which transformers 5 requires. Neither's support is needed here.
+compressed-tensors dropped the layout in 0.15, the least that transformers 5 takes: the two load such a folder with its
+packed weights drawn at random, and only warn. Neither package's support is needed here.
 """
 
 from toolkit.interchange.reading import Checkpoint, load_dense_model, open_checkpoint

@@ -1,5 +1,6 @@
 """Open a `sparse-bitmask` checkpoint: its tensors one at a time, dense or packed. Nothing in it is ever executed."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -141,13 +142,8 @@ def _check_format(path: Path, config: dict) -> None:
 
 
 def _in_file(path: Path) -> dict[str, Path]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return dict.fromkeys(file.keys(), path)
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"{path}: cannot be read: {_line(error)}") from error
+    with _opened(path, str(path)) as file:
+        return dict.fromkeys(file.keys(), path)
 
 
 def _in_shards(index: Path) -> dict[str, Path]:
@@ -172,13 +168,20 @@ def _shard(index: Path, name: str) -> Path:
 
 
 def _read(path: Path, name: str) -> Tensor:
+    with _opened(path, f"{path}: tensor {name!r}") as file:
+        return file.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, what: str) -> Iterator[object]:
+    """The safetensors file; what goes wrong with `what` becomes a `FormatError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            return file.get_tensor(name)
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"{path}: tensor {name!r} cannot be read: {_line(error)}") from error
+            yield file
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise FormatError(f"{what} cannot be read: {_line(error)}") from error
 
 
 def _json(path: Path) -> dict:

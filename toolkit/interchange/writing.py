@@ -130,38 +130,40 @@ class _Shards:
     def __init__(self, folder: Path, limit_bytes: int):
         self.folder, self.limit_bytes = folder, limit_bytes
         self.held: dict[str, Tensor] = {}
-        self.names: list[list[str]] = []  # of each file written
-        self.total_bytes = 0
+        self.number_of: dict[str, int] = {}  # tensor -> file
+        self.count = self.total_bytes = 0
 
     def add(self, tensors: dict[str, Tensor]) -> None:
         """Take these tensors, which stay in one file. Raises `UserError` for a name that was taken before."""
-        if taken := next((name for name in tensors if any(name in names for names in [self.held, *self.names])), None):
-            raise UserError(f"two tensors are named {taken!r}")
+        if taken := self.number_of.keys() & tensors.keys():
+            raise UserError(f"two tensors are named {min(taken)!r}")
         if self.held and _nbytes(self.held) + _nbytes(tensors) > self.limit_bytes:
             self._flush()
         self.held |= tensors
+        self.number_of |= dict.fromkeys(tensors, self.count)
         self.total_bytes += _nbytes(tensors)
 
     def close(self) -> None:
         """Write what is left, give all files their final names, and the index if there are several."""
         self._flush()
-        count = len(self.names)
-        final = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
-        if count == 1:
+        final = [f"model-{number:05}-of-{self.count:05}.safetensors" for number in range(1, self.count + 1)]
+        if self.count == 1:
             final = [SINGLE]
         for number, name in enumerate(final):
             os.replace(self._part(number), self.folder / name)
-        if count > 1:
-            weight_map = {name: file for file, names in zip(final, self.names, strict=True) for name in names}
-            index = {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map}
-            _write_json(self.folder / INDEX, index)
+        if self.count > 1:
+            weight_map = {name: final[number] for name, number in self.number_of.items()}
+            _write_json(self.folder / INDEX, {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map})
 
     def _flush(self) -> None:
         from safetensors.torch import save_file
 
-        save_file(self.held, self._part(len(self.names)), {"format": "pt"})
-        self.names.append(list(self.held))
-        self.held = {}
+        path = self._part(self.count)
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(self.held, path, {"format": "pt"})
+        path.chmod(mode)  # the library lets none but the owner read
+        self.held, self.count = {}, self.count + 1
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number}.part"
