@@ -246,3 +246,16 @@ def test_a_model_needs_its_tensors_and_no_others(llama, change, tmp_path):
         load_dense_model(llama)
     with pytest.raises(UserError, match="transformers cannot use it"):
         load_dense_model(DATA / "types")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "never-heard-of"])
+def test_code_in_a_checkpoint_is_not_run(llama, change, model_type):
+    (llama / "modeling.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    auto_map = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
+    change(llama / "config.json", lambda config: config.update(auto_map=auto_map, model_type=model_type))
+    if model_type == "llama":
+        assert type(load_dense_model(llama)).__module__.startswith("transformers.")
+    else:
+        with pytest.raises(UserError, match="transformers cannot use it"):
+            load_dense_model(llama)
+    assert not list(llama.rglob("ran"))
