@@ -5,7 +5,14 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    OPTConfig,
+    Qwen2Config,
+)
 
 from tests.interchange.conftest import DATA
 from toolkit.errors import UserError
@@ -78,6 +85,31 @@ def test_a_model_there_and_back(tmp_path, tied, shard_bytes):
     assert sorted(ignored) == sorted(
         ["lm_head", *(f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo")]
     )
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 24}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+FAMILIES = {
+    "opt": OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, intermediate_size=48),
+    "mixtral": MixtralConfig(**SIZES, num_key_value_heads=2, intermediate_size=48, num_local_experts=4),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_biases_positions_and_fused_experts(tmp_path, family):
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
+    with torch.no_grad():
+        for module in model.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight[torch.rand(module.weight.shape) < 0.6] = 0
+    save_model(model, tmp_path / "model", shard_bytes=10**4)
+    again = load_dense_model(tmp_path / "model")
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert len(open_checkpoint(tmp_path / "model").packed_names) >= 2 * 4
 
 
 def test_shards_and_their_index(tmp_path):

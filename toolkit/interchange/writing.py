@@ -27,8 +27,9 @@ def save_model(
     """Write a transformers model, packing the weight of every `nn.Linear` that becomes smaller by it.
 
     The others stay dense (an output head, say) and are named under `ignore` in config.json; tied weights are written
-    once. Memory beside the model: one shard. Arguments and errors as for `save_checkpoint`; raises `UserError` also for
-    a model that is quantised, or of which parts are not in memory.
+    once. Names are those of the model's own tensors, which transformers 4 shares but for fused experts. Memory beside
+    the model: one shard. Arguments and errors as for `save_checkpoint`; raises `UserError` also for a model that is
+    quantised, or of which parts are not in memory.
     """
     if getattr(model.config, "quantization_config", None):
         raise UserError("the model is quantised; sparse-bitmask holds plain weights: dequantise it first")
