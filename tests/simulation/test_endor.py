@@ -77,7 +77,7 @@ def test_the_profile_is_worked_out_from_the_papers_words(machine):
 def test_every_number_of_the_figures_is_within_ten_percent_but_two(comparison):
     found = comparison[comparison["ours"].notna()]
     assert len(found) == 38
-    assert found.loc[list(APART), "ratio"].to_dict() == pytest.approx(APART, abs=1e-3)
+    assert found.loc[list(APART), "ratio"].to_dict() == pytest.approx(APART, abs=5e-3)
     assert set(found.loc[list(APART), "verdict"]) == {SHAPE}
     assert set(found.drop(list(APART))["verdict"]) == {MET}
     assert found.loc[list(FITTED), "ratio"].between(0.975, 1.025).all()

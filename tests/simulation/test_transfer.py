@@ -281,6 +281,8 @@ def test_unknown_names_are_refused():
         Layer((HALF,), "gpu")
     with pytest.raises(UserError, match="unknown method 'gzip'"):
         weights({"op": (8, 8)}, "gzip")
+    with pytest.raises(UserError, match="unknown dtype 'fp16'; choose from: bfloat16, float16"):
+        weights({"op": (8, 8)}, "endor", "fp16")
 
 
 def test_every_device_is_a_tier_with_a_processor():

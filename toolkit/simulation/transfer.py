@@ -125,11 +125,15 @@ def weights(
 ) -> tuple[Weight, ...]:
     """Weights of these shapes (name → outputs × inputs, as in `toolkit.shapes`) as a method stores them.
 
-    Raises `UserError` for an unknown method, or one whose size at that dtype and sparsity is not known beforehand: make
-    `Weight`s from packed matrices' `nbytes` then.
+    Raises `UserError` for an unknown method or dtype, or a method whose size at that dtype and sparsity is not known
+    beforehand: make `Weight`s from packed matrices' `nbytes` then.
     """
+    from toolkit.formats.packed import DTYPES
+
     if method not in METHODS:
         raise unknown("method", method, METHODS)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
     form = METHODS[method].format
     return tuple(
         Weight(op, _nbytes("dense", shape, dtype, sparsity), _nbytes(form, shape, dtype, sparsity))
@@ -138,13 +142,12 @@ def weights(
 
 
 def _nbytes(form: str, shape: tuple[int, int], dtype: str, sparsity: float) -> int:
-    import torch
-
     from toolkit.formats import expected_nbytes
+    from toolkit.formats.packed import DTYPES
 
     if form == "zstd" and (dtype, sparsity) in ZSTD_RATIOS:
         return round(ZSTD_RATIOS[dtype, sparsity] * _nbytes("dense", shape, dtype, sparsity))
-    return expected_nbytes(form, shape, sparsity, getattr(torch, dtype))
+    return expected_nbytes(form, shape, sparsity, DTYPES[dtype])
 
 
 def with_rates(
