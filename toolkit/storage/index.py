@@ -22,10 +22,13 @@ from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
 
 VERSION = 1
 FILE = "index.json"
+MODEL_FOLDER = "model"  # configuration and tokenizer
 
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 SIZE = {"type": "integer", "minimum": 0}
 SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+SMALL_FILE = rf"^{MODEL_FOLDER}/(?!.*\.\.)"
+VARIANT = "^[a-z0-9_-]+$"
 FILE_NAME = {"type": "string", "pattern": r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors$"}
 SHAPE = {"type": "array", "items": SIZE}
 
@@ -47,7 +50,7 @@ PIECES = {
 OP = {
     "layer": SIZE,
     "op": {"type": "string", "minLength": 1},
-    "variant": {"type": "string", "pattern": "^[a-z0-9_-]+$"},
+    "variant": {"type": "string", "pattern": VARIANT},
     "format": {"type": "string"},
     "format_version": {"type": "integer"},
     "dtype": {"enum": [*FORMAT_DTYPES]},
@@ -59,7 +62,7 @@ SCHEMA = _object(
     {
         "version": {"const": VERSION},
         "model": {"type": "object"},
-        "files": {"type": "object", "additionalProperties": SHA256},
+        "files": {"type": "object", "propertyNames": {"pattern": SMALL_FILE}, "additionalProperties": SHA256},
         "shards": {
             "type": "array",
             "items": _object({"file": FILE_NAME, "nbytes": SIZE, "header_bytes": SIZE, "header_sha256": SHA256}),
@@ -122,6 +125,9 @@ def read(path: Path) -> Index:
         _check_op(run, path)
     for run in (*index.ops, *index.rest):
         _check_pieces(run, path)
+    for run in index.rest:
+        if [*run.pieces] != [run.name]:
+            raise FormatError(f"{path}: rest: {run.name} holds {sorted(run.pieces)}; expected itself alone")
     _check_tiling(index, path)
     _check_layers(index, path)
     return index

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
-from toolkit.formats import FORMATS, Packed
+from toolkit.formats import FORMATS, FormatError, Packed
 from toolkit.storage.shards import Piece
 
 
@@ -49,9 +49,13 @@ class OpRun(Run):
     def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> Packed:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
 
-        Contents are not checked here; `Store.verify` does that once for all.
+        Raises `FormatError` for tensors that the format cannot be made of. Contents are not checked here;
+        `Store.verify` does that once for all.
         """
-        return FORMATS[self.format].of_parts(self.shape, self.dtype, views(self.pieces, buffer))
+        try:
+            return FORMATS[self.format].of_parts(self.shape, self.dtype, views(self.pieces, buffer))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise FormatError(f"{self.shard}: {self.label}: {' '.join(str(error).split())}") from error
 
     def view_extras(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> dict[str, Tensor]:
         """The tensors stored with the weight, as views of `buffer`."""

@@ -25,14 +25,14 @@ from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage import index
 from toolkit.storage.files import StoredFile
-from toolkit.storage.index import Index
+from toolkit.storage.index import MODEL_FOLDER, Index
+from toolkit.storage.packing import rest_tensors
 from toolkit.storage.runs import Layer, OpRun, Run, views
-from toolkit.storage.writing import MODEL_FOLDER
 
 VERIFY_BYTES = 8 << 20  # hashed at once
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Store:
     """An opened store: what lies where. Reading is the readers' work (`toolkit.storage.readers`)."""
 
@@ -52,6 +52,11 @@ class Store:
             if not (folder / name).is_file():
                 raise FormatError(f"{folder / name}: missing, though the index names it; pack the model again")
         return cls(folder, contents, {name: _shard(folder / name, size) for name, size in contents.shards.items()})
+
+    def __repr__(self) -> str:
+        """Where it is, and the size of each variant."""
+        sizes = ", ".join(f"{variant} {self.nbytes(variant) / 1e6:.1f} MB" for variant in self.variants)
+        return f"Store({str(self.folder)!r}: {sizes})"
 
     @property
     def model(self) -> Mapping[str, object]:
@@ -73,29 +78,28 @@ class Store:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The variants that some layer has."""
-        return tuple(dict.fromkeys(variant for _, variant in self.layers))
+        """The variants that some layer has, by name."""
+        return tuple(sorted({variant for _, variant in self.layers}))
 
     def layer(self, number: int, variant: str) -> Layer:
         """One layer's ops in one variant. Raises `UserError` if the store has no such layer or variant."""
-        if variant not in self.variants:
-            raise unknown(f"variant of {self.folder.name}", variant, self.variants)
+        count = len(self._of(variant))
         if (number, variant) not in self.layers:
-            there = sorted(layer for layer, found in self.layers if found == variant)
-            raise UserError(f"no layer {number} in variant {variant!r} of {self.folder}; it has {there}")
+            raise UserError(f"no layer {number} in variant {variant!r} of {self.folder}: it has {count} layers")
         return self.layers[number, variant]
 
     def slot_bytes(self, variant: str) -> int:
-        """The bytes of a buffer that any layer of this variant fits into."""
-        return max((layer.nbytes for (_, found), layer in self.layers.items() if found == variant), default=0)
+        """The bytes of a buffer that any layer of this variant fits into. Raises `UserError` for an unknown variant."""
+        return max(layer.nbytes for layer in self._of(variant))
+
+    def nbytes(self, variant: str) -> int:
+        """The bytes of all layers in this variant, as they lie on the disk."""
+        return sum(layer.nbytes for layer in self._of(variant))
 
     def files(self, *variants: str) -> dict[str, StoredFile]:
         """The shards of these variants, of all if none is named. Raises `UserError` for one that is not there."""
-        for variant in variants:
-            if variant not in self.variants:
-                raise unknown(f"variant of {self.folder.name}", variant, self.variants)
-        wanted = variants or self.variants
-        return {layer.shard: self.shards[layer.shard] for (_, found), layer in self.layers.items() if found in wanted}
+        layers = [layer for variant in variants or self.variants for layer in self._of(variant)]
+        return {layer.shard: self.shards[layer.shard] for layer in layers}
 
     def rest(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors that are no op's weight, one at a time, each checked against its checksum.
@@ -126,18 +130,14 @@ class Store:
         The model may lie on the device "meta". What else the model has is compared with `rest`, too.
         """
         blocks = decoder_blocks(model)
-        count = 1 + max((layer for layer, found in self.layers if found == variant), default=-1)
-        if len(blocks) != count:
+        if len(blocks) != (count := len(self._of(variant))):
             raise self._misfit(model, f"{count} layers in variant {variant!r}", len(blocks))
-        weights = set()
         for number, block in enumerate(blocks):
             expected = {name: linear.weight for name, linear in decoder_linears(block).items()}
-            weights |= {id(weight) for weight in expected.values()}
-            self._check_shapes(
-                model, {name: run.shape for name, run in self.layer(number, variant).ops.items()}, expected
-            )
+            stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
+            self._check_shapes(model, stored, expected)
         stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}
-        self._check_shapes(model, stored, {name: p for name, p in model.named_parameters() if id(p) not in weights})
+        self._check_shapes(model, stored, rest_tensors(model))
 
     def _check_shapes(
         self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Tensor]
@@ -146,6 +146,11 @@ class Store:
             has, wants = stored.get(name), tuple(expected[name].shape) if name in expected else None
             if has != wants:
                 raise self._misfit(model, f"{name} of shape {has}", wants)
+
+    def _of(self, variant: str) -> list[Layer]:
+        if variant not in self.variants:
+            raise unknown(f"variant of {self.folder.name}", variant, self.variants)
+        return [layer for (_, found), layer in self.layers.items() if found == variant]
 
     def _misfit(self, model: nn.Module, has: str, wants: object) -> UserError:
         return UserError(

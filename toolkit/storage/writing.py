@@ -10,6 +10,7 @@ Ctrl-C removes that, and what a killed process left of it goes when the same nam
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,13 +23,12 @@ from toolkit.cache import disk_full, file_sha256
 from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.storage import index
-from toolkit.storage.index import Index
+from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.runs import OpRun, RestRun, Run
 from toolkit.storage.shards import PADDING, Shard, layout, write_shard
 
 REST_BYTES = 256 << 20  # of other tensors held at once, which is also the most a shard of them holds, but for one
 SPARE_BYTES = 16 << 20  # left free beside what is written
-MODEL_FOLDER = "model"  # configuration and tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +128,8 @@ def _op_run(op: Op, file: str, run) -> OpRun:
 
 
 def _check_group(group: list[Op]) -> None:
+    if not re.fullmatch(index.VARIANT, group[0].variant):
+        raise UserError(f"variant {group[0].variant!r}: expected small letters, digits, '-' and '_'; it names files")
     names = [op.op for op in group]
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"layer {group[0].layer}, variant {group[0].variant!r}: {min(twice)} comes twice")

@@ -7,12 +7,14 @@ with open_reader("threads", store, "endor") as reader:
 
 from toolkit.errors import unknown
 from toolkit.storage.readers.base import Reader
+from toolkit.storage.readers.io_uring import IoUring
+from toolkit.storage.readers.kvikio import KvikIO
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
 
 __all__ = ["READERS", "Reader", "open_reader"]
 
-READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads,)}
+READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, IoUring, KvikIO)}
 
 
 def open_reader(name: str, store: Store, *variants: str, **options: int) -> Reader:

@@ -1,0 +1,75 @@
+"""Linux's io_uring: one thread keeps many chunks under way. Needs the package `uring-api`, which brings liburing."""
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import numpy as np
+from jaxtyping import UInt8
+
+from toolkit.errors import UserError
+from toolkit.storage.files import StoredFile
+from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+
+CHUNK_BYTES = 1 << 20
+DEPTH = 8
+
+
+class IoUring(HostReader):
+    """One ring with `depth` chunks under way.
+
+    Raises `UserError` if the package is not installed, or if the kernel or a container's filter refuses io_uring.
+    """
+
+    name = "io_uring"
+
+    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, depth: int = DEPTH):
+        self.depth = at_least_one("depth", depth)
+        super().__init__(files, chunk_bytes)
+
+    def _open(self, stack: ExitStack) -> str:
+        self._ring = stack.enter_context(_ring(self.depth))
+        return super()._open(stack)
+
+    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+        waiting = zip(chunks.offsets.tolist(), chunks.sizes.tolist(), chunks.places.tolist(), strict=True)
+        failures, under_way = [], 0
+        while True:
+            while under_way < self.depth and not failures and (chunk := next(waiting, None)):
+                self._start(descriptor, *chunk, target)
+                under_way += 1
+            if not under_way:  # and not before: the kernel writes into the target until then
+                break
+            self._ring.submit()
+            completions = self._ring.wait() or []
+            failures += filter(None, map(_failure, completions))
+            under_way -= len(completions)
+        if failures:
+            raise failures[0]
+
+    def _start(self, descriptor: int, offset: int, size: int, place: int, target: UInt8[np.ndarray, " bytes"]) -> None:
+        part = memoryview(target)[place : place + size]
+        self._ring.prepare(self._ring.construct_read(descriptor, part, offset, (size, offset)))
+
+
+def _failure(completion) -> OSError | None:
+    size, offset = completion.user_data
+    if completion.res < 0:
+        return OSError(-completion.res, os.strerror(-completion.res))
+    if completion.res != size:
+        return OSError(f"short read: {completion.res} of {size} bytes at offset {offset}")
+    return None
+
+
+def _ring(depth: int):
+    try:
+        import uring_api
+    except ImportError as error:
+        raise UserError(
+            "reader 'io_uring' needs the package uring-api: pip install 'sparse-offload-toolkit[io_uring]', "
+            "or use reader 'threads'"
+        ) from error
+    try:
+        return uring_api.Ring(depth)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"this kernel or container refuses io_uring ({error}): use reader 'threads'") from error
