@@ -18,4 +18,3 @@ METHODS = {
     "endor": Method("endor", "device"),
     "endor_packed": Method("endor"),  # products straight from the bitmap
 }
-POLICIES = ("sequential", "pipelined")

@@ -16,7 +16,6 @@ from typing import Self
 
 import numpy as np
 
-from toolkit.errors import unknown
 from toolkit.formats import Packed
 from toolkit.offload.budget import Budget
 from toolkit.offload.timeline import Recorder, Span
@@ -39,8 +38,8 @@ class Slot:
 class Streamer:
     """Gives the packed weights of one layer after the other.
 
-    `tiers` says of each layer whether it stays in "dram" or comes from "storage" each time. Raises `UserError` for an
-    unknown policy, or if the budget is too small for the slots and the layers that stay.
+    `tiers` says of each layer whether it stays in "dram" or comes from "storage" each time. Raises `UserError`
+    if the budget is too small for the slots and the layers that stay.
     """
 
     def __init__(
@@ -53,16 +52,22 @@ class Streamer:
         budget: Budget,
         recorder: Recorder,
     ):
-        if policy not in SLOTS:
-            raise unknown("policy", policy, SLOTS)
-        self.store, self.variant, self.tiers, self.reader, self.recorder = store, variant, tuple(tiers), reader, recorder
-        streamed = [number for number, tier in enumerate(tiers) if tier == "storage"]
-        slot_bytes = max((store.layer(number, variant).nbytes for number in streamed), default=0)
-        count = min(SLOTS[policy], len(streamed))
-        budget.take(slots=buffer_bytes(count * slot_bytes), layers=self._resident_bytes())
-        self._slots = [Slot(part) for part in np.split(aligned_buffer(count * slot_bytes), count)] if count else []
-        self._following = dict(zip(streamed, streamed[1:] + streamed[:1], strict=True))
-        self._resident = {number: self._read_whole(number) for number, tier in enumerate(tiers) if tier == "dram"}
+        self.store, self.variant, self.tiers, self.reader, self.recorder = (
+            store,
+            variant,
+            tuple(tiers),
+            reader,
+            recorder,
+        )
+        layers = {tier: [n for n, found in enumerate(tiers) if found == tier] for tier in ("dram", "storage")}
+        slot_bytes = max((store.layer(number, variant).nbytes for number in layers["storage"]), default=0)
+        count = min(SLOTS[policy], len(layers["storage"]))
+        resident_bytes = sum(store.layer(number, variant).nbytes for number in layers["dram"])
+        budget.take(layers=buffer_bytes(resident_bytes), slots=buffer_bytes(count * slot_bytes))
+        self._resident = self._read_whole(layers["dram"], aligned_buffer(resident_bytes))
+        arena = aligned_buffer(count * slot_bytes)
+        self._slots = [Slot(arena[number * slot_bytes :][:slot_bytes]) for number in range(count)]
+        self._following = dict(zip(layers["storage"], layers["storage"][1:] + layers["storage"][:1], strict=True))
 
     def layer(self, number: int) -> Mapping[str, Packed]:
         """The weights of a layer by op, in place: they change with the next call for another layer.
@@ -118,12 +123,9 @@ class Streamer:
     def _record(self, number: int, nbytes: int, begun_s: float) -> None:
         self.recorder.add(Span("read", "layer", "storage", begun_s, self.recorder.now_s(), nbytes, number))
 
-    def _resident_bytes(self) -> int:
-        layers = (self.store.layer(number, self.variant) for number, tier in enumerate(self.tiers) if tier == "dram")
-        return sum(buffer_bytes(layer.nbytes) for layer in layers)
-
-    def _read_whole(self, number: int) -> dict[str, Packed]:
-        layer = self.store.layer(number, self.variant)
-        buffer = aligned_buffer(layer.nbytes)
-        self.reader.read([layer], buffer)
-        return layer.view(buffer)
+    def _read_whole(self, numbers: Sequence[int], buffer: np.ndarray) -> dict[int, Mapping[str, Packed]]:
+        """Layers one after the other in one buffer, for good."""
+        layers = {number: self.store.layer(number, self.variant) for number in numbers}
+        self.reader.read([*layers.values()], buffer)
+        ends = np.cumsum([0, *(layer.nbytes for layer in layers.values())])
+        return {number: layers[number].view(buffer[end:]) for number, end in zip(layers, ends, strict=False)}

@@ -17,11 +17,12 @@ import pandas as pd
 
 from toolkit.errors import unknown
 from toolkit.offload.comparison import LABELS, beside_dense, over
+from toolkit.offload.methods import METHODS, Method
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.timeline import TIERS, Timeline
 from toolkit.shapes import SHAPES
 from toolkit.simulation.machine import Profile
-from toolkit.simulation.transfer import METHODS, PATHS, Layer, Method, Plan, predict, weights
+from toolkit.simulation.transfer import PATHS, Layer, Plan, predict, weights
 
 # Sections 3.3 and 5.1, C.1 and C.3. The 20 remapped layers of Llama2-70B take more than the 10 dense ones did: 17 fit
 MAPS = {

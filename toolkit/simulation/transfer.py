@@ -16,25 +16,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from toolkit.errors import UserError, unknown
+from toolkit.offload.methods import METHODS
 from toolkit.offload.timeline import TIERS, Span, Timeline
 from toolkit.simulation.machine import GB, Memory, Profile
 
-
-@dataclass(frozen=True)
-class Method:
-    """The format that a weight is stored in, and the tier whose processor makes it dense; None if nothing does."""
-
-    format: str
-    decoded_in: str | None = None
-
-
-METHODS = {
-    "dense": Method("dense"),
-    "zstd": Method("zstd", "dram"),
-    "endor_cpu": Method("endor", "dram"),
-    "endor": Method("endor", "device"),
-    "endor_packed": Method("endor"),  # products straight from the bitmap
-}
 PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
 DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
 # zstd's size depends on the values: random normal ones, pruned to 50 % (notebook endor/fig04)

@@ -13,9 +13,14 @@ from jaxtyping import UInt8
 HUGE_PAGE_BYTES = 2 << 20
 
 
+def buffer_bytes(nbytes: int) -> int:
+    """What a buffer of so many bytes really takes: whole huge pages."""
+    return -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+
+
 def aligned_buffer(nbytes: int) -> UInt8[np.ndarray, " nbytes"]:
     """Zeroed bytes that start on a huge page (so on a page and a block, too), all of them touched."""
-    padded = -(-max(nbytes, 1) // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    padded = buffer_bytes(nbytes)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     region = mmap.mmap(-1, padded + HUGE_PAGE_BYTES, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):

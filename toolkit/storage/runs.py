@@ -46,6 +46,11 @@ class OpRun(Run):
         """What it is, for people."""
         return f"layer {self.layer} {self.op} ({self.variant})"
 
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the weight when dense."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
     def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> Packed:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
 

@@ -1,0 +1,58 @@
+"""Tiny random decoders of several families, pruned and packed."""
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from toolkit.pruning import prune
+from toolkit.storage.packing import pack_model
+
+LAYERS = 4
+COMMON = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
+GATED = COMMON | {"intermediate_size": 70, "num_key_value_heads": 2, "initializer_range": 0.2}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, GATED | {"tie_word_embeddings": True, "attention_bias": True}),
+    "mistral": (MistralForCausalLM, MistralConfig, GATED | {"sliding_window": 5}),
+    "opt": (OPTForCausalLM, OPTConfig, COMMON | {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, GATED | {"head_dim": 12}),
+}
+
+
+def pruned(family: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Its weights are half zeros; biases are no zeros."""
+    model, config, sizes = FAMILIES[family]
+    torch.manual_seed(0)
+    made = model(config(**sizes)).eval().requires_grad_(False)
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):
+            parameter.normal_()
+    prune(made, "magnitude")
+    for parameter in made.parameters():  # alone: buffers stay in float32, as in a model that is loaded
+        parameter.data = parameter.data.to(dtype)
+    return made
+
+
+@pytest.fixture(scope="session")
+def packed(tmp_path_factory):
+    """`packed(family, dtype, variants)`: a pruned model, and the folder that it is packed in, made once."""
+    made = {}
+
+    def make(family="llama", dtype=torch.float32, variants=("endor", "zstd", "dense")):
+        key = (family, dtype, variants)
+        if key not in made:
+            folder = tmp_path_factory.mktemp(family) / "store"
+            model = pruned(family, dtype)
+            pack_model(model, folder, variants, family)
+            made[key] = model, folder
+        return made[key]
+
+    return make

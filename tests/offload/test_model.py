@@ -1,0 +1,223 @@
+import errno
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.offload.conftest import FAMILIES, LAYERS
+from toolkit.errors import UserError
+from toolkit.formats import FormatError
+from toolkit.offload.methods import METHODS
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.placement import LayerMap
+from toolkit.offload.streamer import SLOTS
+from toolkit.pruning import load_pruned
+from toolkit.storage import buffers
+from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.packing import pack_model
+from toolkit.storage.readers.threads import Threads
+from toolkit.storage.store import Store
+
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(PROMPT).logits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("policy", SLOTS)
+def test_every_family_gives_the_same_logits_and_tokens_from_disk(packed, family, policy):
+    model, folder = packed(family)
+    with OffloadedModel.open(folder, placement=LayerMap(0, 1, LAYERS - 1), policy=policy) as ours:
+        assert torch.equal(logits(ours.model), logits(model))
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_method_gives_the_same_tokens(packed, method, dtype):
+    model, folder = packed("llama", dtype)
+    with OffloadedModel.open(folder, method) as ours:
+        if method != "endor_packed":  # sums in another order
+            assert torch.equal(logits(ours.model), logits(model))
+        single = model(PROMPT[:, :1]).logits
+        torch.testing.assert_close(ours.model(PROMPT[:, :1]).logits, single, rtol=0.05, atol=0.02)
+        if dtype == torch.float32:
+            assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+
+
+@pytest.mark.parametrize("resident", [0, 1, LAYERS])
+def test_the_budget_decides_what_stays_and_is_never_exceeded(packed, monkeypatch, resident):
+    monkeypatch.setattr(buffers, "HUGE_PAGE_BYTES", BLOCK_BYTES)
+    model, folder = packed("llama")
+    store = Store.open(folder)
+    rest, layer = sum(run.nbytes for run in store.index.rest), store.layer(0, "endor").nbytes
+    slots = min(2, LAYERS - resident)
+    limit = rest + 70 * 48 * 4 + (resident + slots) * layer
+    with OffloadedModel.open(folder, dram_bytes=limit) as ours:
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+        assert ours.streamer.tiers == ("dram",) * resident + ("storage",) * (LAYERS - resident)
+        assert ours.budget.used_bytes <= limit
+    if resident < LAYERS:
+        with OffloadedModel.open(folder, dram_bytes=limit + layer - 1) as ours:
+            assert ours.streamer.tiers.count("dram") == resident
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed(packed):
+    _, folder = packed("llama")
+    with pytest.raises(
+        UserError, match=r"DRAM budget of 1\.0 MB is too small: 2\.\d MB are needed \(scratch .* slots 2"
+    ):
+        OffloadedModel.open(folder, dram_bytes=1_000_000)
+    with pytest.raises(UserError, match="too small"):
+        OffloadedModel.open(folder, dram_bytes=1_000_000, placement=LayerMap(0, LAYERS, 0))
+
+
+def test_layers_that_stay_are_read_once_and_the_others_each_pass(packed):
+    _, folder = packed("llama")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 2, 2), policy="sequential") as ours:
+        for _ in range(3):
+            logits(ours.model)
+    table = ours.timeline.table()
+    assert table[table["stage"] == "read"].groupby("layer").size().to_dict() == {2: 3, 3: 3}
+    assert set(table[table["stage"] == "compute"].groupby("layer").size()) == {7 * 3}
+
+
+def test_the_next_layer_is_read_while_this_one_is_used(packed):
+    _, folder = packed("llama")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
+        logits(ours.model)
+    table = ours.timeline.table()
+    read = table[table["stage"] == "read"].set_index("layer")
+    used = table[table["stage"] == "compute"].groupby("layer")["start_s"].min()
+    for number in range(LAYERS - 1):
+        assert read["start_s"][number + 1] < used[number]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"method": "gzip"}, "unknown method 'gzip'"),
+        ({"policy": "lazy"}, "unknown policy 'lazy'"),
+        ({"reader": "tape"}, "unknown reader 'tape'"),
+        ({"placement": LayerMap(0, 1, 1)}, f"expected {LAYERS} layers"),
+        ({"placement": LayerMap(1, 1, LAYERS - 2)}, "none on a device"),
+    ],
+)
+def test_bad_arguments(packed, arguments, words):
+    with pytest.raises(UserError, match=words):
+        OffloadedModel.open(packed("llama")[1], **arguments)
+
+
+def test_a_variant_that_was_not_packed(packed):
+    _, folder = packed("llama", variants=("endor",))
+    with pytest.raises(UserError, match=r"dense.*endor"):
+        OffloadedModel.open(folder, "dense")
+
+
+def test_a_shard_that_is_cut_or_gone(packed, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(packed("llama")[1], folder)
+    shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    os.truncate(shard, shard.stat().st_size - 4096)
+    with pytest.raises(FormatError, match=shard.name):
+        OffloadedModel.open(folder)
+    shard.unlink()
+    with pytest.raises(FormatError, match=shard.name):
+        OffloadedModel.open(folder)
+
+
+def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, monkeypatch):
+    model, folder = packed("llama")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
+        fetch, calls = Threads._fetch, []
+
+        def fails_once(self, *arguments):
+            calls.append(arguments)
+            if len(calls) == 3:
+                raise OSError(errno.EIO, "bad sector")
+            fetch(self, *arguments)
+
+        monkeypatch.setattr(Threads, "_fetch", fails_once)
+        with pytest.raises(OSError, match="bad sector"):
+            logits(ours.model)
+        assert torch.equal(logits(ours.model), logits(model))
+
+
+def test_a_pass_that_is_broken_off_leaves_the_model_usable(packed):
+    model, folder = packed("llama")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
+        blocks = ours.model.model.layers
+        hook = blocks[2].register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            logits(ours.model)
+        hook.remove()
+        assert torch.equal(logits(ours.model), logits(model))
+
+
+def test_nothing_stays_open(packed):
+    _, folder = packed("llama")
+    before = os.listdir("/proc/self/fd")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
+        logits(ours.model)
+    with pytest.raises(UserError):
+        OffloadedModel.open(folder, dram_bytes=1)
+    assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory):
+    model, tokenizer, _ = load_pruned("smollm2-135m", "magnitude", dtype=torch.float32)
+    folder = tmp_path_factory.mktemp("smollm2") / "store"
+    pack_model(model, folder, ("endor",), "smollm2-135m", tokenizer)
+    return model, tokenizer, folder
+
+
+def test_smollm2_gives_the_same_tokens_from_disk_within_a_quarter_of_its_weights(smollm2):
+    model, tokenizer, folder = smollm2
+    prompt = tokenizer("The library of Alexandria was", return_tensors="pt")
+    expected = model.generate(**prompt, max_new_tokens=12, do_sample=False)
+    quarter = sum(parameter.nbytes for parameter in model.parameters()) // 4
+    with OffloadedModel.open(folder, dram_bytes=quarter) as ours:
+        prompt = ours.tokenizer("The library of Alexandria was", return_tensors="pt")
+        assert torch.equal(ours.generate(**prompt, max_new_tokens=12, do_sample=False), expected)
+        assert ours.budget.used_bytes <= quarter
+
+
+GROWTH = """
+import sys
+import torch
+from pathlib import Path
+from transformers import AutoTokenizer
+from transformers.models.llama import modeling_llama
+from toolkit.formats import decode, encode
+from toolkit.offload.model import OffloadedModel
+from toolkit.storage.preads import warm_up
+
+def megabytes(name):
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1e3
+
+folder, limit = sys.argv[1], int(sys.argv[2])
+warm_up()
+decode(encode("endor", torch.eye(64)))  # what is compiled and imported is no weight
+prompt = AutoTokenizer.from_pretrained(Path(folder) / "model")("The library", return_tensors="pt")
+before = megabytes("VmRSS")
+with OffloadedModel.open(folder, dram_bytes=limit) as model:
+    model.generate(**prompt, max_new_tokens=3, do_sample=False)
+print(megabytes("VmHWM") - before)
+"""
+
+
+def test_the_process_itself_grows_by_little_more_than_the_budget(smollm2):
+    model, _, folder = smollm2
+    dense = sum(parameter.nbytes for parameter in model.parameters())
+    command = [sys.executable, "-c", GROWTH, str(folder), str(dense // 4)]
+    grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+    assert grown < dense / 4e6 + 100  # activations, the cache of keys and values, modules imported late
+    assert grown < dense / 2e6  # so it never held the model dense
