@@ -95,3 +95,11 @@ def test_uneven_arguments():
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     with pytest.raises(ValueError, match="1 offsets, 2 sizes and 1 places"):
         read_ranges(-1, one, two, one, aligned_buffer(4096))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4097])
+def test_files_of_any_size_open(tmp_path, size):
+    (tmp_path / "data").write_bytes(bytes(size))
+    with open_file(tmp_path / "data") as file:
+        assert file.size_bytes == size
+        assert file.mode in ("direct", "buffered")

@@ -85,12 +85,10 @@ def open_file(path: Path) -> Iterator[OpenFile]:
 @contextlib.contextmanager
 def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
     """`open_file` of a file that must be the one first looked at. Raises `ChangedError` if it is another."""
-    try:
-        with open_file(file.path) as opened:
-            file.check(opened.descriptor)
-            yield opened
-    except FileNotFoundError as error:
-        raise ChangedError(f"{file.path}: gone while it was in use; open it again") from error
+    file.check()
+    with open_file(file.path) as opened:
+        file.check(opened.descriptor)
+        yield opened
 
 
 def open_direct(name: str) -> tuple[int, bool]:
@@ -119,9 +117,12 @@ def bypasses_cache(direct: int, plain: int) -> bool:
 
 
 def _first_page_cached(descriptor: int) -> bool:
-    view = np.frombuffer(mmap.mmap(descriptor, BLOCK_BYTES, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    length = min(BLOCK_BYTES, os.fstat(descriptor).st_size)
+    if not length:
+        return False
+    view = np.frombuffer(mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
     resident = ctypes.c_ubyte()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(BLOCK_BYTES), ctypes.byref(resident)):
+    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), ctypes.byref(resident)):
         raise OSError(ctypes.get_errno(), "mincore failed")
     return bool(resident.value & 1)
