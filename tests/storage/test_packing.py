@@ -1,6 +1,7 @@
 """A whole model as a store, and back: nothing is missing, and another model is refused."""
 
 import json
+import shutil
 from collections import namedtuple
 
 import pytest
@@ -140,14 +141,14 @@ def test_bad_variants_leave_nothing(tmp_path, model):
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
 def test_the_space_asked_for_is_close_to_what_it_takes(tmp_path, model, monkeypatch):
-    asked, check = [], writing._check_space
-    monkeypatch.setattr(writing, "_check_space", lambda folder, nbytes: (asked.append(nbytes), check(folder, nbytes)))
+    asked, check = [], writing.check_space
+    monkeypatch.setattr(writing, "check_space", lambda folder, nbytes: (asked.append(nbytes), check(folder, nbytes)))
     pack_model(model, tmp_path / "s", ("dense", "endor"))
     store = Store.open(tmp_path / "s")
     stored = sum(piece.nbytes for run in store.index.ops for piece in run.pieces.values())
     stored += sum(run.pieces[run.name].nbytes for run in store.index.rest)
     assert asked[0] == pytest.approx(stored, rel=0.02)
     usage = namedtuple("usage", "total used free")(0, 0, asked[0])
-    monkeypatch.setattr(writing.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(UserError, match="MB more are needed"):
         pack_model(model, tmp_path / "t", ("dense", "endor"))

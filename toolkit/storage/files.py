@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from jaxtyping import UInt8
 
 from toolkit.errors import UserError
 
@@ -48,6 +49,13 @@ class StoredFile:
     def of(cls, path: Path) -> Self:
         """As it is now. Raises `OSError`."""
         return cls(path, Identity.of(path))
+
+    def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
+        """A part of it, by way of the page cache. Raises `ChangedError` if it is not what it was."""
+        self.check()
+        data = np.fromfile(self.path, np.uint8, size, offset=offset)
+        self.check()
+        return data
 
     def check(self, descriptor: int | None = None) -> None:
         """Raise `ChangedError` if the path, or the open file behind the descriptor, is another than it was."""
