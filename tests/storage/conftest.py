@@ -1,6 +1,3 @@
-import errno
-import os
-
 import pytest
 import torch
 
@@ -55,19 +52,3 @@ def store(folder):
 
 def _config(place):
     (place / "config.json").write_text("{}")
-
-
-@pytest.fixture
-def o_direct(monkeypatch):
-    """Replaces what the file system does with O_DIRECT: `o_direct("refused")` or `o_direct("ignored")`."""
-    really_open = os.open
-
-    def answer(kind):
-        def fake(path, flags, *rest, **named):
-            if flags & os.O_DIRECT and kind == "refused":
-                raise OSError(errno.EINVAL, "Invalid argument", path)
-            return really_open(path, flags & ~os.O_DIRECT, *rest, **named)
-
-        monkeypatch.setattr(os, "open", fake)
-
-    return answer

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from toolkit.storage import preads
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.files import BLOCK_BYTES, open_file
 from toolkit.storage.preads import read_ranges
@@ -59,8 +60,6 @@ def test_beyond_the_end_or_without_a_file(path):
 
 
 def test_a_read_that_a_signal_cut_short_is_done_again(path, monkeypatch):
-    from toolkit.storage import preads
-
     def interrupted(descriptor, offsets, sizes, places, target, taken):
         taken[0] += 1
         return int(taken[0]) - 1
@@ -85,6 +84,17 @@ def test_threads_share_ranges_without_reading_one_twice(path, monkeypatch):
         assert taken[0] == 64 + threads  # each thread asks once more than it finds
 
 
+def test_nothing_is_compiled_after_the_warm_up(path):
+    preads.warm_up()
+    before = len(preads._compiled().signatures)
+    every_second = np.repeat(np.arange(0, SIZE, BLOCK_BYTES), 2)[::2]
+    sizes, target = np.full(len(every_second), BLOCK_BYTES), aligned_buffer(SIZE)
+    with open_file(path) as file:
+        read_ranges(file.descriptor, every_second, sizes, every_second, target, np.zeros(1, np.int64))
+    assert target.tobytes() == path.read_bytes()
+    assert len(preads._compiled().signatures) == before == 1
+
+
 @pytest.mark.parametrize("bad", [(0, 4096, 4096), (0, -1, 0), (0, 1, -1)])
 def test_ranges_outside_the_target(bad):
     with pytest.raises(ValueError, match="a range does not lie within the target's 4096 bytes"):
@@ -95,3 +105,11 @@ def test_uneven_arguments():
     one, two = np.zeros(1, np.int64), np.zeros(2, np.int64)
     with pytest.raises(ValueError, match="1 offsets, 2 sizes and 1 places"):
         read_ranges(-1, one, two, one, aligned_buffer(4096))
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4097])
+def test_files_of_any_size_open(tmp_path, size):
+    (tmp_path / "data").write_bytes(bytes(size))
+    with open_file(tmp_path / "data") as file:
+        assert file.size_bytes == size
+        assert file.mode in ("direct", "buffered")

@@ -276,11 +276,16 @@ def test_views_of_parts_that_do_not_fit_are_refused(folder):
         layer.view(in_memory(store, layer))
 
 
-def test_the_rest_of_a_store_that_changed_meanwhile(folder, store, rest):
+@pytest.mark.parametrize("harm", ["written to", "removed", "cut"])
+def test_a_store_that_changes_while_it_is_open(folder, store, harm):
     path = folder / "rest-000.safetensors"
-    path.write_bytes(path.read_bytes())
-    with pytest.raises(ChangedError, match=r"rest-000.*replaced, cut or written to"):
-        dict(store.rest())
+    whole = path.read_bytes()
+    path.unlink()
+    if harm != "removed":
+        path.write_bytes(whole if harm == "written to" else whole[:4096])
+    for use in (lambda: dict(store.rest()), store.verify):
+        with pytest.raises(ChangedError, match=r"rest-000.*(replaced, cut or written to|gone) while it was in use"):
+            use()
 
 
 def test_shapes_of_every_op(store):

@@ -14,7 +14,7 @@ import torch
 from tests.storage.conftest import sparse
 from toolkit.errors import UserError
 from toolkit.formats import encode
-from toolkit.storage import shards, writing
+from toolkit.storage import folders, shards, writing
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
@@ -186,7 +186,7 @@ def test_a_place_where_one_may_not_write(tmp_path, monkeypatch):
     def refused(path, **options):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(writing.Path, "mkdir", refused)
+    monkeypatch.setattr(folders.Path, "mkdir", refused)
     with pytest.raises(UserError, match="cannot write to"):
         write_store(tmp_path / "s", make_ops())
 
@@ -257,6 +257,12 @@ def test_what_a_killed_writer_left_goes_with_the_next(tmp_path, other_writer):
     write_store(tmp_path / "s", make_ops(1))
     assert names(tmp_path) == ["s"]
     assert names(tmp_path / "s") == ["index.json", "layer-000.endor.safetensors"]
+
+
+def test_ctrl_c_in_another_process_leaves_nothing(tmp_path, other_writer):
+    os.kill(other_writer.pid, signal.SIGINT)
+    other_writer.join()
+    assert names(tmp_path) == ["ready"]
 
 
 def test_a_writer_that_opened_what_another_then_finished(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+from jaxtyping import UInt8
 
 from toolkit.errors import UserError
 
@@ -49,6 +50,13 @@ class StoredFile:
         """As it is now. Raises `OSError`."""
         return cls(path, Identity.of(path))
 
+    def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
+        """A part of it, by way of the page cache. Raises `ChangedError` if it is not what it was."""
+        self.check()
+        data = np.fromfile(self.path, np.uint8, size, offset=offset)
+        self.check()
+        return data
+
     def check(self, descriptor: int | None = None) -> None:
         """Raise `ChangedError` if the path, or the open file behind the descriptor, is another than it was."""
         try:
@@ -85,12 +93,10 @@ def open_file(path: Path) -> Iterator[OpenFile]:
 @contextlib.contextmanager
 def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
     """`open_file` of a file that must be the one first looked at. Raises `ChangedError` if it is another."""
-    try:
-        with open_file(file.path) as opened:
-            file.check(opened.descriptor)
-            yield opened
-    except FileNotFoundError as error:
-        raise ChangedError(f"{file.path}: gone while it was in use; open it again") from error
+    file.check()
+    with open_file(file.path) as opened:
+        file.check(opened.descriptor)
+        yield opened
 
 
 def open_direct(name: str) -> tuple[int, bool]:
@@ -119,9 +125,12 @@ def bypasses_cache(direct: int, plain: int) -> bool:
 
 
 def _first_page_cached(descriptor: int) -> bool:
-    view = np.frombuffer(mmap.mmap(descriptor, BLOCK_BYTES, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    length = min(BLOCK_BYTES, os.fstat(descriptor).st_size)
+    if not length:
+        return False
+    view = np.frombuffer(mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
     resident = ctypes.c_ubyte()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(BLOCK_BYTES), ctypes.byref(resident)):
+    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), ctypes.byref(resident)):
         raise OSError(ctypes.get_errno(), "mincore failed")
     return bool(resident.value & 1)

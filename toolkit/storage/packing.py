@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
-from toolkit.formats import Packed, encode, expected_nbytes
+from toolkit.errors import UserError, unknown
+from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage.writing import Op, write_store
 
@@ -68,6 +68,8 @@ def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _format(name: str) -> Pack:
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
     return lambda weight: encode(name, weight)
 
 

@@ -28,6 +28,8 @@ def read_ranges(
         )
     if len(sizes) and (min(sizes.min(), places.min()) < 0 or (places + sizes).max() > target.nbytes):
         raise ValueError(f"a range does not lie within the target's {target.nbytes} bytes")
+    # one layout, one compiled function: a second would be compiled while a clock runs
+    offsets, sizes, places = map(np.ascontiguousarray, (offsets, sizes, places))
     read, taken = _compiled(), np.zeros(1, np.int64) if taken is None else taken
     while (failed := read(descriptor, offsets, sizes, places, target, taken)) < len(offsets):
         # it may be readable after all: a signal had interrupted it, say

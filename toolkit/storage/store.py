@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 from torch import Tensor, nn
 
 from toolkit.cache import file_sha256
@@ -107,8 +106,7 @@ class Store:
         Raises `FormatError` for a tensor that is damaged, or whose shard was replaced since the store was opened.
         """
         for run in self.index.rest:
-            data = np.fromfile(self.shards[run.shard].path, np.uint8, run.nbytes, offset=run.offset)
-            self.shards[run.shard].check()
+            data = self.shards[run.shard].content(run.offset, run.nbytes)
             if hashlib.sha256(data).hexdigest() != run.sha256:
                 raise self._damaged(run)
             yield run.name, views(run.pieces, data)[run.name]
@@ -182,6 +180,5 @@ def _sha256(file: StoredFile, run: Run) -> str:
     digest = hashlib.sha256()
     for start in range(run.offset, run.offset + run.nbytes, VERIFY_BYTES):
         size = min(VERIFY_BYTES, run.offset + run.nbytes - start)
-        digest.update(np.fromfile(file.path, np.uint8, size, offset=start))
-    file.check()
+        digest.update(file.content(start, size))
     return digest.hexdigest()
