@@ -71,19 +71,15 @@ class Bitmap:
     def check(self) -> None:
         """Raise `ValueError` unless every row's bits and offsets agree; reads the whole bitmap, on the CPU."""
         here = self.to("cpu")
-        words = here.bitmap.numpy().view(np.uint32)
-        counts = np.zeros(here.block_offsets.shape, np.int64)
-        for block in range(counts.shape[1]):  # a block at a time, as the counts of all words would take eight times
-            first = block * BLOCK // WORD  # the bitmap's memory
-            counts[:, block] = np.bitwise_count(words[:, first : first + BLOCK // WORD]).sum(axis=1, dtype=np.int64)
+        counts = block_counts(here.bitmap, self.shape[1])
         totals, promised = counts.sum(axis=1), np.diff(here.row_offsets.numpy())
         if not np.array_equal(totals, promised):
             row = int(np.flatnonzero(totals != promised)[0])
             raise ValueError(f"row {row} has {totals[row]} bits set in the bitmap, but its offsets say otherwise")
-        wrong = np.argwhere(counts.cumsum(axis=1) - counts != here.block_offsets.numpy())
+        wrong = np.argwhere(starts(counts) != here.block_offsets.numpy())
         if len(wrong):
             raise ValueError(f"block {wrong[0][1]} of row {wrong[0][0]}: its offset is not the number of bits before")
-        beyond = self.shape[1] % WORD
+        beyond, words = self.shape[1] % WORD, here.bitmap.numpy().view(np.uint32)
         if beyond and np.any(words[:, -1] >> np.uint32(beyond)):
             raise ValueError(f"the bitmap has bits set beyond column {self.shape[1]}")
 
@@ -96,6 +92,21 @@ def row_bytes(columns: int) -> int:
 def block_count(columns: int) -> int:
     """Blocks of one row."""
     return -(-columns // BLOCK)
+
+
+def block_counts(bitmap: UInt8[Tensor, "rows row_bytes"], columns: int) -> Int64[np.ndarray, "rows blocks"]:
+    """Values in each block of each row, counted in the bitmap."""
+    words = bitmap.numpy().view(np.uint32)
+    counts = np.zeros((len(words), block_count(columns)), np.int64)
+    for block in range(counts.shape[1]):  # a block at a time: the counts of all words would take eight times the bitmap
+        first = block * BLOCK // WORD
+        counts[:, block] = np.bitwise_count(words[:, first : first + BLOCK // WORD]).sum(axis=1, dtype=np.int64)
+    return counts
+
+
+def starts(counts: Int64[np.ndarray, "rows blocks"]) -> Int64[np.ndarray, "rows blocks"]:
+    """Values of the row before each block."""
+    return counts.cumsum(axis=1) - counts
 
 
 def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:

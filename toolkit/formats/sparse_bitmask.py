@@ -21,7 +21,7 @@ from torch.nn import functional
 from toolkit.errors import UserError
 from toolkit.formats.endor import Endor
 from toolkit.formats.packed import DTYPES, as_matrix, expect
-from toolkit.kernels.bitmap import row_bytes
+from toolkit.kernels.bitmap.layout import block_counts, row_bytes, starts
 
 PARTS = ("shape", "compressed", "bitmask", "row_offsets")
 # one byte an element: the kernels take them for int8
@@ -116,7 +116,9 @@ class SparseBitmask:
 def _endor(shape: tuple[int, int], bitmap: Tensor, row_starts: Tensor, values: Tensor) -> Endor:
     """The only place that makes one from parts."""
     row_offsets = torch.cat([row_starts, torch.tensor([values.numel()])])
-    return Endor(shape, bitmap, row_offsets, values)
+    counts = block_counts(bitmap, shape[1])
+    block_offsets = torch.empty(counts.shape, dtype=torch.int32).copy_(torch.from_numpy(starts(counts)))
+    return Endor(shape, bitmap, row_offsets, block_offsets, values)
 
 
 def _bytes(columns: int) -> int:
