@@ -17,7 +17,7 @@ from toolkit.errors import unknown
 from toolkit.formats import FORMATS, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
 from toolkit.storage.files import BLOCK_BYTES
-from toolkit.storage.runs import OpRun, RestRun, Run
+from toolkit.storage.runs import OpRun, RestRun, Run, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
 
 VERSION = 1
@@ -171,7 +171,7 @@ def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
 def _check_tiling(index: Index, path: Path) -> None:
     """The runs of each shard follow each other from its first byte to its last, in whole blocks."""
     ends = dict.fromkeys(index.shards, 0)
-    for run in sorted(index.runs, key=lambda run: (run.shard, run.offset)):
+    for run in sorted(index.runs, key=in_order):
         if run.shard not in ends:
             raise FormatError(f"{path}: {run.label}: its shard {run.shard} is not listed")
         if run.offset != ends[run.shard] or run.nbytes % BLOCK_BYTES:
@@ -188,7 +188,7 @@ def _check_tiling(index: Index, path: Path) -> None:
 def _check_layers(index: Index, path: Path) -> None:
     """No op is there twice, and the ops of a layer and variant adjoin in one shard."""
     seen, last = set(), {}
-    for run in sorted(index.ops, key=lambda run: (run.shard, run.offset)):
+    for run in sorted(index.ops, key=in_order):
         before = last.get((run.layer, run.variant), run)
         adjoins = before is run or (before.shard, before.offset + before.nbytes) == (run.shard, run.offset)
         if (run.layer, run.op, run.variant) in seen or not adjoins:

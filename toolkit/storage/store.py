@@ -26,7 +26,7 @@ from toolkit.storage import index
 from toolkit.storage.files import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import rest_tensors
-from toolkit.storage.runs import Layer, OpRun, Run, views
+from toolkit.storage.runs import Layer, OpRun, Run, in_order, views
 
 VERIFY_BYTES = 8 << 20  # hashed at once
 
@@ -118,7 +118,7 @@ class Store:
                 raise FormatError(
                     f"{self.folder / name}: damaged: it does not match its checksum; pack the model again"
                 )
-        for run in sorted(self.index.runs, key=lambda run: (run.shard, run.offset)):
+        for run in sorted(self.index.runs, key=in_order):
             if _sha256(self.shards[run.shard], run) != run.sha256:
                 raise self._damaged(run)
 
@@ -172,7 +172,7 @@ def _shard(path: Path, nbytes: int) -> StoredFile:
 
 
 def _layer(runs: list[OpRun]) -> Layer:
-    runs = sorted(runs, key=lambda run: run.offset)
+    runs = sorted(runs, key=in_order)
     return Layer(runs[0].shard, runs[0].offset, sum(run.nbytes for run in runs), {run.op: run for run in runs})
 
 
