@@ -6,7 +6,8 @@ has its SHA-256; the index has one of its own. So any flipped bit is found.
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from toolkit.errors import unknown
 from toolkit.formats import FORMATS, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
 from toolkit.storage.files import BLOCK_BYTES
-from toolkit.storage.runs import OpRun, RestRun, Run
+from toolkit.storage.runs import OpRun, RestRun, Run, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
 
 VERSION = 1
@@ -93,20 +94,11 @@ class Index:
 
 def write(index: Index, path: Path) -> None:
     """Write an index; where it goes must be a temporary folder, for this is not done in one step."""
-    headers = {run.shard: run for run in index.headers}
     record = {
         "version": VERSION,
         "model": index.model,
         "files": index.files,
-        "shards": [
-            {
-                "file": file,
-                "nbytes": nbytes,
-                "header_bytes": headers[file].nbytes,
-                "header_sha256": headers[file].sha256,
-            }
-            for file, nbytes in index.shards.items()
-        ],
+        "shards": [_shard(run, index.shards[run.shard]) for run in index.headers],
         "ops": [_plain(run) for run in index.ops],
         "rest": [_plain(run) for run in index.rest],
     }
@@ -122,12 +114,11 @@ def read(path: Path) -> Index:
     _check_record(record, path)
     index = _index(record)
     for run in index.ops:
-        _check_op(run, path)
-    for run in (*index.ops, *index.rest):
+        _check_format(run, path)
         _check_pieces(run, path)
     for run in index.rest:
-        if [*run.pieces] != [run.name]:
-            raise FormatError(f"{path}: rest: {run.name} holds {sorted(run.pieces)}; expected itself alone")
+        _check_name(run, path)
+        _check_pieces(run, path)
     _check_tiling(index, path)
     _check_layers(index, path)
     return index
@@ -152,7 +143,12 @@ def _index(record: dict) -> Index:
     return Index(record["model"], record["files"], shards, headers, ops, rest)
 
 
-def _check_op(run: OpRun, path: Path) -> None:
+def _check_name(run: RestRun, path: Path) -> None:
+    if [*run.pieces] != [run.name]:
+        raise FormatError(f"{path}: {run.name} holds {sorted(run.pieces)}; expected itself alone")
+
+
+def _check_format(run: OpRun, path: Path) -> None:
     if run.format not in FORMATS:
         raise FormatError(f"{path}: {run.label}: {unknown('format', run.format, FORMATS)}")
     if run.format_version != (version := FORMATS[run.format].version):
@@ -163,7 +159,8 @@ def _check_op(run: OpRun, path: Path) -> None:
 
 def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
     pieces = [*run.pieces.values(), *getattr(run, "extras", {}).values()]
-    for before, piece in pairwise([Piece(torch.uint8, (0,), 0), *sorted(pieces, key=lambda piece: piece.offset)]):
+    in_line = sorted(pieces, key=lambda piece: (piece.offset, piece.end))
+    for before, piece in pairwise([Piece(torch.uint8, (0,), 0), *in_line]):
         if piece.offset < before.end or piece.offset % TENSOR_BYTES or piece.end > run.nbytes:
             raise FormatError(f"{path}: {run.label}: its tensors overlap, are out of line or exceed {run.nbytes} bytes")
 
@@ -171,7 +168,7 @@ def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
 def _check_tiling(index: Index, path: Path) -> None:
     """The runs of each shard follow each other from its first byte to its last, in whole blocks."""
     ends = dict.fromkeys(index.shards, 0)
-    for run in sorted(index.runs, key=lambda run: (run.shard, run.offset)):
+    for run in sorted(index.runs, key=in_order):
         if run.shard not in ends:
             raise FormatError(f"{path}: {run.label}: its shard {run.shard} is not listed")
         if run.offset != ends[run.shard] or run.nbytes % BLOCK_BYTES:
@@ -188,7 +185,7 @@ def _check_tiling(index: Index, path: Path) -> None:
 def _check_layers(index: Index, path: Path) -> None:
     """No op is there twice, and the ops of a layer and variant adjoin in one shard."""
     seen, last = set(), {}
-    for run in sorted(index.ops, key=lambda run: (run.shard, run.offset)):
+    for run in sorted(index.ops, key=in_order):
         before = last.get((run.layer, run.variant), run)
         adjoins = before is run or (before.shard, before.offset + before.nbytes) == (run.shard, run.offset)
         if (run.layer, run.op, run.variant) in seen or not adjoins:
@@ -197,15 +194,20 @@ def _check_layers(index: Index, path: Path) -> None:
         last[run.layer, run.variant] = run
 
 
-def _plain(run: OpRun | RestRun) -> dict:
-    record = asdict(run)
-    for key in ("pieces", "extras"):
-        if key in record:
-            record[key] = {
-                name: {"dtype": _name(piece.dtype), "shape": list(piece.shape), "offset": piece.offset}
-                for name, piece in getattr(run, key).items()
-            }
-    return record | {"dtype": _name(run.dtype), "shape": list(run.shape)} if isinstance(run, OpRun) else record
+def _shard(header: Run, nbytes: int) -> dict:
+    return {"file": header.shard, "nbytes": nbytes, "header_bytes": header.nbytes, "header_sha256": header.sha256}
+
+
+def _plain(part: OpRun | RestRun | Piece) -> dict:
+    return {key: _plain_value(value) for key, value in vars(part).items()}
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _plain(piece) for name, piece in value.items()}
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
 
 
 def _parsed(record: dict) -> dict:
@@ -218,10 +220,6 @@ def _parsed(record: dict) -> dict:
 
 def _typed(record: dict) -> dict:
     return record | {"dtype": NAMES[record["dtype"]], "shape": tuple(record["shape"])}
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _digest(record: dict) -> str:

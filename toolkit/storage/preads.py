@@ -33,7 +33,7 @@ def read_ranges(
     read, taken = _compiled(), np.zeros(1, np.int64) if taken is None else taken
     while (failed := read(descriptor, offsets, sizes, places, target, taken)) < len(offsets):
         # it may be readable after all: a signal had interrupted it, say
-        _read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
+        read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
 
 
 def warm_up() -> None:
@@ -42,8 +42,11 @@ def warm_up() -> None:
     read_ranges(-1, none, none, none, np.zeros(1, np.uint8))
 
 
-def _read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
-    """One range through the interpreter, which says why it fails."""
+def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
+    """Fill `target` from `offset` through the interpreter, which says why it fails.
+
+    Raises `OSError` when that fails or falls short.
+    """
     got = os.preadv(descriptor, [memoryview(target)], offset)
     if got != target.nbytes:
         raise OSError(f"short read: {got} of {target.nbytes} bytes at offset {offset}")

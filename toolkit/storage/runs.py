@@ -94,6 +94,11 @@ class Layer:
         return {name: run.view(buffer[run.offset - self.offset :]) for name, run in self.ops.items()}
 
 
+def in_order(run: Run) -> tuple[str, int, int]:
+    """A key that sorts runs as they lie in their shards; an empty one comes before what starts at the same byte."""
+    return run.shard, run.offset, run.nbytes
+
+
 def views(
     pieces: Mapping[str, Piece], buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
 ) -> dict[str, Tensor]:

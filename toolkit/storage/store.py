@@ -26,7 +26,7 @@ from toolkit.storage import index
 from toolkit.storage.files import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import rest_tensors
-from toolkit.storage.runs import Layer, OpRun, Run, views
+from toolkit.storage.runs import Layer, OpRun, Run, in_order, views
 
 VERIFY_BYTES = 8 << 20  # hashed at once
 
@@ -75,17 +75,17 @@ class Store:
             runs.setdefault((run.layer, run.variant), []).append(run)
         return {key: _layer(found) for key, found in sorted(runs.items())}
 
-    @property
+    @cached_property
     def variants(self) -> tuple[str, ...]:
         """The variants that some layer has, by name."""
         return tuple(sorted({variant for _, variant in self.layers}))
 
     def layer(self, number: int, variant: str) -> Layer:
         """One layer's ops in one variant. Raises `UserError` if the store has no such layer or variant."""
-        count = len(self._of(variant))
-        if (number, variant) not in self.layers:
+        if (found := self.layers.get((number, variant))) is None:
+            count = len(self._of(variant))
             raise UserError(f"no layer {number} in variant {variant!r} of {self.folder}: it has {count} layers")
-        return self.layers[number, variant]
+        return found
 
     def slot_bytes(self, variant: str) -> int:
         """The bytes of a buffer that any layer of this variant fits into. Raises `UserError` for an unknown variant."""
@@ -103,7 +103,7 @@ class Store:
     def rest(self) -> Iterator[tuple[str, Tensor]]:
         """Names and tensors that are no op's weight, one at a time, each checked against its checksum.
 
-        Raises `FormatError` for a tensor that is damaged, or whose shard was replaced since the store was opened.
+        Raises `FormatError` for a tensor that is damaged, `ChangedError` if its shard was replaced or cut meanwhile.
         """
         for run in self.index.rest:
             data = self.shards[run.shard].content(run.offset, run.nbytes)
@@ -112,13 +112,16 @@ class Store:
             yield run.name, views(run.pieces, data)[run.name]
 
     def verify(self) -> None:
-        """Read every byte of the store and compare checksums. Raises `FormatError` naming the file and the part."""
+        """Read every byte of the store and compare checksums.
+
+        Raises `FormatError` naming the file and the part that is damaged, `ChangedError` for a file replaced or cut.
+        """
         for name, sha256 in self.index.files.items():
             if file_sha256(self.folder / name) != sha256:
                 raise FormatError(
                     f"{self.folder / name}: damaged: it does not match its checksum; pack the model again"
                 )
-        for run in sorted(self.index.runs, key=lambda run: (run.shard, run.offset)):
+        for run in sorted(self.index.runs, key=in_order):
             if _sha256(self.shards[run.shard], run) != run.sha256:
                 raise self._damaged(run)
 
@@ -172,7 +175,7 @@ def _shard(path: Path, nbytes: int) -> StoredFile:
 
 
 def _layer(runs: list[OpRun]) -> Layer:
-    runs = sorted(runs, key=lambda run: run.offset)
+    runs = sorted(runs, key=in_order)
     return Layer(runs[0].shard, runs[0].offset, sum(run.nbytes for run in runs), {run.op: run for run in runs})
 
 

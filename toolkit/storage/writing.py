@@ -94,12 +94,15 @@ class _Shards:
 
 def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
     runs = []
-    for (layer, variant), grouped in groupby(ops, key=lambda op: (op.layer, op.variant)):
-        group, file = list(grouped), f"layer-{layer:03d}.{variant}.safetensors"
-        _check_group(group)
-        written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], variant)
-        runs += [_op_run(op, file, place) for op, place in zip(group, written, strict=True)]
+    for (layer, variant), group in groupby(ops, key=lambda op: (op.layer, op.variant)):
+        runs += _write_layer(shards, f"layer-{layer:03d}.{variant}.safetensors", list(group))  # gone before the next
     return tuple(runs)
+
+
+def _write_layer(shards: _Shards, file: str, group: list[Op]) -> list[OpRun]:
+    _check_group(group)
+    written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], group[0].variant)
+    return [_op_run(op, file, place) for op, place in zip(group, written, strict=True)]
 
 
 def _op_run(op: Op, file: str, place: Written) -> OpRun:

@@ -1,6 +1,5 @@
 """Linux's io_uring: one thread keeps many chunks under way. Needs the package `uring-api`, which brings liburing."""
 
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 
@@ -9,6 +8,7 @@ from jaxtyping import UInt8
 
 from toolkit.errors import UserError
 from toolkit.storage.files import StoredFile
+from toolkit.storage.preads import read_one
 from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
 
 CHUNK_BYTES = 1 << 20
@@ -33,32 +33,24 @@ class IoUring(HostReader):
 
     def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
         waiting = zip(chunks.offsets.tolist(), chunks.sizes.tolist(), chunks.places.tolist(), strict=True)
-        failures, under_way = [], 0
+        failed, under_way = [], 0
         while True:
-            while under_way < self.depth and not failures and (chunk := next(waiting, None)):
-                self._start(descriptor, *chunk, target)
+            while under_way < self.depth and (chunk := next(waiting, None)):
+                self._start(descriptor, chunk, target)
                 under_way += 1
-            if not under_way:  # and not before: the kernel writes into the target until then
+            if not under_way:
                 break
             self._ring.submit()
             completions = self._ring.wait() or []
-            failures += filter(None, map(_failure, completions))
             under_way -= len(completions)
-        if failures:
-            raise failures[0]
+            failed += [done.user_data for done in completions if done.res != done.user_data[1]]
+        for offset, size, place in failed:  # readable after all, or it says why not
+            read_one(descriptor, offset, target[place : place + size])
 
-    def _start(self, descriptor: int, offset: int, size: int, place: int, target: UInt8[np.ndarray, " bytes"]) -> None:
+    def _start(self, descriptor: int, chunk: tuple[int, int, int], target: UInt8[np.ndarray, " bytes"]) -> None:
+        offset, size, place = chunk
         part = memoryview(target)[place : place + size]
-        self._ring.prepare(self._ring.construct_read(descriptor, part, offset, (size, offset)))
-
-
-def _failure(completion) -> OSError | None:
-    size, offset = completion.user_data
-    if completion.res < 0:
-        return OSError(-completion.res, os.strerror(-completion.res))
-    if completion.res != size:
-        return OSError(f"short read: {completion.res} of {size} bytes at offset {offset}")
-    return None
+        self._ring.prepare(self._ring.construct_read(descriptor, part, offset, chunk))
 
 
 def _ring(depth: int):

@@ -30,9 +30,11 @@ class Threads(HostReader):
         return super()._open(stack)
 
     def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
-        taken = np.zeros(1, np.int64)
-        arguments = (descriptor, chunks.offsets, chunks.sizes, chunks.places, target, taken)
-        work = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.threads, len(chunks.sizes)))]
-        wait(work)  # for all of them, even if one fails
-        for thread in work:
-            thread.result()
+        arguments = (descriptor, chunks.offsets, chunks.sizes, chunks.places, target, np.zeros(1, np.int64))
+        helpers = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.threads, len(chunks.sizes)) - 1)]
+        try:
+            read_ranges(*arguments)  # this thread is one of them
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
