@@ -11,8 +11,9 @@ from numba.cuda.core import config
 from numba.extending import intrinsic
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small matrix is no mistake
 LANES = 32
-WARPS = 8  # of a thread block, at most
+WARPS = 4  # of a thread block, at most
 ALL = 0xFFFFFFFF
 
 
@@ -63,6 +64,18 @@ def _item(typing_context, array, address, distance):
     return array.dtype(array, types.uint64, types.uint32), generate
 
 
+@intrinsic
+def _prefetch(typing_context, array, address, distance):
+    def generate(context, builder, signature, arguments):
+        nbytes = ir.Constant(ir.IntType(64), array.dtype.bitwidth // 8)
+        place = builder.add(arguments[1], builder.mul(builder.zext(arguments[2], nbytes.type), nbytes))
+        code = ir.FunctionType(ir.VoidType(), [ir.IntType(64)])
+        builder.call(ir.InlineAsm(code, "prefetch.global.L2 [$0];", "l", side_effect=True), [place])
+        return context.get_dummy_value()
+
+    return types.void(array, types.uint64, types.uint32), generate
+
+
 @cuda.jit(device=True)
 def _simulated_sync():
     cuda.syncthreads()
@@ -102,11 +115,18 @@ def _simulated_item(array, address, distance):
     return array.reshape(-1)[address + int(distance)]
 
 
+def _simulated_prefetch(array, address, distance):
+    assert address + int(distance) < array.size, "beyond the end"
+
+
 # sync(): wait for the warp's other lanes and see what they wrote (in the simulator, for the whole thread block)
 sync = _simulated_sync if SIMULATED else _sync
 # sum_before(value): the int32 sum over the lanes before this one
 sum_before = _simulated_sum_before if SIMULATED else _sum_before
 # sum_all(value): the float32 sum over all lanes, for each of them
 sum_all = _simulated_sum_all if SIMULATED else _sum_all
-# address(array, place): where array.flat[place] is; item(array, address, distance): the element so many further on
-address, item = (_simulated_address, _simulated_item) if SIMULATED else (_address, _item)
+# address(array, place): where array.flat[place] is
+address = _simulated_address if SIMULATED else _address
+# item(array, address, distance): the element so many further on; prefetch(...): have the L2 cache fetch it
+item = _simulated_item if SIMULATED else _item
+prefetch = _simulated_prefetch if SIMULATED else _prefetch

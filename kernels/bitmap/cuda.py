@@ -21,13 +21,14 @@ from torch import Tensor
 from toolkit.kernels.bitmap import launches, shared
 from toolkit.kernels.bitmap.layout import BITS, Bitmap
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.gpu import LANES, SIMULATED, WARPS, address, item, sum_all, sum_before, sync
+from toolkit.kernels.gpu import LANES, SIMULATED, WARPS, address, item, prefetch, sum_all, sum_before, sync
 
 WORDS = BLOCK // WORD  # of a block
 WORDS_PER_LANE = WORDS // LANES
 LOW = uint64(0xFFFFFFFF)
 LANE_BYTES = 8  # of the dense matrix that a lane makes at a step
 VECTORS = 16  # that one pass over the matrix multiplies, at most
+AHEAD = LANES * WORD  # columns between where values are used and where they are fetched
 SIMULATED_MULTIPROCESSORS = 1
 
 
@@ -84,6 +85,16 @@ def values_before(entry, mask):
     return uint32(uint32(entry >> uint64(32)) + uint32(cuda.popc(uint32(entry & uint64(mask)))))
 
 
+@cuda.jit(device=True, inline="always")
+def fetch(values, start, begin, table, slot, column, left):
+    """Have the values of the 1024 columns from `column` on fetched, each lane those of one word: 32 bytes, about."""
+    column = uint32(column + cuda.threadIdx.x * WORD)
+    if column < left:
+        entry = table[slot, column // uint32(WORD)]
+        if entry & LOW:  # else there may be no value left
+            prefetch(values, start, uint32(begin + uint32(entry >> uint64(32))))
+
+
 @cache
 def decompress_kernel(dtype: torch.dtype, aligned: bool):
     """The kernel that fills `dense`: its bits, by element, or if `aligned` by eight bytes of one row."""
@@ -102,7 +113,10 @@ def decompress_kernel(dtype: torch.dtype, aligned: bool):
         shift = uint32(lane * per_lane % WORD)
         earlier = uint32((uint64(1) << uint64(shift)) - uint64(1))
         left, column = columns_left(columns, block), uint32(lane * per_lane)
+        fetch(values, start, uint32(0), table, warp, uint32(0), left)
         while column < left:
+            if column % uint32(AHEAD) < uint32(LANES * per_lane):
+                fetch(values, start, uint32(0), table, warp, uint32(column - lane * per_lane + AHEAD), left)
             entry = table[warp, column // uint32(WORD)]
             at, word = values_before(entry, earlier), uint32(entry & LOW) >> shift
             packed = uint64(0)
@@ -162,7 +176,13 @@ def matvec_kernel(dtype: torch.dtype, x_dtype: torch.dtype, batch: int):
             start = address(values, place)
             x_start = address(x, uint64(block) * uint64(BLOCK // per_piece))
             left, column = columns_left(columns, block), uint32(lane * per_lane)
+            for r in range(rows):
+                fetch(values, start, begin[r], table, slot + uint32(r), uint32(0), left)
             while column < left:
+                if column % uint32(AHEAD) < uint32(LANES * per_lane):
+                    ahead = uint32(column - lane * per_lane + AHEAD)
+                    for r in range(rows):
+                        fetch(values, start, begin[r], table, slot + uint32(r), ahead, left)
                 for r in range(rows):
                     entry = table[slot + uint32(r), column // uint32(WORD)]
                     at[r] = uint32(begin[r] + values_before(entry, earlier))

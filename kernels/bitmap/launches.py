@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from toolkit.kernels.bitmap.layout import block_count
 
 LANES = 32
-WARPS = 8  # of a thread block, at most
+WARPS = 4  # of a thread block, at most
 ROWS = 4  # that a warp multiplies at once, sharing what it reads of x; more would take more registers than there are
-BUSY_WARPS = 64  # a multiprocessor: as many as it can hold, to hide the memory's latency
+BUSY_WARPS = 12  # that keep a multiprocessor busy; twice as many have room, but a second round would be half empty
 MAX_GRID_Y = 65_535
 
 

@@ -1,0 +1,187 @@
+"""The CUDA bitmap kernels: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX, launch sizes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from toolkit.errors import UserError
+from toolkit.kernels import bitmap
+from toolkit.kernels.bitmap import launches
+
+ROOT = Path(__file__).parents[2]
+needs_numba_cuda = pytest.mark.skipif(
+    not bitmap.find_spec("numba_cuda"), reason="needs numba-cuda: pip install 'sparse-offload-toolkit[cuda]'"
+)
+WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
+
+
+def run_checks(**environment):
+    """The simulator is chosen as Numba is imported, so in a process of its own."""
+    checks = Path(__file__).with_name("cuda_bitmap.py")
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
+    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
+
+
+@needs_numba_cuda
+def test_in_the_simulator():
+    run_checks(NUMBA_ENABLE_CUDASIM="1")
+
+
+@needs_numba_cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_the_gpu():
+    run_checks(NUMBA_ENABLE_CUDASIM="0")
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """`compiled(kernel, dtype, outputs, cc)`: the PTX, made without a GPU."""
+    from numba import cuda, types
+
+    def array(element, dimensions):
+        return types.Array(element, dimensions, "C")
+
+    def compiled(kernel, dtype, outputs, cc):
+        element = {1: types.uint8, 2: types.uint16, 4: types.uint32}[dtype.itemsize]
+        inputs = (array(types.uint32, 2), array(types.int64, 1), array(types.int32, 2), array(element, 1))
+        outputs = [array(element if kind == "element" else getattr(types, kind), 2) for kind in outputs]
+        ptx, _ = cuda.compile_ptx(kernel.py_func, types.void(*inputs, *outputs, types.int64), cc=cc)
+        assert f".target sm_{cc[0]}{cc[1]}" in ptx
+        assert not re.search(r"\.local|\bcall\b", ptx), "arrays in memory that should be in registers, or calls"
+        return ptx
+
+    return compiled
+
+
+@needs_numba_cuda
+@pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
+@pytest.mark.parametrize("dtype", WORDS, ids=str)
+def test_decompress_compiles_to_what_it_should_be(compiled, dtype, cc):
+    from toolkit.kernels.bitmap.cuda import decompress_kernel
+
+    ptx = compiled(decompress_kernel(dtype, True), dtype, ["uint64"], cc)
+    assert len(re.findall(r"shfl\.sync\.up", ptx)) == 5
+    assert "prefetch.global.L2" in ptx
+    assert re.search(r"st\.global\.(u64|b64|v2)", ptx), "eight bytes a lane, as one"
+    assert re.search(rf"ld\.global\.({WORDS[dtype]})", ptx)
+    assert "ld.global.u64" in ptx, "row offsets are 64-bit"
+    if (dtype, cc) == (torch.float16, (9, 0)):
+        ptx = compiled(decompress_kernel(dtype, False), dtype, ["element"], cc)
+        assert not re.search(r"st\.global\.(u64|b64|v2)", ptx)
+
+
+@needs_numba_cuda
+@pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
+@pytest.mark.parametrize("dtype", WORDS, ids=str)
+def test_matvec_compiles_to_what_it_should_be(compiled, dtype, cc):
+    from toolkit.kernels.bitmap.cuda import matvec_kernel
+
+    x_dtype = torch.float32 if dtype == torch.float32 else torch.float16
+    ptx = compiled(matvec_kernel(dtype, x_dtype, 1), dtype, ["uint64", "float32"], cc)
+    additions = len(re.findall(r"fma\.rn\.f32", ptx))
+    assert additions >= launches.ROWS
+    assert additions % launches.ROWS == 0
+    assert len(re.findall(r"shfl\.sync\.up", ptx)) == 5 * launches.ROWS
+    assert len(re.findall(r"shfl\.sync\.bfly", ptx)) == 5 * launches.ROWS
+    assert "ld.global.u64" in ptx
+    if dtype == torch.float16:
+        assert "cvt.f32.f16" in ptx, "in one instruction"
+    if (dtype, cc) == (torch.float16, (9, 0)):
+        ptx = compiled(matvec_kernel(dtype, x_dtype, 16), dtype, ["uint64", "float32"], cc)
+        assert len(re.findall(r"fma\.rn\.f32", ptx)) % (16 * launches.ROWS) == 0
+
+
+@needs_numba_cuda
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32])
+def test_places_beyond_32_bits(kind, tmp_path):
+    """The kernels' address arithmetic, the same source compiled for the CPU, on a file with a hole."""
+    from toolkit.kernels.bitmap.cuda import value_place
+    from toolkit.kernels.gpu import address, item
+
+    place = numba.njit(value_place.py_func)
+    row_offsets = np.array([0, 2**31 - 2, 2**31 + 2**20], np.int64)
+    block_offsets = np.array([[0, 0], [0, 5], [0, 7]], np.int32)
+    found = place(row_offsets, block_offsets, np.uint64(1), np.uint64(1))
+    assert found == 2**31 + 3
+
+    @numba.njit
+    def read(values, place, distance):
+        return item(values, address(values, place), distance)
+
+    values = np.asarray(np.memmap(tmp_path / "values", kind, "w+", shape=(2**31 + 64,)))
+    values[[0, 3, 2**31 + 3, 2**31 + 9]] = [1, 2, 3, 4]
+    assert read(values, np.uint64(found), np.uint32(0)) == 3
+    assert read(values, np.uint64(found), np.uint32(6)) == 4
+    assert read(values, np.uint64(0), np.uint32(2**31 + 9)) == 4  # distances are unsigned
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (9216, 9216), (9216, 36_864), (70_000, 40), (2**31 + 9, 5000)])
+def test_decompress_launches_a_warp_for_each_block(shape):
+    rows, columns = shape
+    launch = launches.decompress(rows, columns)
+    warps = launch.threads[1]
+    assert launch.threads == (32, warps, 1)
+    assert 1 <= warps <= launches.WARPS
+    assert rows <= launch.grid[0] * warps < rows + warps, "all rows, and none for nothing but in the last thread block"
+    assert launch.grid[1] == -(-columns // 4096)
+    assert launch.grid[0] < 2**31
+
+
+def test_decompress_refuses_more_columns_than_a_grid_has_room_for():
+    assert launches.decompress(1, 65_535 * 4096).grid == (1, 65_535)
+    with pytest.raises(ValueError, match="268431361 columns are more than a GPU's grid has room for"):
+        launches.decompress(1, 65_535 * 4096 + 1)
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 24, 132])
+@pytest.mark.parametrize("shape", [(1, 1), (9, 9), (13, 65_537), (576, 1536), (9216, 36_864), (128_256, 8192)])
+def test_matvec_launches_cover_all_rows_and_no_more_warps_than_there_are_blocks(shape, multiprocessors):
+    rows, columns = shape
+    launch = launches.matvec(rows, columns, multiprocessors)
+    lanes, split, groups = launch.threads
+    assert (lanes, launch.grid[1]) == (32, 1)
+    assert 1 <= split * groups <= launches.WARPS
+    assert split & (split - 1) == 0
+    assert split <= max(1, -(-columns // 4096))
+    covered = launch.grid[0] * groups * launches.ROWS
+    assert rows <= covered < rows + launches.ROWS * groups
+
+
+def test_matvec_shares_rows_only_where_the_gpu_would_be_idle():
+    assert launches.matvec(128_256, 16_384, 132).threads == (32, 1, 4)
+    assert launches.matvec(64, 16_384, 132).threads == (32, 4, 1)
+    assert launches.matvec(64, 8192, 132).threads == (32, 2, 2)
+    assert launches.matvec(64, 4096, 132).threads == (32, 1, 4)
+    assert launches.matvec(64, 16_384, 1).threads == (32, 1, 4)
+
+
+def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
+    encoded = bitmap.encode(torch.ones(2, 2))
+    monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
+    monkeypatch.setattr(bitmap, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"'cuda' needs numba-cuda: pip install 'sparse-offload-toolkit\[cuda\]'"):
+        bitmap.decompress(encoded, backend="cuda")
+    monkeypatch.setattr(bitmap, "find_spec", lambda name: "found")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="backend 'cuda' needs a CUDA GPU, and torch sees none; use backend='auto'"):
+        bitmap.matvec(encoded, torch.ones(2), backend="cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match="works on a GPU; the tensors are on cpu: move them with"):
+        bitmap.decompress(encoded, backend="cuda")
+
+
+def test_numba_cuda_is_imported_only_when_used():
+    code = (
+        "import sys; from toolkit.kernels import bitmap; bitmap.available();"
+        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.gpu')))"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=ROOT)
