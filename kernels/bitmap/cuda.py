@@ -13,6 +13,7 @@ from toolkit.kernels.bitmap import launches
 from toolkit.kernels.bitmap.device import LANE_BYTES, decompress_kernel, matvec_kernel
 from toolkit.kernels.bitmap.layout import BITS, Bitmap
 from toolkit.kernels.gpu import SIMULATED
+from toolkit.kernels.launch import Launch
 
 VECTORS = 16  # that one pass over the matrix multiplies, at most
 SIMULATED_MULTIPROCESSORS = 1
@@ -54,7 +55,7 @@ def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x if x.data_ptr() % LANE_BYTES == 0 else x.clone()
 
 
-def _run(kernel, launch: launches.Launch, encoded: Bitmap, *arguments) -> None:
+def _run(kernel, launch: Launch, encoded: Bitmap, *arguments) -> None:
     """Launch on torch's current stream of the tensors' GPU."""
     if SIMULATED:
         kernel[launch.grid, launch.threads](*_stored(encoded), *map(_array, arguments))
