@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 LANES = 32  # threads of a warp
-WARPS = (
-    4  # of a thread block, at most: small blocks, so that what is left of a multiprocessor's registers fits one more
-)
+WARPS = 4  # of a thread block, at most: small ones fill more of a multiprocessor's registers
 
 
 @dataclass(frozen=True)
