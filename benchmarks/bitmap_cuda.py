@@ -2,9 +2,9 @@
 
     python benchmarks/bitmap_cuda.py [--repetitions 50] [--shapes 9216x9216 9216x36864 8192x28672]
 
-fp16 at 50 % sparsity. Every contestant's result is checked first. Then they take turns; before each run the L2 cache
-is flushed by reading two gigabytes, which also keeps the GPU busy while the host launches what is timed, so that the
-events around it see no gap. Medians are compared. Writes results/benchmarks/bitmap_cuda.json.
+fp16 at 50 % sparsity. Every contestant's result is checked first. Then they take turns; before each run, reading two
+gigabytes flushes the L2 cache and keeps the GPU busy while the host launches what is timed, so that the events around
+it see no gap. Medians are compared. Writes results/benchmarks/bitmap_cuda.json.
 """
 
 import argparse

@@ -10,10 +10,10 @@ from numba import cuda, float32, int32, types
 from numba.cuda.core import config
 from numba.extending import intrinsic
 
+from toolkit.kernels.launch import LANES, WARPS
+
 SIMULATED = bool(config.ENABLE_CUDASIM)
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small matrix is no mistake
-LANES = 32
-WARPS = 4  # of a thread block, at most
 ALL = 0xFFFFFFFF
 
 

@@ -1,22 +1,11 @@
 """How many warps the CUDA kernels get: from the shape, and for `matvec` the GPU's size."""
 
-from dataclasses import dataclass
-
 from toolkit.kernels.bitmap.layout import block_count
+from toolkit.kernels.launch import LANES, WARPS, Launch
 
-LANES = 32
-WARPS = 4  # of a thread block, at most
 ROWS = 4  # that a warp multiplies at once, sharing what it reads of x; more would take more registers than there are
 BUSY_WARPS = 12  # that keep a multiprocessor busy; twice as many have room, but a second round would be half empty
 MAX_GRID_Y = 65_535
-
-
-@dataclass(frozen=True)
-class Launch:
-    """Thread blocks along x and y, and threads of one: the lanes of a warp along x, warps along y and z."""
-
-    grid: tuple[int, int]
-    threads: tuple[int, int, int]
 
 
 def decompress(rows: int, columns: int) -> Launch:

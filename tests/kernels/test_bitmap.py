@@ -14,6 +14,7 @@ import torch
 
 from tests import naive_formats as naive
 from toolkit.errors import UserError
+from toolkit.formats import encode
 from toolkit.kernels import bitmap
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -271,3 +272,12 @@ def test_a_forked_process_can_decode():
         bitmap.decompress(encoded, out)
         os._exit(0 if np.array_equal(bitmap._bits(out), bitmap._bits(matrix)) else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_to_a_device_keeps_the_kind_and_what_it_holds():
+    matrix = sparse((3, 70), torch.float16, 0.5)
+    packed = encode("endor", matrix)
+    moved = packed.to("cpu", non_blocking=True)
+    assert type(moved) is type(packed)
+    assert moved.device == torch.device("cpu")
+    assert torch.equal(moved.decode(), matrix)

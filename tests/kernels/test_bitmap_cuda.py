@@ -66,7 +66,7 @@ def compiled():
 @pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("dtype", WORDS, ids=str)
 def test_decompress_compiles_to_what_it_should_be(compiled, dtype, cc):
-    from toolkit.kernels.bitmap.cuda import decompress_kernel
+    from toolkit.kernels.bitmap.device import decompress_kernel
 
     ptx = compiled(decompress_kernel(dtype, True), dtype, ["uint64"], cc)
     assert len(re.findall(r"shfl\.sync\.up", ptx)) == 5
@@ -83,7 +83,7 @@ def test_decompress_compiles_to_what_it_should_be(compiled, dtype, cc):
 @pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("dtype", WORDS, ids=str)
 def test_matvec_compiles_to_what_it_should_be(compiled, dtype, cc):
-    from toolkit.kernels.bitmap.cuda import matvec_kernel
+    from toolkit.kernels.bitmap.device import matvec_kernel
 
     x_dtype = torch.float32 if dtype == torch.float32 else torch.float16
     ptx = compiled(matvec_kernel(dtype, x_dtype, 1), dtype, ["uint64", "float32"], cc)
@@ -104,7 +104,7 @@ def test_matvec_compiles_to_what_it_should_be(compiled, dtype, cc):
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32])
 def test_places_beyond_32_bits(kind, tmp_path):
     """The kernels' address arithmetic, the same source compiled for the CPU, on a file with a hole."""
-    from toolkit.kernels.bitmap.cuda import value_place
+    from toolkit.kernels.bitmap.device import value_place
     from toolkit.kernels.gpu import address, item
 
     place = numba.njit(value_place.py_func)
