@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from concurrent.futures import CancelledError
 
 import numpy as np
@@ -198,6 +199,24 @@ def test_a_disk_that_fails_is_an_error_and_the_reader_goes_on(name, stored):
         reader._files["a"] = really
         reader.read([Part("a", 0, BLOCK_BYTES)], target)
     assert target[:BLOCK_BYTES].tobytes() == stored["a"].path.read_bytes()[:BLOCK_BYTES]
+
+
+def test_an_error_waits_for_the_other_threads(stored, monkeypatch):
+    """They still write into the target."""
+    done = []
+
+    def slow(*arguments):
+        if threading.current_thread().name.startswith("storage-pread"):
+            time.sleep(0.05)
+            done.append(True)
+        else:
+            raise OSError("this one fails at once")
+
+    with READERS["threads"](stored, chunk_bytes=BLOCK_BYTES, threads=4) as reader:
+        monkeypatch.setattr("toolkit.storage.readers.threads.read_ranges", slow)
+        with pytest.raises(OSError, match="fails at once"):
+            reader.read([Part("c", 0, 64 * BLOCK_BYTES)], aligned_buffer(64 * BLOCK_BYTES))
+        assert len(done) == 3
 
 
 def test_bad_arguments(name, store, stored):
