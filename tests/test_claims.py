@@ -45,6 +45,12 @@ def test_verdict_is_by_relative_tolerance(publish, tolerance, verdict):
     assert row["ratio"] == pytest.approx(1.08)
 
 
+@pytest.mark.parametrize(("slack", "verdict"), [(0.6, "within tolerance"), (0.5, "differs")])
+def test_a_published_zero_has_an_absolute_tolerance(publish, slack, verdict):
+    publish(RECORD | {"value": 0, "slack": slack})
+    assert compare(TABLE, "toy/fig1")["verdict"].tolist() == [verdict]
+
+
 @pytest.mark.parametrize(
     ("bound", "value", "verdict"),
     [
@@ -58,6 +64,47 @@ def test_verdict_is_by_relative_tolerance(publish, tolerance, verdict):
 def test_a_published_limit_is_met_from_its_open_side(publish, bound, value, verdict):
     publish(RECORD | {"bound": bound, "value": value})
     assert compare(TABLE, "toy/fig1")["verdict"].tolist() == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("value", "beside", "verdict"),
+    [
+        (0.54, 1, "within tolerance"),
+        (0.3, 1, "same shape"),
+        (0.3, 0.4, "differs"),
+        (1.2, 1, "differs"),
+        (0.3, 0.54, "differs"),
+    ],
+)
+def test_another_value_on_the_same_side_of_a_number_has_the_same_shape(publish, value, beside, verdict):
+    publish(RECORD | {"value": value, "beside": beside})
+    assert compare(TABLE, "toy/fig1")["verdict"].tolist() == [verdict]
+
+
+SMALL = {
+    "where": {"format": "endor", "model": "large"},
+    "stand_in": {"format": "endor"},
+    "beside": "x-2",
+    "value": 0.54,
+}
+BESIDE = {"where": {"format": "csr", "model": "large"}, "stand_in": {"format": "csr"}, "beside": "x-1", "id": "x-2"}
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(0.9, "same shape"), (0.2, "differs"), (0.54, "differs")])
+def test_a_stand_in_shows_the_shape_at_most(publish, other, verdict):
+    publish(RECORD | SMALL, RECORD | BESIDE | {"value": other})
+    found = compare(TABLE.assign(model="small"), "toy/fig1")
+    assert found["ours"].tolist() == [0.54, 1.0]
+    assert found["stand_in"].all()
+    assert found["verdict"].tolist() == [verdict] * 2
+    exact = compare(TABLE.assign(model="large"), "toy/fig1")
+    assert not exact["stand_in"].any()
+    assert exact["verdict"][0] == "within tolerance"
+
+
+def test_a_stand_in_whose_neighbour_was_not_run_differs(publish):
+    publish(RECORD | SMALL, RECORD | BESIDE)
+    assert compare(TABLE.iloc[:1].assign(model="small"), "toy/fig1")["verdict"].tolist() == ["differs", "not run"]
 
 
 def test_a_claim_without_a_row_of_ours_is_not_run(publish):
@@ -79,6 +126,9 @@ def test_a_claim_that_two_rows_answer_is_refused(publish):
         ([RECORD | {"unit": "furlong"}], "furlong"),
         ([RECORD, RECORD], "x-1"),
         ([RECORD | {"valeu": 3}], "valeu"),
+        ([RECORD | {"beside": "x-9"}], "x-1: beside is 'x-9'; expected an id of its figure"),
+        ([RECORD | {"beside": "x-2"}, RECORD | {"id": "x-2", "figure": "toy/fig2"}], "x-1: beside is 'x-2'"),
+        ([RECORD | {"stand_in": {"format": "csr"}}], "x-1: a stand_in"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_name_and_record(publish, records, words):

@@ -2,7 +2,8 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from toolkit.figures import comparison_bars, evidence_bars, timeline
+from toolkit.figures import comparison_bars, evidence_bars, stacked_bars, timeline
+from toolkit.offload.timeline import Span, Timeline
 
 
 @pytest.fixture
@@ -10,19 +11,52 @@ def axes():
     return Figure().subplots()
 
 
-def test_timeline_draws_each_span_in_its_lane(axes):
-    spans = pd.DataFrame(
-        {
-            "lane": ["SSD", "PCIe", "SSD"],
-            "operation": ["read", "copy", "read"],
-            "start_s": [0.0, 1.0, 1.0],
-            "end_s": [1.0, 1.5, 3.0],
-        }
+def boxes(axes):
+    """(left, width, middle, hatch) of every bar."""
+    return sorted((b.get_x(), b.get_width(), b.get_y() + b.get_height() / 2, b.get_hatch()) for b in axes.patches)
+
+
+@pytest.fixture
+def spans():
+    return Timeline(
+        (
+            Span("read", "fc1", "storage", 0.0, 1.0),
+            Span("copy", "fc1", "dram", 1.0, 1.5),
+            Span("read", "fc2", "storage", 1.0, 3.0),
+        ),
+        "modelled",
     )
-    timeline(axes, spans)
-    bars = sorted((bar.get_x(), bar.get_width(), bar.get_y() + bar.get_height() / 2) for bar in axes.patches)
-    assert bars == [(0.0, 1.0, 0.0), (1.0, 0.5, 1.0), (1.0, 2.0, 0.0)]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["SSD", "PCIe"]
+
+
+def test_timeline_draws_each_span_in_its_lane(axes, spans):
+    timeline(axes, spans.table())
+    assert boxes(axes) == [(0.0, 1.0, 0.0, "///"), (1.0, 0.5, 1.0, "///"), (1.0, 2.0, 0.0, "///")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["storage", "dram"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["read", "copy"]
+
+
+def test_timelines_of_several_methods_share_an_axis(axes, spans):
+    tables = [spans.table().assign(method="dense"), spans.table().assign(method="endor", evidence="measured")]
+    timeline(axes, pd.concat(tables), lane="method", colour="op")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
+    assert [box[2:] for box in boxes(axes) if box[0] == 0] == [(0.0, "///"), (1.0, "")]
+
+
+def test_stacked_bars_put_each_part_at_the_end_of_the_one_before(axes, spans):
+    dense, endor = spans.stages().assign(method="dense"), spans.stages().assign(method="endor", evidence="measured")
+    stacked_bars(axes, pd.concat([dense, endor[endor["stage"] != "read"]]), bar="method")
+    assert boxes(axes) == [(0.0, 0.5, 1.0, ""), (0.0, 3.0, 0.0, "///"), (3.0, 0.5, 0.0, "///")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
+
+
+def test_a_stage_has_one_colour_in_every_figure(spans):
+    table = spans.stages().assign(method="dense")
+    colours = []
+    for stages in (["read", "copy"], ["copy"]):
+        axes = Figure().subplots()
+        stacked_bars(axes, table[table["stage"].isin(stages)], bar="method")
+        colours.append(axes.patches[-1].get_facecolor())
+    assert colours[0] == colours[1]
 
 
 def test_comparison_bars_hatch_what_is_modelled_and_mark_what_is_published(axes):

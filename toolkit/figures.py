@@ -1,14 +1,17 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from toolkit.offload.timeline import STAGES
+
 COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
 GOLDEN = 0.62
+LEGEND_COLUMNS = 3  # what fits under a figure of that width
 PUBLISHED = {
     "marker": "D",
     "markersize": 7,
@@ -18,6 +21,7 @@ PUBLISHED = {
     "linestyle": "none",
     "zorder": 5,
 }
+SUMS = ("transfer", "total")  # of stages
 HATCHES = {"measured": "", "modelled": "///"}  # and plain where published
 
 
@@ -103,18 +107,66 @@ def evidence_bars(
     axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
 
 
-def timeline(axes: Axes, spans: pd.DataFrame) -> None:
-    """A Gantt chart of spans: columns lane, operation, start_s, end_s; one row a lane, one colour an operation."""
-    lanes = list(dict.fromkeys(spans["lane"]))
-    operations = list(dict.fromkeys(spans["operation"]))
-    colours = dict(zip(operations, sns.color_palette("colorblind", len(operations)), strict=True))
-    for operation, group in spans.groupby("operation", sort=False):
-        widths = group["end_s"] - group["start_s"]
-        heights = [lanes.index(lane) for lane in group["lane"]]
-        axes.barh(heights, widths, left=group["start_s"], height=0.7, color=colours[operation], label=operation)
-    axes.set_yticks(range(len(lanes)), lanes)
+def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = "stage") -> None:
+    """A Gantt chart of what `Timeline.table()` gives: a row a value of column `lane`, a colour a value of `colour`.
+
+    Hatched where the row's `evidence` is modelled. Several timelines under each other: concatenate their tables with a
+    column that tells them apart, and name that column as `lane`.
+    """
+    lanes = list(dict.fromkeys(spans[lane]))
+    for name, rows in spans.groupby(colour, sort=False):
+        heights = [lanes.index(value) for value in rows[lane]]
+        bars = axes.barh(heights, rows["end_s"] - rows["start_s"], left=rows["start_s"], height=0.7, label=name)
+        _paint(bars, _colours(spans[colour])[name], rows["evidence"])
+    _rows(axes, lanes)
+    axes.set_xlabel("seconds")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
+
+
+def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "seconds", part: str = "stage") -> None:
+    """Horizontal bars made of parts: a bar a value of column `bar`, in it a part a value of column `part`.
+
+    `table` holds one row a bar and part, `Timeline.stages()` of several timelines say; its rows `transfer` and `total`,
+    which are sums, are left out. Hatched where the row's `evidence` is modelled.
+    """
+    parts = table[~table[part].isin(SUMS)]
+    bars = list(dict.fromkeys(parts[bar]))
+    ends = dict.fromkeys(bars, 0.0)
+    colours = _colours(parts[part])
+    for name in colours:
+        rows = parts[parts[part] == name]
+        drawn = axes.barh(
+            [bars.index(place) for place in rows[bar]],
+            rows[value],
+            left=[ends[place] for place in rows[bar]],
+            height=0.7,
+            label=name,
+        )
+        _paint(drawn, colours[name], rows["evidence"])
+        for place, length in zip(rows[bar], rows[value], strict=True):
+            ends[place] += length
+    _rows(axes, bars)
+    axes.set_xlabel(value)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
+
+
+def _colours(names: pd.Series) -> dict[str, tuple]:
+    """A colour each; a stage of a timeline has the same in every figure, whichever others are there."""
+    found = list(dict.fromkeys(names))
+    if set(found) <= set(STAGES):
+        palette = dict(zip(STAGES, sns.color_palette("colorblind", len(STAGES)), strict=True))
+        return {name: palette[name] for name in STAGES if name in found}
+    return dict(zip(found, sns.color_palette("colorblind", len(found)), strict=True))
+
+
+def _paint(bars: Iterable[Patch], colour: tuple, evidence: Iterable[str]) -> None:
+    for bar, kind in zip(bars, evidence, strict=True):
+        bar.set(facecolor=colour, edgecolor="white", linewidth=0.3, hatch=HATCHES.get(kind, ""))
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first one on top."""
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("seconds")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=len(operations))

@@ -11,6 +11,7 @@ import pandas as pd
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.formats import FORMATS
 from toolkit.sweep.catalogue import notebooks
 
 BEGIN, END = "<!-- begin generated: python -m toolkit.reference -->", "<!-- end generated -->"
@@ -100,7 +101,8 @@ def _quality(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _sizes(table: pd.DataFrame) -> pd.DataFrame:
-    half = table[table["sparsity"].eq(0.5) & table["source"].str.startswith("opt-66b")]
+    kept = table["format"].isin(FORMATS) & table["sparsity"].eq(0.5)
+    half = table[kept & table["source"].str.startswith("opt-66b")]
     half = half.assign(ratio=half["ratio"].map("{:.1%}".format))
     return half.pivot_table(index="format", columns="dtype", values="ratio", aggfunc="first", sort=False).reset_index()
 

@@ -7,7 +7,8 @@ import yaml
 
 from toolkit import paths, results
 from toolkit.errors import UserError
-from toolkit.simulation.hardware import BASES, EVIDENCE, Memory, Storage, profile, profiles
+from toolkit.simulation.hardware import profile, profiles
+from toolkit.simulation.machine import BASES, EVIDENCE, Memory, Software, Storage
 
 NUMBER = {"value": 2, "unit": "TB", "basis": "paper", "source": "table 1 of a paper"}
 RATE = NUMBER | {"unit": "GB/s"}
@@ -37,6 +38,10 @@ PLAUSIBLE = {
     "device.tflop_s.fp16": (10, 1000),
     "device.tflop_s.bf16": (10, 1000),
     "device.tflop_s.int8": (50, 2000),
+    "dram.decode_gb_s.endor": (1, 100),
+    "dram.decode_gb_s.zstd": (0.2, 5),
+    "device.decode_gb_s.endor": (20, 2000),
+    "software.layer_s": (1e-4, 1e-1),
     "links.storage_to_dram_gb_s": (0.5, 15),
     "links.dram_to_device_gb_s": (1, 70),
     "links.storage_to_device_gb_s": (0.5, 15),
@@ -87,6 +92,16 @@ def test_numbers_come_in_the_units_of_their_names(write):
     assert toy.value("device.tflop_s.fp32") == 0.002
 
 
+def test_rates_of_decoding_and_the_softwares_part_are_read(write):
+    software = {"name": "a library", "layer": NUMBER | {"unit": "ms"}}
+    write(replaced("device.decode", {"endor": RATE | {"unit": "GiB/s"}}) | {"software": software})
+    toy = profile("toy")
+    assert toy.device.decode_gb_s == {"endor": 2 * 2**30 / 1e9}
+    assert toy.software == Software("a library", 0.002)
+    assert toy.value("device.decode_gb_s.endor") == 2 * 2**30 / 1e9
+    assert "software.layer_s" in toy.sources
+
+
 def test_the_table_has_a_row_a_number(write):
     write(RECORD)
     table = profile("toy").table()
@@ -116,6 +131,7 @@ def test_every_basis_is_a_kind_of_evidence_and_only_stated_numbers_are_published
         (replaced("storage.bandwidth.unit", "TB"), ["storage.bandwidth.unit", "'TB' is not one of ['GB/s', 'GiB/s']"]),
         (replaced("device.compute.fp32.unit", "GB/s"), ["device.compute.fp32.unit", "'GB/s' is not one of"]),
         (replaced("device.compute.fp64", RATE), ["record toy: device.compute", "'fp64' was unexpected"]),
+        (replaced("device.decode", {"gzip": RATE}), ["record toy: device.decode", "'gzip' was unexpected"]),
         (replaced("storage.bandwidth.basis", "guessed"), ["storage.bandwidth.basis", "'guessed' is not one of"]),
         (replaced("storage.bandwidth.basis", "measured"), ["storage.bandwidth.basis", "'measured' is not one of"]),
         (replaced("storage.bandwidth.value", 0), ["storage.bandwidth.value", "0"]),

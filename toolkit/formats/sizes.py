@@ -19,8 +19,10 @@ def twin_sizes(
     """Sizes of a random twin of one paper-scale layer, pruned row by row, over sparsity and data type.
 
     At most `rows` rows are packed; a layer that has more is scaled up from them, and its rows say `modelled`. 2:4 is
-    sized by its closed form, at its own 50 %. Columns: source, format, dtype, sparsity, size_mb (10^6 bytes), ratio
-    (over dense), evidence. Raises `UserError` for an unknown model or layer.
+    sized by its closed form, at its own 50 %. What Endor consists of has rows of its own, `endor values` say.
+
+    Columns: source, format, dtype, sparsity, size_mb (10^6 bytes), ratio (over dense), evidence. Raises `UserError` for
+    an unknown model or layer.
     """
     shape = _shape(model, layer)
     packed_rows = min(rows, shape[0])
@@ -28,7 +30,9 @@ def twin_sizes(
     for dtype in dtypes:
         for sparsity in sparsities:
             weight = random_pruned((packed_rows, shape[1]), sparsity, getattr(torch, dtype), seed)
-            nbytes = {name: encode(name, weight).nbytes for name in FORMATS if name != "two_four"}
+            packed = {name: encode(name, weight) for name in FORMATS if name != "two_four"}
+            nbytes = {name: each.nbytes for name, each in packed.items()}
+            nbytes |= {f"endor {part}": tensor.nbytes for part, tensor in packed["endor"].tensors.items()}
             if sparsity == 0.5:
                 nbytes["two_four"] = expected_nbytes("two_four", tuple(weight.shape), sparsity, weight.dtype)
             found += [{"format": name, "dtype": dtype, "sparsity": sparsity, "nbytes": n} for name, n in nbytes.items()]

@@ -1,0 +1,251 @@
+"""What is written is what compressed-tensors writes for the same weights; and it is written whole or not at all."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    OPTConfig,
+    Qwen2Config,
+)
+
+from tests.interchange.conftest import DATA
+from toolkit.errors import UserError
+from toolkit.formats import encode
+from toolkit.formats.sparse_bitmask import SparseBitmask
+from toolkit.interchange import load_dense_model, open_checkpoint, save_checkpoint, save_model, writing
+
+CONFIG = {"model_type": "llama"}
+
+
+def stored(folder):
+    """Every stored tensor as type, shape and bytes."""
+    files = sorted(folder.glob("*.safetensors"))
+    tensors = [item for file in files for item in load_file(file).items()]
+    found = {name: (t.dtype, t.shape, t.reshape(-1).view(torch.uint8).tolist()) for name, t in tensors}
+    assert len(found) == len(tensors)
+    return found
+
+
+def tiny(tied=False, dtype=torch.float32, **config):
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 20, "intermediate_size": 36, "num_hidden_layers": 2, "vocab_size": 24}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=tied, dtype=dtype, **config)).to(dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "mlp" in name:
+                parameter[torch.rand(parameter.shape) < 0.5] = 0
+    return model.eval()
+
+
+def test_the_judge_s_model_comes_out_as_the_judge_wrote_it(tmp_path):
+    config = LlamaConfig.from_pretrained(DATA / "llama")
+    del config.quantization_config
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.load_state_dict(load_file(DATA / "llama.dense.safetensors"))
+    save_model(model, tmp_path / "ours")
+    assert stored(tmp_path / "ours") == stored(DATA / "llama")
+    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path / "ours", DATA / "llama"))
+    sparsity = [entry["quantization_config"]["sparsity_config"] for entry in (ours, theirs)]
+    assert 0 < sparsity[0].pop("global_sparsity") < 0.6
+    assert sparsity[0] == {key: value for key, value in sparsity[1].items() if key in sparsity[0]}
+    assert ours["quantization_config"]["version"] == theirs["quantization_config"]["version"]
+    assert ours["quantization_config"]["quant_method"] == theirs["quantization_config"]["quant_method"]
+    for key in theirs.keys() - {"quantization_config", "transformers_version"}:
+        assert ours[key] == theirs[key], key
+
+
+def test_vectors_and_every_type_come_out_as_the_judge_wrote_them(tmp_path):
+    dense = load_file(DATA / "types.dense.safetensors")
+    packed = {name: SparseBitmask.encode(weight) for name, weight in dense.items() if name.endswith(".weight")}
+    save_checkpoint(tmp_path / "ours", (dense | packed).items(), CONFIG)
+    assert stored(tmp_path / "ours") == stored(DATA / "types")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shard_bytes", [1, 4000, 10**9])
+def test_a_model_there_and_back(tmp_path, tied, shard_bytes):
+    model = tiny(tied)
+    save_model(model, tmp_path / "model", shard_bytes=shard_bytes)
+    again = load_dense_model(tmp_path / "model")
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert again.generation_config.to_dict() == model.generation_config.to_dict()
+    checkpoint = open_checkpoint(tmp_path / "model")
+    assert len(checkpoint.packed_names) == 6
+    assert ("lm_head.weight" in checkpoint.names) is not tied
+    ignored = checkpoint.config["quantization_config"]["sparsity_config"]["ignore"]
+    assert sorted(ignored) == sorted(
+        ["lm_head", *(f"model.layers.{i}.self_attn.{x}_proj" for i in (0, 1) for x in "qkvo")]
+    )
+
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 24}
+SIZES |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+FAMILIES = {
+    "opt": OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, intermediate_size=48),
+    "mixtral": MixtralConfig(**SIZES, num_key_value_heads=2, intermediate_size=48, num_local_experts=4),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_with_biases_positions_and_fused_experts(tmp_path, family):
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
+    with torch.no_grad():
+        for module in model.model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight[torch.rand(module.weight.shape) < 0.6] = 0
+    save_model(model, tmp_path / "model", shard_bytes=10**4)
+    again = load_dense_model(tmp_path / "model")
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert len(open_checkpoint(tmp_path / "model").packed_names) >= 2 * 4
+
+
+def test_shards_and_their_index(tmp_path):
+    model = tiny()
+    save_model(model, tmp_path / "model", shard_bytes=4000)
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    files = sorted(file.name for file in (tmp_path / "model").glob("*.safetensors"))
+    count = len(files)
+    assert count > 3
+    assert files == [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    nbytes = 0
+    for file in files:
+        tensors = load_file(tmp_path / "model" / file)
+        held = sum(tensor.nbytes for tensor in tensors.values())
+        assert held <= 4000
+        assert {name for name, place in index["weight_map"].items() if place == file} == tensors.keys()
+        nbytes += held
+    assert index["metadata"]["total_size"] == nbytes
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "model").iterdir()} == {
+        (tmp_path / "model" / "config.json").stat().st_mode & 0o777
+    }
+
+
+def test_global_sparsity_by_hand(tmp_path):
+    weights = [("a.weight", encode("endor", torch.eye(4))), ("b.weight", torch.ones(8))]
+    save_checkpoint(tmp_path / "model", weights, CONFIG, linears=["a", "c"])
+    sparsity = open_checkpoint(tmp_path / "model").config["quantization_config"]["sparsity_config"]
+    assert (sparsity["global_sparsity"], sparsity["ignore"]) == (0.5, ["c"])
+
+
+def test_rotary_settings_where_transformers_4_looks(tmp_path):
+    plain = {"rope_theta": 12345.0, "rope_type": "default"}
+    scaled = {"rope_theta": 5e5, "rope_type": "linear", "factor": 4.0}
+    for name, rope, scaling in [("a", plain, None), ("b", scaled, {"rope_type": "linear", "factor": 4.0})]:
+        save_model(tiny(rope_parameters=rope), tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert (config["rope_theta"], config["rope_scaling"]) == (rope["rope_theta"], scaling)
+        assert load_dense_model(tmp_path / name).config.rope_parameters == rope
+
+
+def test_a_tokenizer_goes_along(tmp_path):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    save_model(tiny(), tmp_path / "model", Tokenizer())
+    assert (tmp_path / "model" / "tokenizer.json").read_text() == "{}"
+
+
+def test_tensors_that_share_memory(tmp_path):
+    both = torch.arange(12.0).view(2, 6)
+    save_checkpoint(tmp_path / "model", [("a.bias", both[0]), ("b.bias", both[1]), ("c.weight", both.T)], CONFIG)
+    found = dict(open_checkpoint(tmp_path / "model").tensors())
+    assert (found["a.bias"].tolist(), found["b.bias"].tolist()) == (both[0].tolist(), both[1].tolist())
+    assert torch.equal(found["c.weight"], both.T)
+
+
+MATRIX = torch.eye(4)
+PACKED = SparseBitmask.encode(MATRIX)
+BAD = [
+    ([("a.weight", MATRIX), ("a.weight", MATRIX)], "two tensors are named 'a.weight'"),
+    ([("a.weight", PACKED), ("a.weight", PACKED)], "two tensors are named 'a.bitmask'"),
+    ([("a.weight", MATRIX), ("a.shape", MATRIX)], "'a.shape' would be taken for a part"),
+    ([("a.kernel", PACKED)], "'a.kernel' packed; expected a name that ends in .weight"),
+]
+
+
+@pytest.mark.parametrize(("weights", "told"), BAD)
+def test_bad_names_leave_nothing_behind(tmp_path, weights, told):
+    with pytest.raises(UserError, match=told):
+        save_checkpoint(tmp_path / "model", weights, CONFIG, shard_bytes=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error"), RuntimeError("no more")])
+def test_a_source_that_breaks_off_leaves_nothing_behind(tmp_path, error):
+    def weights():
+        yield "a.weight", MATRIX
+        yield "b.weight", MATRIX
+        raise error
+
+    with pytest.raises(type(error)):
+        save_checkpoint(tmp_path / "model", weights(), CONFIG, shard_bytes=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    written = []
+
+    def save_file(tensors, path, metadata):
+        path.write_bytes(b"half")
+        written.append(path)
+        if len(written) == 2:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", save_file)
+    with pytest.raises(UserError, match="no space left on the disk"):
+        save_model(tiny(), tmp_path / "model", shard_bytes=4000)
+    assert len(written) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_folder_is_kept(tmp_path):
+    (tmp_path / "model").mkdir()
+    save_checkpoint(tmp_path / "model", [("a.weight", MATRIX)], CONFIG)  # empty, so taken
+    before = stored(tmp_path / "model")
+    with pytest.raises(UserError, match="exists already"):
+        save_checkpoint(tmp_path / "model", [("b.weight", MATRIX)], CONFIG)
+    with pytest.raises(UserError, match="exists already"):
+        save_checkpoint(tmp_path / "model" / "config.json", [("b.weight", MATRIX)], CONFIG)
+    assert stored(tmp_path / "model") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_models_that_cannot_be_written(tmp_path):
+    model = tiny()
+    model.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(UserError, match="the model is quantised"):
+        save_model(model, tmp_path / "model")
+    with torch.device("meta"):
+        away = LlamaForCausalLM(tiny().config)
+    with pytest.raises(UserError, match=r"model\.embed_tokens\.weight is a meta tensor"):
+        save_model(away, tmp_path / "model")
+    with pytest.raises(UserError, match=r"model\.layers\.0\.self_attn\.q_proj\.weight: .*float64"):
+        save_model(tiny().double(), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_shard_in_memory(tmp_path, monkeypatch):
+    held = []
+    flush = writing._Shards._flush
+
+    def watched(self):
+        held.append(sum(tensor.nbytes for tensor in self.held.values()))
+        flush(self)
+
+    monkeypatch.setattr(writing._Shards, "_flush", watched)
+    save_checkpoint(tmp_path / "model", ((f"{i}.weight", torch.ones(100)) for i in range(10)), CONFIG, shard_bytes=1000)
+    assert held == [800] * 5

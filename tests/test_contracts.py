@@ -1,0 +1,15 @@
+import pytest
+import torch
+
+from toolkit.evaluation import perplexity
+from toolkit.quantization import absmax_int8
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(8), torch.zeros(2, 4, dtype=torch.int64)])
+def test_tensors_that_break_their_annotation_are_refused_under_the_tests(tokens):
+    with pytest.raises(TypeError, match="tokens"):
+        perplexity(None, tokens)
+
+
+def test_the_return_value_and_other_arguments_are_left_alone():
+    assert absmax_int8(torch.eye(2)).dtype == torch.int8

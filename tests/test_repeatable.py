@@ -1,0 +1,48 @@
+"""Same seed, same machine: what notebooks save is the same but for what a clock measured (see `toolkit.results`)."""
+
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit.evaluation.quality import evaluate
+from toolkit.formats.sizes import twin_sizes
+from toolkit.models import load_model
+from toolkit.pruning import METHODS, prune
+from toolkit.shapes import random_pruned
+
+
+def without_times(table: pd.DataFrame) -> pd.DataFrame:
+    return table.drop(columns=[name for name in table if name.endswith(("_s", "seconds"))])
+
+
+def pruned(method: str, vocabulary: int = 97) -> tuple[pd.DataFrame, torch.nn.Module]:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
+    calibration = torch.randint(0, vocabulary, (256,), generator=torch.Generator().manual_seed(0))
+    return pd.DataFrame(prune(model, method, calibration=calibration, sequence_length=64)), model
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_pruning_repeats_to_the_bit(method):
+    (first, model), (second, again) = pruned(method), pruned(method)
+    pd.testing.assert_frame_equal(without_times(first), without_times(second), check_exact=True)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+
+
+def test_evaluation_repeats_to_the_bit():
+    tokenizer, tokens = load_model("smollm2-135m")[1], torch.arange(192) % 100
+    model = pruned("magnitude", len(tokenizer))[1]
+    settings = {"tasks": ["local_agreement"], "sequence_length": 64, "task_limit": 4}
+    first, second = (evaluate(model, tokenizer, tokens, **settings) for _ in range(2))
+    pd.testing.assert_frame_equal(without_times(first), without_times(second), check_exact=True)
+
+
+def test_sizes_repeat_and_follow_the_seed():
+    settings = {"sparsities": [0.5], "dtypes": ["float16"], "rows": 8}
+    first, second = (twin_sizes("opt-66b", "fc1", **settings, seed=1) for _ in range(2))
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
+    weight, same, other = (random_pruned((8, 64), 0.5, torch.float16, seed) for seed in (1, 1, 2))
+    assert torch.equal(weight, same)
+    assert not torch.equal(weight, other)

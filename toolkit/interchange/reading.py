@@ -1,0 +1,198 @@
+"""Open a `sparse-bitmask` checkpoint: its tensors one at a time, dense or packed. Nothing in it is ever executed."""
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.formats import FormatError
+from toolkit.formats.endor import Endor
+from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+# older releases wrote the second
+ENTRIES = ("quantization_config", "compression_config")
+FORMAT = "sparse-bitmask"
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """An open checkpoint; it holds names only, and reads a tensor when it is asked for.
+
+    Weights of a module `m` are stored as `m.shape`, `m.compressed`, `m.bitmask` and `m.row_offsets`, and named
+    `m.weight` here, as the model names them. If the checkpoint is quantised as well, its scales are tensors like any
+    other and its weights are the quantised ones: only the sparse packing is undone.
+    """
+
+    folder: Path
+    config: dict  # of config.json
+    stored: Mapping[str, Path]  # name of a stored tensor -> file that holds it
+
+    @property
+    def packed_names(self) -> list[str]:
+        """The weights that are stored packed, in stored order."""
+        modules = dict.fromkeys(module for module, part in map(split, self.stored) if part)
+        return [f"{module}.weight" for module in modules]
+
+    @property
+    def names(self) -> list[str]:
+        """All tensors by the names that the model gives them: the packed weights, then the others."""
+        return self.packed_names + [name for name in self.stored if not split(name)[1]]
+
+    def tensor(self, name: str) -> Tensor:
+        """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
+        if name in self.stored:
+            return _read(self.stored[name], name).clone()  # the library's tensors are views of the file
+        return self._sparse_bitmask(name).decode()
+
+    def packed(self, name: str) -> Endor:
+        """One packed weight, as its kernels take it.
+
+        Raises `UserError` for a name that is unknown or not packed, or elements of a type that `Endor` does not hold;
+        `FormatError` if it is damaged.
+        """
+        packed = self._sparse_bitmask(name).to_endor()
+        return Endor(**{key: value.clone() if torch.is_tensor(value) else value for key, value in vars(packed).items()})
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All tensors, dense, one after the other: in memory there is one at a time, unless the caller keeps them."""
+        for name in self.names:
+            yield name, self.tensor(name)
+
+    def _sparse_bitmask(self, name: str) -> SparseBitmask:
+        module = name.removesuffix(".weight")
+        files = {part: self.stored.get(f"{module}.{part}") for part in PARTS}
+        if module == name or None in files.values():
+            kind = "is not packed" if name in self.stored else "does not exist"
+            raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
+        parts = {part: _read(file, f"{module}.{part}") for part, file in files.items()}
+        try:
+            return SparseBitmask.from_tensors(parts)
+        except (ValueError, RuntimeError) as error:
+            raise FormatError(f"{files['bitmask']}: inconsistent weight {name!r}: {_line(error)}") from error
+
+
+def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
+    """Open a checkpoint folder: config.json, and model.safetensors or its index and shards.
+
+    Raises `FormatError`, naming file and tensor, if a file is missing or damaged, the sparsity format is another, the
+    index disagrees with its shards, or a packed weight lacks one of its four tensors.
+    """
+    folder = Path(folder)
+    config = _json(folder / CONFIG)
+    _check_format(folder / CONFIG, config)
+    stored = _in_file(folder / SINGLE) if (folder / SINGLE).exists() else _in_shards(folder / INDEX)
+    for name, file in stored.items():
+        module, part = split(name)
+        missing = [other for other in PARTS if part and f"{module}.{other}" not in stored]
+        if missing:
+            raise FormatError(f"{file}: weight {module + '.weight'!r} lacks its tensor {module + '.' + missing[0]!r}")
+    return Checkpoint(folder, config, stored)
+
+
+def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto") -> nn.Module:
+    """The checkpoint as an ordinary transformers model, dense, in evaluation mode and without gradients.
+
+    dtype: of all weights; "auto" takes the config's. Raises `FormatError` as `open_checkpoint` does, and if the tensors
+    are not exactly those of the model that config.json describes; `UserError` if that is no causal language model that
+    transformers knows.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    from toolkit import hub
+
+    checkpoint = open_checkpoint(folder)
+    with hub.quiet():
+        try:
+            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+            architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {_line(error)}") from error
+        for entry in ENTRIES:
+            vars(config).pop(entry, None)  # or it would look for the package that it names
+        model, told = architecture.from_pretrained(
+            None, config=config, state_dict=dict(checkpoint.tensors()), dtype=dtype, output_loading_info=True
+        )
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if told[fault]:
+            name = min(map(str, told[fault]))
+            raise FormatError(f"{checkpoint.folder}: {fault.replace('_keys', '')} tensor {name} for its {CONFIG}")
+    return model.eval().requires_grad_(False)
+
+
+def split(name: str) -> tuple[str, str]:
+    """Module and part of a packed weight's tensor; "" for the part of any other."""
+    module, _, part = name.rpartition(".")
+    return (module, part) if module and part in PARTS else (name, "")
+
+
+def _check_format(path: Path, config: dict) -> None:
+    entry = next((config[entry] for entry in ENTRIES if isinstance(config.get(entry), dict)), {})
+    sparsity = entry.get("sparsity_config")
+    if not isinstance(sparsity, dict) or "format" not in sparsity:
+        raise FormatError(f"{path}: has no sparsity_config: not a {FORMAT} checkpoint")
+    if sparsity["format"] != FORMAT:
+        raise FormatError(f"{path}: sparsity format {sparsity['format']!r}; this code reads {FORMAT!r}")
+
+
+def _in_file(path: Path) -> dict[str, Path]:
+    with _opened(path, str(path)) as file:
+        return dict.fromkeys(file.keys(), path)
+
+
+def _in_shards(index: Path) -> dict[str, Path]:
+    if not index.exists():
+        raise FormatError(f"{index.parent}: holds neither {SINGLE} nor {INDEX}")
+    weight_map = _json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise FormatError(f"{index}: has no weight_map")
+    shards = {shard: _in_file(_shard(index, shard)) for shard in dict.fromkeys(map(str, weight_map.values()))}
+    for name, shard in weight_map.items():
+        if name not in shards[str(shard)]:
+            raise FormatError(f"{index.parent / str(shard)}: lacks tensor {name!r}, which {INDEX} says it holds")
+    return {name: index.parent / shard for name, shard in weight_map.items()}
+
+
+def _shard(index: Path, name: str) -> Path:
+    if Path(name).name != name:
+        raise FormatError(f"{index}: names {name!r}; expected the name of a file beside it")
+    if not (index.parent / name).is_file():
+        raise FormatError(f"{index}: names {name!r}, which does not exist")
+    return index.parent / name
+
+
+def _read(path: Path, name: str) -> Tensor:
+    with _opened(path, f"{path}: tensor {name!r}") as file:
+        return file.get_tensor(name)
+
+
+@contextlib.contextmanager
+def _opened(path: Path, what: str) -> Iterator[object]:
+    """The safetensors file; what goes wrong with `what` becomes a `FormatError`."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise FormatError(f"{what} cannot be read: {_line(error)}") from error
+
+
+def _json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path}: cannot be read: {_line(error)}") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: holds no JSON object")
+    return found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

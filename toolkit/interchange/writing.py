@@ -1,0 +1,206 @@
+"""Write a `sparse-bitmask` checkpoint, one tensor at a time; the folder appears whole or not at all."""
+
+import contextlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from toolkit.cache import disk_full
+from toolkit.errors import UserError
+from toolkit.formats.endor import Endor
+from toolkit.formats.sparse_bitmask import SparseBitmask
+from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
+
+VERSION = "0.14.0.1"  # of compressed-tensors, as whose the files are written
+SHARD_BYTES = 5 * 10**9
+
+
+def save_model(
+    model: nn.Module, folder: str | os.PathLike, tokenizer: object | None = None, shard_bytes: int = SHARD_BYTES
+) -> None:
+    """Write a transformers model, packing the weight of every `nn.Linear` that becomes smaller by it.
+
+    The others stay dense (an output head, say) and are named under `ignore` in config.json; tied weights are written
+    once. Names are those of the model's own tensors, which transformers 4 shares but for fused experts. Memory beside
+    the model: one shard. Arguments and errors as for `save_checkpoint`; raises `UserError` also for a model that is
+    quantised, or of which parts are not in memory.
+    """
+    if getattr(model.config, "quantization_config", None):
+        raise UserError("the model is quantised; sparse-bitmask holds plain weights: dequantise it first")
+    if away := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
+        raise UserError(f"{type(model).__name__}: {away} is a meta tensor; load the whole model before saving it")
+    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    config = json.loads(model.config.to_json_string())
+    config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
+    with _whole(folder) as part:
+        _write(part, _packed_weights(model, linears), _for_transformers_4(config), linears, shard_bytes)
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.save_pretrained(part)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+
+
+def save_checkpoint(
+    folder: str | os.PathLike,
+    weights: Iterable[tuple[str, Tensor | Endor | SparseBitmask]],
+    config: Mapping,
+    linears: Iterable[str] = (),
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write a checkpoint from any source of weights, which are taken one at a time.
+
+    Args:
+        folder: to be made; it must not exist, or be empty.
+        weights: names, as the model has them, and tensors: packed ones are stored packed, dense ones as they are.
+        config: what config.json says of the model; the entry that describes the packing is added.
+        linears: names of the model's `nn.Linear`s, so that config.json can say which are not packed.
+        shard_bytes: at which a new file is begun; a packed weight is never split.
+
+    Raises `UserError` if the folder holds something, the disk is full, or a name is taken twice, unfit for packing or
+    could be mistaken for a part of a packed weight. After any error nothing is left behind.
+    """
+    with _whole(folder) as part:
+        _write(part, weights, config, linears, shard_bytes)
+
+
+def _packed_weights(model: nn.Module, linears: list[str]) -> Iterator[tuple[str, Tensor | SparseBitmask]]:
+    written = set()  # a tied weight is one tensor under several names
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in written:
+            written.add(id(tensor))
+            yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
+
+
+def _smaller(name: str, weight: Tensor) -> Tensor | SparseBitmask:
+    try:
+        packed = SparseBitmask.encode(weight)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    return packed if packed.nbytes < weight.nbytes else weight
+
+
+def _write(folder: Path, weights: Iterable, config: Mapping, linears: Iterable[str], shard_bytes: int) -> None:
+    files = _Shards(folder, shard_bytes)
+    packed, zeros, elements = set(), 0, 0
+    for name, weight in weights:
+        files.add(_stored(name, weight))
+        elements += prod(weight.shape)
+        if not isinstance(weight, Tensor):
+            packed.add(name.removesuffix(".weight"))
+            zeros += prod(weight.shape) - (weight.values if isinstance(weight, Endor) else weight.compressed).numel()
+    files.close()
+    sparsity = {
+        "format": FORMAT,
+        "global_sparsity": round(zeros / max(1, elements), 4),  # over every element written
+        "ignore": [name for name in linears if name not in packed],
+        "sparsity_structure": "unstructured",
+        "targets": ["Linear"],
+    }
+    entry = {"quant_method": "compressed-tensors", "sparsity_config": sparsity, "version": VERSION}
+    _write_json(folder / CONFIG, {**config, "quantization_config": entry})
+
+
+def _stored(name: str, weight: Tensor | Endor | SparseBitmask) -> dict[str, Tensor]:
+    """The tensors that hold one weight, each with memory of its own, as safetensors asks."""
+    if isinstance(weight, Tensor):
+        if split(name)[1]:
+            raise UserError(f"a dense tensor named {name!r} would be taken for a part of a packed weight; rename it")
+        tensors = {name: weight}
+    else:
+        packed = SparseBitmask.from_endor(weight) if isinstance(weight, Endor) else weight
+        module = name.removesuffix(".weight")
+        if module == name:
+            raise UserError(f"cannot store {name!r} packed; expected a name that ends in .weight")
+        tensors = {f"{module}.{part}": tensor for part, tensor in packed.tensors.items()}
+    return {key: _own(tensor.detach().cpu().contiguous()) for key, tensor in tensors.items()}
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+class _Shards:
+    """The safetensors files of one checkpoint; at most one of them is in memory."""
+
+    def __init__(self, folder: Path, limit_bytes: int):
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self.held: dict[str, Tensor] = {}
+        self.number_of: dict[str, int] = {}  # tensor -> file
+        self.count = self.total_bytes = 0
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """Take these tensors, which stay in one file. Raises `UserError` for a name that was taken before."""
+        if taken := self.number_of.keys() & tensors.keys():
+            raise UserError(f"two tensors are named {min(taken)!r}")
+        if self.held and _nbytes(self.held) + _nbytes(tensors) > self.limit_bytes:
+            self._flush()
+        self.held |= tensors
+        self.number_of |= dict.fromkeys(tensors, self.count)
+        self.total_bytes += _nbytes(tensors)
+
+    def close(self) -> None:
+        """Write what is left, give all files their final names, and the index if there are several."""
+        self._flush()
+        final = [f"model-{number:05}-of-{self.count:05}.safetensors" for number in range(1, self.count + 1)]
+        if self.count == 1:
+            final = [SINGLE]
+        for number, name in enumerate(final):
+            os.replace(self._part(number), self.folder / name)
+        if self.count > 1:
+            weight_map = {name: final[number] for name, number in self.number_of.items()}
+            _write_json(self.folder / INDEX, {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map})
+
+    def _flush(self) -> None:
+        from safetensors.torch import save_file
+
+        path = self._part(self.count)
+        path.touch()
+        mode = path.stat().st_mode
+        save_file(self.held, path, {"format": "pt"})
+        path.chmod(mode)  # the library lets none but the owner read
+        self.held, self.count = {}, self.count + 1
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"{number}.part"
+
+
+def _nbytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _for_transformers_4(config: dict) -> dict:
+    """With the rotary embedding's settings also where transformers 4 looks, which these compressed-tensors need."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        return config
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    scaled = scaling.get("rope_type", "default") != "default"
+    return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if scaled else None, **config}
+
+
+@contextlib.contextmanager
+def _whole(folder: str | os.PathLike) -> Iterator[Path]:
+    """A new folder to fill, renamed to `folder` when all went well, removed when not."""
+    folder = Path(folder).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already; choose another folder, or remove it")
+    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        os.replace(part, folder)
+    except BaseException as error:
+        shutil.rmtree(part, ignore_errors=True)
+        if disk_full(error):
+            raise UserError(f"{folder}: no space left on the disk; what was written is removed") from error
+        raise
+
+
+def _write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,47 @@
+"""Tables of `Timeline.stages()` side by side: how many times faster than dense weights, stage by stage."""
+
+import pandas as pd
+
+from toolkit.errors import UserError
+
+# what tells two timelines of one table apart; all other columns are numbers about them
+LABELS = (
+    *("profile", "model", "dtype", "sparsity", "op", "placement", "mapping"),
+    *("method", "path", "policy", "device", "buffers", "stage", "evidence"),
+)
+DENSE = {"method": "dense", "path": "host"}
+
+
+def over(table: pd.DataFrame, column: str, **baseline: object) -> pd.Series:
+    """`column` of each row over that of the row which has the baseline's labels, and otherwise the row's own.
+
+    `over(table, "seconds", op="fc1")` sets every operation's time, method by method and stage by stage, beside fc1's;
+    `over(table, "seconds", evidence="measured")` every modelled time beside the one that was measured.
+    NaN where there is no such row. Raises `UserError` for a baseline that is no label of the table, or rows that the
+    labels do not tell apart.
+    """
+    keys = [label for label in LABELS if label in table]
+    if missing := baseline.keys() - set(keys):
+        raise UserError(f"baseline {min(missing)!r}: expected a label of the table, one of {', '.join(keys)}")
+    values = table.set_index(keys)[column]
+    if values.index.has_duplicates:
+        twice = dict(zip(keys, values.index[values.index.duplicated()][0], strict=True))
+        raise UserError(f"two rows of the table have the labels {twice}: give each timeline labels of its own")
+    base = values.reindex(pd.MultiIndex.from_frame(table[keys].assign(**baseline)))
+    return table[column] / base.to_numpy()
+
+
+def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
+    """The table with four columns more: what it has over the same with dense weights on the host path.
+
+    speedup (of the stage's seconds), time_over_dense (the same upside down), bytes_over_dense, bandwidth_over_dense.
+    Further labels of the baseline by name, `mapping="published"` say. NaN for a stage that dense weights do not have.
+    """
+    baseline = DENSE | baseline
+    time = over(table, "seconds", **baseline)
+    return table.assign(
+        speedup=1 / time,
+        time_over_dense=time,
+        bytes_over_dense=over(table, "nbytes", **baseline),
+        bandwidth_over_dense=over(table, "gb_s", **baseline),
+    )

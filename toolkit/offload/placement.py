@@ -1,0 +1,33 @@
+"""Which tier each layer of a model lives in."""
+
+from dataclasses import dataclass
+
+from toolkit.errors import UserError
+
+
+@dataclass(frozen=True)
+class LayerMap:
+    """How many layers live in each tier, the first ones nearest to the device. Raises `UserError` for fewer than 0."""
+
+    device: int
+    dram: int
+    storage: int
+
+    def __post_init__(self):
+        """Refuse negative counts."""
+        if min(self.device, self.dram, self.storage) < 0:
+            raise UserError(f"{self}: expected 0 layers or more in each tier")
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """The tier of each layer, in the model's order."""
+        return ("device",) * self.device + ("dram",) * self.dram + ("storage",) * self.storage
+
+    def refilled(self, dense_bytes: int, packed_bytes: int) -> "LayerMap":
+        """The map once layers are packed, and DRAM takes as many as fit into the bytes that its dense ones took.
+
+        8 layers become 14 at 56 % of their size (ENDOR, section 5.1). Layers come from storage only; device memory is
+        left as it is, since what lives there is dense.
+        """
+        dram = min(self.dram * dense_bytes // packed_bytes, self.dram + self.storage)
+        return LayerMap(self.device, dram, self.dram + self.storage - dram)

@@ -1,0 +1,154 @@
+"""What happened when: spans on a timeline, recorded by the clock or predicted by the cost model.
+
+    recorder = Recorder()
+    with recorder.span("read", "fc1", tier="storage", layer=13, nbytes=382_205_952):
+        ...
+    recorder.timeline().stages()    # seconds, share and GB/s of every stage
+
+A measured timeline and a modelled one are of the same type, so the same tables and figures are made from both.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+
+import pandas as pd
+
+from toolkit.errors import UserError, unknown
+
+STAGES = ("read", "copy", "decode", "compute", "other")  # storage → memory, DRAM → device, packed → dense, products
+TIERS = ("storage", "dram", "device")
+EVIDENCE = ("measured", "modelled")
+TRANSFERS = ("read", "copy")
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Span:
+    """One stage of one operation's way.
+
+    `tier` is the memory that the stage takes its bytes from: a read's is storage, a copy's DRAM, a decode's or a
+    product's the one it works in. `nbytes` are what it moves: the stored bytes of a read or copy, the dense ones that
+    a decode writes, the weight bytes that a product reads. Seconds count from the timeline's start.
+    Raises `UserError` for an unknown stage or tier, a span that ends before it starts, or a negative number.
+    """
+
+    stage: str
+    op: str
+    tier: str
+    start_s: float
+    end_s: float
+    nbytes: int = 0
+    layer: int | None = None
+
+    def __post_init__(self):
+        """Refuse what no clock can give."""
+        if self.stage not in STAGES:
+            raise unknown("stage", self.stage, STAGES)
+        if self.tier not in TIERS:
+            raise unknown("tier", self.tier, TIERS)
+        if not 0 <= self.start_s <= self.end_s < float("inf") or self.nbytes < 0:
+            raise UserError(f"{self}: expected 0 <= start_s <= end_s and nbytes >= 0")
+
+    @property
+    def seconds(self) -> float:
+        """From start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Spans and how they are known: measured or modelled. Raises `UserError` for any other evidence."""
+
+    spans: tuple[Span, ...]
+    evidence: str
+
+    def __post_init__(self):
+        """Refuse an unknown evidence."""
+        if self.evidence not in EVIDENCE:
+            raise unknown("evidence of a timeline", self.evidence, EVIDENCE)
+
+    @property
+    def total_s(self) -> float:
+        """From the first span's start to the last one's end."""
+        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans) if self.spans else 0.0
+
+    def busy_s(self, *stages: str) -> float:
+        """Seconds in which at least one span of these stages (any stage, if none is named) was under way."""
+        return union_s((s.start_s, s.end_s) for s in self.spans if not stages or s.stage in stages)
+
+    @property
+    def overlap_s(self) -> float:
+        """Seconds that overlapping saved: the stages' busy times together, less the time that any was busy."""
+        return sum(self.busy_s(stage) for stage in STAGES) - self.busy_s()
+
+    def table(self) -> pd.DataFrame:
+        """A row a span, by start: stage, op, tier, start_s, end_s, nbytes, layer, seconds, evidence."""
+        rows = [asdict(s) | {"seconds": s.seconds} for s in sorted(self.spans, key=lambda s: s.start_s)]
+        columns = [*Span.__dataclass_fields__, "seconds"]
+        return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"}).assign(evidence=self.evidence)
+
+    def stages(self) -> pd.DataFrame:
+        """A row a stage that occurs, then `transfer` (read or copy) and `total`.
+
+        Columns: stage, seconds (busy, so overlapping spans of a stage count once; of `total` from first start to last
+        end), share_percent of the total (stages that overlap add up to more than 100), nbytes (of `transfer` and
+        `total` what was read and copied), gb_s, evidence.
+        """
+        occurring = [stage for stage in STAGES if any(s.stage == stage for s in self.spans)]
+        rows = [(stage, self.busy_s(stage), self._nbytes(stage)) for stage in occurring]
+        moved = self._nbytes(*TRANSFERS)
+        rows += [("transfer", self.busy_s(*TRANSFERS), moved), ("total", self.total_s, moved)]
+        table = pd.DataFrame(rows, columns=["stage", "seconds", "nbytes"])
+        share = 100 * table["seconds"] / self.total_s if self.total_s else 0.0
+        return table.assign(
+            share_percent=share, gb_s=(table["nbytes"] / GB / table["seconds"]).fillna(0), evidence=self.evidence
+        )
+
+    def _nbytes(self, *stages: str) -> int:
+        return sum(s.nbytes for s in self.spans if s.stage in stages)
+
+
+class Recorder:
+    """Records spans from any number of threads on one monotonic clock, whose zero is the recorder's making."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter):
+        self._clock, self._zero = clock, clock()
+        self._spans: list[Span] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def span(self, stage: str, op: str, tier: str, nbytes: int = 0, layer: int | None = None) -> Iterator[None]:
+        """Time the body. A body that raises leaves no span; a wrong name raises before the body runs.
+
+        On a CUDA device the body must wait for what it launched: the clock is the host's.
+        """
+        start_s = self.now_s()
+        begun = Span(stage, op, tier, start_s, start_s, nbytes, layer)
+        yield
+        self.add(replace(begun, end_s=self.now_s()))
+
+    def add(self, span: Span) -> None:
+        """Add a span that was timed elsewhere, by CUDA events say, in seconds since this recorder's zero."""
+        with self._lock:
+            self._spans.append(span)
+
+    def now_s(self) -> float:
+        """Seconds since this recorder's zero."""
+        return self._clock() - self._zero
+
+    def timeline(self) -> Timeline:
+        """What has ended so far, as measured."""
+        with self._lock:
+            return Timeline(tuple(self._spans), "measured")
+
+
+def union_s(intervals: Iterable[tuple[float, float]]) -> float:
+    """Length of the union of intervals (start, end)."""
+    covered = reached = 0.0
+    for start, end in sorted(intervals):
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered

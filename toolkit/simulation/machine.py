@@ -1,0 +1,169 @@
+"""What a machine is to the models here: disk, memories, processors and links as plain numbers, each with its source."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import pandas as pd
+
+from toolkit.errors import UserError, unknown
+
+GB = 1e9
+NOTHING = MappingProxyType({})
+BASES = {
+    "paper": "stated by the paper",
+    "datasheet": "stated by the vendor",
+    "derived": "worked out from the paper's or the vendor's figures; the source shows how",
+    "assumed": "stated nowhere; the source says what was assumed",
+    "measured": "measured on the machine by the probe",
+}
+EVIDENCE = {  # the kind of evidence that a results table gives for a number of each basis
+    "paper": "published",
+    "datasheet": "published",
+    "derived": "modelled",
+    "assumed": "modelled",
+    "measured": "measured",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a number comes from: its basis (a key of `BASES`) and the words; `low` and `high` where it is uncertain.
+
+    `low` and `high` are in the unit of the number they belong to.
+    """
+
+    basis: str
+    text: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A disk. `bandwidth_gb_s` is its limit for long reads; the two times say what short ones cost.
+
+    `latency_s`: from a request to its data on an idle disk, without the transfer; requests of several threads overlap
+    here. `request_s`: the part of a request's cost that does not overlap, so 1 / `request_s` bounds the reads a second.
+    """
+
+    name: str
+    capacity_bytes: float
+    bandwidth_gb_s: float
+    latency_s: float | None = None
+    request_s: float = 0.0
+
+    def read_gb_s(self, chunk_bytes: int, threads: int) -> float:
+        """Random-read bandwidth in GB/s when `threads` threads each wait for one chunk at a time.
+
+        Every read waits `latency_s` beside the others, then its turn at the disk behind them: with s(c) =
+        `request_s` + c / bandwidth, threads · c / (latency + threads · s(c)). This is the pessimistic bound of
+        operational analysis for a closed system of one server and a delay; it rises with chunk and threads towards the
+        bandwidth, as FLASH, figure 2b, shows. Raises `UserError` for a disk of unknown latency.
+        """
+        if self.latency_s is None:
+            raise UserError(f"the profile gives no latency for {self.name}: short reads cannot be modelled")
+        serial_s = self.request_s + chunk_bytes / (self.bandwidth_gb_s * GB)
+        return threads * chunk_bytes / (self.latency_s + threads * serial_s) / GB
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A memory and the processor that computes on it: DRAM with the CPU, or device memory with the GPU.
+
+    `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two); half-precision
+    GPU rates accumulate in fp32 unless the source says otherwise. `decode_gb_s` maps a format to the dense bytes that
+    decoding makes a second, `matvec_gb_s` one to the stored bytes that a mat-vec goes through a second; a format that
+    the latter does not name is read at `bandwidth_gb_s`.
+    """
+
+    name: str
+    capacity_bytes: float
+    bandwidth_gb_s: float
+    tflop_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    decode_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    matvec_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+
+    def attainable_tflop_s(self, intensity: float, dtype: str) -> float:
+        """The roofline: rate in TFLOP/s of a kernel that does `intensity` operations per byte it moves.
+
+        Raises `UserError` for a dtype that the profile gives no peak rate of.
+        """
+        if dtype not in self.tflop_s:
+            raise unknown(f"dtype of {self.name}", dtype, self.tflop_s)
+        return min(self.tflop_s[dtype], intensity * self.bandwidth_gb_s / 1e3)
+
+
+@dataclass(frozen=True)
+class Links:
+    """Copy bandwidth in one direction between two tiers, GB/s; None where there is no such path or no number."""
+
+    storage_to_dram_gb_s: float | None = None
+    dram_to_device_gb_s: float | None = None
+    storage_to_device_gb_s: float | None = None
+
+
+@dataclass(frozen=True)
+class NearData:
+    """DIMMs that compute on their own contents (HERMES, section IV-A and table II). All numbers are per DIMM."""
+
+    name: str
+    dimms: int
+    capacity_bytes: float
+    bandwidth_gb_s: float
+    tflop_s: float
+    link_gb_s: float
+
+
+@dataclass(frozen=True)
+class Software:
+    """What runs the model. `layer_s`: seconds of a decoder layer that are neither transfer nor a linear's product."""
+
+    name: str
+    layer_s: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One machine. `sources` has the source of every number by its dotted name, `device.tflop_s.fp16` say.
+
+    A part that a paper does not use is None. With `unified`, DRAM is the device's memory: nothing is copied.
+    """
+
+    id: str
+    title: str
+    paper: str | None
+    storage: Storage | None = None
+    dram: Memory | None = None
+    device: Memory | None = None
+    links: Links = Links()
+    near_data: NearData | None = None
+    software: Software | None = None
+    unified: bool = False
+    sources: Mapping[str, Source] = field(default_factory=lambda: NOTHING, repr=False)
+
+    def value(self, name: str) -> float:
+        """The number of that dotted name. Raises `UserError` for a name that the profile has no number of."""
+        if name not in self.sources:
+            raise unknown(f"number of {self.id}", name, self.sources)
+        part, quantity, *dtype = name.split(".")
+        value = getattr(getattr(self, part), quantity)
+        return value[dtype[0]] if dtype else value
+
+    def table(self) -> pd.DataFrame:
+        """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source, evidence."""
+        return pd.DataFrame(
+            {
+                "profile": self.id,
+                "part": name.split(".")[0],
+                "name": getattr(getattr(self, name.split(".")[0]), "name", None),
+                "quantity": name.split(".", 1)[1],
+                "value": self.value(name),
+                "low": source.low,
+                "high": source.high,
+                "basis": source.basis,
+                "source": source.text,
+                "evidence": EVIDENCE[source.basis],
+            }
+            for name, source in self.sources.items()
+        )
