@@ -1,4 +1,4 @@
-"""What all tests share. Annotations of tensors are contracts: here they are checked at every call."""
+"""Annotations of tensors are contracts: under the tests they are checked at every call."""
 
 import errno
 import os

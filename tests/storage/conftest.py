@@ -1,13 +1,27 @@
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 import torch
 
 from toolkit.formats import encode
+from toolkit.storage.files import BLOCK_BYTES, StoredFile
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 FORMATS = ("endor", "csr", "zstd", "dense")
 SHAPES = {"attn.q": (33, 70), "mlp.up": (130, 33), "mlp.down": (1, 130)}
 LAYERS = 2
+SIZES = {"a": 37, "b": 1, "c": 64}  # of three plain files, in blocks
+
+
+@dataclass(frozen=True)
+class Part:
+    """What readers read."""
+
+    shard: str
+    offset: int
+    nbytes: int
 
 
 def sparse(shape, dtype=torch.float16, seed=0):
@@ -15,6 +29,16 @@ def sparse(shape, dtype=torch.float16, seed=0):
     generator = torch.Generator().manual_seed(seed)
     values = torch.randint(-100, 100, shape, generator=generator)
     return (values * (torch.rand(shape, generator=generator) < 0.5)).to(dtype)
+
+
+def make_ops(layers=2, variant="endor"):
+    """One op a layer."""
+    return (Op(layer, "fc", variant, encode("endor", sparse((40, 64)))) for layer in range(layers))
+
+
+def names(folder):
+    """Of what is in it."""
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +76,17 @@ def store(folder):
 
 def _config(place):
     (place / "config.json").write_text("{}")
+
+
+@pytest.fixture(scope="session")
+def stored(tmp_path_factory):
+    """Three files of random bytes, which no test may change."""
+    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    for shard, blocks in SIZES.items():
+        (folder / shard).write_bytes(rng.bytes(blocks * BLOCK_BYTES))
+    return {shard: StoredFile.of(folder / shard) for shard in SIZES}
+
+
+def expected(stored, ranges):
+    """Plain slices of the files."""
+    return b"".join(stored[r.shard].path.read_bytes()[r.offset : r.offset + r.nbytes] for r in ranges)

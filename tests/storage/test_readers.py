@@ -1,11 +1,9 @@
 """Every reader against plain slices of the files, and what happens when files change under it."""
 
-import errno
 import os
-import sys
 import threading
+import time
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.storage.conftest import SIZES, Part, expected
 from toolkit.errors import UserError
 from toolkit.formats import decode
 from toolkit.storage import files
@@ -21,15 +20,7 @@ from toolkit.storage.files import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.readers.base import Chunks
 
-SIZES = {"a": 37, "b": 1, "c": 64}  # of three files, in blocks
 HOST = ("threads", "io_uring")  # kvikio has its own tests
-
-
-@dataclass(frozen=True)
-class Part:
-    shard: str
-    offset: int
-    nbytes: int
 
 
 @pytest.fixture(params=HOST)
@@ -41,14 +32,6 @@ def name(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
-    for shard, blocks in SIZES.items():
-        (folder / shard).write_bytes(rng.bytes(blocks * BLOCK_BYTES))
-    return {shard: StoredFile.of(folder / shard) for shard in SIZES}
-
-
 def parts(shard):
     blocks = SIZES[shard]
     return st.integers(0, blocks).flatmap(
@@ -56,10 +39,6 @@ def parts(shard):
             lambda count: Part(shard, start * BLOCK_BYTES, count * BLOCK_BYTES)
         )
     )
-
-
-def expected(stored, ranges):
-    return b"".join(stored[r.shard].path.read_bytes()[r.offset : r.offset + r.nbytes] for r in ranges)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -222,6 +201,24 @@ def test_a_disk_that_fails_is_an_error_and_the_reader_goes_on(name, stored):
     assert target[:BLOCK_BYTES].tobytes() == stored["a"].path.read_bytes()[:BLOCK_BYTES]
 
 
+def test_an_error_waits_for_the_other_threads(stored, monkeypatch):
+    """They still write into the target."""
+    done = []
+
+    def slow(*arguments):
+        if threading.current_thread().name.startswith("storage-pread"):
+            time.sleep(0.05)
+            done.append(True)
+        else:
+            raise OSError("this one fails at once")
+
+    with READERS["threads"](stored, chunk_bytes=BLOCK_BYTES, threads=4) as reader:
+        monkeypatch.setattr("toolkit.storage.readers.threads.read_ranges", slow)
+        with pytest.raises(OSError, match="fails at once"):
+            reader.read([Part("c", 0, 64 * BLOCK_BYTES)], aligned_buffer(64 * BLOCK_BYTES))
+        assert len(done) == 3
+
+
 def test_bad_arguments(name, store, stored):
     with pytest.raises(UserError, match="chunk of 1000 bytes: expected a multiple of 4096"):
         READERS[name](stored, chunk_bytes=1000)
@@ -249,65 +246,3 @@ def test_unknown_readers(store):
     with pytest.raises(UserError, match="unknown reader 'aio'; choose from: io_uring, kvikio, threads"):
         open_reader("aio", store)
     assert all(READERS[key].name == key for key in READERS)
-
-
-class FakeRing:
-    """`uring_api.Ring` in Python: completes in any order, and says of every third read that it failed."""
-
-    def __init__(self, depth):
-        self.depth, self.prepared, self.flying, self.count = depth, [], [], 0
-
-    def construct_read(self, descriptor, part, offset, user_data):
-        return descriptor, part, offset, user_data
-
-    def prepare(self, read):
-        self.prepared.append(read)
-
-    def submit(self):
-        self.flying += self.prepared
-        self.prepared = []
-        assert len(self.flying) <= self.depth
-
-    def wait(self):
-        assert self.flying, "would wait for ever"
-        done = []
-        for descriptor, part, offset, user_data in self.flying[: len(self.flying) // 2 : -1] or [self.flying[-1]]:
-            self.count += 1
-            result = -errno.EINTR if self.count % 3 == 0 else os.preadv(descriptor, [part], offset)
-            done.append(type("Completion", (), {"res": result, "user_data": user_data}))
-        self.flying = self.flying[: -len(done)]
-        return done
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        assert not self.flying
-
-
-def test_io_uring_reads_again_what_failed_once(stored, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uring_api", type(sys)("uring_api"))
-    sys.modules["uring_api"].Ring = FakeRing
-    ranges = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
-    target = aligned_buffer(95 * BLOCK_BYTES)
-    for depth in (1, 2, 7):
-        target[:] = 0
-        with READERS["io_uring"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
-            reader.read(ranges, target)
-        assert target.tobytes() == expected(stored, ranges)
-
-
-def test_io_uring_without_its_package(store, monkeypatch):
-    monkeypatch.setitem(sys.modules, "uring_api", None)
-    with pytest.raises(UserError, match="needs the package uring-api: pip install"):
-        open_reader("io_uring", store)
-
-
-def test_io_uring_that_a_container_refuses(store, monkeypatch):
-    def refused(depth):
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setitem(sys.modules, "uring_api", type(sys)("uring_api"))
-    sys.modules["uring_api"].Ring = refused
-    with pytest.raises(UserError, match=r"this kernel or container refuses io_uring .*Operation not permitted"):
-        open_reader("io_uring", store)

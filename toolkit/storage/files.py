@@ -80,13 +80,9 @@ class OpenFile:
 def open_file(path: Path) -> Iterator[OpenFile]:
     """A file that is there already, open for reading; its pages are dropped from the cache first."""
     reader, direct = open_direct(str(path))
-    plain = os.open(path, os.O_RDONLY)
     try:
-        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
-        mode = "direct" if direct and bypasses_cache(reader, plain) else "buffered"
-        yield OpenFile(reader, os.fstat(reader).st_size, mode)
+        yield OpenFile(reader, os.fstat(reader).st_size, _mode(path, reader if direct else None))
     finally:
-        os.close(plain)
         os.close(reader)
 
 
@@ -97,6 +93,15 @@ def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
     with open_file(file.path) as opened:
         file.check(opened.descriptor)
         yield opened
+
+
+def _mode(path: Path, direct: int | None) -> str:
+    plain = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
+        return "direct" if direct is not None and bypasses_cache(direct, plain) else "buffered"
+    finally:
+        os.close(plain)
 
 
 def open_direct(name: str) -> tuple[int, bool]:
