@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"no folder {options.folder}: name one that `python -m toolkit pack` wrote")
     if options.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens {options.max_new_tokens}: expected a whole number from 1")
-    settings = {"method": options.method, "policy": options.policy, "reader": options.reader}
+    settings = {name: getattr(options, name) for name in ("method", "policy", "reader", "verify")}
     with OffloadedModel.open(options.folder, dram_bytes=_bytes(options.dram), **settings) as model:
         tokenizer = model.tokenizer
         prompt = tokenizer(options.prompt, return_tensors="pt")
@@ -174,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--method", default="endor", help="dense, zstd, endor or endor_packed (default: endor)")
     running.add_argument("--policy", default="pipelined", help="pipelined (default) or sequential")
     running.add_argument("--reader", default="threads", help="threads (default) or io_uring")
+    running.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     running.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     running.add_argument("--seed", type=int, default=0)
     return parser

@@ -133,6 +133,19 @@ def test_a_shard_that_is_cut_or_gone(packed, tmp_path):
         OffloadedModel.open(folder)
 
 
+def test_a_flipped_bit_is_found_before_it_is_used(packed, tmp_path):
+    folder = tmp_path / "store"
+    shutil.copytree(packed("llama")[1], folder)
+    shard = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    with open(shard, "r+b") as stream:
+        stream.seek(shard.stat().st_size - 3000)
+        byte = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte ^ 16]))
+    with pytest.raises(FormatError, match="damaged"):
+        OffloadedModel.open(folder)
+
+
 def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, monkeypatch):
     model, folder = packed("llama")
     with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:

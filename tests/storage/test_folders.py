@@ -53,6 +53,8 @@ def test_a_place_where_one_may_not_write(tmp_path, monkeypatch):
 
 
 def hang(folder, ready):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
     def slow():
         yield from make_ops(2)
         ready.touch()

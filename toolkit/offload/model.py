@@ -48,6 +48,7 @@ class OffloadedModel:
         placement: LayerMap | None = None,
         policy: str = "pipelined",
         reader: str = "threads",
+        verify: bool = True,
     ) -> Self:
         """Open a packed model.
 
@@ -59,6 +60,8 @@ class OffloadedModel:
             placement: how many layers stay in DRAM; None fills it with the first ones as far as the budget goes.
             policy: "pipelined" reads the next layer while one is used; "sequential" does one thing at a time.
             reader: a key of `toolkit.storage.readers.READERS`.
+            verify: read all of the store first and compare checksums. Weights are not checked again on their way, and
+                kernels trust the places that packed ones name: leave it out only for a store that was verified before.
 
         Raises `FormatError` for a damaged store and `UserError` for an unknown name or a budget that is too small; the
         message says how much is needed.
@@ -69,6 +72,8 @@ class OffloadedModel:
             raise unknown("policy", policy, SLOTS)
         store, budget, recorder = Store.open(folder), Budget("DRAM", dram_bytes), Recorder()
         variant = METHODS[method].format
+        if verify:
+            store.verify()
         model = _empty_model(store)
         store.check_fits(model, variant)
         runs = [run for (_, found), layer in store.layers.items() if found == variant for run in layer.ops.values()]

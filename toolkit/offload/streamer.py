@@ -11,7 +11,7 @@ Layers whose tier is DRAM are read once; the others each time, into one slot (`s
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -28,11 +28,15 @@ SLOTS = {"sequential": 1, "pipelined": 2}
 
 @dataclass
 class Slot:
-    """A buffer, the layer whose bytes it gets or has (None: none to be relied on), and its read."""
+    """A buffer, the layer whose bytes it gets or has (None: none to be relied on), and its read.
+
+    `views` are what layers look like here: made once each, since that takes as long as a small layer's read.
+    """
 
     buffer: np.ndarray
     number: int | None = None
     reading: Future | None = None
+    views: dict[int, Mapping[str, Packed]] = field(default_factory=dict)
 
 
 class Streamer:
@@ -79,7 +83,9 @@ class Streamer:
         slot = self._slot_of(number)
         if len(self._slots) > 1 and (following := self._following[number]) != number:
             self._start(next(other for other in self._slots if other is not slot), following)
-        return self.store.layer(number, self.variant).view(slot.buffer)
+        if number not in slot.views:
+            slot.views[number] = self.store.layer(number, self.variant).view(slot.buffer)
+        return slot.views[number]
 
     def close(self) -> None:
         """Wait for the read that is under way."""
