@@ -9,8 +9,6 @@ it see no gap. Medians are compared. Writes results/benchmarks/bitmap_cuda.json.
 
 import argparse
 import importlib.metadata
-import json
-import os
 import statistics
 import sys
 import time
@@ -18,9 +16,9 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import reports
 import torch
 
-from toolkit import paths
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
 from toolkit.simulation.probe import describe
@@ -96,7 +94,7 @@ def main() -> int:
         "goals": goals,
     }
     print(_tables(report))
-    _save(report)
+    reports.save("bitmap_cuda", report)
     return int(not all(goal["met"] for goal in goals))
 
 
@@ -240,14 +238,6 @@ def _tables(report: dict) -> str:
             f"| ≥ {goal['at_least']:g} | {goal['ceiling']:.2f} | {'met' if goal['met'] else '**missed**'} |"
         )
     return "\n".join(lines) + "\n"
-
-
-def _save(report: dict) -> None:
-    target = paths.results_dir() / "benchmarks" / "bitmap_cuda.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
-    os.replace(partial, target)
 
 
 def _shape(text: str) -> str:

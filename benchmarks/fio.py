@@ -1,4 +1,4 @@
-"""What the storage benchmarks share: running fio as fairly as we run, a file to read, where the numbers go."""
+"""What the storage benchmarks share: running fio as fairly as we run and a file to read."""
 
 import json
 import os
@@ -9,9 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from toolkit import paths
 from toolkit.simulation.disk import WRITE_BYTES
-from toolkit.simulation.probe import describe
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 
 SKIPPED = 77  # the exit status of a benchmark that cannot run here
@@ -51,17 +49,3 @@ def write_file(path: Path, size_bytes: int) -> None:
             stream.write(generator.bytes(min(WRITE_BYTES, size_bytes - start)))
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def load_per_core() -> float:
-    """The machine's load average over its cores: well above ours, others were at work."""
-    return os.getloadavg()[0] / os.cpu_count()
-
-
-def save(name: str, report: Mapping[str, object]) -> None:
-    """Write results/benchmarks/<name>.json."""
-    target = paths.results_dir() / "benchmarks" / f"{name}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")
-    os.replace(partial, target)

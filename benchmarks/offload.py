@@ -11,7 +11,6 @@ Accelerate. The bytes allow 1.78 times. Writes results/benchmarks/offload.json.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -22,13 +21,13 @@ from functools import partial
 from pathlib import Path
 
 import pandas as pd
+import reports
 import torch
 
 from toolkit import paths
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
 from toolkit.pruning import prune
-from toolkit.simulation.probe import describe
 from toolkit.storage.packing import pack_model
 
 OURS = {  # name -> method, policy
@@ -58,7 +57,8 @@ def main() -> int:
         rows = pd.DataFrame(_times(passes, options.repetitions))
     medians, ratios = _compare(rows)
     print(_markdown(medians, ratios) if options.markdown else f"{medians}\n\n{ratios.to_string(index=False)}")
-    _save({"layers": options.layers, "goals": ratios.to_dict("records"), "raw": rows.to_dict("records")})
+    found = {"goals": ratios.to_dict("records"), "raw": rows.to_dict("records")}
+    reports.save("offload", {"layers": options.layers, "load_per_core": reports.load_per_core(), **found})
     return int(not ratios["met"].all())
 
 
@@ -145,14 +145,6 @@ def _markdown(medians: pd.Series, ratios: pd.DataFrame) -> str:
         for row in ratios.itertuples()
     ]
     return "\n".join(lines)
-
-
-def _save(report: dict) -> None:
-    target = paths.results_dir() / "benchmarks" / "offload.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial_file = target.with_suffix(".partial")
-    partial_file.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")
-    os.replace(partial_file, target)
 
 
 def _options() -> argparse.Namespace:

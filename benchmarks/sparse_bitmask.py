@@ -10,20 +10,17 @@ check of every row that foreign data get. "Into place" is the kernel alone, writ
 """
 
 import argparse
-import json
-import os
 import sys
 import time
 from collections.abc import Callable
 
 import pandas as pd
+import reports
 import torch
 
-from toolkit import paths
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.kernels import bitmap
 from toolkit.shapes import random_pruned
-from toolkit.simulation.probe import describe
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 OURS, IN_PLACE, THEIRS, COPY = "ours", "ours, into place", "compressed-tensors", "dense copy"
@@ -46,14 +43,14 @@ def main() -> int:
     table = _measure(_contestants(weight, packed, theirs), options.repetitions)
     best = table.set_index("contestant")["minimum_ms"]
     ratio, in_place = best[THEIRS] / best[OURS], best[THEIRS] / best[IN_PLACE]
-    load = os.getloadavg()[0] / os.cpu_count()
+    load = reports.load_per_core()
     print(table.to_string(index=False, float_format="{:.2f}".format))
     print(f"compressed-tensors {version} takes {ratio:.1f} times as long (goal {GOAL}); in place {in_place:.1f}")
     print(f"{torch.get_num_threads()} threads; load a core {load:.1f}")
     circumstances = {"settings": vars(options), "threads": torch.get_num_threads(), "load_per_core": load}
     versions = {"compressed_tensors": version, "torch": torch.__version__}
     ratios = {"ratio": ratio, "ratio_in_place": in_place, "goal": GOAL}
-    _save(circumstances | versions | ratios | {"rows": table.to_dict("records")})
+    reports.save("sparse_bitmask", circumstances | versions | ratios | {"rows": table.to_dict("records")})
     return int(ratio < GOAL)
 
 
@@ -94,14 +91,6 @@ def _measure(contestants: dict[str, Callable[[], object]], repetitions: int) -> 
     times = pd.DataFrame(spent)
     summary = {"minimum_ms": times.min(), "median_ms": times.median()}
     return pd.DataFrame(summary).rename_axis("contestant").reset_index().assign(repetitions=repetitions)
-
-
-def _save(report: dict) -> None:
-    target = paths.results_dir() / "benchmarks" / "sparse_bitmask.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps({"machine": describe(), **report}, indent=1) + "\n")
-    os.replace(partial, target)
 
 
 def _options() -> argparse.Namespace:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import fio
 import pandas as pd
+import reports
 
 from toolkit import paths
 from toolkit.simulation import disk
@@ -50,11 +51,11 @@ def main() -> int:
     table = _compare(rows)
     print(_markdown(table) if options.markdown else table.to_string(index=False, float_format="{:.3f}".format))
     worst = float((table["ratio"] - 1).abs().max())
-    load = fio.load_per_core()
+    load = reports.load_per_core()
     print(f"mode {mode}; furthest from fio: {worst:.1%} (goal {GOAL:.0%}); load a core at the end {load:.1f}")
     settings = {name: value for name, value in vars(options).items() if name not in ("folder", "markdown")}
     report = {"mode": mode, "load_per_core": load, "settings": settings}
-    fio.save("storage_fio", report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
+    reports.save("storage_fio", report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
     return int(worst > GOAL)
 
 

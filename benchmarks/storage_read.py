@@ -21,6 +21,7 @@ from pathlib import Path
 
 import fio
 import pandas as pd
+import reports
 
 from toolkit import paths
 from toolkit.errors import UserError
@@ -75,11 +76,11 @@ def main() -> int:
     table = _compare(rows)
     print(_markdown(table) if options.markdown else table.to_string(index=False, float_format="{:.3f}".format))
     ours = table[table["tool"].isin(OURS) & ~table["fio"]]
-    load = fio.load_per_core()
+    load = reports.load_per_core()
     print(f"mode {mode}; goal: ratio ≥ {GOAL}; load a core at the end {load:.1f}")
     settings = {"layer_mib": options.layer_mib, "repetitions": options.repetitions}
     report = {"mode": mode, "load_per_core": load, "settings": settings}
-    fio.save("storage_read", report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
+    reports.save("storage_read", report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
     return int(ours["ratio"].min() < GOAL)
 
 

@@ -1,21 +1,18 @@
 """Write a `sparse-bitmask` checkpoint, one tensor at a time; the folder appears whole or not at all."""
 
-import contextlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from toolkit.cache import disk_full
 from toolkit.errors import UserError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
+from toolkit.storage.folders import new_folder
 
 VERSION = "0.14.0.1"  # of compressed-tensors, as whose the files are written
 SHARD_BYTES = 5 * 10**9
@@ -38,7 +35,7 @@ def save_model(
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
-    with _whole(folder) as part:
+    with new_folder(Path(folder)) as part:
         _write(part, _packed_weights(model, linears), _for_transformers_4(config), linears, shard_bytes)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(part)
@@ -56,16 +53,16 @@ def save_checkpoint(
     """Write a checkpoint from any source of weights, which are taken one at a time.
 
     Args:
-        folder: to be made; it must not exist, or be empty.
+        folder: to be made; it must not exist.
         weights: names, as the model has them, and tensors: packed ones are stored packed, dense ones as they are.
         config: what config.json says of the model; the entry that describes the packing is added.
         linears: names of the model's `nn.Linear`s, so that config.json can say which are not packed.
         shard_bytes: at which a new file is begun; a packed weight is never split.
 
-    Raises `UserError` if the folder holds something, the disk is full, or a name is taken twice, unfit for packing or
+    Raises `UserError` if the folder exists, the disk is full, or a name is taken twice, unfit for packing or
     could be mistaken for a part of a packed weight. After any error nothing is left behind.
     """
-    with _whole(folder) as part:
+    with new_folder(Path(folder)) as part:
         _write(part, weights, config, linears, shard_bytes)
 
 
@@ -182,24 +179,6 @@ def _for_transformers_4(config: dict) -> dict:
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     scaled = scaling.get("rope_type", "default") != "default"
     return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if scaled else None, **config}
-
-
-@contextlib.contextmanager
-def _whole(folder: str | os.PathLike) -> Iterator[Path]:
-    """A new folder to fill, renamed to `folder` when all went well, removed when not."""
-    folder = Path(folder).resolve()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already; choose another folder, or remove it")
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.part")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        os.replace(part, folder)
-    except BaseException as error:
-        shutil.rmtree(part, ignore_errors=True)
-        if disk_full(error):
-            raise UserError(f"{folder}: no space left on the disk; what was written is removed") from error
-        raise
 
 
 def _write_json(path: Path, value: dict) -> None:
