@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.offload.comparison import beside_dense, over
+from toolkit.offload.comparison import beside_dense, over, ways
 
 # op, method, path, stage, seconds, nbytes, gb_s
 ROWS = [
@@ -48,3 +48,12 @@ def test_rows_that_labels_do_not_tell_apart_are_refused():
 def test_a_baseline_that_is_no_label_is_refused():
     with pytest.raises(UserError, match="baseline 'mapping': expected a label of the table, one of op, method, path"):
         beside_dense(TABLE, mapping="published")
+
+
+def test_ways_are_named_by_labels_method_and_path():
+    assert ways(TABLE).tolist() == ["dense", "endor", "endor, direct", "endor", "dense", "endor"]
+    assert ways(TABLE, "op", "stage").tolist()[2:5] == [
+        "fc1, read, endor, direct",
+        "fc1, decode, endor",
+        "fc2, read, dense",
+    ]

@@ -45,3 +45,9 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
         bytes_over_dense=over(table, "nbytes", **baseline),
         bandwidth_over_dense=over(table, "gb_s", **baseline),
     )
+
+
+def ways(table: pd.DataFrame, *labels: str) -> pd.Series:
+    """A name for each row's way, to call a bar by: the labels named, then the method, then `direct` if it is."""
+    path = table["path"].map({"host": "", "direct": ", direct"})
+    return table[[*labels, "method"]].astype(str).agg(", ".join, axis=1) + path
