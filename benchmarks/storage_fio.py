@@ -9,22 +9,17 @@ not quiet) and writes results/benchmarks/storage_fio.json. Goal: within 10 % for
 """
 
 import argparse
-import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import numpy as np
+import fio
 import pandas as pd
 
 from toolkit import paths
 from toolkit.simulation import disk
-from toolkit.simulation.probe import KIB, MIB, describe
-from toolkit.storage.buffers import HUGE_PAGE_BYTES
+from toolkit.simulation.probe import KIB, MIB
 from toolkit.storage.files import OpenFile, open_file
 
 PATTERNS = [
@@ -39,29 +34,27 @@ PATTERNS = [
     ("sequential", 1 * MIB, 4),
 ]
 GOAL = 0.10
-REST_S = 0.2  # before each: fio takes as long to start, and a disk in the cloud is faster after a rest
 
 
 def main() -> int:
     """Compare pattern by pattern; 0 if all are within the goal, 1 if not, 77 without fio."""
     options = _options()
-    if shutil.which("fio") is None:
-        print("skipped: fio is not installed (Debian, Ubuntu: apt-get install fio)")
-        return 77
+    if fio.missing():
+        return fio.SKIPPED
     with tempfile.TemporaryDirectory(prefix=".fio-", dir=options.folder) as folder:
         path = Path(folder) / "data.bin"
-        _write(path, options.file_mib * MIB)
+        fio.write_file(path, options.file_mib * MIB)
         with open_file(path) as file:
             rows = pd.DataFrame(_measure(path, file, options))
             mode = file.mode
     table = _compare(rows)
     print(_markdown(table) if options.markdown else table.to_string(index=False, float_format="{:.3f}".format))
     worst = float((table["ratio"] - 1).abs().max())
-    load = os.getloadavg()[0] / os.cpu_count()
+    load = fio.load_per_core()
     print(f"mode {mode}; furthest from fio: {worst:.1%} (goal {GOAL:.0%}); load a core at the end {load:.1f}")
     settings = {name: value for name, value in vars(options).items() if name not in ("folder", "markdown")}
     report = {"mode": mode, "load_per_core": load, "settings": settings}
-    _save(report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
+    fio.save("storage_fio", report | {"rows": table.to_dict("records"), "raw": rows.to_dict("records")})
     return int(worst > GOAL)
 
 
@@ -77,7 +70,7 @@ def _measure(path: Path, file: OpenFile, options: argparse.Namespace) -> list[di
             turn = repetition % len(tools)
             for tool in [*tools][turn:] + [*tools][:turn]:
                 cell = {"pattern": pattern, "chunk_kib": chunk // KIB, "threads": threads}
-                time.sleep(REST_S)
+                time.sleep(fio.REST_S)
                 rows.append(cell | {"repetition": repetition, "tool": tool, "gb_s": tools[tool]()})
     return rows
 
@@ -102,45 +95,18 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _fio(path: Path, file: OpenFile, pattern: str, chunk: int, threads: int, seconds: float, huge: bool) -> float:
-    environment = os.environ | ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if huge else {})
     words = {
-        "name": "read",
-        "filename": str(path),
         "rw": {"random": "randread", "sequential": "read"}[pattern],
         "bs": chunk,
         "numjobs": threads,
-        "direct": int(file.mode == "direct"),
         "ioengine": "psync",
+        "time_based": 1,
         "runtime": f"{seconds * 1000:.0f}ms",
-        "randrepeat": 0,
-        "output-format": "json",
     }
-    if huge:
-        words["iomem_align"] = HUGE_PAGE_BYTES
     if pattern == "sequential":  # each thread its own stretch, as ours
         share = file.size_bytes // chunk // threads * chunk
         words |= {"offset_increment": share, "size": share}
-    flags = ["--readonly", "--thread", "--time_based", "--group_reporting"]
-    command = ["fio", *flags, *(f"--{name}={value}" for name, value in words.items())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["bw_bytes"] / 1e9
-
-
-def _write(path: Path, size_bytes: int) -> None:
-    generator = np.random.default_rng(0)
-    with open(path, "wb") as stream:
-        for start in range(0, size_bytes, disk.WRITE_BYTES):
-            stream.write(generator.bytes(min(disk.WRITE_BYTES, size_bytes - start)))
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _save(report: dict) -> None:
-    target = paths.results_dir() / "benchmarks" / "storage_fio.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")
-    os.replace(partial, target)
+    return fio.read_gb_s(path, file.mode, words, huge)
 
 
 def _options() -> argparse.Namespace:

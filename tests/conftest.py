@@ -1,5 +1,9 @@
 """Annotations of tensors are contracts: under the tests they are checked at every call."""
 
+import errno
+import os
+
+import pytest
 from jaxtyping import install_import_hook
 
 from tests import contracts
@@ -8,3 +12,19 @@ from tests import contracts
 CHECKED = ("evaluation", "models", "pruning", "quantization", "shapes", "simulation", "text")
 
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
+
+
+@pytest.fixture
+def o_direct(monkeypatch):
+    """Replaces what the file system does with O_DIRECT: `o_direct("refused")` or `o_direct("ignored")`."""
+    really_open = os.open
+
+    def answer(kind):
+        def fake(path, flags, *rest, **named):
+            if flags & os.O_DIRECT and kind == "refused":
+                raise OSError(errno.EINVAL, "Invalid argument", path)
+            return really_open(path, flags & ~os.O_DIRECT, *rest, **named)
+
+        monkeypatch.setattr(os, "open", fake)
+
+    return answer

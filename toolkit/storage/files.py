@@ -8,10 +8,63 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
+from jaxtyping import UInt8
+
+from toolkit.errors import UserError
 
 BLOCK_BYTES = 4096  # what O_DIRECT's offsets, lengths and addresses are multiples of: enough for any disk in use
+
+
+class ChangedError(UserError):
+    """A file is not what it was when it was opened."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What changes when a file is replaced, cut or written to."""
+
+    device: int
+    inode: int
+    size_bytes: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, file: Path | int) -> Self:
+        """Of a path, or an open descriptor. Raises `OSError`."""
+        status = os.stat(file)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file that must stay as it was when it was first looked at."""
+
+    path: Path
+    identity: Identity
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """As it is now. Raises `OSError`."""
+        return cls(path, Identity.of(path))
+
+    def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
+        """A part of it, by way of the page cache. Raises `ChangedError` if it is not what it was."""
+        self.check()
+        data = np.fromfile(self.path, np.uint8, size, offset=offset)
+        self.check()
+        return data
+
+    def check(self, descriptor: int | None = None) -> None:
+        """Raise `ChangedError` if the path, or the open file behind the descriptor, is another than it was."""
+        try:
+            found = {Identity.of(self.path)} | ({Identity.of(descriptor)} if descriptor is not None else set())
+        except OSError as error:
+            raise ChangedError(f"{self.path}: gone while it was in use ({error.strerror}); open it again") from error
+        if found != {self.identity}:
+            raise ChangedError(f"{self.path}: replaced, cut or written to while it was in use; open it again")
 
 
 @dataclass(frozen=True)
@@ -35,6 +88,15 @@ def open_file(path: Path) -> Iterator[OpenFile]:
     finally:
         os.close(plain)
         os.close(reader)
+
+
+@contextlib.contextmanager
+def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
+    """`open_file` of a file that must be the one first looked at. Raises `ChangedError` if it is another."""
+    file.check()
+    with open_file(file.path) as opened:
+        file.check(opened.descriptor)
+        yield opened
 
 
 def open_direct(name: str) -> tuple[int, bool]:
@@ -63,9 +125,12 @@ def bypasses_cache(direct: int, plain: int) -> bool:
 
 
 def _first_page_cached(descriptor: int) -> bool:
-    view = np.frombuffer(mmap.mmap(descriptor, BLOCK_BYTES, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
+    length = min(BLOCK_BYTES, os.fstat(descriptor).st_size)
+    if not length:
+        return False
+    view = np.frombuffer(mmap.mmap(descriptor, length, mmap.MAP_SHARED, mmap.PROT_READ), np.uint8)
     resident = ctypes.c_ubyte()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(BLOCK_BYTES), ctypes.byref(resident)):
+    if libc.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(length), ctypes.byref(resident)):
         raise OSError(ctypes.get_errno(), "mincore failed")
     return bool(resident.value & 1)

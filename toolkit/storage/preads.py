@@ -13,9 +13,12 @@ def read_ranges(
     sizes: Int64[np.ndarray, " ranges"],
     places: Int64[np.ndarray, " ranges"],
     target: UInt8[np.ndarray, " bytes"],
+    taken: Int64[np.ndarray, " 1"] | None = None,
 ) -> None:
     """Read `sizes[i]` bytes at the file's `offsets[i]` to `target[places[i]:]`, one range after the other.
 
+    Threads that call this with one and the same `taken`, which starts at zero, share the ranges: each takes the next
+    that no other has, and returns when none is left.
     For a direct descriptor, offsets, sizes, places and `target`'s address must be multiples of the file system's block.
     Raises `ValueError` for ranges that do not lie within `target`, and `OSError` when a read fails or falls short.
     """
@@ -25,10 +28,12 @@ def read_ranges(
         )
     if len(sizes) and (min(sizes.min(), places.min()) < 0 or (places + sizes).max() > target.nbytes):
         raise ValueError(f"a range does not lie within the target's {target.nbytes} bytes")
-    read, done = _compiled(), 0
-    while (done := done + read(descriptor, offsets[done:], sizes[done:], places[done:], target)) < len(offsets):
-        _read_one(descriptor, int(offsets[done]), target[places[done] : places[done] + sizes[done]])
-        done += 1  # it can be read after all: a signal had interrupted it, say
+    # one layout, one compiled function: a second would be compiled while a clock runs
+    offsets, sizes, places = map(np.ascontiguousarray, (offsets, sizes, places))
+    read, taken = _compiled(), np.zeros(1, np.int64) if taken is None else taken
+    while (failed := read(descriptor, offsets, sizes, places, target, taken)) < len(offsets):
+        # it may be readable after all: a signal had interrupted it, say
+        read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
 
 
 def warm_up() -> None:
@@ -37,8 +42,11 @@ def warm_up() -> None:
     read_ranges(-1, none, none, none, np.zeros(1, np.uint8))
 
 
-def _read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
-    """One range through the interpreter, which says why it fails."""
+def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
+    """Fill `target` from `offset` through the interpreter, which says why it fails.
+
+    Raises `OSError` when that fails or falls short.
+    """
     got = os.preadv(descriptor, [memoryview(target)], offset)
     if got != target.nbytes:
         raise OSError(f"short read: {got} of {target.nbytes} bytes at offset {offset}")
@@ -46,16 +54,30 @@ def _read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"])
 
 @cache
 def _compiled():
+    from llvmlite import ir
     from numba import njit, types
+    from numba.extending import intrinsic
 
     pread = types.ExternalFunction("pread", types.int64(types.int32, types.intp, types.uint64, types.int64))
 
+    @intrinsic
+    def take_next(typing_context, address):
+        """Add one to the 64-bit integer at an address, as no other thread can in between; what it was before."""
+
+        def build(context, builder, signature, values):
+            pointer = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+            return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+        return types.int64(address), build
+
     @njit(nogil=True)
-    def read(descriptor, offsets, sizes, places, target):
+    def read(descriptor, offsets, sizes, places, target, taken):
         start = target.ctypes.data
-        for index in range(len(offsets)):
+        index = take_next(taken.ctypes.data)
+        while index < len(offsets):
             if pread(descriptor, start + places[index], sizes[index], offsets[index]) != sizes[index]:
                 return index
+            index = take_next(taken.ctypes.data)
         return len(offsets)
 
     return read

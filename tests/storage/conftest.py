@@ -1,0 +1,54 @@
+import pytest
+import torch
+
+from toolkit.formats import encode
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
+
+FORMATS = ("endor", "csr", "zstd", "dense")
+SHAPES = {"attn.q": (33, 70), "mlp.up": (130, 33), "mlp.down": (1, 130)}
+LAYERS = 2
+
+
+def sparse(shape, dtype=torch.float16, seed=0):
+    """Whole numbers, half of them zero."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-100, 100, shape, generator=generator)
+    return (values * (torch.rand(shape, generator=generator) < 0.5)).to(dtype)
+
+
+@pytest.fixture(scope="session")
+def weights():
+    return {(layer, op): sparse(shape, seed=layer) for layer in range(LAYERS) for op, shape in SHAPES.items()}
+
+
+@pytest.fixture(scope="session")
+def rest():
+    return {"embedding": torch.randn(50, 7).bfloat16(), "norm": torch.ones(7), "steps": torch.tensor(3)}
+
+
+@pytest.fixture
+def ops(weights):
+    """What `write_store` is given; made anew for each test."""
+    return (
+        Op(layer, op, name, encode(name, weights[layer, op]), {"scale": torch.full((3,), float(layer))})
+        for layer in range(LAYERS)
+        for name in FORMATS
+        for op in SHAPES
+    )
+
+
+@pytest.fixture
+def folder(tmp_path, ops, rest):
+    """A store's folder."""
+    write_store(tmp_path / "store", ops, rest.items(), {"name": "twin"}, lambda place: _config(place))
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(folder):
+    return Store.open(folder)
+
+
+def _config(place):
+    (place / "config.json").write_text("{}")

@@ -1,0 +1,154 @@
+"""A whole model as a store, and back: nothing is missing, and another model is refused."""
+
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, OPTConfig
+
+from toolkit.errors import UserError
+from toolkit.formats import decode, encode
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.storage import writing
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.packing import pack_model, rest_tensors
+from toolkit.storage.readers import open_reader
+from toolkit.storage.store import Store
+
+SMALL = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL, intermediate_size=40, num_key_value_heads=1, tie_word_embeddings=True),
+    "llama, untied": LlamaConfig(**SMALL, intermediate_size=40, tie_word_embeddings=False),
+    "opt": OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=16, max_position_embeddings=32),
+}
+
+
+@pytest.fixture(params=CONFIGS)
+def config(request):
+    return CONFIGS[request.param]
+
+
+@pytest.fixture
+def model(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float16).eval().requires_grad_(False)
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            linear.weight[torch.rand(linear.weight.shape) < 0.5] = 0
+    return model
+
+
+def rebuild(store, variant):
+    """The model from its store alone."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(store.model_folder), dtype=torch.float16)
+    assert model.load_state_dict(dict(store.rest()), strict=False).unexpected_keys == []
+    model.tie_weights()
+    slot = aligned_buffer(store.slot_bytes(variant))
+    with open_reader("threads", store, variant) as reader, torch.no_grad():
+        for number, block in enumerate(decoder_blocks(model)):
+            layer = store.layer(number, variant)
+            reader.read([layer], slot)
+            linears, views = decoder_linears(block), layer.view(slot)
+            assert linears.keys() == views.keys()
+            for name, packed in views.items():
+                linears[name].weight.copy_(decode(packed))
+    return model.eval()
+
+
+def test_a_store_is_the_whole_model(tmp_path, model):
+    pack_model(model, tmp_path / "s", ("endor", "zstd"), "tiny", description={"method": "random"})
+    store = Store.open(tmp_path / "s")
+    store.verify()
+    assert store.model == {"name": "tiny", "method": "random"}
+    tokens = torch.arange(20)[None]
+    for variant in store.variants:
+        found = rebuild(store, variant)
+        assert found.state_dict().keys() == model.state_dict().keys()
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(found.state_dict()[name], tensor), name
+        assert torch.equal(found(tokens).logits, model(tokens).logits)
+
+
+def test_what_is_tied_is_stored_once(tmp_path, model):
+    rest = rest_tensors(model)
+    tied = model.config.tie_word_embeddings
+    assert ("lm_head.weight" in rest) is not tied
+    assert sum(tensor.data_ptr() == model.get_input_embeddings().weight.data_ptr() for tensor in rest.values()) == 1
+
+
+def test_variants_of_ones_own(tmp_path, model):
+    pack_model(model, tmp_path / "s", {"half": lambda weight: encode("dense", weight.to(torch.bfloat16))})
+    store = Store.open(tmp_path / "s")
+    assert {run.dtype for run in store.index.ops} == {torch.bfloat16}
+    assert {run.format for run in store.index.ops} == {"dense"}
+    assert store.variants == ("half",)
+
+
+def test_a_tokenizer_goes_with_the_model(tmp_path, model):
+    class Tokenizer:
+        def save_pretrained(self, folder):
+            (folder / "tokenizer.json").write_text("{}")
+
+    pack_model(model, tmp_path / "s", tokenizer=Tokenizer())
+    store = Store.open(tmp_path / "s")
+    assert (store.model_folder / "tokenizer.json").exists()
+    assert "model/tokenizer.json" in store.index.files
+    assert json.loads((store.model_folder / "config.json").read_text())["model_type"] == model.config.model_type
+
+
+def test_the_same_model_fits_even_without_its_memory(tmp_path, model, config):
+    pack_model(model, tmp_path / "s")
+    store = Store.open(tmp_path / "s")
+    store.check_fits(model, "endor")
+    with torch.device("meta"):
+        store.check_fits(AutoModelForCausalLM.from_config(config), "endor")
+
+
+def llama(**changes):
+    common = SMALL | {"intermediate_size": 40, "num_key_value_heads": 1, "tie_word_embeddings": True}
+    return LlamaConfig(**common | changes)
+
+
+OTHER = {
+    "another family": (CONFIGS["opt"], "self_attn.o_proj|fc1"),
+    "fewer layers": (llama(num_hidden_layers=2), "3 layers in variant 'endor'"),
+    "a wider FFN": (llama(intermediate_size=48), r"shape \(16, 40\).*\(16, 48\)"),
+    "more words": (llama(vocab_size=62), r"embed_tokens.weight of shape \(61, 16\).*\(62, 16\)"),
+    "a head of its own": (llama(tie_word_embeddings=False), r"lm_head.weight of shape None.*\(61, 16\)"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
+def test_another_model_is_refused(tmp_path, model, name):
+    other, told = OTHER[name]
+    pack_model(model, tmp_path / "s", name="tiny")
+    with torch.device("meta"):
+        wrong = AutoModelForCausalLM.from_config(other)
+    with pytest.raises(UserError, match=rf"was packed from another model \(tiny\): it has .*({told})"):
+        Store.open(tmp_path / "s").check_fits(wrong, "endor")
+
+
+@pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
+def test_bad_variants_leave_nothing(tmp_path, model):
+    for variants, told in [(("coo",), "unknown format 'coo'"), ((), "no variant to pack")]:
+        with pytest.raises(UserError, match=told):
+            pack_model(model, tmp_path / "s", variants)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
+def test_the_space_asked_for_is_close_to_what_it_takes(tmp_path, model, monkeypatch):
+    asked, check = [], writing.check_space
+    monkeypatch.setattr(writing, "check_space", lambda folder, nbytes: (asked.append(nbytes), check(folder, nbytes)))
+    pack_model(model, tmp_path / "s", ("dense", "endor"))
+    store = Store.open(tmp_path / "s")
+    stored = sum(piece.nbytes for run in store.index.ops for piece in run.pieces.values())
+    stored += sum(run.pieces[run.name].nbytes for run in store.index.rest)
+    assert asked[0] == pytest.approx(stored, rel=0.02)
+    usage = namedtuple("usage", "total used free")(0, 0, asked[0])
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(UserError, match="MB more are needed"):
+        pack_model(model, tmp_path / "t", ("dense", "endor"))

@@ -1,0 +1,313 @@
+"""Every reader against plain slices of the files, and what happens when files change under it."""
+
+import errno
+import os
+import sys
+import threading
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from toolkit.errors import UserError
+from toolkit.formats import decode
+from toolkit.storage import files
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.files import BLOCK_BYTES, ChangedError, StoredFile
+from toolkit.storage.readers import READERS, open_reader
+from toolkit.storage.readers.base import Chunks
+
+SIZES = {"a": 37, "b": 1, "c": 64}  # of three files, in blocks
+HOST = ("threads", "io_uring")  # kvikio has its own tests
+
+
+@dataclass(frozen=True)
+class Part:
+    shard: str
+    offset: int
+    nbytes: int
+
+
+@pytest.fixture(params=HOST)
+def name(request):
+    if request.param == "io_uring":
+        uring_api = pytest.importorskip("uring_api", reason="uring-api is not installed")
+        if not uring_api.probe()["available"]:
+            pytest.skip("io_uring is refused here")
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("files"), np.random.default_rng(0)
+    for shard, blocks in SIZES.items():
+        (folder / shard).write_bytes(rng.bytes(blocks * BLOCK_BYTES))
+    return {shard: StoredFile.of(folder / shard) for shard in SIZES}
+
+
+def parts(shard):
+    blocks = SIZES[shard]
+    return st.integers(0, blocks).flatmap(
+        lambda start: st.integers(0, blocks - start).map(
+            lambda count: Part(shard, start * BLOCK_BYTES, count * BLOCK_BYTES)
+        )
+    )
+
+
+def expected(stored, ranges):
+    return b"".join(stored[r.shard].path.read_bytes()[r.offset : r.offset + r.nbytes] for r in ranges)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    ranges=st.lists(st.sampled_from([*SIZES]).flatmap(parts), max_size=6),
+    chunk=st.integers(1, 40),
+    lanes=st.integers(1, 5),
+)
+def test_any_ranges_as_slices_of_the_files(name, stored, ranges, chunk, lanes):
+    lanes_of = {"threads": "threads", "io_uring": "depth"}
+    wanted = expected(stored, ranges)
+    target = aligned_buffer(len(wanted) + BLOCK_BYTES)
+    target[:] = 7
+    options = {"chunk_bytes": chunk * BLOCK_BYTES, lanes_of[name]: lanes}
+    with READERS[name](stored, **options) as reader:
+        reader.read(ranges, target)
+        reader.read(ranges, target)
+    assert target.tobytes() == wanted + b"\7" * BLOCK_BYTES  # and nothing beyond
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
+    place=st.integers(0, 3),
+    chunk=st.integers(1, 4),
+)
+def test_chunks_tile_their_ranges(sizes, place, chunk):
+    ranges = [Part("a", offset, nbytes) for offset, nbytes in sizes]
+    chunks = Chunks.of(ranges, place, chunk)
+    naive, at = [], place
+    for offset, nbytes in sizes:
+        for start in range(0, nbytes, chunk):
+            naive.append((offset + start, min(chunk, nbytes - start), at + start))
+        at += nbytes
+    assert list(zip(chunks.offsets, chunks.sizes, chunks.places, strict=True)) == naive
+
+
+def test_layers_of_a_store_through_two_slots(name, store, weights):
+    slots = [aligned_buffer(store.slot_bytes("endor")) for _ in range(2)]
+    with open_reader(name, store, "endor", chunk_bytes=BLOCK_BYTES) as reader:
+        assert reader.mode in ("direct", "buffered")
+        futures = [reader.submit([store.layer(number, "endor")], slots[number]) for number in range(2)]
+        for number, future in enumerate(futures):
+            future.result()
+            for op, packed in store.layer(number, "endor").view(slots[number]).items():
+                assert torch.equal(decode(packed), weights[number, op])
+        run = store.layer(1, "endor").ops["mlp.up"]
+        reader.read([run], slots[0])
+        assert torch.equal(decode(run.view(slots[0])), weights[1, "mlp.up"])
+
+
+def test_reads_happen_in_the_order_asked_for(name, stored):
+    target = aligned_buffer(64 * BLOCK_BYTES)
+    with READERS[name](stored) as reader:
+        futures = [reader.submit([Part(shard, 0, SIZES[shard] * BLOCK_BYTES)], target) for shard in "acb"]
+        futures[-1].result()
+        assert all(future.done() for future in futures)
+    content = {shard: stored[shard].path.read_bytes() for shard in SIZES}
+    assert target.tobytes() == content["b"] + content["c"][BLOCK_BYTES:]
+
+
+def test_what_waits_when_a_reader_is_closed_is_dropped_and_nothing_stays_open(name, stored, monkeypatch):
+    descriptors, go = os.listdir("/proc/self/fd"), threading.Event()
+    fetch = READERS[name]._fetch
+
+    def slow(self, *arguments):
+        go.wait()
+        fetch(self, *arguments)
+
+    monkeypatch.setattr(READERS[name], "_fetch", slow)
+    target = aligned_buffer(BLOCK_BYTES)
+    reader = READERS[name](stored)
+    first, second = (reader.submit([Part("b", 0, BLOCK_BYTES)], target) for _ in range(2))
+    closing = threading.Thread(target=reader.close)
+    closing.start()
+    while not second.cancelled():
+        pass
+    go.set()
+    closing.join()
+    first.result()
+    assert target.tobytes() == stored["b"].path.read_bytes()
+    with pytest.raises(CancelledError):
+        second.result()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        reader.submit([Part("b", 0, BLOCK_BYTES)], target)
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+@pytest.mark.parametrize("kind", ["refused", "ignored"])
+def test_a_file_system_without_direct_reads_is_buffered_and_says_so(name, stored, o_direct, kind):
+    o_direct(kind)
+    ranges = [Part("a", 0, 37 * BLOCK_BYTES)]
+    target = aligned_buffer(37 * BLOCK_BYTES)
+    with READERS[name](stored) as reader:
+        assert reader.mode == "buffered"
+        reader.read(ranges, target)
+    assert target.tobytes() == expected(stored, ranges)
+
+
+def test_one_buffered_file_makes_the_reader_buffered(name, stored, monkeypatch):
+    bypasses = iter([True, False, True])
+    monkeypatch.setattr(files, "bypasses_cache", lambda *_: next(bypasses))
+    with READERS[name](stored) as reader:
+        assert reader.mode == "buffered"
+
+
+@pytest.fixture
+def victim(tmp_path):
+    path = tmp_path / "victim"
+    path.write_bytes(np.random.default_rng(5).bytes(64 * BLOCK_BYTES))
+    os.utime(path, ns=(10**18, 10**18))
+    return path
+
+
+HARM = {
+    "replaced": lambda path: os.replace(_copy(path), path),
+    "written to": lambda path: path.write_bytes(path.read_bytes()),
+    "removed": lambda path: path.unlink(),
+    **{f"cut to {length}": lambda path, length=length: os.truncate(path, length) for length in (0, 1, 4096, 200_000)},
+    "longer": lambda path: os.truncate(path, 65 * BLOCK_BYTES),
+}
+
+
+def _copy(path):
+    copy = path.with_name("copy")
+    copy.write_bytes(path.read_bytes())
+    return copy
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_file_that_changes_under_a_reader(name, victim, harm):
+    ranges, target = [Part("v", 0, 64 * BLOCK_BYTES)], aligned_buffer(64 * BLOCK_BYTES)
+    with READERS[name]({"v": StoredFile.of(victim)}, chunk_bytes=BLOCK_BYTES) as reader:
+        reader.read(ranges, target)
+        HARM[harm](victim)
+        with pytest.raises(ChangedError, match=rf"{victim}: (replaced, cut or written to|gone) while it was in use"):
+            reader.read(ranges, target)
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_file_that_changed_before_the_reader_came(name, victim, harm):
+    file, descriptors = StoredFile.of(victim), os.listdir("/proc/self/fd")
+    HARM[harm](victim)
+    with pytest.raises(ChangedError, match=str(victim)):
+        READERS[name]({"v": file})
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_a_disk_that_fails_is_an_error_and_the_reader_goes_on(name, stored):
+    target = aligned_buffer(64 * BLOCK_BYTES)
+    with READERS[name](stored, chunk_bytes=BLOCK_BYTES) as reader:
+        with pytest.raises(OSError, match="short read: 0 of 4096 bytes at offset"):
+            reader.read([Part("a", 30 * BLOCK_BYTES, 30 * BLOCK_BYTES)], target)  # beyond the end
+        really = reader._files["a"]
+        reader._files["a"] = files.OpenFile(os.open("/", os.O_RDONLY), 0, "direct")
+        with pytest.raises(ChangedError):  # another file behind the descriptor
+            reader.read([Part("a", 0, BLOCK_BYTES)], target)
+        os.close(reader._files["a"].descriptor)
+        reader._files["a"] = really
+        reader.read([Part("a", 0, BLOCK_BYTES)], target)
+    assert target[:BLOCK_BYTES].tobytes() == stored["a"].path.read_bytes()[:BLOCK_BYTES]
+
+
+def test_bad_arguments(name, store, stored):
+    with pytest.raises(UserError, match="chunk of 1000 bytes: expected a multiple of 4096"):
+        READERS[name](stored, chunk_bytes=1000)
+    with pytest.raises(UserError, match="0: expected at least 1"):
+        READERS[name](stored, **{{"threads": "threads", "io_uring": "depth"}[name]: 0})
+    with pytest.raises(UserError, match="unknown variant"):
+        open_reader(name, store, "int8")
+    whole = Part("b", 0, BLOCK_BYTES)
+    with READERS[name](stored) as reader:
+        with pytest.raises(UserError, match="a buffer of 4096 bytes for ranges of 8192"):
+            reader.submit([whole, whole], aligned_buffer(BLOCK_BYTES))
+        with pytest.raises(UserError, match="does not start on 4096 bytes"):
+            reader.submit([whole], aligned_buffer(2 * BLOCK_BYTES)[1:])
+        with pytest.raises(UserError, match="no run of whole blocks"):
+            reader.submit([Part("a", 1, BLOCK_BYTES)], aligned_buffer(BLOCK_BYTES))
+        with pytest.raises(UserError, match="no run of whole blocks"):
+            reader.submit([Part("a", 0, 100)], aligned_buffer(BLOCK_BYTES))
+        with pytest.raises(UserError, match="shard z was not opened"):
+            reader.submit([Part("z", 0, 0)], aligned_buffer(BLOCK_BYTES))
+        with pytest.raises(UserError, match="expected a NumPy array"):
+            reader.submit([whole], torch.zeros(BLOCK_BYTES, dtype=torch.uint8))
+
+
+def test_unknown_readers(store):
+    with pytest.raises(UserError, match="unknown reader 'aio'; choose from: io_uring, kvikio, threads"):
+        open_reader("aio", store)
+    assert all(READERS[key].name == key for key in READERS)
+
+
+class FakeRing:
+    """`uring_api.Ring` in Python: completes in any order, and says of every third read that it failed."""
+
+    def __init__(self, depth):
+        self.depth, self.prepared, self.flying, self.count = depth, [], [], 0
+
+    def construct_read(self, descriptor, part, offset, user_data):
+        return descriptor, part, offset, user_data
+
+    def prepare(self, read):
+        self.prepared.append(read)
+
+    def submit(self):
+        self.flying += self.prepared
+        self.prepared = []
+        assert len(self.flying) <= self.depth
+
+    def wait(self):
+        assert self.flying, "would wait for ever"
+        done = []
+        for descriptor, part, offset, user_data in self.flying[: len(self.flying) // 2 : -1] or [self.flying[-1]]:
+            self.count += 1
+            result = -errno.EINTR if self.count % 3 == 0 else os.preadv(descriptor, [part], offset)
+            done.append(type("Completion", (), {"res": result, "user_data": user_data}))
+        self.flying = self.flying[: -len(done)]
+        return done
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        assert not self.flying
+
+
+def test_io_uring_reads_again_what_failed_once(stored, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uring_api", type(sys)("uring_api"))
+    sys.modules["uring_api"].Ring = FakeRing
+    ranges = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
+    target = aligned_buffer(95 * BLOCK_BYTES)
+    for depth in (1, 2, 7):
+        target[:] = 0
+        with READERS["io_uring"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
+            reader.read(ranges, target)
+        assert target.tobytes() == expected(stored, ranges)
+
+
+def test_io_uring_without_its_package(store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uring_api", None)
+    with pytest.raises(UserError, match="needs the package uring-api: pip install"):
+        open_reader("io_uring", store)
+
+
+def test_io_uring_that_a_container_refuses(store, monkeypatch):
+    def refused(depth):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setitem(sys.modules, "uring_api", type(sys)("uring_api"))
+    sys.modules["uring_api"].Ring = refused
+    with pytest.raises(UserError, match=r"this kernel or container refuses io_uring .*Operation not permitted"):
+        open_reader("io_uring", store)

@@ -1,0 +1,301 @@
+"""A store appears whole or not at all, whatever happens while it is written."""
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+import weakref
+from collections import namedtuple
+
+import pytest
+import torch
+
+from tests.storage.conftest import sparse
+from toolkit.errors import UserError
+from toolkit.formats import encode
+from toolkit.storage import folders, shards, writing
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
+
+
+def make_ops(layers=2, variant="endor"):
+    return (Op(layer, "fc", variant, encode("endor", sparse((40, 64)))) for layer in range(layers))
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_nothing_but_the_store_is_left(tmp_path):
+    write_store(tmp_path / "s", make_ops(), [("norm", torch.ones(3))])
+    assert names(tmp_path) == ["s"]
+    assert names(tmp_path / "s") == [
+        "index.json",
+        "layer-000.endor.safetensors",
+        "layer-001.endor.safetensors",
+        "rest-000.safetensors",
+    ]
+    Store.open(tmp_path / "s").verify()
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path):
+    for name in "ab":
+        write_store(tmp_path / name, make_ops(), [("norm", torch.ones(3))], {"name": "x"})
+    for path in (tmp_path / "a").iterdir():
+        assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
+
+
+def test_no_layers_or_no_rest(tmp_path):
+    write_store(tmp_path / "a", (), [("norm", torch.ones(3))])
+    write_store(tmp_path / "b", make_ops(1))
+    assert Store.open(tmp_path / "a").variants == ()
+    assert list(Store.open(tmp_path / "b").rest()) == []
+
+
+def test_the_rest_is_cut_into_shards(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "REST_BYTES", 5000)
+    sizes = [100, 1200, 3000, 9000, 1, 1200]
+    tensors = {f"t{k}": torch.full((size,), k, dtype=torch.uint8).repeat(2) for k, size in enumerate(sizes)}
+    write_store(tmp_path / "s", (), tensors.items())
+    store = Store.open(tmp_path / "s")
+    assert [run.shard[5:8] for run in store.index.rest] == ["000", "000", "001", "002", "003", "003"]
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in store.rest())
+
+
+def test_one_layer_in_one_variant_is_held_in_memory(tmp_path):
+    alive = weakref.WeakSet()
+
+    def watched():
+        for op in (Op(layer, name, "x", encode("dense", torch.ones(8, 8))) for layer in range(4) for name in "abc"):
+            alive.add(op)
+            assert len(alive) <= 3 + 1  # its end is seen by the next one's start
+            yield op
+
+    write_store(tmp_path / "s", watched())
+
+
+class Fault(Exception):
+    pass
+
+
+@pytest.mark.parametrize("fault", [Fault, KeyboardInterrupt])
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
+def test_an_error_or_ctrl_c_leaves_nothing(tmp_path, fault, after):
+    def broken():
+        yield from list(make_ops(4))[:after]
+        raise fault
+
+    with pytest.raises(fault):
+        write_store(tmp_path / "s", broken())
+    assert names(tmp_path) == []
+
+
+def test_an_error_while_the_small_files_are_written(tmp_path):
+    def files(place):
+        (place / "half").write_text("half")
+        raise Fault
+
+    with pytest.raises(Fault):
+        write_store(tmp_path / "s", make_ops(), files=files)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("after", [0, 1, 5, 12])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_gets_full(tmp_path, monkeypatch, code, after):
+    writes, write_all = [], shards._write_all
+
+    def full(stream, data):
+        writes.append(data)
+        if len(writes) > after:
+            raise OSError(code, os.strerror(code))
+        write_all(stream, data)
+
+    monkeypatch.setattr(shards, "_write_all", full)
+    with pytest.raises(UserError, match=rf"no space left for {tmp_path / 's'}: free some"):
+        write_store(tmp_path / "s", make_ops(), [("norm", torch.ones(3))])
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_takes_a_write_in_pieces(tmp_path, monkeypatch):
+    class Slow:
+        def __init__(self, stream):
+            self.stream = stream
+
+        def write(self, data):
+            return self.stream.write(data[:1000])
+
+    write_all = shards._write_all
+    monkeypatch.setattr(shards, "_write_all", lambda stream, data: write_all(Slow(stream), data))
+    write_store(tmp_path / "s", make_ops())
+    Store.open(tmp_path / "s").verify()
+
+
+def test_a_disk_that_fails(tmp_path, monkeypatch):
+    def fails(descriptor):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_store(tmp_path / "s", make_ops())
+    assert names(tmp_path) == []
+
+
+def test_too_little_space_is_said_before_anything_is_made(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, 3 * 10**9))
+    with pytest.raises(UserError, match="5000 MB more are needed and 3000 MB free"):
+        write_store(tmp_path / "s", iter(lambda: pytest.fail("an op was made"), None), expected_bytes=5 * 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, 1000))
+    with pytest.raises(UserError, match="no space left in"):
+        write_store(tmp_path / "s", make_ops())
+    assert names(tmp_path) == []
+
+
+def test_a_folder_that_is_there_is_never_touched(tmp_path):
+    (tmp_path / "s").mkdir()
+    for target in ("s", "file", "link"):
+        if target == "file":
+            (tmp_path / target).write_text("mine")
+        if target == "link":
+            (tmp_path / target).symlink_to("nowhere")
+        with pytest.raises(UserError, match="exists already"):
+            write_store(tmp_path / target, make_ops())
+    assert names(tmp_path) == ["file", "link", "s"]
+    assert names(tmp_path / "s") == []
+
+
+def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
+    def slow():
+        yield from make_ops(1)
+        (tmp_path / "s").mkdir()
+
+    with pytest.raises(UserError, match="exists already"):
+        write_store(tmp_path / "s", slow())
+    assert names(tmp_path) == ["s"]
+    assert names(tmp_path / "s") == []
+
+
+def test_no_place_to_write(tmp_path):
+    with pytest.raises(UserError, match=r"no folder .*nowhere to write s into"):
+        write_store(tmp_path / "nowhere" / "s", make_ops())
+
+
+def test_a_place_where_one_may_not_write(tmp_path, monkeypatch):
+    def refused(path, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(folders.Path, "mkdir", refused)
+    with pytest.raises(UserError, match="cannot write to"):
+        write_store(tmp_path / "s", make_ops())
+
+
+@pytest.mark.parametrize(
+    ("ops", "told"),
+    [
+        ([(0, "a", "x"), (0, "a", "x")], "layer 0, variant 'x': a comes twice"),
+        ([(0, "a", "x"), (1, "a", "x"), (0, "b", "x")], "layer-000.x.safetensors would be written twice"),
+    ],
+)
+def test_ops_out_of_order(tmp_path, ops, told):
+    packed = encode("endor", sparse((4, 4)))
+    with pytest.raises(UserError, match=told):
+        write_store(tmp_path / "s", (Op(layer, op, variant, packed) for layer, op, variant in ops))
+    assert names(tmp_path) == []
+
+
+def test_names_that_would_clash(tmp_path):
+    packed = encode("endor", sparse((4, 4)))
+    with pytest.raises(UserError, match=r"extras \['values'\] are names of the format's own"):
+        write_store(tmp_path / "s", [Op(0, "a", "x", packed, {"values": torch.ones(1)})])
+    for rest in ([("a", torch.ones(1)), ("a", torch.ones(1))], [("__padding_0__", torch.ones(1))]):
+        with pytest.raises(UserError, match="comes twice, or has a name that the store uses"):
+            write_store(tmp_path / "s", (), rest)
+    for variant in ("../x", "", "X", "a.b"):
+        with pytest.raises(UserError, match="variant"):
+            write_store(tmp_path / "s", [Op(0, "a", variant, packed)])
+    assert names(tmp_path) == []
+
+
+def hang(folder, ready):
+    def slow():
+        yield from make_ops(2)
+        ready.touch()
+        time.sleep(60)
+
+    write_store(folder, slow())
+
+
+@pytest.fixture
+def other_writer(tmp_path):
+    """A process that is in the middle of writing `tmp_path / "s"`."""
+    process = multiprocessing.get_context("fork").Process(target=hang, args=(tmp_path / "s", tmp_path / "ready"))
+    process.start()
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.join()
+
+
+def test_a_second_writer_is_told_and_harms_nothing(tmp_path, other_writer):
+    before = names(tmp_path / ".s.partial")
+    with pytest.raises(UserError, match="is being written by another process"):
+        write_store(tmp_path / "s", make_ops())
+    assert names(tmp_path / ".s.partial") == before
+    write_store(tmp_path / "t", make_ops())  # under another name it goes
+
+
+def test_what_a_killed_writer_left_goes_with_the_next(tmp_path, other_writer):
+    os.kill(other_writer.pid, signal.SIGKILL)
+    other_writer.join()
+    (tmp_path / "ready").unlink()
+    assert names(tmp_path) == [".s.partial"]
+    (tmp_path / ".s.partial" / "model").mkdir()
+    (tmp_path / ".s.partial" / "model" / "half").write_text("half")
+    write_store(tmp_path / "s", make_ops(1))
+    assert names(tmp_path) == ["s"]
+    assert names(tmp_path / "s") == ["index.json", "layer-000.endor.safetensors"]
+
+
+def test_ctrl_c_in_another_process_leaves_nothing(tmp_path, other_writer):
+    os.kill(other_writer.pid, signal.SIGINT)
+    other_writer.join()
+    assert names(tmp_path) == ["ready"]
+
+
+def test_a_writer_that_opened_what_another_then_finished(tmp_path, monkeypatch):
+    """Its lock is then on the finished store, which it must not empty."""
+    really_open = os.open
+
+    def late(path, flags, *rest, **named):
+        descriptor = really_open(path, flags, *rest, **named)
+        if flags & os.O_DIRECTORY and str(path).endswith(".partial"):
+            monkeypatch.setattr(os, "open", really_open)
+            os.replace(path, tmp_path / "s")
+        return descriptor
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(UserError, match="is being written by another process"):
+        write_store(tmp_path / "s", make_ops())
+    assert names(tmp_path) == ["s"]
+
+
+def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
+    synced, replace, fsync = set(), os.replace, os.fsync
+
+    def record(descriptor):
+        synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def check(source, target):
+        there = {str(path) for path in source.rglob("*")} | {str(source)}
+        assert there == synced
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record)
+    monkeypatch.setattr(os, "replace", check)
+    write_store(tmp_path / "s", make_ops(), [("a", torch.ones(1))], files=lambda place: (place / "c").touch())
+    assert str(tmp_path) in synced

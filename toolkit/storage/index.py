@@ -1,0 +1,228 @@
+"""A store's index: what lies where, as one JSON file that is checked before anything is read by it.
+
+Every byte of every shard belongs to exactly one run (a header, an op, or a tensor that belongs to no op), and every run
+has its SHA-256; the index has one of its own. So any flipped bit is found.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import torch
+
+from toolkit.errors import unknown
+from toolkit.formats import FORMATS, FormatError
+from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
+from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.runs import OpRun, RestRun, Run, in_order
+from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
+
+VERSION = 1
+FILE = "index.json"
+MODEL_FOLDER = "model"  # configuration and tokenizer
+
+NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+SIZE = {"type": "integer", "minimum": 0}
+SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+SMALL_FILE = rf"^{MODEL_FOLDER}/(?!.*\.\.)"
+VARIANT = "^[a-z0-9_-]+$"
+FILE_NAME = {"type": "string", "pattern": r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors$"}
+SHAPE = {"type": "array", "items": SIZE}
+
+
+def _object(required: dict, **optional: dict) -> dict:
+    return {
+        "type": "object",
+        "required": [*required],
+        "properties": required | optional,
+        "additionalProperties": False,
+    }
+
+
+RUN = {"shard": FILE_NAME, "offset": SIZE, "nbytes": SIZE, "sha256": SHA256}
+PIECES = {
+    "type": "object",
+    "additionalProperties": _object({"dtype": {"enum": [*NAMES]}, "shape": SHAPE, "offset": SIZE}),
+}
+OP = {
+    "layer": SIZE,
+    "op": {"type": "string", "minLength": 1},
+    "variant": {"type": "string", "pattern": VARIANT},
+    "format": {"type": "string"},
+    "format_version": {"type": "integer"},
+    "dtype": {"enum": [*FORMAT_DTYPES]},
+    "shape": SHAPE | {"minItems": 2, "maxItems": 2},
+    "pieces": PIECES,
+    "extras": PIECES,
+}
+SCHEMA = _object(
+    {
+        "version": {"const": VERSION},
+        "model": {"type": "object"},
+        "files": {"type": "object", "propertyNames": {"pattern": SMALL_FILE}, "additionalProperties": SHA256},
+        "shards": {
+            "type": "array",
+            "items": _object({"file": FILE_NAME, "nbytes": SIZE, "header_bytes": SIZE, "header_sha256": SHA256}),
+        },
+        "ops": {"type": "array", "items": _object(RUN | OP)},
+        "rest": {"type": "array", "items": _object(RUN | {"name": {"type": "string"}, "pieces": PIECES})},
+        "sha256": SHA256,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Index:
+    """The contents of a store. `files` are the small ones beside the shards (configuration, tokenizer)."""
+
+    model: dict
+    files: dict[str, str]
+    shards: dict[str, int]  # file name -> bytes
+    headers: tuple[Run, ...]
+    ops: tuple[OpRun, ...]
+    rest: tuple[RestRun, ...]
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """Every run of every shard."""
+        return (*self.headers, *self.ops, *self.rest)
+
+
+def write(index: Index, path: Path) -> None:
+    """Write an index; where it goes must be a temporary folder, for this is not done in one step."""
+    headers = {run.shard: run for run in index.headers}
+    record = {
+        "version": VERSION,
+        "model": index.model,
+        "files": index.files,
+        "shards": [
+            {
+                "file": file,
+                "nbytes": nbytes,
+                "header_bytes": headers[file].nbytes,
+                "header_sha256": headers[file].sha256,
+            }
+            for file, nbytes in index.shards.items()
+        ],
+        "ops": [_plain(run) for run in index.ops],
+        "rest": [_plain(run) for run in index.rest],
+    }
+    path.write_text(json.dumps(record | {"sha256": _digest(record)}, indent=1) + "\n", encoding="utf-8")
+
+
+def read(path: Path) -> Index:
+    """Read an index and check all that it says of itself. Raises `FormatError` naming the file and what is wrong."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{path}: no index of a store: {' '.join(str(error).split())}") from error
+    _check_record(record, path)
+    index = _index(record)
+    for run in index.ops:
+        _check_op(run, path)
+    for run in (*index.ops, *index.rest):
+        _check_pieces(run, path)
+    for run in index.rest:
+        if [*run.pieces] != [run.name]:
+            raise FormatError(f"{path}: rest: {run.name} holds {sorted(run.pieces)}; expected itself alone")
+    _check_tiling(index, path)
+    _check_layers(index, path)
+    return index
+
+
+def _check_record(record: object, path: Path) -> None:
+    version = record.get("version") if isinstance(record, dict) else None
+    if version != VERSION:
+        raise FormatError(f"{path}: version {version!r} of the index; this code reads {VERSION}: pack the model again")
+    for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(record):
+        place = "/".join(map(str, error.path)) or "index"
+        raise FormatError(f"{path}: {place}: {' '.join(error.message.split())[:200]}")
+    if record.pop("sha256") != _digest(record):
+        raise FormatError(f"{path}: damaged: its contents do not match their checksum; pack the model again")
+
+
+def _index(record: dict) -> Index:
+    shards = {shard["file"]: shard["nbytes"] for shard in record["shards"]}
+    headers = tuple(Run(s["file"], 0, s["header_bytes"], s["header_sha256"]) for s in record["shards"])
+    ops = tuple(OpRun(**_parsed(run)) for run in record["ops"])
+    rest = tuple(RestRun(**_parsed(run)) for run in record["rest"])
+    return Index(record["model"], record["files"], shards, headers, ops, rest)
+
+
+def _check_op(run: OpRun, path: Path) -> None:
+    if run.format not in FORMATS:
+        raise FormatError(f"{path}: {run.label}: {unknown('format', run.format, FORMATS)}")
+    if run.format_version != (version := FORMATS[run.format].version):
+        raise FormatError(
+            f"{path}: {run.label}: {run.format} version {run.format_version}; this code reads {version}: pack again"
+        )
+
+
+def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
+    pieces = [*run.pieces.values(), *getattr(run, "extras", {}).values()]
+    for before, piece in pairwise([Piece(torch.uint8, (0,), 0), *sorted(pieces, key=lambda piece: piece.offset)]):
+        if piece.offset < before.end or piece.offset % TENSOR_BYTES or piece.end > run.nbytes:
+            raise FormatError(f"{path}: {run.label}: its tensors overlap, are out of line or exceed {run.nbytes} bytes")
+
+
+def _check_tiling(index: Index, path: Path) -> None:
+    """The runs of each shard follow each other from its first byte to its last, in whole blocks."""
+    ends = dict.fromkeys(index.shards, 0)
+    for run in sorted(index.runs, key=in_order):
+        if run.shard not in ends:
+            raise FormatError(f"{path}: {run.label}: its shard {run.shard} is not listed")
+        if run.offset != ends[run.shard] or run.nbytes % BLOCK_BYTES:
+            raise FormatError(
+                f"{path}: {run.label}: bytes {run.offset} to {run.offset + run.nbytes} of {run.shard} overlap others, "
+                f"leave a hole or are no blocks of {BLOCK_BYTES}; expected a start at {ends[run.shard]}"
+            )
+        ends[run.shard] = run.offset + run.nbytes
+    for shard, nbytes in index.shards.items():
+        if ends[shard] != nbytes:
+            raise FormatError(f"{path}: {shard} has {nbytes} bytes, but its parts {ends[shard]}")
+
+
+def _check_layers(index: Index, path: Path) -> None:
+    """No op is there twice, and the ops of a layer and variant adjoin in one shard."""
+    seen, last = set(), {}
+    for run in sorted(index.ops, key=in_order):
+        before = last.get((run.layer, run.variant), run)
+        adjoins = before is run or (before.shard, before.offset + before.nbytes) == (run.shard, run.offset)
+        if (run.layer, run.op, run.variant) in seen or not adjoins:
+            raise FormatError(f"{path}: {run.label}: is there twice, or lies apart from the other ops of its layer")
+        seen.add((run.layer, run.op, run.variant))
+        last[run.layer, run.variant] = run
+
+
+def _plain(run: OpRun | RestRun) -> dict:
+    record = asdict(run)
+    for key in ("pieces", "extras"):
+        if key in record:
+            record[key] = {
+                name: {"dtype": _name(piece.dtype), "shape": list(piece.shape), "offset": piece.offset}
+                for name, piece in getattr(run, key).items()
+            }
+    return record | {"dtype": _name(run.dtype), "shape": list(run.shape)} if isinstance(run, OpRun) else record
+
+
+def _parsed(record: dict) -> dict:
+    parsed = dict(record)
+    for key in ("pieces", "extras"):
+        if key in record:
+            parsed[key] = {name: Piece(**_typed(piece)) for name, piece in record[key].items()}
+    return _typed(parsed) if "dtype" in parsed else parsed
+
+
+def _typed(record: dict) -> dict:
+    return record | {"dtype": NAMES[record["dtype"]], "shape": tuple(record["shape"])}
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _digest(record: dict) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

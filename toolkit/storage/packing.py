@@ -1,0 +1,93 @@
+"""A model as a store: each decoder linear in every variant asked for, and all the rest as it is."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.storage.writing import Op, write_store
+
+Pack = Callable[[Tensor], Packed]
+
+
+def pack_model(
+    model: nn.Module,
+    folder: Path,
+    variants: Mapping[str, Pack] | tuple[str, ...] = ("endor",),
+    name: str = "unnamed",
+    tokenizer: object | None = None,
+    description: Mapping[str, object] | None = None,
+) -> None:
+    """Write a model into a new folder, complete: with what `Store` and `transformers` need to run it again.
+
+    Args:
+        model: decoder-only, with plain linears (see `decoder_linears`); pruned, if it is to become smaller.
+        folder: must not exist.
+        variants: names of formats, or a way to pack a weight by the variant's name.
+        name: of the model, for people.
+        tokenizer: stored beside the configuration, in the folder `model/`.
+        description: how the model was made (method, sparsity), as plain JSON.
+
+    One layer in one variant is held in memory beside the model. Raises `UserError` as `write_store` and `encode` do.
+    """
+    packs = variants if isinstance(variants, Mapping) else {variant: _format(variant) for variant in variants}
+    if not packs:
+        raise UserError("no variant to pack: name at least one format, such as 'endor'")
+    formats = () if isinstance(variants, Mapping) else variants
+    rest = rest_tensors(model)
+
+    def files(place: Path) -> None:
+        for part in (model.config, getattr(model, "generation_config", None), tokenizer):
+            if part is not None:
+                part.save_pretrained(place)
+
+    write_store(
+        folder,
+        ops=_ops(model, packs),
+        rest=rest.items(),
+        model={"name": name, **(description or {})},
+        files=files,
+        expected_bytes=_expected_bytes(model, formats) + sum(tensor.nbytes for tensor in rest.values()),
+    )
+
+
+def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All of a model's state but the weights of its decoder linears; what two names share is there under the first."""
+    packed = {id(linear.weight) for block in decoder_blocks(model) for linear in decoder_linears(block).values()}
+    found: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in packed:
+            packed.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def _format(name: str) -> Pack:
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+    return lambda weight: encode(name, weight)
+
+
+def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
+    for number, block in enumerate(decoder_blocks(model)):
+        for variant, pack in packs.items():
+            for name, linear in decoder_linears(block).items():
+                yield Op(number, name, variant, pack(linear.weight.detach()))
+
+
+def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:
+    """What these formats will take, as far as it can be told beforehand."""
+    total = 0
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            weight = linear.weight
+            sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+            for name in formats:
+                with contextlib.suppress(UserError):  # zstd's size, say
+                    total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype)
+    return total

@@ -1,0 +1,40 @@
+"""Threads that each wait for one chunk at a time, in a compiled loop that holds no interpreter lock."""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+
+import numpy as np
+from jaxtyping import UInt8
+
+from toolkit.storage.files import StoredFile
+from toolkit.storage.preads import read_ranges, warm_up
+from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+
+CHUNK_BYTES = 1 << 20
+THREADS = 4
+
+
+class Threads(HostReader):
+    """`pread` by a pool of threads, each of which takes the next chunk that is left. Needs nothing but the system."""
+
+    name = "threads"
+
+    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, threads: int = THREADS):
+        self.threads = at_least_one("threads", threads)
+        super().__init__(files, chunk_bytes)
+
+    def _open(self, stack: ExitStack) -> str:
+        warm_up()
+        self._pool = stack.enter_context(ThreadPoolExecutor(self.threads, "storage-pread"))
+        return super()._open(stack)
+
+    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+        arguments = (descriptor, chunks.offsets, chunks.sizes, chunks.places, target, np.zeros(1, np.int64))
+        helpers = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.threads, len(chunks.sizes)) - 1)]
+        try:
+            read_ranges(*arguments)  # this thread is one of them
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()

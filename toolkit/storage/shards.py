@@ -1,0 +1,160 @@
+"""One shard: a safetensors file whose tensors lie where a disk can read them without the page cache.
+
+    [length, JSON header, spaces][q_proj: bitmap · offsets · values ·][k_proj: bitmap · ...]
+    0                            4096·a                               4096·b
+
+Groups of tensors (an op of a layer) start on a block of 4096 bytes and adjoin, so one direct read fetches a group, or
+all of them. Within a group each tensor starts on 256 bytes, which suits any load instruction of a CPU or GPU. The
+safetensors format has no room for holes: what fills them are tensors of its own, `__padding_<number>__`.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from toolkit.storage.files import BLOCK_BYTES
+
+TENSOR_BYTES = 256  # what tensors' places within a group are multiples of
+PADDING = "__padding_"
+
+DTYPES = {  # of everything a format stores, by safetensors's names
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor's place: `offset` bytes from the start of its group (or of the data, in a header)."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def end(self) -> int:
+        """Where it ends."""
+        return self.offset + self.nbytes
+
+
+@dataclass(frozen=True)
+class Written:
+    """A run of blocks in a shard, as `write_shard` left it: `offset` from the file's start, SHA-256 of its bytes."""
+
+    offset: int
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What `write_shard` wrote: the header's run, and one of each group in order."""
+
+    header: Written
+    groups: list[Written]
+
+
+def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Piece], int]:
+    """Where each tensor of a group goes, and the group's bytes: whole blocks."""
+    pieces, end = {}, 0
+    for name, tensor in tensors.items():
+        pieces[name] = Piece(tensor.dtype, tuple(tensor.shape), _up(end, TENSOR_BYTES))
+        end = pieces[name].end
+    return pieces, _up(end, BLOCK_BYTES)
+
+
+def write_shard(
+    path: Path, groups: Sequence[Mapping[str, Tensor]], prefixes: Sequence[str], metadata: Mapping[str, str]
+) -> Shard:
+    """Write groups of tensors, each under `<prefix><name>` in the header, and wait until the disk has them.
+
+    Raises `OSError` if the disk fails, or is full; the file is then incomplete.
+    """
+    header = _header([layout(tensors) for tensors in groups], prefixes, metadata)
+    with open(path, "xb", buffering=0) as stream:
+        _write_all(stream, header)
+        runs, offset = [], len(header)
+        for tensors in groups:
+            digest = hashlib.sha256()
+            for part in _parts(tensors):
+                _write_all(stream, part)
+                digest.update(part)
+            nbytes = stream.tell() - offset
+            runs.append(Written(offset, nbytes, digest.hexdigest()))
+            offset += nbytes
+        os.fsync(stream.fileno())
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read past the page cache
+    return Shard(Written(0, len(header), hashlib.sha256(header).hexdigest()), runs)
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, in row-major order; no copy if it is contiguous and on the CPU."""
+    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _parts(tensors: Mapping[str, Tensor]):
+    """The bytes of a group, its padding included, in pieces."""
+    pieces, size = layout(tensors)
+    end = 0
+    for name, piece in pieces.items():
+        yield bytes(piece.offset - end)
+        yield raw(tensors[name])
+        end = piece.end
+    yield bytes(size - end)
+
+
+def _header(layouts: list[tuple[dict[str, Piece], int]], prefixes: Sequence[str], metadata: Mapping[str, str]) -> bytes:
+    entries, start = {"__metadata__": dict(metadata)}, 0
+    holes = 0
+    for prefix, (pieces, size) in zip(prefixes, layouts, strict=True):
+        end = 0
+        for name, piece in [*pieces.items(), (None, Piece(torch.uint8, (0,), size))]:
+            if piece.offset > end:
+                entries[f"{PADDING}{holes}__"] = _entry(torch.uint8, (piece.offset - end,), start + end)
+                holes += 1
+            if name is not None:
+                entries[prefix + name] = _entry(piece.dtype, piece.shape, start + piece.offset)
+            end = piece.end
+        start += size
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = text.ljust(_up(len(text) + 8, BLOCK_BYTES) - 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _entry(dtype: torch.dtype, shape: tuple[int, ...], offset: int) -> dict:
+    piece = Piece(dtype, shape, offset)
+    return {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, piece.end]}
+
+
+def _write_all(stream, data) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[stream.write(view) :]
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

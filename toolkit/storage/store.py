@@ -1,0 +1,184 @@
+"""A model or a layer as a folder of aligned shards, opened for reading.
+
+store = Store.open(folder)
+with open_reader("threads", store, "endor") as reader:
+    slot = aligned_buffer(store.slot_bytes("endor"))
+    layer = store.layer(0, "endor")
+    reader.read([layer], slot)
+    weights = layer.view(slot)          # op -> Packed, in place
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from torch import Tensor, nn
+
+from toolkit.cache import file_sha256
+from toolkit.errors import UserError, unknown
+from toolkit.formats import FormatError
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.storage import index
+from toolkit.storage.files import StoredFile
+from toolkit.storage.index import MODEL_FOLDER, Index
+from toolkit.storage.packing import rest_tensors
+from toolkit.storage.runs import Layer, OpRun, Run, in_order, views
+
+VERIFY_BYTES = 8 << 20  # hashed at once
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Store:
+    """An opened store: what lies where. Reading is the readers' work (`toolkit.storage.readers`)."""
+
+    folder: Path
+    index: Index
+    shards: Mapping[str, StoredFile]
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike) -> Self:
+        """Read and check the index, and that each shard is there with its size; contents are `verify`'s.
+
+        Raises `FormatError` naming the file, and the part of it, that is not as it should be.
+        """
+        folder = Path(folder)
+        contents = index.read(folder / index.FILE)
+        for name in contents.files:
+            if not (folder / name).is_file():
+                raise FormatError(f"{folder / name}: missing, though the index names it; pack the model again")
+        return cls(folder, contents, {name: _shard(folder / name, size) for name, size in contents.shards.items()})
+
+    def __repr__(self) -> str:
+        """Where it is, and the size of each variant."""
+        sizes = ", ".join(f"{variant} {self.nbytes(variant) / 1e6:.1f} MB" for variant in self.variants)
+        return f"Store({str(self.folder)!r}: {sizes})"
+
+    @property
+    def model(self) -> Mapping[str, object]:
+        """What the writer knew of the model."""
+        return self.index.model
+
+    @property
+    def model_folder(self) -> Path:
+        """Where configuration and tokenizer lie, in Hugging Face's layout."""
+        return self.folder / MODEL_FOLDER
+
+    @cached_property
+    def layers(self) -> Mapping[tuple[int, str], Layer]:
+        """Each layer's runs, by number and variant."""
+        runs: dict[tuple[int, str], list[OpRun]] = {}
+        for run in self.index.ops:
+            runs.setdefault((run.layer, run.variant), []).append(run)
+        return {key: _layer(found) for key, found in sorted(runs.items())}
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants that some layer has, by name."""
+        return tuple(sorted({variant for _, variant in self.layers}))
+
+    def layer(self, number: int, variant: str) -> Layer:
+        """One layer's ops in one variant. Raises `UserError` if the store has no such layer or variant."""
+        count = len(self._of(variant))
+        if (number, variant) not in self.layers:
+            raise UserError(f"no layer {number} in variant {variant!r} of {self.folder}: it has {count} layers")
+        return self.layers[number, variant]
+
+    def slot_bytes(self, variant: str) -> int:
+        """The bytes of a buffer that any layer of this variant fits into. Raises `UserError` for an unknown variant."""
+        return max(layer.nbytes for layer in self._of(variant))
+
+    def nbytes(self, variant: str) -> int:
+        """The bytes of all layers in this variant, as they lie on the disk."""
+        return sum(layer.nbytes for layer in self._of(variant))
+
+    def files(self, *variants: str) -> dict[str, StoredFile]:
+        """The shards of these variants, of all if none is named. Raises `UserError` for one that is not there."""
+        layers = [layer for variant in variants or self.variants for layer in self._of(variant)]
+        return {layer.shard: self.shards[layer.shard] for layer in layers}
+
+    def rest(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and tensors that are no op's weight, one at a time, each checked against its checksum.
+
+        Raises `FormatError` for a tensor that is damaged, or whose shard was replaced since the store was opened.
+        """
+        for run in self.index.rest:
+            data = self.shards[run.shard].content(run.offset, run.nbytes)
+            if hashlib.sha256(data).hexdigest() != run.sha256:
+                raise self._damaged(run)
+            yield run.name, views(run.pieces, data)[run.name]
+
+    def verify(self) -> None:
+        """Read every byte of the store and compare checksums. Raises `FormatError` naming the file and the part."""
+        for name, sha256 in self.index.files.items():
+            if file_sha256(self.folder / name) != sha256:
+                raise FormatError(
+                    f"{self.folder / name}: damaged: it does not match its checksum; pack the model again"
+                )
+        for run in sorted(self.index.runs, key=in_order):
+            if _sha256(self.shards[run.shard], run) != run.sha256:
+                raise self._damaged(run)
+
+    def check_fits(self, model: nn.Module, variant: str) -> None:
+        """Raise `UserError` unless this store holds every linear of the model's decoder blocks, in its shape.
+
+        The model may lie on the device "meta". What else the model has is compared with `rest`, too.
+        """
+        blocks = decoder_blocks(model)
+        if len(blocks) != (count := len(self._of(variant))):
+            raise self._misfit(model, f"{count} layers in variant {variant!r}", len(blocks))
+        for number, block in enumerate(blocks):
+            expected = {name: linear.weight for name, linear in decoder_linears(block).items()}
+            stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
+            self._check_shapes(model, stored, expected)
+        stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}
+        self._check_shapes(model, stored, rest_tensors(model))
+
+    def _check_shapes(
+        self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Tensor]
+    ) -> None:
+        for name in sorted(stored.keys() | expected.keys()):
+            has, wants = stored.get(name), tuple(expected[name].shape) if name in expected else None
+            if has != wants:
+                raise self._misfit(model, f"{name} of shape {has}", wants)
+
+    def _of(self, variant: str) -> list[Layer]:
+        if variant not in self.variants:
+            raise unknown(f"variant of {self.folder.name}", variant, self.variants)
+        return [layer for (_, found), layer in self.layers.items() if found == variant]
+
+    def _misfit(self, model: nn.Module, has: str, wants: object) -> UserError:
+        return UserError(
+            f"{self.folder} was packed from another model ({self.model.get('name', 'unnamed')}): it has {has}; "
+            f"{type(model).__name__} needs {wants}"
+        )
+
+    def _damaged(self, run: Run) -> FormatError:
+        path = self.folder / run.shard
+        return FormatError(f"{path}: damaged: {run.label} does not match its checksum; pack the model again")
+
+
+def _shard(path: Path, nbytes: int) -> StoredFile:
+    try:
+        file = StoredFile.of(path)
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read, though the index names it: {error.strerror}") from error
+    if file.identity.size_bytes != nbytes:
+        raise FormatError(f"{path}: {file.identity.size_bytes} bytes; the index says {nbytes}; pack the model again")
+    return file
+
+
+def _layer(runs: list[OpRun]) -> Layer:
+    runs = sorted(runs, key=in_order)
+    return Layer(runs[0].shard, runs[0].offset, sum(run.nbytes for run in runs), {run.op: run for run in runs})
+
+
+def _sha256(file: StoredFile, run: Run) -> str:
+    digest = hashlib.sha256()
+    for start in range(run.offset, run.offset + run.nbytes, VERIFY_BYTES):
+        size = min(VERIFY_BYTES, run.offset + run.nbytes - start)
+        digest.update(file.content(start, size))
+    return digest.hexdigest()

@@ -1,0 +1,166 @@
+"""Writing a store: a folder of shards, an index, and what else the model needs.
+
+ops = (Op(layer, name, "endor", encode("endor", weight)) for layer, name, weight in weights)
+write_store(folder, ops, rest=other_tensors, model={"name": "smollm2-135m"})
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from torch import Tensor
+
+from toolkit.cache import file_sha256
+from toolkit.errors import UserError
+from toolkit.formats import Packed
+from toolkit.storage import index
+from toolkit.storage.folders import check_space, new_folder
+from toolkit.storage.index import MODEL_FOLDER, Index
+from toolkit.storage.runs import OpRun, RestRun, Run
+from toolkit.storage.shards import PADDING, Written, layout, write_shard
+
+REST_BYTES = 256 << 20  # of other tensors held at once, which is also the most a shard of them holds, but for one
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """A linear layer's weight in one variant, for `write_store`.
+
+    `op` is the linear's dotted name inside its decoder block; `variant` names the treatment ("endor", "int8-zstd"): of
+    each layer and op it can be there once. `extras` are tensors that are read with the weight, such as scales.
+    """
+
+    layer: int
+    op: str
+    variant: str
+    packed: Packed
+    extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is stored, by name."""
+        return {**self.packed.tensors, **self.extras}
+
+
+def write_store(
+    folder: Path,
+    ops: Iterable[Op],
+    rest: Iterable[tuple[str, Tensor]] = (),
+    model: Mapping[str, object] | None = None,
+    files: Callable[[Path], None] | None = None,
+    expected_bytes: int = 0,
+) -> None:
+    """Write a store into a new folder: all of it, or nothing.
+
+    Args:
+        folder: must not exist; the folder above it must.
+        ops: those of one layer and variant one after the other; they become one shard. That much is held in memory.
+        rest: names and tensors that are no op's weight.
+        model: what is worth knowing of the model, as plain JSON; `name` is what errors call it.
+        files: fills a folder, `model/` in the store, with small files (configuration, tokenizer).
+        expected_bytes: asked of the disk before anything is written; what is known of the sum.
+
+    Raises `UserError` as `new_folder` does, if there is too little space, or if ops come in another order.
+    """
+    with new_folder(Path(folder)) as partial:
+        check_space(partial, expected_bytes)
+        shards = _Shards(partial)
+        op_runs, rest_runs = _write_ops(shards, ops), _write_rest(shards, rest)
+        small = _write_files(partial, files)
+        contents = Index(dict(model or {}), small, shards.nbytes, tuple(shards.headers), op_runs, rest_runs)
+        index.write(contents, partial / index.FILE)
+
+
+class _Shards:
+    """The shards written so far."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.nbytes: dict[str, int] = {}
+        self.headers: list[Run] = []
+
+    def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[Written]:
+        if file in self.nbytes:
+            raise UserError(f"{file} would be written twice: ops of one layer and variant must follow each other")
+        nbytes = sum(layout(tensors)[1] for tensors in groups)
+        check_space(self.folder, nbytes)
+        written = write_shard(self.folder / file, groups, prefixes, {"variant": variant})
+        self.nbytes[file] = written.header.nbytes + nbytes
+        self.headers.append(Run(file, **vars(written.header)))
+        return written.groups
+
+
+def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
+    runs = []
+    for (layer, variant), group in groupby(ops, key=lambda op: (op.layer, op.variant)):
+        runs += _write_layer(shards, f"layer-{layer:03d}.{variant}.safetensors", list(group))  # gone before the next
+    return tuple(runs)
+
+
+def _write_layer(shards: _Shards, file: str, group: list[Op]) -> list[OpRun]:
+    _check_group(group)
+    written = shards.add(file, [op.tensors for op in group], [f"{op.op}." for op in group], group[0].variant)
+    return [_op_run(op, file, place) for op, place in zip(group, written, strict=True)]
+
+
+def _op_run(op: Op, file: str, place: Written) -> OpRun:
+    pieces, _ = layout(op.tensors)
+    return OpRun(
+        file,
+        **vars(place),
+        layer=op.layer,
+        op=op.op,
+        variant=op.variant,
+        format=op.packed.name,
+        format_version=op.packed.version,
+        dtype=op.packed.dtype,
+        shape=tuple(op.packed.shape),
+        pieces={name: pieces[name] for name in op.packed.tensors},
+        extras={name: pieces[name] for name in op.extras},
+    )
+
+
+def _check_group(group: list[Op]) -> None:
+    if not re.fullmatch(index.VARIANT, group[0].variant):
+        raise UserError(f"variant {group[0].variant!r}: expected small letters, digits, '-' and '_'; it names files")
+    names = [op.op for op in group]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise UserError(f"layer {group[0].layer}, variant {group[0].variant!r}: {min(twice)} comes twice")
+    for op in group:
+        if both := op.extras.keys() & op.packed.tensors.keys():
+            raise UserError(f"layer {op.layer} {op.op}: extras {sorted(both)} are names of the format's own tensors")
+
+
+def _write_rest(shards: _Shards, rest: Iterable[tuple[str, Tensor]]) -> tuple[RestRun, ...]:
+    runs = []
+    for number, batch in enumerate(_batches(rest)):
+        file = f"rest-{number:03d}.safetensors"
+        groups = [{name: tensor} for name, tensor in batch.items()]
+        for group, place in zip(groups, shards.add(file, groups, [""] * len(groups), "rest"), strict=True):
+            runs.append(RestRun(file, **vars(place), name=next(iter(group)), pieces=layout(group)[0]))
+    return tuple(runs)
+
+
+def _batches(rest: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+    batch, nbytes, names = {}, 0, set()
+    for name, tensor in rest:
+        if name in names or name.startswith(PADDING):
+            raise UserError(f"tensor {name!r} comes twice, or has a name that the store uses itself")
+        if batch and nbytes + tensor.nbytes > REST_BYTES:
+            yield batch
+            batch, nbytes = {}, 0
+        names.add(name)
+        batch[name], nbytes = tensor, nbytes + tensor.nbytes
+    if batch:
+        yield batch
+
+
+def _write_files(partial: Path, files: Callable[[Path], None] | None) -> dict[str, str]:
+    if files is None:
+        return {}
+    (partial / MODEL_FOLDER).mkdir()
+    files(partial / MODEL_FOLDER)
+    written = sorted(path for path in (partial / MODEL_FOLDER).rglob("*") if path.is_file())
+    return {path.relative_to(partial).as_posix(): file_sha256(path) for path in written}
