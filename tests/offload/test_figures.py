@@ -12,7 +12,7 @@ ROWS = [
     ("here", "modelled", "dense", "read", 2.5),
     ("here", "modelled", "endor", "read", 1.25),
 ]
-TABLE = pd.DataFrame(ROWS, columns=["profile", "evidence", "way", "stage", "seconds"])
+TABLE = pd.DataFrame(ROWS, columns=["profile", "evidence", "way", "stage", "seconds"]).assign(model="toy")
 CLAIMS = [
     ("fig00-endor-speedup", "speedup", 1.7, 1.5, "paper", "modelled"),
     ("fig00-endor-speedup", "speedup", 1.7, 1.25, "here", "measured"),
@@ -28,7 +28,7 @@ def names(axes):
 
 def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
     paper, here, _ = machines_figure(TABLE, COMPARISON).axes
-    assert "paper, modelled" in (paper.get_title(), paper.get_title(loc="left"))
+    assert "paper: toy, modelled" in (paper.get_title(), paper.get_title(loc="left"))
     assert names(paper) == ["dense"]
     assert names(here) == ["dense", "dense, modelled", "endor", "endor, modelled"]
     boxes = {(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in here.patches}

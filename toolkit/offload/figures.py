@@ -17,8 +17,8 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
     """A panel of stacked stages for every machine, then one of our ratios and speed-ups beside the published ones.
 
     Args:
-        table: rows of `Timeline.stages()` with `profile`, `evidence` and the column `bar` (`ways`, say). Where a
-            machine's bar was both measured and modelled, the modelled one stands below.
+        table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`ways`, say).
+            Where a machine's bar was both measured and modelled, the modelled one stands below.
         comparison: of `compare_machines`; claims of other units, and such as nothing here answers to, are left out.
     """
     panels = {name: _paired(rows, bar) for name, rows in table.groupby("profile", sort=False)}
@@ -35,10 +35,11 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
     for place, (name, rows) in zip(axes.flat, panels.items(), strict=False):
         stacked_bars(place, rows, bar)
         place.get_legend().remove()
-        place.set_title(f"{name}, {' and '.join(dict.fromkeys(rows['evidence']))}")
+        models, kinds = (list(dict.fromkeys(rows[column])) for column in ("model", "evidence"))
+        place.set_title(f"{name}: {', '.join(models)}, {' and '.join(kinds)}")
     if len(ratios):
         _ratios(axes.flat[-1], ratios, first=comparison["profile"].iloc[0])
-    _legend(figure, table, published=len(ratios) > 0)
+    stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 
 
@@ -64,8 +65,8 @@ def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
         patch.set_facecolor("0.65")
 
 
-def _legend(figure: Figure, table: pd.DataFrame, published: bool) -> None:
-    """One for all panels, so that no stage is looked for twice."""
+def stage_legend(figure: Figure, table: pd.DataFrame, published: bool = False) -> None:
+    """One legend for all panels: the stages of the table, `modelled` if some are, and the published marks."""
     keys = [Patch(color=colour, label=stage) for stage, colour in stage_colours(table["stage"]).items()]
     if "modelled" in set(table["evidence"]):
         keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))

@@ -100,8 +100,9 @@ def operation_table(
         (
             (predict(machine, [Layer((weight,), placement)], plan), plan, {"op": weight.op, "placement": placement})
             for placement in placements
+            for op, shape in chosen.items()
             for plan in choices or plans()
-            for weight in weights(chosen, plan.method, workload.dtype, workload.sparsity)
+            for weight in weights({op: shape}, plan.method, workload.dtype, workload.sparsity)
         ),
     )
 
