@@ -50,8 +50,10 @@ def test_a_baseline_that_is_no_label_is_refused():
         beside_dense(TABLE, mapping="published")
 
 
-def test_ways_are_named_by_labels_method_and_path():
+def test_ways_are_named_by_labels_method_path_and_policy():
     assert ways(TABLE).tolist() == ["dense", "endor", "endor, direct", "endor", "dense", "endor"]
+    ahead = TABLE.assign(policy=["sequential"] * 2 + ["pipelined"] * 4)
+    assert ways(ahead).tolist()[1:4] == ["endor", "endor, direct, pipelined", "endor, pipelined"]
     assert ways(TABLE, "op", "stage").tolist()[2:5] == [
         "fc1, read, endor, direct",
         "fc1, decode, endor",

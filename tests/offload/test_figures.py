@@ -28,7 +28,7 @@ def names(axes):
 
 def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
     paper, here, _ = machines_figure(TABLE, COMPARISON).axes
-    assert "paper: toy, modelled" in (paper.get_title(), paper.get_title(loc="left"))
+    assert "paper, toy, modelled" in (paper.get_title(), paper.get_title(loc="left"))
     assert names(paper) == ["dense"]
     assert names(here) == ["dense", "dense, modelled", "endor", "endor, modelled"]
     boxes = {(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in here.patches}
@@ -45,3 +45,14 @@ def test_ratios_stand_beside_the_published_ones_and_what_was_not_run_is_left_out
 def test_without_ratios_there_is_no_panel_of_them():
     assert len(machines_figure(TABLE, COMPARISON.iloc[2:]).axes) == 2
     assert len(machines_figure(TABLE, COMPARISON.iloc[:0]).axes) == 2
+
+
+def test_the_total_is_marked_where_stages_overlap():
+    rows = [("read", 2.0), ("compute", 1.0), ("total", 2.5)]
+    table = pd.DataFrame(rows, columns=["stage", "seconds"]).assign(
+        profile="here", evidence="measured", way="endor, pipelined", model="toy"
+    )
+    [axes] = machines_figure(table, COMPARISON.iloc[:0]).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[2.5, 2.5]]
+    [apart] = machines_figure(table.assign(seconds=[2.0, 1.0, 3.0]), COMPARISON.iloc[:0]).axes
+    assert list(apart.lines) == []

@@ -58,9 +58,12 @@ def model_error(table: pd.DataFrame) -> pd.Series:
 
 
 def ways(table: pd.DataFrame, *labels: str) -> pd.Series:
-    """A name for each row's way, to call a bar by: the labels named, then the method, then `direct` if it is."""
-    path = table["path"].map({"host": "", "direct": ", direct"})
-    return table[[*labels, "method"]].astype(str).agg(", ".join, axis=1) + path
+    """A name for each row's way, to call a bar by: the labels named, the method, `direct` and `pipelined` if so."""
+    names = table[[*labels, "method"]].astype(str).agg(", ".join, axis=1)
+    for column, plain in (("path", "host"), ("policy", "sequential")):
+        if column in table:
+            names += (", " + table[column]).where(table[column] != plain, "")
+    return names
 
 
 def stage_seconds(table: pd.DataFrame, *labels: str) -> pd.DataFrame:

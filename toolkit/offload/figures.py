@@ -7,10 +7,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from toolkit.figures import COLUMN_IN, HATCHES, PUBLISHED, comparison_bars, stacked_bars, stage_colours
+from toolkit.figures import COLUMN_IN, HATCHES, PUBLISHED, SUMS, comparison_bars, stacked_bars, stage_colours
 
 BAR_IN, FRAME_IN = 0.27, 0.55  # height of a bar, and of what stands around a panel
 RATIOS = ("ratio", "speedup")
+OVERLAPPING = 0.99  # a total below this share of its stages together
+TOTAL = {"color": "black", "linewidth": 2, "solid_capstyle": "butt"}
 
 
 def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "way") -> Figure:
@@ -36,7 +38,9 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
         stacked_bars(place, rows, bar)
         place.get_legend().remove()
         models, kinds = (list(dict.fromkeys(rows[column])) for column in ("model", "evidence"))
-        place.set_title(f"{name}: {', '.join(models)}, {' and '.join(kinds)}")
+        about = models if len(models) == 1 else []  # the bars say which, if there are several
+        place.set_title(", ".join([name, *about, " and ".join(kinds)]))
+        _mark_totals(place, rows, bar)
     if len(ratios):
         _ratios(axes.flat[-1], ratios, first=comparison["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
@@ -52,6 +56,15 @@ def _paired(rows: pd.DataFrame, bar: str) -> pd.DataFrame:
         bar, key=lambda names: names.map(places), kind="stable"
     )
     return rows.assign(**{bar: rows[bar].where(rows["evidence"] == "measured", rows[bar] + ", modelled")})
+
+
+def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
+    """A line at the total of each bar whose stages overlap: they are stacked, so its length is no time."""
+    seconds = rows[~rows["stage"].isin(SUMS)].groupby(bar, sort=False)["seconds"].sum()
+    totals = rows[rows["stage"] == "total"].set_index(bar)["seconds"].reindex(seconds.index)
+    for place, (stacked, total) in enumerate(zip(seconds, totals, strict=True)):
+        if total < OVERLAPPING * stacked:
+            axes.plot([total, total], [place - 0.45, place + 0.45], label="total, where stages overlap", **TOTAL)
 
 
 def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
@@ -72,4 +85,5 @@ def stage_legend(figure: Figure, table: pd.DataFrame, published: bool = False) -
         keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))
     if published:
         keys.append(Line2D([], [], label="published", **PUBLISHED))
-    figure.legend(handles=keys, loc="outside lower left", ncols=4)
+    lines = [line for axes in figure.axes for line in axes.lines if str(line.get_label()).startswith("total")]
+    figure.legend(handles=[*keys, *lines[:1]], loc="outside lower left", ncols=4)
