@@ -3,7 +3,7 @@ import pytest
 import yaml
 
 from toolkit import claims, paths
-from toolkit.claims import compare
+from toolkit.claims import COLUMNS, compare, compare_machines
 from toolkit.errors import UserError
 
 RECORD = {
@@ -135,6 +135,28 @@ def test_a_broken_file_is_refused_with_its_name_and_record(publish, records, wor
     publish(*records)
     with pytest.raises(UserError, match=rf"toy\.yaml.*{words}"):
         claims.claims("toy")
+
+
+def test_each_machine_is_compared_by_itself_and_by_what_was_measured(publish):
+    publish(RECORD, RECORD | {"id": "x-2", "where": {"format": "csr"}})
+    rows = [
+        ("paper", "endor", 0.5, "modelled"),
+        ("here", "endor", 0.9, "modelled"),
+        ("here", "endor", 0.52, "measured"),
+    ]
+    table = pd.DataFrame(rows, columns=["profile", "format", "ratio", "evidence"]).assign(sparsity=0.5)
+    found = compare_machines(table, "toy/fig1")[["profile", "claim", "ours", "evidence", "verdict"]]
+    assert found.astype(object).fillna("").to_numpy().tolist() == [
+        ["paper", "x-1", 0.5, "modelled", "within tolerance"],
+        ["paper", "x-2", "", "", "not run"],
+        ["here", "x-1", 0.52, "measured", "within tolerance"],
+    ]
+
+
+def test_a_figure_without_numbers_has_an_empty_comparison(publish):
+    publish(RECORD)
+    assert compare(TABLE, "toy/fig2").columns.tolist() == COLUMNS
+    assert compare_machines(TABLE.assign(profile="paper"), "toy/fig2").empty
 
 
 def test_the_projects_own_claims_are_valid():

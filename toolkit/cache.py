@@ -16,15 +16,20 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from toolkit import paths, sources
 from toolkit.errors import UserError
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 log = logging.getLogger(__name__)
 
 KEY, CHECKSUMS = "key.json", "checksums.json"
+TABLE = "table.csv"
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -50,6 +55,26 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
             if not _sound(folder):
                 _make(folder, recipe, make)
     return folder
+
+
+def cached_table(
+    kind: str, key: dict, code: Iterable[Path], measure: Callable[[], "pd.DataFrame"], fresh: bool = False
+) -> "pd.DataFrame":
+    """A table that is dear to measure, from the cache unless `fresh`: it is measured again then, and replaced once that
+    is done. `kind`, `key` and `code` as in `cached`.
+    """
+    import pandas as pd
+
+    ready = [measure()] if fresh else []
+
+    def make(target: Path) -> None:
+        (ready.pop() if ready else measure()).to_csv(target / TABLE, index=False)
+
+    folder = cached(kind, key, code, make)
+    if ready:
+        shutil.rmtree(folder)
+        folder = cached(kind, key, code, make)
+    return pd.read_csv(folder / TABLE)
 
 
 def fault(folder: Path) -> str | None:

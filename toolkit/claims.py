@@ -15,6 +15,10 @@ MET = "within tolerance"
 SHAPE = "same shape"
 DIFFERS = "differs"
 NOT_RUN = "not run"
+COLUMNS = [
+    *("claim", "quantity", "unit", "conditions", "section"),
+    *("published", "ours", "stand_in", "evidence", "ratio", "verdict"),
+]
 
 # `number` counts things (layers, tokens) or has no unit (a threshold); `points` is a difference of two percentages
 UNITS = [
@@ -80,8 +84,8 @@ def claims(paper: str) -> pd.DataFrame:
 def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
     """The published numbers of a figure beside ours, each with a verdict.
 
-    Columns: claim, quantity, unit, conditions, section, published, ours, stand_in, evidence, ratio, verdict. The
-    verdicts, in order of preference:
+    Columns: `COLUMNS`; a row a claim, none if the paper prints no number of the figure. The verdicts, in order of
+    preference:
 
     - `within tolerance`: ours is within the claim's relative tolerance (10 % unless it says otherwise) or its absolute
       slack, or on the open side of a published limit. Never for a stand-in, which is another quantity.
@@ -92,7 +96,21 @@ def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
     """
     records = claims(figure.split("/")[0])
     chosen = {record["id"]: record for record in records[records["figure"] == figure].to_dict("records")}
-    return pd.DataFrame([_compare(table, record, chosen) for record in chosen.values()])
+    return pd.DataFrame([_compare(table, record, chosen) for record in chosen.values()], columns=COLUMNS)
+
+
+def compare_machines(table: pd.DataFrame, figure: str) -> pd.DataFrame:
+    """`compare` for every machine of the table by itself, with a column `profile` more; what was measured goes before
+    what was modelled of the same machine.
+
+    All claims are listed for the first machine, the paper's; for each other one those that it can say something about.
+    """
+    tables = []
+    for name, rows in table.groupby("profile", sort=False):
+        measured = rows[rows["evidence"] == "measured"]
+        compared = compare(measured if len(measured) else rows, figure).assign(profile=name)
+        tables.append(compared[compared["verdict"] != NOT_RUN] if tables else compared)
+    return pd.concat([tables[0], *(compared for compared in tables[1:] if len(compared))], ignore_index=True)
 
 
 def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dict:

@@ -150,12 +150,17 @@ def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "second
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
 
 
+def stage_colours(names: Iterable[str]) -> dict[str, tuple]:
+    """The colour of each stage of a timeline among the names, in the stages' order: the same in every figure."""
+    palette = dict(zip(STAGES, sns.color_palette("colorblind", len(STAGES)), strict=True))
+    return {name: palette[name] for name in STAGES if name in set(names)}
+
+
 def _colours(names: pd.Series) -> dict[str, tuple]:
-    """A colour each; a stage of a timeline has the same in every figure, whichever others are there."""
+    """A colour each, `stage_colours` if they are stages."""
     found = list(dict.fromkeys(names))
     if set(found) <= set(STAGES):
-        palette = dict(zip(STAGES, sns.color_palette("colorblind", len(STAGES)), strict=True))
-        return {name: palette[name] for name in STAGES if name in found}
+        return stage_colours(found)
     return dict(zip(found, sns.color_palette("colorblind", len(found)), strict=True))
 
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 
 
 def _llama(hidden: int, key_value: int, ffn: int) -> dict[str, tuple[int, int]]:
@@ -36,6 +36,22 @@ SHAPES = {
 }
 
 ROWS_AT_ONCE = 64
+
+
+def twin_shapes(model: str) -> dict[str, tuple[int, int]]:
+    """The layers of a model of `SHAPES`, or of a part of it: "opt-66b/8" has an eighth of each matrix's rows.
+
+    Rows keep their length, so each costs what it does in the whole matrix. Raises `UserError` for an unknown model, or
+    a divisor that does not leave whole rows.
+    """
+    name, slash, divisor = model.partition("/")
+    if name not in SHAPES:
+        raise unknown("twin model", name, SHAPES)
+    fewest = min(rows for rows, _ in SHAPES[name].values())
+    parts = (int(divisor) if divisor.isdecimal() else 0) if slash else 1
+    if not parts or fewest % parts:
+        raise UserError(f"twin model {model!r}: expected a divisor of {fewest}, its fewest rows, such as {name}/8")
+    return {op: (rows // parts, columns) for op, (rows, columns) in SHAPES[name].items()}
 
 
 def random_pruned(

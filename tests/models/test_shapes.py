@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.shapes import SHAPES, random_pruned
+from toolkit.shapes import SHAPES, random_pruned, twin_shapes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -43,3 +43,17 @@ def test_the_parameters_add_up():
     for name, layers in SHAPES.items():
         count, published = blocks[name]
         assert count * sum(rows * columns for rows, columns in layers.values()) == pytest.approx(published, rel=0.01)
+
+
+def test_a_part_of_a_model_has_fewer_rows_of_the_same_length():
+    assert twin_shapes("opt-66b") == SHAPES["opt-66b"]
+    assert twin_shapes("opt-66b/8")["fc1"] == (4608, 9216)
+    assert twin_shapes("llama2-70b/16")["k_proj"] == (64, 8192)
+
+
+@pytest.mark.parametrize(
+    "model", ["opt-175b", "opt-175b/8", "opt-66b/7", "opt-66b/0", "opt-66b/", "opt-66b/-8", "opt-66b/8/2"]
+)
+def test_parts_that_leave_no_whole_rows_are_refused(model):
+    with pytest.raises(UserError, match="twin model"):
+        twin_shapes(model)

@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.offload.comparison import beside_dense, over
+from toolkit.offload.comparison import beside_dense, model_error, over, stage_seconds, ways
 
 # op, method, path, stage, seconds, nbytes, gb_s
 ROWS = [
@@ -48,3 +48,26 @@ def test_rows_that_labels_do_not_tell_apart_are_refused():
 def test_a_baseline_that_is_no_label_is_refused():
     with pytest.raises(UserError, match="baseline 'mapping': expected a label of the table, one of op, method, path"):
         beside_dense(TABLE, mapping="published")
+
+
+def test_ways_are_named_by_labels_method_path_and_policy():
+    assert ways(TABLE).tolist() == ["dense", "endor", "endor, direct", "endor", "dense", "endor"]
+    ahead = TABLE.assign(policy=["sequential"] * 2 + ["pipelined"] * 4)
+    assert ways(ahead).tolist()[1:4] == ["endor", "endor, direct, pipelined", "endor, pipelined"]
+    assert ways(TABLE, "op", "stage").tolist()[2:5] == [
+        "fc1, read, endor, direct",
+        "fc1, decode, endor",
+        "fc2, read, dense",
+    ]
+
+
+def test_the_models_error_is_the_median_over_stages_and_over_totals():
+    rows = [("read", 1.1), ("decode", 0.7), ("compute", 1.2), ("transfer", 9.0), ("total", 0.95), ("total", None)]
+    error = model_error(pd.DataFrame(rows, columns=["stage", "modelled_over_measured"]))
+    assert error.to_dict() == pytest.approx({"stages": 0.2, "totals": 0.05})
+
+
+def test_seconds_are_shown_by_way_and_stage():
+    shown = stage_seconds(TABLE, "op")
+    assert shown.columns.tolist() == ["read", "decode"]
+    assert shown.loc[("fc1, endor", "measured")].tolist() == [2, 0.5]

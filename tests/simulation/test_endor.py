@@ -8,6 +8,7 @@ from toolkit.errors import UserError
 from toolkit.offload.comparison import over
 from toolkit.simulation.endor import MAPS, Workload, layer_table, operation_table, pass_table, plans
 from toolkit.simulation.hardware import profile
+from toolkit.simulation.transfer import Plan
 
 LAYER_GB = 2 * (4 * 9216**2 + 2 * 9216 * 36864) / 1e9  # OPT-66B
 PACKED = 0.5625
@@ -157,6 +158,9 @@ def test_plans_are_what_each_device_can_do():
         *(("dense", "host"), ("dense", "direct"), ("zstd", "host"), ("endor_cpu", "host")),
         *(("endor", "host"), ("endor", "direct"), ("endor_packed", "host"), ("endor_packed", "direct")),
     ]
+    assert plans(methods=["endor"], paths=["direct"]) == [Plan("endor", "direct")]
+    with pytest.raises(UserError, match="unknown method 'csr'"):
+        plans(methods=["csr"])
     on_cpu = plans(["sequential", "pipelined"], device="cpu")
     assert [plan.method for plan in on_cpu] == ["dense", "zstd", "endor", "endor_packed"] * 2
     assert [plan.policy for plan in on_cpu] == ["sequential"] * 4 + ["pipelined"] * 4
@@ -167,6 +171,12 @@ def test_tables_without_a_gpu(machine):
     assert "copy" not in set(table["stage"])
     assert set(table["placement"]) == {"storage", "dram"}
     assert (table["speedup"].notna() | (table["stage"].isin(["decode", "read", "transfer"]))).all()
+
+
+def test_a_part_of_a_model_takes_that_part_of_the_time(machine):
+    whole, part = (layer_table(machine, Workload(model), ["dram"]) for model in ("opt-66b", "opt-66b/8"))
+    copies = [table[table["stage"] == "copy"]["seconds"].to_numpy() for table in (whole, part)]
+    assert copies[0] == pytest.approx(8 * copies[1], rel=1e-4)
 
 
 def test_unknown_names_are_refused(machine):

@@ -45,3 +45,28 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
         bytes_over_dense=over(table, "nbytes", **baseline),
         bandwidth_over_dense=over(table, "gb_s", **baseline),
     )
+
+
+def model_error(table: pd.DataFrame) -> pd.Series:
+    """How far the model is off, as a share of what was measured: medians over single `stages` and over `totals`.
+
+    Of rows with `modelled_over_measured`, as `toolkit.offload.here` gives them.
+    """
+    off = (table["modelled_over_measured"] - 1).abs()
+    single = ~table["stage"].isin(["transfer", "total"])
+    return pd.Series({"stages": off[single].median(), "totals": off[table["stage"] == "total"].median()})
+
+
+def ways(table: pd.DataFrame, *labels: str) -> pd.Series:
+    """A name for each row's way, to call a bar by: the labels named, the method, `direct` and `pipelined` if so."""
+    names = table[[*labels, "method"]].astype(str).agg(", ".join, axis=1)
+    for column, plain in (("path", "host"), ("policy", "sequential")):
+        if column in table:
+            names += (", " + table[column]).where(table[column] != plain, "")
+    return names
+
+
+def stage_seconds(table: pd.DataFrame, *labels: str) -> pd.DataFrame:
+    """To be looked at: a row a way (`ways`, with these labels) and kind of evidence, a column a stage."""
+    named = table.assign(way=ways(table, *labels))
+    return named.pivot_table(index=["way", "evidence"], columns="stage", values="seconds", sort=False)

@@ -20,7 +20,7 @@ from toolkit.offload.comparison import LABELS, beside_dense, over
 from toolkit.offload.methods import METHODS, Method
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.timeline import TIERS, Timeline
-from toolkit.shapes import SHAPES
+from toolkit.shapes import twin_shapes
 from toolkit.simulation.machine import Profile
 from toolkit.simulation.transfer import PATHS, Layer, Plan, predict, weights
 
@@ -33,7 +33,10 @@ MAPS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """A model of `toolkit.shapes`, its dense data type and share of zeros. Raises `UserError` for an unknown model."""
+    """A model of `toolkit.shapes` or a part of it ("opt-66b/8"), its dense data type and share of zeros.
+
+    Raises `UserError` for an unknown model.
+    """
 
     model: str
     dtype: str = "float16"
@@ -41,23 +44,38 @@ class Workload:
 
     def __post_init__(self):
         """Refuse an unknown model."""
-        if self.model not in SHAPES:
-            raise unknown("twin model", self.model, SHAPES)
+        twin_shapes(self.model)
+
+    def shapes(self, ops: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
+        """Outputs × inputs of these operations, of all of a layer if none is named; `UserError` for an unknown one."""
+        known = twin_shapes(self.model)
+        for op in ops:
+            if op not in known:
+                raise unknown(f"layer of {self.model}", op, known)
+        return {op: known[op] for op in ops or known}
 
     def layer(self, machine: Profile, method: str, placement: str) -> Layer:
         """A whole decoder layer."""
         overhead_s = machine.software.layer_s if machine.software else 0.0
-        return Layer(weights(SHAPES[self.model], method, self.dtype, self.sparsity), placement, overhead_s)
+        return Layer(weights(self.shapes(), method, self.dtype, self.sparsity), placement, overhead_s)
 
 
-def plans(policies: Iterable[str] = ("sequential",), device: str = "gpu") -> list[Plan]:
-    """Every method on every path that it can take.
+def plans(
+    policies: Iterable[str] = ("sequential",),
+    device: str = "gpu",
+    methods: Iterable[str] = tuple(METHODS),
+    paths: Iterable[str] = PATHS,
+) -> list[Plan]:
+    """Every method on every path that it can take, of those named. Raises `UserError` for an unknown method.
 
     Without a GPU nothing is direct, and Endor is decoded in one place only: `endor_cpu` is `endor` then.
     """
-    ways = [(name, path) for name, method in METHODS.items() for path in _paths(method, device)]
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    ways = [(name, path) for name in methods for path in _paths(METHODS[name], device) if path in paths]
     if device == "cpu":
-        ways.remove(("endor_cpu", "host"))
+        ways = [way for way in ways if way != ("endor_cpu", "host")]
     return [Plan(*way, policy, device) for policy in policies for way in ways]
 
 
@@ -76,19 +94,16 @@ def operation_table(
 
     Raises `UserError` for an unknown operation, or a number that the machine's profile lacks.
     """
-    shapes = SHAPES[workload.model]
-    for op in ops:
-        if op not in shapes:
-            raise unknown(f"layer of {workload.model}", op, shapes)
-    chosen = {op: shapes[op] for op in ops or shapes}
+    chosen = workload.shapes(ops)
     return _table(
         machine,
         workload,
         (
             (predict(machine, [Layer((weight,), placement)], plan), plan, {"op": weight.op, "placement": placement})
             for placement in placements
+            for op, shape in chosen.items()
             for plan in choices or plans()
-            for weight in weights(chosen, plan.method, workload.dtype, workload.sparsity)
+            for weight in weights({op: shape}, plan.method, workload.dtype, workload.sparsity)
         ),
     )
 

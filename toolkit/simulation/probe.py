@@ -20,7 +20,7 @@ import pandas as pd
 import psutil
 
 from toolkit import paths, sources
-from toolkit.cache import cached
+from toolkit.cache import cached_table
 from toolkit.errors import UserError
 from toolkit.results import cpu_name
 from toolkit.simulation import disk, memory
@@ -28,7 +28,6 @@ from toolkit.simulation.hardware import GB, Links, Memory, Profile, Source, Stor
 from toolkit.storage.files import BLOCK_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20
-TABLE = "measurements.csv"
 COLUMNS = ["part", "quantity", "dtype", "pattern", "chunk_bytes", "threads", "mode", "repetition", "value", "unit"]
 CPU_DTYPES, GPU_DTYPES = ("fp32", "bf16"), ("fp32", "fp16", "bf16")
 
@@ -105,17 +104,7 @@ def measurements(fresh: bool = False, settings: Settings = QUICK, folder: Path |
     machine = describe(folder)
     key = {"machine": machine, "settings": asdict(settings)}
     code = [*sources.dependencies("toolkit.simulation.disk", "toolkit.simulation.memory"), Path(__file__).resolve()]
-    ready = [_measure(settings, folder, machine)] if fresh else []
-
-    def make(target: Path) -> None:
-        table = ready.pop() if ready else _measure(settings, folder, machine)
-        table.to_csv(target / TABLE, index=False)
-
-    kept = cached("probe", key, code, make)
-    if ready:
-        shutil.rmtree(kept)
-        kept = cached("probe", key, code, make)
-    return pd.read_csv(kept / TABLE)
+    return cached_table("probe", key, code, lambda: _measure(settings, folder, machine), fresh)
 
 
 def describe(folder: Path | None = None) -> dict[str, object]:

@@ -1,0 +1,168 @@
+"""ENDOR's operations and layers on this machine: measured, and predicted by the cost model from what it can do.
+
+    operations_here(Workload("opt-66b/8"), ["fc1"])     # beside operation_table(profile("endor-rtx4080"), ...)
+    layer_here(Workload("opt-66b/16"))                  # beside layer_table(...)
+
+The device is the CPU. What the model predicts from (the probe's bandwidths, rates of unpacking and of products) is
+measured apart from what it predicts. All measurements are kept under `data/cache/measured/`, by machine, disk and code.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from itertools import product
+
+import pandas as pd
+import torch
+
+from toolkit import sources
+from toolkit.cache import cached_table
+from toolkit.errors import unknown
+from toolkit.formats.packed import DTYPES
+from toolkit.offload.comparison import beside_dense, over
+from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
+from toolkit.offload.timeline import Span, Timeline
+from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
+from toolkit.simulation.machine import GB, Profile
+from toolkit.simulation.probe import describe, probe
+from toolkit.simulation.transfer import METHODS, Plan, with_rates
+
+RATES_MODEL, RATES_OP = "opt-6.7b", "fc1"  # timed for nothing else, and larger than the caches
+RATES_REPETITIONS = 7
+LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
+UNDECODED = ("dense", "endor_packed")  # methods that multiply with what is stored
+CASE = ["method", "placement", "policy"]
+SPAN = list(Span.__dataclass_fields__)
+
+
+def machine_here(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
+    """The probe's profile of this machine, with the rates at which it unpacks and multiplies such weights.
+
+    Rates are medians over passes through a matrix of another model, in memory, by the same code as what is predicted.
+    """
+    workload = Workload(RATES_MODEL, dtype, sparsity)
+    spans = _spans(workload, workload.shapes([RATES_OP]), _cases("dram"), RATES_REPETITIONS, fresh)
+    kept = spans[(spans["repetition"] > 0) & ((spans["stage"] == "decode") | spans["method"].isin(UNDECODED))]
+    form = kept["method"].map(lambda name: METHODS[name].format)
+    gb_s = (kept["nbytes"] / GB / (kept["end_s"] - kept["start_s"])).groupby([kept["stage"], form]).median()
+    return with_rates(probe(), "dram", gb_s["decode"].to_dict(), gb_s["compute"].to_dict())
+
+
+def operations_here(
+    workload: Workload,
+    ops: Sequence[str],
+    methods: Iterable[str] = tuple(METHODS),
+    repetitions: int = 7,
+    fresh: bool = False,
+) -> pd.DataFrame:
+    """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
+
+    More columns: low_s and high_s, the stage's least and most seconds of all repetitions but the first; `mode`,
+    "direct" if the page cache was passed by; `modelled_over_measured` seconds, in the rows that are modelled.
+    Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
+    """
+    choices = plans(device="cpu", methods=methods)
+    tables = []
+    for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
+        spans = _spans(workload, {op: shape}, _cases("storage"), repetitions, fresh)
+        tables.append(_stages(spans, workload, choices, op))
+    measured = beside_dense(pd.concat(tables, ignore_index=True))
+    machine = machine_here(workload.dtype, workload.sparsity, fresh)
+    return _beside(measured, operation_table(machine, workload, ops, choices=choices))
+
+
+def layer_here(
+    workload: Workload,
+    methods: Iterable[str] = LAYER_METHODS,
+    placements: Sequence[str] = PLACEMENTS,
+    repetitions: int = 5,
+    fresh: bool = False,
+    policies: Iterable[str] = ("sequential",),
+) -> pd.DataFrame:
+    """A decoder layer's linears as `layer_table` has them, measured and modelled; see `operations_here`.
+
+    `methods` are of `LAYER_METHODS`; "pipelined" is measured of layers in storage.
+    """
+    for name in methods:
+        if name not in LAYER_METHODS:
+            raise unknown("method for layers", name, LAYER_METHODS)
+    choices = plans(policies, "cpu", methods)
+    spans = _spans(workload, workload.shapes(), _layer_cases(), repetitions, fresh)
+    kept = spans[spans["placement"].isin(placements)]
+    measured = beside_dense(_stages(kept, workload, choices, "layer"))
+    machine = machine_here(workload.dtype, workload.sparsity, fresh)
+    return _beside(measured, layer_table(machine, workload, placements, choices))
+
+
+def layer_spans(workload: Workload, case: Case, repetitions: int = 5) -> pd.DataFrame:
+    """The spans of one pass through a layer, the one that `layer_here` shows, as `Timeline.table` has them."""
+    spans = _spans(workload, workload.shapes(), _layer_cases(), repetitions, fresh=False)
+    chosen = _of(spans, case)
+    table = _timeline(chosen[chosen["repetition"] == _median_repetition(chosen)]).table()
+    return table.assign(profile="this-machine", model=workload.model, mode=chosen["mode"].iloc[0], **asdict(case))
+
+
+def _cases(placement: str) -> list[Case]:
+    return [Case(plan.method, placement) for plan in plans(device="cpu")]
+
+
+def _layer_cases() -> list[Case]:
+    pipelined = [Case(method, "storage", "pipelined") for method in LAYER_METHODS]
+    return [Case(method, placement) for placement in PLACEMENTS for method in LAYER_METHODS] + pipelined
+
+
+def _spans(workload: Workload, shapes: dict, cases: Sequence[Case], repetitions: int, fresh: bool) -> pd.DataFrame:
+    """A row a span: the columns of `CASE`, repetition (the first is 0), mode, and those of `Span`."""
+    forms = list(dict.fromkeys(METHODS[case.method].format for case in cases))
+    key = asdict(workload) | {
+        "ops": list(shapes),
+        "cases": [asdict(case) for case in cases],
+        "repetitions": repetitions,
+    }
+
+    def measure() -> pd.DataFrame:
+        with twin_store(shapes, DTYPES[workload.dtype], workload.sparsity, forms) as store:
+            return pd.concat(
+                timeline.table()[SPAN].assign(**asdict(case), repetition=repetition, mode=mode)
+                for case, repetition, mode, timeline in timed_passes(store, cases, repetitions)
+            )
+
+    key |= {"machine": describe(), "threads": torch.get_num_threads()}
+    code = sources.dependencies("toolkit.offload.passes")
+    return cached_table("measured", key, code, measure, fresh)
+
+
+def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op: str) -> pd.DataFrame:
+    """Rows of `Timeline.stages()` of each plan that was measured: those of the repetition whose total is the median."""
+    rows = []
+    for placement, plan in product(dict.fromkeys(spans["placement"]), choices):
+        chosen = _of(spans, Case(plan.method, placement, plan.policy))
+        if len(chosen):
+            labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": placement, **asdict(plan)}
+            rows.append(_median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
+    return pd.concat(rows, ignore_index=True)
+
+
+def _of(spans: pd.DataFrame, case: Case) -> pd.DataFrame:
+    return spans[(spans[CASE] == pd.Series(asdict(case))).all(axis=1)]
+
+
+def _median_stages(spans: pd.DataFrame) -> pd.DataFrame:
+    every = [_timeline(rows).stages() for number, rows in spans.groupby("repetition") if number > 0]
+    seconds = pd.concat(every).groupby("stage")["seconds"]
+    shown = _timeline(spans[spans["repetition"] == _median_repetition(spans)]).stages()
+    return shown.assign(low_s=shown["stage"].map(seconds.min()), high_s=shown["stage"].map(seconds.max()))
+
+
+def _median_repetition(spans: pd.DataFrame) -> int:
+    totals = {number: _timeline(rows).total_s for number, rows in spans.groupby("repetition") if number > 0}
+    return sorted(totals, key=totals.get)[(len(totals) - 1) // 2]
+
+
+def _timeline(spans: pd.DataFrame) -> Timeline:
+    return Timeline(tuple(Span(**row) for row in spans[SPAN].to_dict("records")), "measured")
+
+
+def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
+    table = pd.concat([measured, modelled], ignore_index=True)
+    ratio = over(table, "seconds", evidence="measured")
+    return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))
