@@ -9,7 +9,7 @@ from toolkit.simulation.endor import Workload
 from toolkit.simulation.machine import Links, Memory, Profile, Storage
 
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}
-MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(2.0))
+MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(3.0))
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +78,12 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
     pd.testing.assert_frame_equal(here.operations_here(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
-def test_rates_come_from_passes_in_memory(monkeypatch):
+def test_rates_are_the_medians_over_another_matrix(monkeypatch):
     rows = []
     for repetition, factor in enumerate([100.0, 1.0, 2.0, 4.0]):  # the first one does not count
         for method, stage, nbytes, seconds in [
+            ("dense", "read", 8e9, 2),
+            ("endor", "read", 4e9, 1),
             ("dense", "compute", 8e9, 1),
             ("endor", "decode", 8e9, 4),
             ("endor", "compute", 8e9, 3),
@@ -95,6 +97,7 @@ def test_rates_come_from_passes_in_memory(monkeypatch):
     machine = here.machine_here()
     assert machine.dram.decode_gb_s == pytest.approx({"endor": 1.0, "zstd": 0.25})
     assert machine.dram.matvec_gb_s == pytest.approx({"dense": 4.0, "endor": 2.0})
+    assert machine.links.storage_to_dram_gb_s == 2.0
     assert machine.dram.bandwidth_gb_s == 20.0
 
 

@@ -3,12 +3,12 @@
     operations_here(Workload("opt-66b/8"), ["fc1"])     # beside operation_table(profile("endor-rtx4080"), ...)
     layer_here(Workload("opt-66b/16"))                  # beside layer_table(...)
 
-The device is the CPU. What the model predicts from (the probe's bandwidths, rates of unpacking and of products) is
-measured apart from what it predicts. All measurements are kept under `data/cache/measured/`, by machine, disk and code.
+The device is the CPU. What the model predicts from (rates of reading, of unpacking and of products) is measured apart
+from what it predicts. All measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 
 import pandas as pd
@@ -35,16 +35,19 @@ SPAN = list(Span.__dataclass_fields__)
 
 
 def machine_here(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
-    """The probe's profile of this machine, with the rates at which it unpacks and multiplies such weights.
+    """The probe's profile of this machine, with the rates at which it reads, unpacks and multiplies such weights.
 
-    Rates are medians over passes through a matrix of another model, in memory, by the same code as what is predicted.
+    Rates are medians over passes through a matrix of another model, by the same code as what is predicted. The probe's
+    own bandwidth of the disk is that of its best setting, which a shared disk seldom holds.
     """
     workload = Workload(RATES_MODEL, dtype, sparsity)
-    spans = _spans(workload, workload.shapes([RATES_OP]), _cases("dram"), RATES_REPETITIONS, fresh)
-    kept = spans[(spans["repetition"] > 0) & ((spans["stage"] == "decode") | spans["method"].isin(UNDECODED))]
-    form = kept["method"].map(lambda name: METHODS[name].format)
+    spans = _spans(workload, workload.shapes([RATES_OP]), _cases("storage"), RATES_REPETITIONS, fresh)
+    kept = spans[(spans["repetition"] > 0) & ((spans["stage"] != "compute") | spans["method"].isin(UNDECODED))]
+    form = kept["method"].map(lambda name: METHODS[name].format).where(kept["stage"] != "read", "any")
     gb_s = (kept["nbytes"] / GB / (kept["end_s"] - kept["start_s"])).groupby([kept["stage"], form]).median()
-    return with_rates(probe(), "dram", gb_s["decode"].to_dict(), gb_s["compute"].to_dict())
+    machine = probe()
+    machine = replace(machine, links=replace(machine.links, storage_to_dram_gb_s=gb_s["read", "any"]))
+    return with_rates(machine, "dram", gb_s["decode"].to_dict(), gb_s["compute"].to_dict())
 
 
 def operations_here(
