@@ -68,6 +68,7 @@ class Streamer:
         count = min(SLOTS[policy], len(layers["storage"]))
         resident_bytes = sum(store.layer(number, variant).nbytes for number in layers["dram"])
         budget.take(layers=buffer_bytes(resident_bytes), slots=buffer_bytes(count * slot_bytes))
+        self._read_until_s = 0.0
         self._resident = self._read_whole(layers["dram"], aligned_buffer(resident_bytes))
         arena = aligned_buffer(count * slot_bytes)
         self._slots = [Slot(arena[number * slot_bytes :][:slot_bytes]) for number in range(count)]
@@ -80,9 +81,11 @@ class Streamer:
         """
         if number in self._resident:
             return self._resident[number]
-        slot = self._slot_of(number)
+        slot = self._slot_for(number)
         if len(self._slots) > 1 and (following := self._following[number]) != number:
+            # before waiting: the layer before this one is done with, and the disk need not pause between two reads
             self._start(next(other for other in self._slots if other is not slot), following)
+        self._wait(slot)
         if number not in slot.views:
             slot.views[number] = self.store.layer(number, self.variant).view(slot.buffer)
         return slot.views[number]
@@ -102,18 +105,21 @@ class Streamer:
         """Close it."""
         self.close()
 
-    def _slot_of(self, number: int) -> Slot:
-        """The slot that holds the layer, once its bytes are all there."""
+    def _slot_for(self, number: int) -> Slot:
+        """The slot that holds a layer, or that its read is begun for."""
         slot = next((slot for slot in self._slots if slot.number == number), None)
         if slot is None:
             slot = next((slot for slot in self._slots if slot.number is None), self._slots[0])
             self._start(slot, number)
+        return slot
+
+    def _wait(self, slot: Slot) -> None:
+        """Until the slot's bytes are all there; a layer whose read failed is forgotten."""
         try:
             slot.reading.result()
         except BaseException:
             slot.number = None
             raise
-        return slot
 
     def _start(self, slot: Slot, number: int) -> None:
         """Start reading a layer into a slot, unless it is there or on its way."""
@@ -122,12 +128,14 @@ class Streamer:
         if slot.reading is not None:
             with suppress(Exception):  # of another layer, which is not asked for: out of turn
                 slot.reading.result()
-        layer, slot.number, begun_s = self.store.layer(number, self.variant), number, self.recorder.now_s()
+        layer, slot.number, submitted_s = self.store.layer(number, self.variant), number, self.recorder.now_s()
         slot.reading = self.reader.submit([layer], slot.buffer)
-        slot.reading.add_done_callback(lambda _: self._record(number, layer.nbytes, begun_s))
+        slot.reading.add_done_callback(lambda _: self._record(number, layer.nbytes, submitted_s))
 
-    def _record(self, number: int, nbytes: int, begun_s: float) -> None:
-        self.recorder.add(Span("read", "layer", "storage", begun_s, self.recorder.now_s(), nbytes, number))
+    def _record(self, number: int, nbytes: int, submitted_s: float) -> None:
+        """Reads are done one after the other, so one that had to wait began when the one before ended."""
+        begun_s, self._read_until_s = max(submitted_s, self._read_until_s), self.recorder.now_s()
+        self.recorder.add(Span("read", "layer", "storage", begun_s, self._read_until_s, nbytes, number))
 
     def _read_whole(self, numbers: Sequence[int], buffer: np.ndarray) -> dict[int, Mapping[str, Packed]]:
         """Layers one after the other in one buffer, for good."""
