@@ -95,7 +95,7 @@ def test_the_next_layer_is_read_while_this_one_is_used(packed):
         logits(ours.model)
     table = ours.timeline.table()
     read = table[table["stage"] == "read"].set_index("layer")
-    used = table[table["stage"] == "compute"].groupby("layer")["start_s"].min()
+    used = table[table["stage"] == "compute"].groupby("layer")["end_s"].max()
     for number in range(LAYERS - 1):
         assert read["start_s"][number + 1] < used[number]
 
