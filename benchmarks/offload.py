@@ -24,7 +24,6 @@ import pandas as pd
 import reports
 import torch
 
-from toolkit import paths
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
 from toolkit.pruning import prune
@@ -148,11 +147,8 @@ def _markdown(medians: pd.Series, ratios: pd.DataFrame) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=paths.cache_dir(), help="folder on the disk to measure")
+    parser = reports.disk_parser(__doc__, repetitions=7)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
 

@@ -1,8 +1,10 @@
 """Where the benchmarks' numbers go, and what the machine was doing meanwhile."""
 
+import argparse
 import json
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from toolkit import paths
 from toolkit.simulation.probe import describe
@@ -11,6 +13,15 @@ from toolkit.simulation.probe import describe
 def load_per_core() -> float:
     """The machine's load average over its cores: well above ours, others were at work."""
     return os.getloadavg()[0] / os.cpu_count()
+
+
+def disk_parser(description: str, repetitions: int) -> argparse.ArgumentParser:
+    """The options that benchmarks of a disk share: `--folder`, `--repetitions` and `--markdown`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=paths.cache_dir(), help="folder on the disk to measure")
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--markdown", action="store_true")
+    return parser
 
 
 def save(name: str, report: Mapping[str, object]) -> None:

@@ -18,7 +18,6 @@ import fio
 import pandas as pd
 import reports
 
-from toolkit import paths
 from toolkit.simulation import disk
 from toolkit.simulation.probe import KIB, MIB
 from toolkit.storage.files import OpenFile, open_file
@@ -111,12 +110,9 @@ def _fio(path: Path, file: OpenFile, pattern: str, chunk: int, threads: int, sec
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=paths.cache_dir(), help="folder on the disk to measure")
+    parser = reports.disk_parser(__doc__, repetitions=15)
     parser.add_argument("--file-mib", type=int, default=1024)
     parser.add_argument("--read-s", type=float, default=0.4, help="seconds of each reading")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
 

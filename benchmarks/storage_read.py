@@ -23,7 +23,6 @@ import fio
 import pandas as pd
 import reports
 
-from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.simulation.probe import MIB
 from toolkit.storage.buffers import aligned_buffer
@@ -147,12 +146,9 @@ def _markdown(table: pd.DataFrame) -> str:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=paths.cache_dir(), help="folder on the disk to measure")
+    parser = reports.disk_parser(__doc__, repetitions=11)
     parser.add_argument("--layer-mib", type=int, default=384)
-    parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--markdown", action="store_true")
     return parser.parse_args()
 
 

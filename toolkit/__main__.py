@@ -107,9 +107,9 @@ def _sizes(folder: Path, model) -> list[str]:
         return [f"{packed / 1e6:.1f} MB in all; dense {sum(p.nbytes for p in model.parameters()) / 1e6:.1f} MB"]
     store, found = Store.open(folder), [f"decoder weights dense {dense / 1e6:.1f} MB"]
     for variant in store.variants:
-        packed = sum(layer.nbytes for (_, name), layer in store.layers.items() if name == variant)
+        packed = store.nbytes(variant)
         found.append(f"{variant} {packed / 1e6:.1f} MB ({packed / dense:.1%})")
-    return [*found, f"all the rest {sum(run.nbytes for run in store.index.rest) / 1e6:.1f} MB"]
+    return [*found, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
 def _tell(model, tokens: int, seconds: float) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from toolkit.formats import Packed, encode
 from toolkit.formats.codecs import Zstd
 from toolkit.formats.dense import Dense
+from toolkit.formats.endor import Endor
 from toolkit.kernels import bitmap
 
 ROWS_AT_ONCE = 64  # of an int8 matrix, widened: they stay in the cache
@@ -34,7 +35,9 @@ def unpack(parts: Sequence[Packed], out: Tensor) -> Tensor:
         with ThreadPoolExecutor(len(parts)) as pool:
             list(pool.map(_inflate, parts, blocks))
         return out
-    return bitmap.decompress(parts[0], out=out)
+    if isinstance(parts[0], Endor):
+        return bitmap.decompress(parts[0], out=out)
+    return out.copy_(parts[0].decode())
 
 
 def product(weight: Tensor | Packed, x: Float32[Tensor, " inputs"]) -> Tensor:
@@ -50,8 +53,13 @@ def product(weight: Tensor | Packed, x: Float32[Tensor, " inputs"]) -> Tensor:
 
 
 def _inflate(part: Zstd, out: Tensor) -> None:
-    """Into memory at hand: the library's one call allocates what it returns, which costs about as much again."""
+    """Into memory at hand: the library's one call allocates what it returns, which costs about as much again.
+
+    Raises `ValueError` for a frame that holds fewer bytes.
+    """
     import zstandard
 
     target = memoryview(out.view(-1).view(torch.uint8).numpy())
-    zstandard.ZstdDecompressor().stream_reader(memoryview(part.frame.numpy())).readinto(target)
+    size = zstandard.ZstdDecompressor().stream_reader(memoryview(part.frame.numpy())).readinto(target)
+    if size != target.nbytes:
+        raise ValueError(f"a zstd frame of {size} bytes; expected {target.nbytes}")

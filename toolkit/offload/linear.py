@@ -9,6 +9,7 @@ from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.kernels import bitmap
+from toolkit.offload.cpu import unpack
 from toolkit.offload.timeline import Recorder
 
 
@@ -16,7 +17,7 @@ class OffloadedLinear(nn.Module):
     """Stands in for an `nn.Linear` of the same shape and bias.
 
     `fetch()` gives its weight, packed, whenever it runs. `scratch` is the flat tensor that weights are made dense in,
-    shared by all layers; None has single tokens multiplied with the packed form, and only prompts make it dense.
+    shared by all layers; with `packed`, single tokens are multiplied with the packed form, and only prompts use it.
     """
 
     def __init__(
@@ -58,4 +59,4 @@ class OffloadedLinear(nn.Module):
         rows, columns = weight.shape
         out = self._scratch[: rows * columns].view(rows, columns)
         with self._recorder.span("decode", self.name, "dram", out.nbytes, self.layer):
-            return bitmap.decompress(weight, out) if isinstance(weight, Endor) else out.copy_(weight.decode())
+            return unpack([weight], out)

@@ -76,9 +76,9 @@ class OffloadedModel:
             store.verify()
         model = _empty_model(store)
         store.check_fits(model, variant)
-        runs = [run for (_, found), layer in store.layers.items() if found == variant for run in layer.ops.values()]
+        runs = [run for layer in store.layers_of(variant) for run in layer.ops.values()]
         scratch_bytes = max(run.dense_bytes for run in runs) if variant != "dense" else 0
-        fixed = {"scratch": scratch_bytes, "rest": sum(run.nbytes for run in store.index.rest)}
+        fixed = {"scratch": scratch_bytes, "rest": store.rest_bytes}
         placement = placement or _placement(store, variant, policy, budget, fixed)
         budget.take(**fixed)
         tiers, count = placement.tiers, len(decoder_blocks(model))
@@ -157,6 +157,6 @@ def _empty_model(store: Store) -> nn.Module:
 
 def _placement(store: Store, variant: str, policy: str, budget: Budget, fixed: Mapping[str, int]) -> LayerMap:
     """The first layers in DRAM, as far as the budget goes beside what must be there."""
-    sizes = [layer.nbytes for (_, found), layer in store.layers.items() if found == variant]
+    sizes = [layer.nbytes for layer in store.layers_of(variant)]
     budget.check(**fixed, slots=needed_bytes([], sizes, SLOTS[policy]))
     return nearest_first(sizes, budget.left_bytes - sum(fixed.values()), SLOTS[policy])

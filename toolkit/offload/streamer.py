@@ -56,13 +56,8 @@ class Streamer:
         budget: Budget,
         recorder: Recorder,
     ):
-        self.store, self.variant, self.tiers, self.reader, self.recorder = (
-            store,
-            variant,
-            tuple(tiers),
-            reader,
-            recorder,
-        )
+        self.store, self.variant, self.tiers = store, variant, tuple(tiers)
+        self.reader, self.recorder = reader, recorder
         layers = {tier: [n for n, found in enumerate(tiers) if found == tier] for tier in ("dram", "storage")}
         slot_bytes = max((store.layer(number, variant).nbytes for number in layers["storage"]), default=0)
         count = min(SLOTS[policy], len(layers["storage"]))

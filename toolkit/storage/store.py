@@ -83,21 +83,32 @@ class Store:
     def layer(self, number: int, variant: str) -> Layer:
         """One layer's ops in one variant. Raises `UserError` if the store has no such layer or variant."""
         if (found := self.layers.get((number, variant))) is None:
-            count = len(self._of(variant))
+            count = len(self.layers_of(variant))
             raise UserError(f"no layer {number} in variant {variant!r} of {self.folder}: it has {count} layers")
         return found
 
+    def layers_of(self, variant: str) -> list[Layer]:
+        """All layers in one variant, in order. Raises `UserError` for an unknown variant."""
+        if variant not in self.variants:
+            raise unknown(f"variant of {self.folder.name}", variant, self.variants)
+        return [layer for (_, found), layer in self.layers.items() if found == variant]
+
     def slot_bytes(self, variant: str) -> int:
         """The bytes of a buffer that any layer of this variant fits into. Raises `UserError` for an unknown variant."""
-        return max(layer.nbytes for layer in self._of(variant))
+        return max(layer.nbytes for layer in self.layers_of(variant))
 
     def nbytes(self, variant: str) -> int:
         """The bytes of all layers in this variant, as they lie on the disk."""
-        return sum(layer.nbytes for layer in self._of(variant))
+        return sum(layer.nbytes for layer in self.layers_of(variant))
+
+    @property
+    def rest_bytes(self) -> int:
+        """The bytes of all that is no op's weight, as they lie on the disk."""
+        return sum(run.nbytes for run in self.index.rest)
 
     def files(self, *variants: str) -> dict[str, StoredFile]:
         """The shards of these variants, of all if none is named. Raises `UserError` for one that is not there."""
-        layers = [layer for variant in variants or self.variants for layer in self._of(variant)]
+        layers = [layer for variant in variants or self.variants for layer in self.layers_of(variant)]
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
     def rest(self) -> Iterator[tuple[str, Tensor]]:
@@ -131,7 +142,7 @@ class Store:
         The model may lie on the device "meta". What else the model has is compared with `rest`, too.
         """
         blocks = decoder_blocks(model)
-        if len(blocks) != (count := len(self._of(variant))):
+        if len(blocks) != (count := len(self.layers_of(variant))):
             raise self._misfit(model, f"{count} layers in variant {variant!r}", len(blocks))
         for number, block in enumerate(blocks):
             expected = {name: linear.weight for name, linear in decoder_linears(block).items()}
@@ -147,11 +158,6 @@ class Store:
             has, wants = stored.get(name), tuple(expected[name].shape) if name in expected else None
             if has != wants:
                 raise self._misfit(model, f"{name} of shape {has}", wants)
-
-    def _of(self, variant: str) -> list[Layer]:
-        if variant not in self.variants:
-            raise unknown(f"variant of {self.folder.name}", variant, self.variants)
-        return [layer for (_, found), layer in self.layers.items() if found == variant]
 
     def _misfit(self, model: nn.Module, has: str, wants: object) -> UserError:
         return UserError(
