@@ -69,7 +69,9 @@ def test_a_sparse_bitmask_checkpoint(model, tmp_path):
         (["run", "OUT", "--prompt", "x"], "no folder"),
         (["run", "MODEL", "--prompt", "x"], "index.json"),
         (["run", "MODEL", "--prompt", "x", "--max-new-tokens", "0"], "from 1"),
-        (["run", "MODEL", "--prompt", "x", "--dram", "much"], "such as 500MB"),
+        (["run", "MODEL", "--prompt", "x", "--dram", "much"], "--dram much: expected a size such as 500MB"),
+        (["run", "MODEL", "--prompt", "x", "--device-memory", "all"], "--device-memory all: expected a size"),
+        (["run", "MODEL", "--prompt", "x", "--device", "tpu"], "unknown device 'tpu'"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capfd, arguments, words):
@@ -98,13 +100,13 @@ def test_an_interruption_while_packing_leaves_nothing(model, tmp_path, monkeypat
 
 @pytest.mark.parametrize(("text", "size"), [("7", 7), ("500MB", 500_000_000), ("1.5GiB", 3 << 29), ("2 KiB", 2048)])
 def test_sizes_with_units(text, size):
-    assert _bytes(text) == size
+    assert _bytes("--dram", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "1TB", "1e", "nan", "infGB", "1 2MB"])
 def test_sizes_that_are_none(text):
     with pytest.raises(UserError, match="expected a size"):
-        _bytes(text)
+        _bytes("--dram", text)
 
 
 def test_units_are_told_in_the_help(capsys):

@@ -59,8 +59,12 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"no folder {options.folder}: name one that `python -m toolkit pack` wrote")
     if options.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens {options.max_new_tokens}: expected a whole number from 1")
-    settings = {name: getattr(options, name) for name in ("method", "policy", "reader", "verify")}
-    with OffloadedModel.open(options.folder, dram_bytes=_bytes(options.dram), **settings) as model:
+    settings = {name: getattr(options, name) for name in ("method", "policy", "reader", "verify", "device")}
+    budgets = {
+        "dram_bytes": _bytes("--dram", options.dram),
+        "device_bytes": _bytes("--device-memory", options.device_memory),
+    }
+    with OffloadedModel.open(options.folder, **budgets, **settings) as model:
         tokenizer = model.tokenizer
         prompt = tokenizer(options.prompt, return_tensors="pt")
         set_seed(options.seed)
@@ -114,23 +118,25 @@ def _sizes(folder: Path, model) -> list[str]:
 
 def _tell(model, tokens: int, seconds: float) -> None:
     """What was generated, how fast, and where the time went."""
-    tiers, budget = model.streamer.tiers, model.budget
+    where, on_device = model.placement, model.device.tier == "device"
+    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
     print(
-        f"\n{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second; {tiers.count('dram')} layers in DRAM, "
-        f"{tiers.count('storage')} on disk ({model.streamer.reader.mode} reads); {budget.used_bytes / 1e6:.1f} MB held",
+        f"\n{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second; "
+        + (f"{where.device} layers on the device, " if on_device else "")
+        + f"{where.dram} in DRAM, {where.storage} on disk ({model.mode} reads); {' and '.join(held)} held",
         file=sys.stderr,
     )
     table = model.timeline.stages()[["stage", "seconds", "share_percent", "gb_s"]]
     print(table.to_string(index=False, float_format="{:.2f}".format), file=sys.stderr)
 
 
-def _bytes(text: str | None) -> int | None:
+def _bytes(option: str, text: str | None) -> int | None:
     """A number of bytes such as 500MB or 1.5GiB. Raises `UserError` for anything else."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMG]i?B|)", text)
     if found is None:
-        raise UserError(f"--dram {text}: expected a size such as 500MB or 1.5GiB")
+        raise UserError(f"{option} {text}: expected a size such as 500MB or 1.5GiB")
     return round(float(found[1]) * UNITS[found[2]])
 
 
@@ -171,9 +177,12 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--prompt", required=True)
     running.add_argument("--max-new-tokens", type=int, default=40)
     running.add_argument("--dram", help="hard limit for weights and buffers, such as 500MB (default: none)")
-    running.add_argument("--method", default="endor", help="dense, zstd, endor or endor_packed (default: endor)")
+    running.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
+    running.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
+    methods = "dense, zstd, endor_cpu, endor (default) or endor_packed"
+    running.add_argument("--method", default="endor", help=methods)
     running.add_argument("--policy", default="pipelined", help="pipelined (default) or sequential")
-    running.add_argument("--reader", default="threads", help="threads (default) or io_uring")
+    running.add_argument("--reader", default="threads", help="threads (default), io_uring, or kvikio for a GPU")
     running.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     running.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     running.add_argument("--seed", type=int, default=0)

@@ -13,7 +13,7 @@ from toolkit.formats import FormatError
 from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
-from toolkit.offload.streamer import SLOTS
+from toolkit.offload.ring import SLOTS
 from toolkit.pruning import load_pruned
 from toolkit.storage import buffers
 from toolkit.storage.files import BLOCK_BYTES
@@ -62,11 +62,11 @@ def test_the_budget_decides_what_stays_and_is_never_exceeded(packed, monkeypatch
     limit = rest + 70 * 48 * 4 + (resident + slots) * layer
     with OffloadedModel.open(folder, dram_bytes=limit) as ours:
         assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
-        assert ours.streamer.tiers == ("dram",) * resident + ("storage",) * (LAYERS - resident)
-        assert ours.budget.used_bytes <= limit
+        assert ours.placement == LayerMap(0, resident, LAYERS - resident)
+        assert ours.budgets["dram"].used_bytes <= limit
     if resident < LAYERS:
         with OffloadedModel.open(folder, dram_bytes=limit + layer - 1) as ours:
-            assert ours.streamer.tiers.count("dram") == resident
+            assert ours.placement.dram == resident
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed(packed):
@@ -107,7 +107,7 @@ def test_the_next_layer_is_read_while_this_one_is_used(packed):
         ({"policy": "lazy"}, "unknown policy 'lazy'"),
         ({"reader": "tape"}, "unknown reader 'tape'"),
         ({"placement": LayerMap(0, 1, 1)}, f"expected {LAYERS} layers"),
-        ({"placement": LayerMap(1, 1, LAYERS - 2)}, "none on a device"),
+        ({"placement": LayerMap(1, 1, LAYERS - 2)}, "in DRAM and in storage together"),
     ],
 )
 def test_bad_arguments(packed, arguments, words):
@@ -200,7 +200,7 @@ def test_smollm2_gives_the_same_tokens_from_disk_within_a_quarter_of_its_weights
     with OffloadedModel.open(folder, dram_bytes=quarter) as ours:
         prompt = ours.tokenizer("The library of Alexandria was", return_tensors="pt")
         assert torch.equal(ours.generate(**prompt, max_new_tokens=12, do_sample=False), expected)
-        assert ours.budget.used_bytes <= quarter
+        assert ours.budgets["dram"].used_bytes <= quarter
 
 
 GROWTH = """

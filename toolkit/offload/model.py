@@ -5,8 +5,9 @@ with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
     model.timeline.stages()
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -19,25 +20,40 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.budget import Budget
+from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.offload.methods import METHODS
-from toolkit.offload.placement import LayerMap, nearest_first, needed_bytes
-from toolkit.offload.streamer import SLOTS, Streamer
+from toolkit.offload.methods import METHODS, Method
+from toolkit.offload.placement import LayerMap, fitting, needed_bytes
+from toolkit.offload.ring import SLOTS
+from toolkit.offload.streamer import Streamer
 from toolkit.offload.timeline import Recorder, Timeline
-from toolkit.storage.readers import open_reader
+from toolkit.offload.uploader import Uploader, forms, staging_bytes
+from toolkit.storage.readers import READERS, open_reader
+from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 
+OF_FREE = 0.9  # share of a GPU's free memory that weights and buffers may take, if nothing is said
 
+
+@dataclass(eq=False, repr=False)
 class OffloadedModel:
-    """A decoder-only Hugging Face model whose decoder linears stay packed, in DRAM or on disk.
+    """A decoder-only Hugging Face model whose decoder linears stay packed: on a GPU, in DRAM or on disk.
 
-    `model` is the model itself, on the CPU; anything that runs it (`generate`, `toolkit.evaluation`) streams the
-    weights. One pass at a time: layers share buffers. Embeddings, norms, biases and the head stay in DRAM.
+    `model` is the model itself, on `device`; anything that runs it (`generate`, `toolkit.evaluation`) streams the
+    weights. One pass at a time: layers share buffers. Embeddings, norms, biases and the head stay where it computes.
+    `budgets` are those of the tiers "dram" and "device".
     """
 
-    def __init__(self, store: Store, model: nn.Module, streamer: Streamer, budget: Budget, recorder: Recorder):
-        self.store, self.model, self.streamer, self.budget, self.recorder = store, model, streamer, budget, recorder
-        self._layer: tuple[int, Mapping[str, Packed]] | None = None
+    store: Store
+    model: nn.Module
+    source: Streamer | Uploader
+    placement: LayerMap
+    device: Cpu | Cuda
+    budgets: Mapping[str, Budget]
+    recorder: Recorder
+    mode: str  # of the reader: what really happens, as `Reader.mode`
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _layer: tuple[int, Mapping[str, Packed]] | None = None
 
     @classmethod
     def open(
@@ -49,6 +65,8 @@ class OffloadedModel:
         policy: str = "pipelined",
         reader: str = "threads",
         verify: bool = True,
+        device: str = "cpu",
+        device_bytes: int | None = None,
     ) -> Self:
         """Open a packed model.
 
@@ -57,38 +75,44 @@ class OffloadedModel:
             method: a key of `METHODS`; the store must hold the variant of its format.
             dram_bytes: hard budget for all weights and buffers (not for activations and the key-value cache); None for
                 no limit.
-            placement: how many layers stay in DRAM; None fills it with the first ones as far as the budget goes.
-            policy: "pipelined" reads the next layer while one is used; "sequential" does one thing at a time.
-            reader: a key of `toolkit.storage.readers.READERS`.
+            placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first ones
+                as far as its budget goes.
+            policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
+            reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory.
             verify: read all of the store first and compare checksums. Weights are not checked again on their way, and
                 kernels trust the places that packed ones name: leave it out only for a store that was verified before.
+            device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
+            device_bytes: hard budget for a GPU's memory, as `dram_bytes`; None for nine tenths of what
+                is free.
 
-        Raises `FormatError` for a damaged store and `UserError` for an unknown name or a budget that is too small; the
-        message says how much is needed.
+        Raises `FormatError` for a damaged store and `UserError` for an unknown name, a GPU that is not there or a
+        budget that is too small; the message says how much is needed.
         """
         if method not in METHODS:
             raise unknown("method", method, METHODS)
         if policy not in SLOTS:
             raise unknown("policy", policy, SLOTS)
-        store, budget, recorder = Store.open(folder), Budget("DRAM", dram_bytes), Recorder()
-        variant = METHODS[method].format
-        if verify:
-            store.verify()
-        model = _empty_model(store)
-        store.check_fits(model, variant)
-        runs = [run for layer in store.layers_of(variant) for run in layer.ops.values()]
-        scratch_bytes = max(run.dense_bytes for run in runs) if variant != "dense" else 0
-        fixed = {"scratch": scratch_bytes, "rest": store.rest_bytes}
-        placement = placement or _placement(store, variant, policy, budget, fixed)
-        budget.take(**fixed)
-        tiers, count = placement.tiers, len(decoder_blocks(model))
-        if len(tiers) != count or "device" in tiers:
-            raise UserError(f"{placement}: expected {count} layers in DRAM and storage together, none on a device")
-        scratch = torch.zeros(scratch_bytes, dtype=torch.uint8).view(runs[0].dtype)
         with ExitStack() as stack:
-            source = stack.enter_context(open_reader(reader, store, variant))
-            streamer = stack.enter_context(Streamer(store, variant, tiers, source, policy, budget, recorder))
-            opened = cls(store, model, streamer, budget, recorder)
+            place = stack.enter_context(open_device(device))
+            budgets = _budgets(place, dram_bytes, device_bytes)
+            _check_reader(reader, METHODS[method], place)
+            store, recorder = Store.open(folder), Recorder()
+            if verify:
+                store.verify()
+            model = _empty_model(store)
+            store.check_fits(model, METHODS[method].format)
+            layers = store.layers_of(METHODS[method].format)
+            runs = [run for layer in layers for run in layer.ops.values()]
+            scratch_bytes = max(run.dense_bytes for run in runs) if METHODS[method].format != "dense" else 0
+            fixed = {"scratch": scratch_bytes, "rest": store.rest_bytes}
+            placement = placement or _placement(layers, METHODS[method], policy, place, budgets, fixed)
+            budgets[place.tier].take(**fixed)
+            if len(placement.tiers) != len(layers) or (placement.device and place.tier != "device"):
+                where = "on the device, in DRAM and" if place.tier == "device" else "in DRAM and"
+                raise UserError(f"{placement}: expected {len(layers)} layers {where} in storage together")
+            source, mode = _source(stack, store, METHODS[method], placement, place, policy, reader, budgets, recorder)
+            scratch = place.empty(scratch_bytes).view(runs[0].dtype)
+            opened = cls(store, model, source, placement, place, budgets, recorder, mode)
             opened._take_over(scratch, packed=METHODS[method].decoded_in is None)
             opened._stack = stack.pop_all()
         return opened
@@ -106,9 +130,9 @@ class OffloadedModel:
         return self.recorder.timeline()
 
     def generate(self, *arguments: Tensor, **named: object) -> Tensor:
-        """Hugging Face's `generate`, without gradients."""
+        """Hugging Face's `generate`, without gradients; tensors elsewhere are moved to the device first."""
         with torch.no_grad():
-            return self.model.generate(*arguments, **named)
+            return self.model.generate(*map(self._here, arguments), **{key: self._here(named[key]) for key in named})
 
     def close(self) -> None:
         """Wait for the read that is under way and close the files; the model cannot be run any more."""
@@ -127,19 +151,22 @@ class OffloadedModel:
         for number, block in enumerate(decoder_blocks(self.model)):
             for name, linear in decoder_linears(block).items():
                 fetch = partial(self._weight, number, name)
-                ours = OffloadedLinear(linear, name, number, fetch, scratch, packed, self.recorder)
+                ours = OffloadedLinear(linear, name, number, fetch, scratch, packed, self.recorder, self.device)
                 block.set_submodule(name, ours)
-        self.model.load_state_dict(dict(self.store.rest()), strict=False, assign=True)
+        self.model.load_state_dict({k: self._here(rest) for k, rest in self.store.rest()}, strict=False, assign=True)
         self.model.tie_weights()
         left = [name for name, tensor in self.model.named_parameters() if tensor.is_meta]
         if left:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
-        self.model.eval().requires_grad_(False)
+        self.model.to(self.device.torch_device).eval().requires_grad_(False)
+
+    def _here(self, value: object) -> object:
+        return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
 
     def _weight(self, number: int, name: str) -> Packed:
         if self._layer is None or self._layer[0] != number:
             self._layer = None  # should the next line raise
-            self._layer = number, self.streamer.layer(number)
+            self._layer = number, self.source.layer(number)
         return self._layer[1][name]
 
 
@@ -155,8 +182,70 @@ def _empty_model(store: Store) -> nn.Module:
     return model
 
 
-def _placement(store: Store, variant: str, policy: str, budget: Budget, fixed: Mapping[str, int]) -> LayerMap:
-    """The first layers in DRAM, as far as the budget goes beside what must be there."""
-    sizes = [layer.nbytes for layer in store.layers_of(variant)]
-    budget.check(**fixed, slots=needed_bytes([], sizes, SLOTS[policy]))
-    return nearest_first(sizes, budget.left_bytes - sum(fixed.values()), SLOTS[policy])
+def _budgets(place: Cpu | Cuda, dram_bytes: int | None, device_bytes: int | None) -> dict[str, Budget]:
+    if place.tier != "device" and device_bytes is not None:
+        raise UserError(f"device_bytes={device_bytes}: a CPU has no memory but DRAM: set dram_bytes, or device='cuda'")
+    if place.tier == "device" and device_bytes is None:
+        device_bytes = int(OF_FREE * place.free_bytes)
+    return {"dram": Budget("DRAM", dram_bytes), "device": Budget("device", device_bytes)}
+
+
+def _check_reader(reader: str, method: Method, place: Cpu | Cuda) -> None:
+    """Refuse what cannot be read directly: to a place without a GPU, or what the CPU has to unpack."""
+    if reader not in READERS:
+        raise unknown("reader", reader, READERS)
+    if READERS[reader].into == "device" and (place.tier != "device" or method.decoded_in == "dram"):
+        why = "this method unpacks on the CPU" if place.tier == "device" else "this model computes on the CPU"
+        raise UserError(f"reader {reader!r} reads into a GPU's memory, and {why}: use reader 'threads'")
+
+
+def _placement(
+    layers: Sequence[Layer],
+    method: Method,
+    policy: str,
+    place: Cpu | Cuda,
+    budgets: Mapping[str, Budget],
+    fixed: Mapping[str, int],
+) -> LayerMap:
+    """The first layers in the nearest tier, as far as its budget goes beside what must be there."""
+    on_device = 0
+    if place.tier == "device":
+        staying, passing = ([form.nbytes for form in found] for found in forms(layers, method))
+        on_device = _fitting(staying, passing, policy, budgets["device"], fixed)
+        fixed = {"staging": staging_bytes(layers, method)}
+    stored = [layer.nbytes for layer in layers[on_device:]]
+    in_dram = _fitting(stored, stored, policy, budgets["dram"], fixed)
+    return LayerMap(on_device, in_dram, len(stored) - in_dram)
+
+
+def _fitting(
+    staying: Sequence[int], passing: Sequence[int], policy: str, budget: Budget, fixed: Mapping[str, int]
+) -> int:
+    """How many layers can stay. Raises `UserError` unless all of them can, or at least pass through the slots."""
+    slots = SLOTS[policy]
+    least = min(needed_bytes([], passing, slots), needed_bytes(staying, [], slots))
+    budget.check(**fixed, slots=least)
+    return fitting(staying, passing, slots, budget.left_bytes - sum(fixed.values()))
+
+
+def _source(
+    stack: ExitStack,
+    store: Store,
+    method: Method,
+    placement: LayerMap,
+    place: Cpu | Cuda,
+    policy: str,
+    reader: str,
+    budgets: Mapping[str, Budget],
+    recorder: Recorder,
+) -> tuple[Streamer | Uploader, str]:
+    """What brings the layers to where they are used, and the mode of its reads."""
+    direct = None
+    if READERS[reader].into == "device":
+        direct, reader = stack.enter_context(open_reader(reader, store, method.format)), "threads"
+    files = stack.enter_context(open_reader(reader, store, method.format))
+    if place.tier != "device":
+        streamer = Streamer(store, method.format, placement.tiers, files, policy, budgets["dram"], recorder)
+        return stack.enter_context(streamer), files.mode
+    uploader = Uploader(store, method, placement.tiers, place, files, direct, policy, budgets, recorder)
+    return stack.enter_context(uploader), (direct or files).mode

@@ -35,18 +35,18 @@ class LayerMap:
         return LayerMap(self.device, dram, self.dram + self.storage - dram)
 
 
-def nearest_first(layer_bytes: Sequence[int], budget_bytes: float, slots: int) -> LayerMap:
-    """As many of the first layers in DRAM as a budget allows, beside the slots that the others stream through.
+def fitting(staying: Sequence[int], passing: Sequence[int], slots: int, budget_bytes: float) -> int:
+    """How many of the first layers a tier's budget can keep, beside the slots that the others pass through.
 
-    Bytes are what is stored, so packed layers make room for more. If not even the slots fit, all layers are in storage.
+    Bytes of each layer, if it stays and if it passes; they are what is stored, so packed layers make room for more.
+    0 if not even the slots fit.
     """
-    count = len(layer_bytes)
-    for dram in range(count, -1, -1):
-        if needed_bytes(layer_bytes[:dram], layer_bytes[dram:], slots) <= budget_bytes:
-            return LayerMap(0, dram, count - dram)
-    return LayerMap(0, 0, count)
+    for count in range(len(staying), -1, -1):
+        if needed_bytes(staying[:count], passing[count:], slots) <= budget_bytes:
+            return count
+    return 0
 
 
-def needed_bytes(resident: Sequence[int], streamed: Sequence[int], slots: int) -> int:
+def needed_bytes(staying: Sequence[int], passing: Sequence[int], slots: int) -> int:
     """What layers that stay take, and the slots for the others: each a buffer of whole huge pages."""
-    return buffer_bytes(sum(resident)) + buffer_bytes(min(slots, len(streamed)) * max(streamed, default=0))
+    return buffer_bytes(sum(staying)) + buffer_bytes(min(slots, len(passing)) * max(passing, default=0))

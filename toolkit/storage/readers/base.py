@@ -53,6 +53,7 @@ class Reader(ABC):
     """
 
     name: ClassVar[str]
+    into: ClassVar[str] = "dram"  # the tier whose memory it reads into
     mode: str
 
     def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int):

@@ -24,6 +24,7 @@ class KvikIO(Reader):
     """
 
     name = "kvikio"
+    into = "device"
 
     def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, threads: int = THREADS):
         self.threads = at_least_one("threads", threads)

@@ -1,0 +1,197 @@
+"""Brings layers into a GPU's memory, the next one while this one is used: from DRAM, or straight from storage.
+
+A thread of its own waits for the disk, unpacks what the CPU is to unpack, and copies; so the next layer's read goes on
+while this layer is copied, and both while the one before is used.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, Self
+
+import torch
+from jaxtyping import UInt8
+from torch import Tensor
+
+from toolkit.formats import Packed
+from toolkit.formats.dense import Dense
+from toolkit.offload.budget import Budget
+from toolkit.offload.cpu import unpack
+from toolkit.offload.device import Cuda
+from toolkit.offload.methods import Method
+from toolkit.offload.ring import SLOTS, Ring
+from toolkit.offload.streamer import Bytes, Streamer
+from toolkit.offload.timeline import Recorder
+from toolkit.storage.buffers import aligned_buffer, buffer_bytes
+from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.readers import Reader
+from toolkit.storage.runs import Layer
+from toolkit.storage.store import Store
+
+DeviceBytes = UInt8[Tensor, " bytes"]
+
+
+class Form(Protocol):
+    """What a layer looks like in a buffer: a `Layer` as it is stored, or `Unpacked`."""
+
+    nbytes: int
+
+    def view(self, buffer: DeviceBytes) -> Mapping[str, Packed]:
+        """Each op's weight, in place."""
+
+
+@dataclass(frozen=True, eq=False)
+class Unpacked:
+    """A layer made dense: its matrices one after the other."""
+
+    layer: Layer
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """The bytes of each op."""
+        found, end = {}, 0
+        for name, run in self.layer.ops.items():
+            found[name] = slice(end, end + run.dense_bytes)
+            end += _blocks(run.dense_bytes)
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """Of all matrices, each in whole blocks."""
+        return sum(_blocks(run.dense_bytes) for run in self.layer.ops.values())
+
+    def view(self, buffer: DeviceBytes) -> dict[str, Packed]:
+        """Each op's matrix, in place."""
+        return {
+            name: Dense(run.shape, buffer[self.places[name]].view(run.dtype).view(run.shape))
+            for name, run in self.layer.ops.items()
+        }
+
+
+def forms(stored: Sequence[Layer], method: Method) -> tuple[Sequence[Form], Sequence[Form]]:
+    """How each layer looks in a GPU's memory: if it stays there, and if it passes through.
+
+    What stays is dense, unless it is used packed; what passes is dense, too, if the CPU unpacks it.
+    """
+    dense = [Unpacked(layer) for layer in stored]
+    return dense if method.decoded_in else stored, dense if method.decoded_in == "dram" else stored
+
+
+def staging_bytes(stored: Sequence[Layer], method: Method) -> int:
+    """Pinned memory that the CPU unpacks matrices into on their way, if it does: the largest, in whole huge pages."""
+    return buffer_bytes(_largest(stored)) if method.decoded_in == "dram" else 0
+
+
+class Uploader:
+    """Gives the weights of one layer after the other, in a GPU's memory: `layer` is as that of a `Streamer`.
+
+    `tiers` says of each layer whether it stays on the "device" or comes from "dram" or "storage" each time. Those in
+    storage come by way of DRAM, unless there is a `direct` reader, into the GPU's memory.
+    Raises `UserError` if a budget is too small.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        method: Method,
+        tiers: Sequence[str],
+        device: Cuda,
+        reader: Reader,
+        direct: Reader | None,
+        policy: str,
+        budgets: Mapping[str, Budget],
+        recorder: Recorder,
+    ):
+        self.tiers, self.device, self.reader, self.direct, self.recorder = tiers, device, reader, direct, recorder
+        self._stored = store.layers_of(method.format)
+        staying, self._passing = forms(self._stored, method)
+        kept, passing = ([n for n, tier in enumerate(tiers) if (tier == "device") == stays] for stays in (True, False))
+        count = min(SLOTS[policy], len(passing))
+        slot_bytes = max((self._passing[number].nbytes for number in passing), default=0)
+        kept_bytes = sum(staying[number].nbytes for number in kept)
+        budgets["device"].take(layers=buffer_bytes(kept_bytes), slots=buffer_bytes(count * slot_bytes))
+        self._kept = self._settle({n: staying[n] for n in kept}, device.empty(kept_bytes), budgets["dram"])
+        budgets["dram"].take(staging=staging_bytes(self._stored, method))
+        self._staging = device.pinned_buffer(staging_bytes(self._stored, method))
+        by_host = [tier if direct is None or tier != "storage" else "device" for tier in tiers]
+        dram = budgets["dram"]
+        self._host = Streamer(store, method.format, by_host, reader, policy, dram, recorder, device.pinned_buffer)
+        arena = device.empty(count * slot_bytes)
+        slots = [arena[number * slot_bytes :][:slot_bytes] for number in range(count)]
+        self._link = ThreadPoolExecutor(1, "link")
+        self._ring = Ring(passing, slots, self._fetch, lambda number, buffer: self._passing[number].view(buffer))
+
+    def layer(self, number: int) -> Mapping[str, Packed]:
+        """The weights of a layer by op, in place: they change with the next call for another layer.
+
+        Raises what reading raises; the layer can be asked for again then.
+        """
+        return self._kept[number] if number in self._kept else self._ring.layer(number)
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._ring.close()
+        self._link.shutdown()
+        self._host.close()
+
+    def __enter__(self) -> Self:
+        """The uploader itself."""
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Close it."""
+        self.close()
+
+    def _fetch(self, number: int, buffer: DeviceBytes) -> Future:
+        """All that was launched so far may still read what the buffer holds now: it is waited for."""
+        return self._link.submit(self._bring, number, buffer, self.device.mark())
+
+    def _bring(self, number: int, buffer: DeviceBytes, mark: torch.cuda.Event) -> None:
+        if self.direct is not None and self.tiers[number] == "storage":
+            mark.synchronize()
+            with self.recorder.span("read", "layer", "storage", self._stored[number].nbytes, number):
+                self.direct.read([self._stored[number]], buffer)
+            return
+        content = self._host.content(number)
+        mark.synchronize()
+        self._put(number, content, self._passing[number], buffer, self._staging)
+
+    def _put(self, number: int, content: Bytes, form: Form, target: DeviceBytes, staging: Bytes) -> None:
+        """Copy a layer from DRAM: as it is, or matrix by matrix as each is unpacked."""
+        if not isinstance(form, Unpacked):
+            self._copy("layer", number, content, target)
+            return
+        for name, packed in self._stored[number].view(content).items():
+            run = self._stored[number].ops[name]
+            dense = staging[: run.dense_bytes]
+            with self.recorder.span("decode", name, "dram", dense.nbytes, number):
+                unpack([packed], torch.from_numpy(dense).view(run.dtype).view(run.shape))
+            self._copy(name, number, dense, target[form.places[name]])
+
+    def _copy(self, op: str, number: int, source: Bytes, target: DeviceBytes) -> None:
+        with self.recorder.span("copy", op, "dram", source.nbytes, number):
+            self.device.copy(source, target[: source.nbytes])
+
+    def _settle(self, staying: Mapping[int, Form], arena: DeviceBytes, dram: Budget) -> dict[int, Mapping[str, Packed]]:
+        """Layers that stay, by way of memory that is let go of again."""
+        bounce_bytes = max((self._stored[number].nbytes for number in staying), default=0)
+        dense_bytes = _largest(self._stored[number] for number in staying)
+        dram.check(bounce=buffer_bytes(bounce_bytes) + buffer_bytes(dense_bytes))
+        bounce, staging, found = aligned_buffer(bounce_bytes), aligned_buffer(dense_bytes), {}
+        for number, form in staying.items():
+            place, arena = arena[: form.nbytes], arena[form.nbytes :]
+            self.reader.read([self._stored[number]], bounce)
+            self._put(number, bounce[: self._stored[number].nbytes], form, place, staging)
+            found[number] = form.view(place)
+        return found
+
+
+def _largest(layers: Iterable[Layer]) -> int:
+    """Bytes of the largest matrix of these layers, when dense."""
+    return max((run.dense_bytes for layer in layers for run in layer.ops.values()), default=0)
+
+
+def _blocks(nbytes: int) -> int:
+    """Whole blocks, so that what comes after can be read into directly, too."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
