@@ -127,8 +127,18 @@ INCONSISTENT = {
         ({"places": [0b01001100, 0b01000100, 0b01000000, 0b01001110]}, "places of a group do not rise"),
         ({"places": [0b01001100]}, "places is"),
     ],
-    "zstd": [({"frame": [1, 2, 3]}, "zstd frame"), ({"frame": []}, "zstd frame")],
-    "lz4": [({"frame": [1, 2, 3]}, "lz4 frame"), ({"frame": []}, "lz4 frame")],
+    "zstd": [
+        ({"frames": [1, 2, 3], "offsets": [0, 3]}, "zstd frame"),
+        ({"frames": [], "offsets": [0, 0]}, "zstd frame"),
+        ({"offsets": [0, 1]}, "offsets do not rise"),
+        ({"offsets": [0, 1, 2]}, "offsets is"),
+    ],
+    "lz4": [
+        ({"frames": [1, 2, 3], "offsets": [0, 3]}, "lz4 frame"),
+        ({"frames": [], "offsets": [0, 0]}, "lz4 frame"),
+        ({"offsets": [1, 0]}, "offsets do not rise"),
+        ({"offsets": []}, "offsets is"),
+    ],
     "dense": [({"values": [[1, 2, 3]]}, "values is")],
 }
 
@@ -162,10 +172,11 @@ def test_an_endor_file_of_version_1_is_refused_for_its_version(tmp_path):
 @pytest.mark.parametrize("name", ["zstd", "lz4"])
 def test_a_frame_of_another_length_is_refused_before_it_is_unpacked(name, tmp_path):
     encoded = encode(name, torch.zeros(4, 8))
-    bomb = encode(name, torch.zeros(4096, 4096))
+    bomb = FORMATS[name].compress(memoryview(bytes(64 << 20)))
+    frames = torch.frombuffer(bytearray(bomb), dtype=torch.uint8)
     path = tmp_path / "layer"
-    dataclasses.replace(encoded, frame=bomb.frame).save(path)
-    refused(path, f"the frame holds {4096 * 4096 * 4} bytes; the shape asks for 128")
+    dataclasses.replace(encoded, frames=frames, offsets=torch.tensor([0, len(bomb)])).save(path)
+    refused(path, f"the frame holds {64 << 20} bytes; the shape asks for 128")
 
 
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(file, name, matrix, monkeypatch):

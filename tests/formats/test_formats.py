@@ -1,12 +1,14 @@
+import lz4.frame
 import numpy as np
 import pytest
 import torch
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import naive_formats as naive
 from toolkit.errors import UserError
-from toolkit.formats import FORMATS, decode, encode, expected_nbytes, load
+from toolkit.formats import FORMATS, codecs, decode, encode, expected_nbytes, load
 
 BYTES = {torch.float32: np.uint32, torch.float16: np.uint16, torch.bfloat16: np.uint16, torch.int8: np.uint8}
 
@@ -87,8 +89,8 @@ def test_worked_example():
     assert two_four.places.tolist() == [0 | 3 << 2 | 0 << 4 | 1 << 6, 0 | 1 << 2]
     assert two_four.nbytes == 3 * 2 * 2 + 2
     assert encode("dense", matrix).nbytes == 24
-    assert encode("zstd", matrix).frame[:4].tolist() == [0x28, 0xB5, 0x2F, 0xFD]
-    assert encode("lz4", matrix).frame[:4].tolist() == [0x04, 0x22, 0x4D, 0x18]
+    assert encode("zstd", matrix).frames[:4].tolist() == [0x28, 0xB5, 0x2F, 0xFD]
+    assert encode("lz4", matrix).frames[:4].tolist() == [0x04, 0x22, 0x4D, 0x18]
 
 
 def test_sizes_that_endor_publishes():
@@ -181,6 +183,21 @@ def test_two_four_names_the_first_offence():
         encode("two_four", torch.zeros(2, 6))
     with pytest.raises(UserError, match="divide by 4"):
         expected_nbytes("two_four", (2, 6), 0.5, torch.float16)
+
+
+@pytest.mark.parametrize("name", ["zstd", "lz4"])
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 24])
+def test_codecs_cut_large_matrices_into_frames(name, rows, monkeypatch):
+    monkeypatch.setattr(codecs, "FRAME_BYTES", 128)  # eight rows of eight fp16
+    matrix = torch.randn(rows, 8, dtype=torch.float16)
+    packed = encode(name, matrix)
+    packed.check()
+    assert packed.offsets.numel() == -(-rows // 8) + 1
+    assert naive.same_bits(decode(packed), matrix)
+    if rows:
+        library = {"zstd": zstandard.decompress, "lz4": lz4.frame.decompress}[name]
+        first = library(packed.frames[: packed.offsets[1]].numpy().tobytes())
+        assert first == matrix[:8].numpy().tobytes()
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4"])

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from toolkit.formats import encode
 from toolkit.formats.packed import DTYPES
-from toolkit.offload.cpu import pack, product, unpack
+from toolkit.offload.cpu import product, unpack
 from toolkit.shapes import random_pruned
 from toolkit.simulation.transfer import METHODS
 
@@ -15,9 +16,7 @@ SHAPES = [(1, 8), (3, 70), (67, 130), (200, 64)]
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_packed_is_unpacked_to_the_bit(form, shape, dtype):
     weight = random_pruned(shape, 0.5, DTYPES[dtype])
-    parts = pack(form, weight)
-    assert sum(part.shape[0] for part in parts) == shape[0]
-    assert torch.equal(unpack(parts, torch.full_like(weight, 7)), weight)
+    assert torch.equal(unpack(encode(form, weight), torch.full_like(weight, 7)), weight)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -26,7 +25,7 @@ def test_products_of_every_form_are_those_of_float64(dtype, shape):
     weight, x = random_pruned(shape, 0.5, DTYPES[dtype], seed=3), torch.linspace(-1, 1, shape[1])
     expected = weight.double() @ x.double()
     scale = float((weight.double().abs() @ x.double().abs()).max())
-    for operand in (weight, pack("endor", weight)[0]):
+    for operand in (weight, encode("endor", weight)):
         found = product(operand, x)
         assert found.shape == (shape[0],)
         assert float((found.double() - expected).abs().max()) <= 2e-3 * scale

@@ -91,7 +91,7 @@ def test_bytes_that_are_not_those_written_are_not_timed(tmp_path, monkeypatch, f
 
     def open_damaged(folder):
         store = really_open(folder)
-        run = store.layer(0, form).ops["fc1.0"]
+        run = store.layer(0, form).ops["fc1"]
         piece = max(run.pieces.values(), key=lambda piece: piece.end - piece.offset)
         data = np.memmap(folder / run.shard, np.uint8, "r+")
         data[run.offset + (piece.offset + piece.end) // 2] ^= 1

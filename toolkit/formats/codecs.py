@@ -1,24 +1,38 @@
-"""General-purpose compressors over the dense bytes: what ENDOR compares itself with (section 5.1)."""
+"""General-purpose compressors over the dense bytes: what ENDOR compares itself with (section 5.1).
 
+The bytes are cut into frames that are compressed one by one, since these libraries unpack a frame on one thread.
+"""
+
+import os
 from abc import abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Self
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from toolkit.formats.packed import Packed, expect
 
+FRAME_BYTES = 4 << 20  # of the dense matrix: far beyond what the compressors look back, and enough frames for all cores
+
 
 @dataclass(frozen=True, eq=False)
 class Codec(Packed):
-    """The row-major bytes of the dense matrix as one compressed frame; every bit is kept, −0.0 included."""
+    """The row-major bytes of the dense matrix as compressed frames; every bit is kept, −0.0 included.
+
+    Frame i lies at `offsets[i]` to `offsets[i + 1]` of `frames`, and holds 4 MiB of the matrix, the last one the rest.
+    """
+
+    version = 2  # 1 was a single frame
 
     shape: tuple[int, int]
     dtype: torch.dtype
-    frame: UInt8[Tensor, " bytes"]
+    frames: UInt8[Tensor, " bytes"]
+    offsets: Int64[Tensor, " count_plus_1"]
 
     @staticmethod
     @abstractmethod
@@ -27,25 +41,36 @@ class Codec(Packed):
 
     @staticmethod
     @abstractmethod
-    def decompress(frame: memoryview, size: int) -> bytes:
-        """`size` bytes. Raises `ValueError` if the frame holds another number of bytes or is broken."""
+    def unpack(frame: memoryview, out: memoryview) -> None:
+        """Fill `out`. Raises `ValueError` if the frame holds another number of bytes or is broken."""
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
-        """Compress a matrix."""
-        frame = cls.compress(memoryview(_bytes(weight)))
-        return cls(tuple(weight.shape), weight.dtype, torch.from_numpy(np.frombuffer(frame, np.uint8).copy()))
+        """Compress a matrix, on all cores."""
+        parts = _each(cls.compress, _cut(weight))
+        offsets = torch.tensor([0, *map(len, parts)]).cumsum(0)
+        frames = torch.from_numpy(np.frombuffer(bytearray().join(parts), np.uint8))
+        return cls(tuple(weight.shape), weight.dtype, frames, offsets)
 
     def decode(self) -> Tensor:
         """The dense matrix."""
-        dense = torch.empty(self.shape, dtype=self.dtype)
-        data = self.decompress(memoryview(self.frame.numpy()), dense.nbytes)
-        _bytes(dense)[:] = np.frombuffer(data, np.uint8)
-        return dense
+        return self.decode_into(torch.empty(self.shape, dtype=self.dtype))
+
+    def decode_into(self, out: Tensor) -> Tensor:
+        """The dense matrix, in memory at hand, on all cores. Raises `ValueError` for a broken frame."""
+        data, ends = memoryview(self.frames.numpy()), self.offsets.tolist()
+        frames = [data[start:end] for start, end in pairwise(ends)]
+        _each(self.unpack, frames, _cut(out))
+        return out
 
     def check(self) -> None:
-        """The frame can be decompressed to the size that the shape asks for."""
-        expect("frame", self.frame, torch.uint8, (self.frame.numel(),))
+        """The frames can be unpacked to the size that the shape asks for."""
+        expect("frames", self.frames, torch.uint8, (self.frames.numel(),))
+        nbytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
+        expect("offsets", self.offsets, torch.int64, (-(-nbytes // FRAME_BYTES) + 1,))
+        ends = self.offsets
+        if ends[0] != 0 or ends[-1] != self.frames.numel() or (ends.diff() < 0).any():
+            raise ValueError(f"offsets do not rise from 0 to the {self.frames.numel()} bytes of the frames")
         self.decode()
 
 
@@ -62,15 +87,14 @@ class Zstd(Codec):
         return zstandard.ZstdCompressor(level=3).compress(data)
 
     @staticmethod
-    def decompress(frame: memoryview, size: int) -> bytes:
-        """`size` bytes."""
+    def unpack(frame: memoryview, out: memoryview) -> None:
+        """Straight into `out`: the library's one call allocates what it returns, which costs about as much again."""
         import zstandard
 
         try:
-            found = zstandard.frame_content_size(frame)
-            if found != size:
-                raise ValueError(f"the frame holds {found} bytes; the shape asks for {size}")
-            return zstandard.ZstdDecompressor().decompress(frame)
+            _expect_size(zstandard.frame_content_size(frame), out)
+            with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
+                _expect_size(reader.readinto(out), out)
         except zstandard.ZstdError as error:
             raise ValueError(f"broken zstd frame: {error}") from error
 
@@ -88,18 +112,31 @@ class LZ4(Codec):
         return lz4.frame.compress(data)
 
     @staticmethod
-    def decompress(frame: memoryview, size: int) -> bytes:
-        """`size` bytes."""
+    def unpack(frame: memoryview, out: memoryview) -> None:
+        """By way of memory of the library's own."""
         import lz4.frame
 
         try:
-            found = lz4.frame.get_frame_info(frame)["content_size"]
-            if found != size:
-                raise ValueError(f"the frame holds {found} bytes; the shape asks for {size}")
-            return lz4.frame.decompress(frame)
+            _expect_size(lz4.frame.get_frame_info(frame)["content_size"], out)
+            out[:] = lz4.frame.decompress(frame)
         except (RuntimeError, EOFError) as error:
             raise ValueError(f"broken lz4 frame: {error}") from error
 
 
-def _bytes(matrix: Tensor) -> np.ndarray:
-    return matrix.view(-1).view(torch.uint8).numpy()
+def _cut(matrix: Tensor) -> list[memoryview]:
+    """The bytes of a matrix, frame by frame."""
+    data = memoryview(matrix.view(-1).view(torch.uint8).numpy())
+    return [data[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES)]
+
+
+def _each(work, *arguments: list) -> list:
+    """The results for each frame, several at once; the compressors let go of the interpreter's lock."""
+    if len(arguments[0]) < 2:
+        return list(map(work, *arguments))
+    with ThreadPoolExecutor(min(len(arguments[0]), os.cpu_count() or 1)) as pool:
+        return list(pool.map(work, *arguments))
+
+
+def _expect_size(found: int, out: memoryview) -> None:
+    if found != len(out):
+        raise ValueError(f"the frame holds {found} bytes; the shape asks for {len(out)}")

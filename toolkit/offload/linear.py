@@ -63,7 +63,7 @@ class OffloadedLinear(nn.Module):
         rows, columns = weight.shape
         out = self._scratch[: rows * columns].view(rows, columns)
         with self._timed("decode", out.nbytes):
-            return unpack([weight], out)
+            return unpack(weight, out)
 
     @contextmanager
     def _timed(self, stage: str, nbytes: int) -> Iterator[None]:

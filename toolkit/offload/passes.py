@@ -20,9 +20,9 @@ from torch import Tensor
 
 from toolkit import paths
 from toolkit.errors import UserError, unknown
-from toolkit.formats import Packed
+from toolkit.formats import Packed, encode
 from toolkit.formats.dense import Dense
-from toolkit.offload.cpu import pack, product, unpack
+from toolkit.offload.cpu import product, unpack
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.shapes import random_pruned
 from toolkit.simulation.transfer import METHODS, POLICIES
@@ -50,31 +50,6 @@ class Case:
                 raise unknown(kind, getattr(self, kind), known)
 
 
-@dataclass(frozen=True, eq=False)
-class Weight:
-    """An operation's place in the layer: its runs, one for each block of rows, and how large it is when dense."""
-
-    name: str
-    runs: tuple[OpRun, ...]
-    shape: tuple[int, int]
-    dtype: torch.dtype
-
-    @property
-    def stored_bytes(self) -> int:
-        """What a read of it takes from the disk."""
-        return sum(run.nbytes for run in self.runs)
-
-    @property
-    def dense_bytes(self) -> int:
-        """When unpacked."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
-
-    def place(self, layer: Layer) -> slice:
-        """Its bytes in a buffer that holds the layer."""
-        start = self.runs[0].offset - layer.offset
-        return slice(start, start + self.stored_bytes)
-
-
 @contextlib.contextmanager
 def twin_store(
     shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
@@ -100,19 +75,16 @@ def twin_store(
 def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]:
     for form in forms:
         for op, weight in weights.items():
-            for number, part in enumerate(pack(form, weight)):
-                yield Op(0, f"{op}.{number}", form, part)
+            yield Op(0, op, form, encode(form, weight))
 
 
 def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
     buffer, layer = aligned_buffer(store.slot_bytes(form)), store.layer(0, form)
     with open_reader("threads", store, form) as reader:
         reader.read([layer], buffer)
-    for weight in _weights(layer):
-        expected = weights[weight.name]
-        found = unpack(_parts(weight, layer, buffer), torch.empty_like(expected))
-        if not torch.equal(found, expected):
-            raise UserError(f"{weight.name} read back as {form} is not the weight that was written: nothing is timed")
+    for op, packed in layer.view(buffer).items():
+        if not torch.equal(unpack(packed, torch.empty_like(weights[op])), weights[op]):
+            raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
 
 
 def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Iterator[tuple[Case, int, str, Timeline]]:
@@ -125,7 +97,7 @@ def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Itera
         raise UserError(f"repetitions={repetitions}: expected 1 or more; one more goes before them")
     forms = {METHODS[case.method].format for case in cases}
     buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
-    largest = max(weight.dense_bytes for form in forms for weight in _weights(store.layer(0, form)))
+    largest = max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values())
     dense = aligned_buffer(largest)
     for repetition in range(repetitions + 1):
         for case in cases:
@@ -135,23 +107,24 @@ def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Itera
 
 
 def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: np.ndarray) -> Timeline:
-    weights = _weights(layer)
-    vectors = {columns: torch.randn(columns) for _, columns in (weight.shape for weight in weights)}
+    runs = [*layer.ops.values()]
+    vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in runs)}
     if case.placement == "dram":
         reader.read([layer], buffer)
     recorder = Recorder()
 
-    def read(weight: Weight) -> Weight:
+    def read(run: OpRun) -> tuple[OpRun, np.ndarray]:
+        place = buffer[run.offset - layer.offset :][: run.nbytes]
         if case.placement == "storage":
-            with recorder.span("read", weight.name, "storage", weight.stored_bytes, layer=0):
-                reader.read(weight.runs, buffer[weight.place(layer)])
-        return weight
+            with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
+                reader.read([run], place)
+        return run, place
 
     with ThreadPoolExecutor(1) as link:
-        for weight in ARRIVALS[case.policy](link)(read, weights):
-            operand = _operand(case, recorder, weight, _parts(weight, layer, buffer), _out(weight, dense))
-            with recorder.span("compute", weight.name, "dram", operand.nbytes, layer=0):
-                product(operand, vectors[weight.shape[1]])
+        for run, place in ARRIVALS[case.policy](link)(read, runs):
+            operand = _operand(case, recorder, run, run.view(place), dense)
+            with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
+                product(operand, vectors[run.shape[1]])
     return recorder.timeline()
 
 
@@ -159,30 +132,10 @@ def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: n
 ARRIVALS: dict[str, Callable] = {"sequential": lambda link: map, "pipelined": lambda link: link.map}
 
 
-def _operand(case: Case, recorder: Recorder, weight: Weight, parts: list[Packed], out: Tensor) -> Tensor | Packed:
+def _operand(case: Case, recorder: Recorder, run: OpRun, packed: Packed, dense: np.ndarray) -> Tensor | Packed:
     """What the product is taken with: the weight made dense, or as it was stored."""
-    method = METHODS[case.method]
-    if not method.decoded_in:
-        return parts[0].values if isinstance(parts[0], Dense) else parts[0]
-    with recorder.span("decode", weight.name, "dram", weight.dense_bytes, layer=0):
-        return unpack(parts, out)
-
-
-def _weights(layer: Layer) -> list[Weight]:
-    """The layer's operations in their order, each with its blocks."""
-    runs: dict[str, list[OpRun]] = {}
-    for name, run in layer.ops.items():
-        runs.setdefault(name.rpartition(".")[0], []).append(run)
-    return [
-        Weight(name, tuple(blocks), (sum(run.shape[0] for run in blocks), blocks[0].shape[1]), blocks[0].dtype)
-        for name, blocks in runs.items()
-    ]
-
-
-def _parts(weight: Weight, layer: Layer, buffer: np.ndarray) -> list[Packed]:
-    """The blocks, in place: views of the buffer that they were read into."""
-    return [run.view(buffer[run.offset - layer.offset :]) for run in weight.runs]
-
-
-def _out(weight: Weight, dense: np.ndarray) -> Tensor:
-    return torch.from_numpy(dense[: weight.dense_bytes]).view(weight.dtype).view(weight.shape)
+    if not METHODS[case.method].decoded_in:
+        return packed.values if isinstance(packed, Dense) else packed
+    out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
+    with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
+        return unpack(packed, out)

@@ -166,7 +166,7 @@ class Uploader:
             run = self._stored[number].ops[name]
             dense = staging[: run.dense_bytes]
             with self.recorder.span("decode", name, "dram", dense.nbytes, number):
-                unpack([packed], torch.from_numpy(dense).view(run.dtype).view(run.shape))
+                unpack(packed, torch.from_numpy(dense).view(run.dtype).view(run.shape))
             self._copy(name, number, dense, target[form.places[name]])
 
     def _copy(self, op: str, number: int, source: Bytes, target: DeviceBytes) -> None:
