@@ -11,12 +11,13 @@ from pathlib import Path
 import jinja2
 
 from toolkit import paths
+from toolkit.claims import MET, NOT_RUN, SHAPE
 from toolkit.sweep import state
 from toolkit.sweep.catalogue import Notebook, rows
 from toolkit.sweep.plan import Job, read_json
 
 TEMPLATES = Path(__file__).with_name("templates")
-MET = ("within tolerance", "same shape")
+NEAR = (MET, SHAPE)
 PAPERS = {
     "endor": "ENDOR",
     "flash": "LLM in a flash",
@@ -75,15 +76,15 @@ def write_report(jobs: Sequence[Job], rebuild: bool = False) -> Path:
             old.unlink()
     index = folder / "index.html"
     groups = [(PAPERS.get(paper), list(group)) for paper, group in itertools.groupby(cards, lambda card: card.paper)]
-    _render("index.html", index, groups=groups, tally=_tally(cards))
+    _render("index.html", index, groups=groups, tally=_tally(cards), near=NEAR)
     return index
 
 
 def claims_met(folder: Path) -> str:
     """How many of the paper's numbers a notebook's own came near: '3 of 4', or '–' if it compares none."""
     verdicts = read_json(folder / "meta.json").get("verdicts") or {}
-    compared = sum(count for verdict, count in verdicts.items() if verdict != "not run")
-    return f"{sum(verdicts.get(verdict, 0) for verdict in MET)} of {compared}" if compared else "–"
+    compared = sum(count for verdict, count in verdicts.items() if verdict != NOT_RUN)
+    return f"{sum(verdicts.get(verdict, 0) for verdict in NEAR)} of {compared}" if compared else "–"
 
 
 def _card(notebook: Notebook, job: Job | None, folder: Path, rebuild: bool) -> Card:
@@ -151,7 +152,7 @@ def _tally(cards: Sequence[Card]) -> str:
     verdicts = [verdict for card in cards for verdict, count in card.verdicts.items() for _ in range(count)]
     statuses = [card.status for card in cards]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    met, run = sum(verdict in MET for verdict in verdicts), sum(verdict != "not run" for verdict in verdicts)
+    met, run = sum(verdict in NEAR for verdict in verdicts), sum(verdict != NOT_RUN for verdict in verdicts)
     compared = f" {met} of the {run} published numbers compared here are met." if run else ""
     return f"{len(cards)} figures and tables: {counts}.{compared}"
 
