@@ -5,7 +5,7 @@ with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
     model.timeline.stages()
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,14 +17,17 @@ from torch import Tensor, nn
 from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed
+from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.budget import Budget
+from toolkit.offload.cpu import scratch_bytes
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.methods import METHODS
 from toolkit.offload.placement import LayerMap, nearest_first, needed_bytes
 from toolkit.offload.streamer import SLOTS, Streamer
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.storage.readers import open_reader
+from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 
 
@@ -37,7 +40,7 @@ class OffloadedModel:
 
     def __init__(self, store: Store, model: nn.Module, streamer: Streamer, budget: Budget, recorder: Recorder):
         self.store, self.model, self.streamer, self.budget, self.recorder = store, model, streamer, budget, recorder
-        self._layer: tuple[int, Mapping[str, Packed]] | None = None
+        self._layer: tuple[int, Mapping[str, Packed | Scaled]] | None = None
 
     @classmethod
     def open(
@@ -77,14 +80,14 @@ class OffloadedModel:
         model = _empty_model(store)
         store.check_fits(model, variant)
         runs = [run for layer in store.layers_of(variant) for run in layer.ops.values()]
-        scratch_bytes = max(run.dense_bytes for run in runs) if variant != "dense" else 0
-        fixed = {"scratch": scratch_bytes, "rest": store.rest_bytes}
+        _check_types(store, variant, runs)
+        fixed = {"scratch": max(map(scratch_bytes, runs)), "rest": store.rest_bytes}
         placement = placement or _placement(store, variant, policy, budget, fixed)
         budget.take(**fixed)
         tiers, count = placement.tiers, len(decoder_blocks(model))
         if len(tiers) != count or "device" in tiers:
             raise UserError(f"{placement}: expected {count} layers in DRAM and storage together, none on a device")
-        scratch = torch.zeros(scratch_bytes, dtype=torch.uint8).view(runs[0].dtype)
+        scratch = torch.zeros(fixed["scratch"], dtype=torch.uint8)
         with ExitStack() as stack:
             source = stack.enter_context(open_reader(reader, store, variant))
             streamer = stack.enter_context(Streamer(store, variant, tiers, source, policy, budget, recorder))
@@ -136,7 +139,7 @@ class OffloadedModel:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.eval().requires_grad_(False)
 
-    def _weight(self, number: int, name: str) -> Packed:
+    def _weight(self, number: int, name: str) -> Packed | Scaled:
         if self._layer is None or self._layer[0] != number:
             self._layer = None  # should the next line raise
             self._layer = number, self.streamer.layer(number)
@@ -153,6 +156,16 @@ def _empty_model(store: Store) -> nn.Module:
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()  # what is tied became two parameters on its way to nowhere
     return model
+
+
+def _check_types(store: Store, variant: str, runs: Sequence[OpRun]) -> None:
+    """Integers alone are no weights."""
+    for run in runs:
+        if not (run.scales_dtype or run.dtype).is_floating_point:
+            raise UserError(
+                f"{store.folder}: {run.label} is {run.dtype} without scales, which tells no weight; pack the model "
+                f"with --int8, or its weights by `Scaled.encode`"
+            )
 
 
 def _placement(store: Store, variant: str, policy: str, budget: Budget, fixed: Mapping[str, int]) -> LayerMap:

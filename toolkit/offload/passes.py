@@ -21,7 +21,7 @@ from torch import Tensor
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed
-from toolkit.formats.dense import Dense
+from toolkit.formats.scaled import Scaled
 from toolkit.offload.cpu import pack, product, unpack
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.shapes import random_pruned
@@ -33,6 +33,7 @@ from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 PLACEMENTS = ("storage", "dram")
+SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class Weight:
 def twin_store(
     shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
 ) -> Iterator[Store]:
-    """A store of one random layer in these formats, on the disk of the cache; gone afterwards.
+    """A store of one random layer in these formats, on the disk of the cache; gone afterwards. int8 rows have scales.
 
     Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
     one differs, or the disk is too small.
@@ -100,8 +101,12 @@ def twin_store(
 def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]:
     for form in forms:
         for op, weight in weights.items():
-            for number, part in enumerate(pack(form, weight)):
-                yield Op(0, f"{op}.{number}", form, part)
+            for number, part in enumerate(pack(form, weight, _scales(weight))):
+                yield Op.of(0, f"{op}.{number}", form, part)
+
+
+def _scales(weight: Tensor) -> Tensor | None:
+    return torch.full(weight.shape[:1], 1 / 1024, dtype=SCALES_DTYPE) if weight.dtype == torch.int8 else None
 
 
 def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
@@ -111,7 +116,7 @@ def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
     for weight in _weights(layer):
         expected = weights[weight.name]
         found = unpack(_parts(weight, layer, buffer), torch.empty_like(expected))
-        if not torch.equal(found, expected):
+        if not torch.equal(found.packed.values if isinstance(found, Scaled) else found, expected):
             raise UserError(f"{weight.name} read back as {form} is not the weight that was written: nothing is timed")
 
 
@@ -159,11 +164,12 @@ def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: n
 ARRIVALS: dict[str, Callable] = {"sequential": lambda link: map, "pipelined": lambda link: link.map}
 
 
-def _operand(case: Case, recorder: Recorder, weight: Weight, parts: list[Packed], out: Tensor) -> Tensor | Packed:
+def _operand(
+    case: Case, recorder: Recorder, weight: Weight, parts: list[Packed | Scaled], out: Tensor
+) -> Tensor | Packed | Scaled:
     """What the product is taken with: the weight made dense, or as it was stored."""
-    method = METHODS[case.method]
-    if not method.decoded_in:
-        return parts[0].values if isinstance(parts[0], Dense) else parts[0]
+    if not METHODS[case.method].decoded_in:
+        return parts[0]
     with recorder.span("decode", weight.name, "dram", weight.dense_bytes, layer=0):
         return unpack(parts, out)
 
@@ -179,7 +185,7 @@ def _weights(layer: Layer) -> list[Weight]:
     ]
 
 
-def _parts(weight: Weight, layer: Layer, buffer: np.ndarray) -> list[Packed]:
+def _parts(weight: Weight, layer: Layer, buffer: np.ndarray) -> list[Packed | Scaled]:
     """The blocks, in place: views of the buffer that they were read into."""
     return [run.view(buffer[run.offset - layer.offset :]) for run in weight.runs]
 
