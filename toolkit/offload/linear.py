@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
+from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.cpu import product, widened
 from toolkit.offload.timeline import Recorder
@@ -38,7 +39,8 @@ class OffloadedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: to the bit what the dense layer gives, unless used packed."""
         weight = self._fetch()
-        if self.packed and x.numel() == self.in_features:
+        stored = weight.packed if isinstance(weight, Scaled) else weight
+        if self.packed and isinstance(stored, Endor) and x.numel() == self.in_features:
             return self._multiply(x, weight)
         dense = self._dense(weight)
         with self._recorder.span("compute", self.name, "dram", dense.nbytes, self.layer):

@@ -34,6 +34,27 @@ class Group:
     linears: tuple[nn.Linear, ...]
 
 
+def check_alpha(alpha: float) -> None:
+    """Raise `UserError` for an alpha outside [0, 1]."""
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= alpha <= 1:
+        raise UserError(f"alpha {alpha!r} is out of range; expected a number from 0 to 1, such as {ALPHA}")
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockCall:
+    """How a block was called, and what it gave."""
+
+    block: nn.Module
+    args: tuple
+    kwargs: Mapping[str, object]
+    output: Tensor | tuple
+
+    def change(self) -> float:
+        """How far the block is from giving the same again: the difference's norm over the output's."""
+        before, after = map(_hidden, (self.output, self.block(*self.args, **self.kwargs)))
+        return float((after - before).norm() / before.norm())
+
+
 @torch.no_grad()
 def smooth(
     model: nn.Module,
@@ -66,8 +87,7 @@ def smoothing_factors(
     Raises `UserError` for an alpha outside [0, 1], tokens that don't fit the model, activations that are not finite, or
     a model none of whose decoder linears reads a norm.
     """
-    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= alpha <= 1:
-        raise UserError(f"alpha {alpha!r} is out of range; expected a number from 0 to 1, such as {ALPHA}")
+    check_alpha(alpha)
     cut = calibration_windows(model, calibration, windows, sequence_length)
     found = groups(model)
     with _largest_outputs({name: group.norm for name, group in found.items()}) as activations:
@@ -90,21 +110,20 @@ def factors(
 def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) -> None:
     """Divide norms by their factors and multiply the columns of the linears that read them (equation 3), in place.
 
-    Zeros stay zeros. Raises `UserError` if the model is not what it was afterwards, which happens where something
+    Zeros stay zeros. Raises `UserError` if a block does not give what it gave before, which happens where something
     other than linears reads a norm, or a norm does more than multiply; the model must be loaded anew then.
     """
-    found, probe = groups(model), _probe(model)
-    before = _decode(model, probe)
+    found, before = groups(model), _block_calls(model)
     for name, factor in factors.items():
         for parameter in found[name].norm.parameters():  # weight, and bias if there is one
             parameter.div_(factor)
         for linear in found[name].linears:
             linear.weight.mul_(factor)
-    change = (_decode(model, probe).float() - before.float()).norm() / before.float().norm()
+    change = max(call.change() for call in before)
     if not change < torch.finfo(model.dtype).eps ** 0.5:
         raise UserError(
-            f"smoothing changes what {type(model).__name__} computes, by {change:.0%}: its norms are not read by "
-            "linears alone; load it anew and quantise it without smoothing"
+            f"smoothing changes what blocks of {type(model).__name__} give, by {change:.0%}: not only linears read "
+            "their norms, or these do not just multiply; load it anew and quantise it without smoothing"
         )
 
 
@@ -193,6 +212,19 @@ def _removed(handles: list) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _block_calls(model: nn.Module) -> list[_BlockCall]:
+    """One call of each block, on a few tokens."""
+    calls: list[_BlockCall] = []
+    keep = lambda *call: calls.append(_BlockCall(*call))  # noqa: E731
+    with _removed([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
+        _decode(model, _probe(model))
+    return calls
+
+
+def _hidden(output: Tensor | tuple) -> Tensor:
+    return (output[0] if isinstance(output, tuple) else output).float()
 
 
 def _probe(model: nn.Module) -> Tensor:
