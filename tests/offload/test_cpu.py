@@ -30,3 +30,16 @@ def test_products_of_every_form_are_those_of_float64(dtype, shape):
         found = product(operand, x)
         assert found.shape == (shape[0],)
         assert float((found.double() - expected).abs().max()) <= 2e-3 * scale
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_stay_with_their_rows(form, shape):
+    weight, scales = random_pruned(shape, 0.5, torch.int8), torch.rand(shape[0]).half() + 0.5
+    found = unpack(pack(form, weight, scales), torch.empty_like(weight))
+    assert torch.equal(found.packed.values, weight)
+    assert torch.equal(found.scales, scales)
+    x = torch.linspace(-1, 1, shape[1])
+    for operand in (found, *(pack(form, weight, scales) if form == "endor" else ())):
+        expected = (weight.double() * scales.double()[:, None]) @ x.double()
+        assert float((product(operand, x).double() - expected).abs().max()) <= 1e-3 * float(expected.abs().max() + 1)
