@@ -8,6 +8,10 @@ from toolkit.errors import UserError
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
 from toolkit.pruning import load_pruned
+from toolkit.quantization import smoothed
+from toolkit.quantization.smoothed import load_smoothed
+from toolkit.quantization.smoothquant import round_to_int8
+from toolkit.storage.store import Store
 
 PROMPT = "The library of"
 
@@ -48,6 +52,21 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
         assert "6 tokens in" in found.err
 
 
+def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: torch.arange(500))
+    calibration = ["--windows", "2", "--sequence-length", "32"]
+    assert pack(model, tmp_path / "packed", "--int8", "--format", "endor", "dense", *calibration) == 0
+    capfd.readouterr()
+    expected, tokenizer = load_smoothed(str(model), "magnitude", dtype=torch.float32, windows=2, sequence_length=32)
+    round_to_int8(expected)
+    tokens = expected.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
+    for method in ("endor", "dense", "endor_packed"):
+        command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6", "--method", method]
+        assert main(command) == 0
+        assert capfd.readouterr().out.strip() == tokenizer.decode(tokens[0]).strip()
+    assert Store.open(tmp_path / "packed").model["int8"] is True
+
+
 def test_a_sparse_bitmask_checkpoint(model, tmp_path):
     assert pack(model, tmp_path / "checkpoint", "--format", "sparse-bitmask") == 0
     pruned, _, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
@@ -61,6 +80,7 @@ def test_a_sparse_bitmask_checkpoint(model, tmp_path):
     [
         (["pack", "MODEL", "--out", "OUT", "--format", "gzip"], "unknown format 'gzip'"),
         (["pack", "MODEL", "--out", "OUT", "--format", "endor", "sparse-bitmask"], "a folder of its own"),
+        (["pack", "MODEL", "--out", "OUT", "--format", "sparse-bitmask", "--int8"], "no place for scales"),
         (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown pruning method 'guess'"),
         (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "magnitude", "--sparsity", "1.5"], "sparsity"),

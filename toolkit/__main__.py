@@ -31,19 +31,23 @@ def pack(options: argparse.Namespace) -> None:
     from toolkit.errors import unknown
     from toolkit.formats import FORMATS
     from toolkit.pruning import load_pruned
+    from toolkit.quantization.smoothed import load_smoothed
 
     for name in options.format:
         if name not in (choices := [*FORMATS, SPARSE_BITMASK]):
             raise unknown("format", name, choices)
     if SPARSE_BITMASK in options.format and len(options.format) > 1:
         raise UserError(f"--format {SPARSE_BITMASK} makes a folder of its own: pack the other formats into another one")
+    if options.int8 and SPARSE_BITMASK in options.format:
+        raise UserError(f"--int8: {SPARSE_BITMASK} has no place for scales; pack endor, zstd or dense instead")
     if options.out.exists():
         raise UserError(f"--out {options.out}: exists already; name a folder that does not")
     print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
     calibration = {"corpus": options.corpus, "windows": options.windows, "sequence_length": options.sequence_length}
     dtype = options.dtype and _dtype(options.dtype)
-    model, tokenizer, _ = load_pruned(
-        options.model, options.method, options.sparsity, options.pattern, dtype=dtype, **calibration
+    load = load_smoothed if options.int8 else load_pruned
+    model, tokenizer, *_ = load(
+        options.model, options.method, sparsity=options.sparsity, pattern=options.pattern, dtype=dtype, **calibration
     )
     _write(options, model, tokenizer)
     print(f"{options.out}: " + "; ".join(_sizes(options.out, model)))
@@ -83,6 +87,7 @@ def _write(options: argparse.Namespace, model, tokenizer) -> None:
     from tqdm import tqdm
 
     from toolkit.formats import encode
+    from toolkit.formats.scaled import Scaled
     from toolkit.interchange import save_model
     from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.storage.packing import pack_model
@@ -93,9 +98,10 @@ def _write(options: argparse.Namespace, model, tokenizer) -> None:
     with tqdm(total=count * len(options.format), desc="packing", unit="matrix") as bar:
 
         def packing(name: str):
-            return lambda weight: (bar.update(), encode(name, weight))[1]
+            pack_one = Scaled.encode if options.int8 else encode
+            return lambda weight: (bar.update(), pack_one(name, weight))[1]
 
-        made = {"method": options.method, "sparsity": options.sparsity, "pattern": options.pattern}
+        made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
         variants = {name: packing(name) for name in options.format}
         return pack_model(model, options.out, variants, options.model, tokenizer, made)
 
@@ -168,6 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
+    packing.add_argument("--int8", action="store_true", help="decoder weights in int8, smoothed by SmoothQuant first")
     packing.add_argument("--corpus", default="wiki-slice", help="calibration text (default: wiki-slice)")
     packing.add_argument("--windows", type=int, default=16, help="calibration windows (default: 16; the papers: 128)")
     packing.add_argument("--sequence-length", type=int, default=1024, help="tokens of a window (default: 1024)")

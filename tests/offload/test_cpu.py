@@ -3,6 +3,7 @@ import torch
 
 from toolkit.formats import encode
 from toolkit.formats.packed import DTYPES
+from toolkit.formats.scaled import Scaled
 from toolkit.offload.cpu import product, unpack
 from toolkit.shapes import random_pruned
 from toolkit.simulation.transfer import METHODS
@@ -29,3 +30,17 @@ def test_products_of_every_form_are_those_of_float64(dtype, shape):
         found = product(operand, x)
         assert found.shape == (shape[0],)
         assert float((found.double() - expected).abs().max()) <= 2e-3 * scale
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS)
+def test_scales_stay_with_their_rows(form, shape):
+    weight, scales = random_pruned(shape, 0.5, torch.int8), torch.rand(shape[0]).half() + 0.5
+    packed = Scaled(encode(form, weight), scales)
+    found = unpack(packed, torch.empty_like(weight))
+    assert torch.equal(found.packed.values, weight)
+    assert torch.equal(found.scales, scales)
+    x = torch.linspace(-1, 1, shape[1])
+    for operand in (found, *((packed,) if form == "endor" else ())):
+        expected = (weight.double() * scales.double()[:, None]) @ x.double()
+        assert float((product(operand, x).double() - expected).abs().max()) <= 1e-3 * float(expected.abs().max() + 1)

@@ -76,6 +76,18 @@ def test_the_products_operand_is_the_pruned_weight(store, monkeypatch):
         assert torch.equal(last, passes.random_pruned(SHAPES["q_proj"], 0.5, torch.float16, seed=2))
 
 
+def test_int8_products_are_taken_with_scales(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    seen = []
+    monkeypatch.setattr(passes, "product", lambda weight, x: seen.append(weight))
+    with twin_store(SHAPES, torch.int8, 0.5, FORMS) as store:
+        for method in ON_CPU:
+            next(timed_passes(store, [Case(method)], repetitions=1))
+            weight = passes.random_pruned(SHAPES["q_proj"], 0.5, torch.int8, seed=2)
+            assert torch.equal(seen[-1].packed.decode(), weight)
+            assert torch.equal(seen[-1].decode(), weight.half() / 1024)
+
+
 def test_nothing_is_left_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     with twin_store(SHAPES, torch.int8, 0.5, FORMS) as store:

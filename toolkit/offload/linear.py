@@ -9,8 +9,8 @@ from torch.nn import functional
 from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
-from toolkit.kernels import bitmap
-from toolkit.offload.cpu import unpack
+from toolkit.formats.scaled import Scaled
+from toolkit.offload.cpu import product, widened
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.timeline import Recorder
 
@@ -18,9 +18,9 @@ from toolkit.offload.timeline import Recorder
 class OffloadedLinear(nn.Module):
     """Stands in for an `nn.Linear` of the same shape and bias.
 
-    `fetch()` gives its weight, packed, whenever it runs. `scratch` is the flat tensor that weights are made dense in,
-    shared by all layers; with `packed`, single tokens are multiplied with the packed form, and only prompts use it.
-    Both are where `device` computes.
+    `fetch()` gives its weight, packed, whenever it runs. `scratch` are the bytes that weights are made dense in,
+    shared by all layers (`toolkit.offload.cpu.scratch_bytes` tells how many); with `packed`, single tokens are
+    multiplied with the packed form, and only prompts use it. Both are where `device` computes.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class OffloadedLinear(nn.Module):
         linear: nn.Linear,
         name: str,
         layer: int,
-        fetch: Callable[[], Packed],
+        fetch: Callable[[], Packed | Scaled],
         scratch: Tensor,
         packed: bool,
         recorder: Recorder,
@@ -42,7 +42,8 @@ class OffloadedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: to the bit what the dense layer gives, unless used packed."""
         weight = self._fetch()
-        if self.packed and isinstance(weight, Endor) and x.numel() == self.in_features:
+        stored = weight.packed if isinstance(weight, Scaled) else weight
+        if self.packed and isinstance(stored, Endor) and x.numel() == self.in_features:
             return self._multiply(x, weight)
         dense = self._dense(weight)
         with self._timed("compute", dense.nbytes):
@@ -52,18 +53,17 @@ class OffloadedLinear(nn.Module):
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
-    def _multiply(self, x: Tensor, weight: Endor) -> Tensor:
+    def _multiply(self, x: Tensor, weight: Packed | Scaled) -> Tensor:
         with self._timed("compute", weight.nbytes):
-            product = bitmap.matvec(weight, x.reshape(-1)).to(x.dtype)
-            return (product if self.bias is None else product + self.bias).view(*x.shape[:-1], self.out_features)
+            y = product(weight, x.reshape(-1)).to(x.dtype)
+            return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
 
-    def _dense(self, weight: Packed) -> Tensor:
+    def _dense(self, weight: Packed | Scaled) -> Tensor:
         if isinstance(weight, Dense):
             return weight.values
         rows, columns = weight.shape
-        out = self._scratch[: rows * columns].view(rows, columns)
-        with self._timed("decode", out.nbytes):
-            return unpack(weight, out)
+        with self._timed("decode", rows * columns * weight.dtype.itemsize):
+            return widened(weight, self._scratch)
 
     @contextmanager
     def _timed(self, stage: str, nbytes: int) -> Iterator[None]:

@@ -18,8 +18,10 @@ from torch import Tensor, nn
 from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed
+from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.budget import Budget
+from toolkit.offload.cpu import scratch_bytes
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.methods import METHODS, Method
@@ -29,7 +31,7 @@ from toolkit.offload.streamer import Streamer
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.offload.uploader import Uploader, forms, staging_bytes
 from toolkit.storage.readers import READERS, open_reader
-from toolkit.storage.runs import Layer
+from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
 
 OF_FREE = 0.9  # share of a GPU's free memory that weights and buffers may take, if nothing is said
@@ -103,17 +105,16 @@ class OffloadedModel:
             store.check_fits(model, METHODS[method].format)
             layers = store.layers_of(METHODS[method].format)
             runs = [run for layer in layers for run in layer.ops.values()]
-            scratch_bytes = max(run.dense_bytes for run in runs) if METHODS[method].format != "dense" else 0
-            fixed = {"scratch": scratch_bytes, "rest": store.rest_bytes}
+            _check_types(store, runs)
+            fixed = {"scratch": max(map(scratch_bytes, runs)), "rest": store.rest_bytes}
             placement = placement or _placement(layers, METHODS[method], policy, place, budgets, fixed)
             budgets[place.tier].take(**fixed)
             if len(placement.tiers) != len(layers) or (placement.device and place.tier != "device"):
                 where = "on the device, in DRAM and" if place.tier == "device" else "in DRAM and"
                 raise UserError(f"{placement}: expected {len(layers)} layers {where} in storage together")
             source, mode = _source(stack, store, METHODS[method], placement, place, policy, reader, budgets, recorder)
-            scratch = place.empty(scratch_bytes).view(runs[0].dtype)
             opened = cls(store, model, source, placement, place, budgets, recorder, mode)
-            opened._take_over(scratch, packed=METHODS[method].decoded_in is None)
+            opened._take_over(place.empty(fixed["scratch"]), packed=METHODS[method].decoded_in is None)
             opened._stack = stack.pop_all()
         return opened
 
@@ -163,7 +164,7 @@ class OffloadedModel:
     def _here(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
 
-    def _weight(self, number: int, name: str) -> Packed:
+    def _weight(self, number: int, name: str) -> Packed | Scaled:
         if self._layer is None or self._layer[0] != number:
             self._layer = None  # should the next line raise
             self._layer = number, self.source.layer(number)
@@ -180,6 +181,16 @@ def _empty_model(store: Store) -> nn.Module:
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()  # what is tied became two parameters on its way to nowhere
     return model
+
+
+def _check_types(store: Store, runs: Sequence[OpRun]) -> None:
+    """Integers alone are no weights."""
+    for run in runs:
+        if not (run.scales_dtype or run.dtype).is_floating_point:
+            raise UserError(
+                f"{store.folder}: {run.label} is {run.dtype} without scales, which tells no weight; pack the model "
+                f"with --int8, or its weights by `Scaled.encode`"
+            )
 
 
 def _budgets(place: Cpu | Cuda, dram_bytes: int | None, device_bytes: int | None) -> dict[str, Budget]:

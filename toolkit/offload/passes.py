@@ -21,7 +21,7 @@ from torch import Tensor
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed, encode
-from toolkit.formats.dense import Dense
+from toolkit.formats.scaled import Scaled
 from toolkit.offload.cpu import product, unpack
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.shapes import random_pruned
@@ -33,6 +33,7 @@ from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 PLACEMENTS = ("storage", "dram")
+SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Case:
 def twin_store(
     shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
 ) -> Iterator[Store]:
-    """A store of one random layer in these formats, on the disk of the cache; gone afterwards.
+    """A store of one random layer in these formats, on the disk of the cache; gone afterwards. int8 rows have scales.
 
     Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
     one differs, or the disk is too small.
@@ -75,7 +76,14 @@ def twin_store(
 def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]:
     for form in forms:
         for op, weight in weights.items():
-            yield Op(0, op, form, encode(form, weight))
+            yield Op.of(0, op, form, _with_scales(encode(form, weight)))
+
+
+def _with_scales(packed: Packed) -> Packed | Scaled:
+    """Integers get the scales that int8 weights have; like them, of any size."""
+    if packed.dtype != torch.int8:
+        return packed
+    return Scaled(packed, torch.full(packed.shape[:1], 1 / 1024, dtype=SCALES_DTYPE))
 
 
 def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
@@ -83,7 +91,8 @@ def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
     with open_reader("threads", store, form) as reader:
         reader.read([layer], buffer)
     for op, packed in layer.view(buffer).items():
-        if not torch.equal(unpack(packed, torch.empty_like(weights[op])), weights[op]):
+        found = unpack(packed, torch.empty_like(weights[op]))
+        if not torch.equal(found.packed.values if isinstance(found, Scaled) else found, weights[op]):
             raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
 
 
@@ -132,10 +141,12 @@ def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: n
 ARRIVALS: dict[str, Callable] = {"sequential": lambda link: map, "pipelined": lambda link: link.map}
 
 
-def _operand(case: Case, recorder: Recorder, run: OpRun, packed: Packed, dense: np.ndarray) -> Tensor | Packed:
+def _operand(
+    case: Case, recorder: Recorder, run: OpRun, packed: Packed | Scaled, dense: np.ndarray
+) -> Tensor | Packed | Scaled:
     """What the product is taken with: the weight made dense, or as it was stored."""
     if not METHODS[case.method].decoded_in:
-        return packed.values if isinstance(packed, Dense) else packed
+        return packed
     out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
     with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
         return unpack(packed, out)

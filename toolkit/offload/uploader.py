@@ -16,6 +16,7 @@ from torch import Tensor
 
 from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
+from toolkit.formats.scaled import Scaled
 from toolkit.offload.budget import Budget
 from toolkit.offload.cpu import unpack
 from toolkit.offload.device import Cuda
@@ -26,7 +27,7 @@ from toolkit.offload.timeline import Recorder
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.files import BLOCK_BYTES
 from toolkit.storage.readers import Reader
-from toolkit.storage.runs import Layer
+from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
 
 DeviceBytes = UInt8[Tensor, " bytes"]
@@ -37,7 +38,7 @@ class Form(Protocol):
 
     nbytes: int
 
-    def view(self, buffer: DeviceBytes) -> Mapping[str, Packed]:
+    def view(self, buffer: DeviceBytes) -> Mapping[str, Packed | Scaled]:
         """Each op's weight, in place."""
 
 
@@ -48,25 +49,28 @@ class Unpacked:
     layer: Layer
 
     @cached_property
-    def places(self) -> dict[str, slice]:
-        """The bytes of each op."""
+    def places(self) -> dict[str, tuple[slice, slice]]:
+        """The bytes of each op's matrix, and of the scales behind it, which are none unless it is of integers."""
         found, end = {}, 0
         for name, run in self.layer.ops.items():
-            found[name] = slice(end, end + run.dense_bytes)
-            end += _blocks(run.dense_bytes)
+            values = slice(end, end + run.dense_bytes)
+            scales_bytes = run.shape[0] * run.scales_dtype.itemsize if run.scales_dtype else 0
+            scales = slice(_blocks(values.stop), _blocks(values.stop) + scales_bytes)
+            found[name], end = (values, scales), _blocks(scales.stop)
         return found
 
     @property
     def nbytes(self) -> int:
-        """Of all matrices, each in whole blocks."""
-        return sum(_blocks(run.dense_bytes) for run in self.layer.ops.values())
+        """Of all matrices and their scales, each in whole blocks."""
+        return max(_blocks(scales.stop) for _, scales in self.places.values())
 
-    def view(self, buffer: DeviceBytes) -> dict[str, Packed]:
+    def view(self, buffer: DeviceBytes) -> dict[str, Packed | Scaled]:
         """Each op's matrix, in place."""
-        return {
-            name: Dense(run.shape, buffer[self.places[name]].view(run.dtype).view(run.shape))
-            for name, run in self.layer.ops.items()
-        }
+        return {name: self._weight(run, *self.places[name], buffer) for name, run in self.layer.ops.items()}
+
+    def _weight(self, run: OpRun, values: slice, scales: slice, buffer: DeviceBytes) -> Packed | Scaled:
+        dense = Dense(run.shape, buffer[values].view(run.dtype).view(run.shape))
+        return Scaled(dense, buffer[scales].view(run.scales_dtype)) if run.scales_dtype else dense
 
 
 def forms(stored: Sequence[Layer], method: Method) -> tuple[Sequence[Form], Sequence[Form]]:
@@ -122,7 +126,7 @@ class Uploader:
         self._link = ThreadPoolExecutor(1, "link")
         self._ring = Ring(passing, slots, self._fetch, lambda number, buffer: self._passing[number].view(buffer))
 
-    def layer(self, number: int) -> Mapping[str, Packed]:
+    def layer(self, number: int) -> Mapping[str, Packed | Scaled]:
         """The weights of a layer by op, in place: they change with the next call for another layer.
 
         Raises what reading raises; the layer can be asked for again then.
@@ -167,13 +171,18 @@ class Uploader:
             dense = staging[: run.dense_bytes]
             with self.recorder.span("decode", name, "dram", dense.nbytes, number):
                 unpack(packed, torch.from_numpy(dense).view(run.dtype).view(run.shape))
-            self._copy(name, number, dense, target[form.places[name]])
+            values, scales = form.places[name]
+            self._copy(name, number, dense, target[values])
+            if isinstance(packed, Scaled):
+                self._copy(name, number, packed.scales.view(torch.uint8).numpy(), target[scales])
 
     def _copy(self, op: str, number: int, source: Bytes, target: DeviceBytes) -> None:
         with self.recorder.span("copy", op, "dram", source.nbytes, number):
             self.device.copy(source, target[: source.nbytes])
 
-    def _settle(self, staying: Mapping[int, Form], arena: DeviceBytes, dram: Budget) -> dict[int, Mapping[str, Packed]]:
+    def _settle(
+        self, staying: Mapping[int, Form], arena: DeviceBytes, dram: Budget
+    ) -> dict[int, Mapping[str, Packed | Scaled]]:
         """Layers that stay, by way of memory that is let go of again."""
         bounce_bytes = max((self._stored[number].nbytes for number in staying), default=0)
         dense_bytes = _largest(self._stored[number] for number in staying)

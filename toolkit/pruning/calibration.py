@@ -34,6 +34,20 @@ def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> In
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
 
 
+def calibration_windows(
+    model: nn.Module, tokens: Tensor, windows: int | None, sequence_length: int
+) -> Int[Tensor, "windows tokens"]:
+    """`cut_windows`, of tokens that the model can read. Raises `UserError` as that does, and for those it cannot."""
+    cut = cut_windows(tokens, windows, sequence_length)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
+    if sequence_length > positions:
+        raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
+    vocabulary = model.get_input_embeddings().num_embeddings
+    if cut.min() < 0 or cut.max() >= vocabulary:
+        raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
+    return cut
+
+
 @torch.no_grad()
 def walk(
     model: nn.Module, windows: Int[Tensor, "windows tokens"], batch_size: int = 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning.calibration import cut_windows, walk
+from toolkit.pruning.calibration import calibration_windows, walk
 from toolkit.pruning.magnitude import Magnitude
 from toolkit.pruning.patterns import Pattern, resolve
 from toolkit.pruning.sparsegpt import SparseGPT
@@ -145,14 +145,7 @@ def _cut(
         return None
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
-    cut = cut_windows(tokens, windows, sequence_length)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
-    if sequence_length > positions:
-        raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
-    vocabulary = model.get_input_embeddings().num_embeddings
-    if cut.min() < 0 or cut.max() >= vocabulary:
-        raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
-    return cut
+    return calibration_windows(model, tokens, windows, sequence_length)
 
 
 @contextmanager

@@ -1,12 +1,43 @@
-"""Symmetric round-to-nearest quantisation, the weights' side of SmoothQuant (Xiao et al. 2023, equation 1)."""
+"""Symmetric round-to-nearest quantisation, the weights' side of SmoothQuant (Xiao et al. 2023, equation 1).
+
+One rule for all who unpack int8 weights: a weight is `values.to(dtype) * scales.to(dtype)`, rounded once, where `dtype`
+is the type that the weight had before. Scales are numbers of that type, so nothing is lost by turning them into it.
+"""
 
 import torch
 from jaxtyping import Float, Int8
 from torch import Tensor
 
+from toolkit.errors import UserError
 
-def absmax_int8(weight: Float[Tensor, "rows columns"]) -> Int8[Tensor, "rows columns"]:
-    """Each row over its largest magnitude, times 127, rounded. Zeros stay zeros; small weights join them."""
-    values = weight.float()
-    scale = values.abs().amax(dim=1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (values / scale).round().to(torch.int8)
+LARGEST = 127
+
+
+def row_scales(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
+    """What 1 stands for in each row: its largest magnitude over 127, in the weight's type; 1 for rows of zeros.
+
+    Raises `UserError` for a weight that is not finite.
+    """
+    largest = weight.float().abs().amax(dim=1)
+    if not largest.isfinite().all():
+        raise UserError("cannot quantise a weight that is not finite; load the model anew")
+    scales = (largest / LARGEST).to(weight.dtype)
+    return scales.masked_fill(scales == 0, 1)  # what float16 cannot scale is nothing to int8 either
+
+
+def absmax_int8(
+    weight: Float[Tensor, "rows columns"], scales: Float[Tensor, " rows"] | None = None
+) -> Int8[Tensor, "rows columns"]:
+    """Each row over its scale, rounded; `row_scales` if none are given. Zeros stay zeros; small weights join them."""
+    scales = row_scales(weight) if scales is None else scales
+    return (weight.float() / scales.float()[:, None]).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+
+
+def dequantise(
+    values: Int8[Tensor, "rows columns"],
+    scales: Float[Tensor, " rows"],
+    out: Float[Tensor, "rows columns"] | None = None,
+) -> Float[Tensor, "rows columns"]:
+    """What int8 values stand for, in the scales' type and, if given, in `out`: no more memory is taken then."""
+    out = torch.empty(values.shape, dtype=scales.dtype, device=values.device) if out is None else out
+    return out.copy_(values).mul_(scales[:, None])

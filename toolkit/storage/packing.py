@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
+from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage.writing import Op, write_store
 
-Pack = Callable[[Tensor], Packed]
+Pack = Callable[[Tensor], Packed | Scaled]
 
 
 def pack_model(
@@ -28,7 +29,7 @@ def pack_model(
     Args:
         model: decoder-only, with plain linears (see `decoder_linears`); pruned, if it is to become smaller.
         folder: must not exist.
-        variants: names of formats, or a way to pack a weight by the variant's name.
+        variants: names of formats, or a way to pack a weight by the variant's name (`Scaled.encode` for int8).
         name: of the model, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
@@ -77,7 +78,7 @@ def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
     for number, block in enumerate(decoder_blocks(model)):
         for variant, pack in packs.items():
             for name, linear in decoder_linears(block).items():
-                yield Op(number, name, variant, pack(linear.weight.detach()))
+                yield Op.of(number, name, variant, pack(linear.weight.detach()))
 
 
 def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:

@@ -9,6 +9,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from toolkit.formats import FORMATS, FormatError, Packed
+from toolkit.formats.scaled import SCALES, Scaled
 from toolkit.storage.shards import Piece
 
 
@@ -48,17 +49,23 @@ class OpRun(Run):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the weight when dense."""
+        """Bytes of what is packed when dense, be it integers that have scales."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
-    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> Packed:
+    @property
+    def scales_dtype(self) -> torch.dtype | None:
+        """The type of the weight that integers with scales stand for; None without scales."""
+        return self.extras[SCALES].dtype if SCALES in self.extras else None
+
+    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> Packed | Scaled:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
 
         Raises `FormatError` for tensors that the format cannot be made of. Contents are not checked here;
         `Store.verify` does that once for all.
         """
         try:
-            return FORMATS[self.format].of_parts(self.shape, self.dtype, views(self.pieces, buffer))
+            packed = FORMATS[self.format].of_parts(self.shape, self.dtype, views(self.pieces, buffer))
+            return Scaled(packed, self.view_extras(buffer)[SCALES]) if SCALES in self.extras else packed
         except (ValueError, TypeError, RuntimeError) as error:
             raise FormatError(f"{self.shard}: {self.label}: {' '.join(str(error).split())}") from error
 
@@ -89,7 +96,7 @@ class Layer:
     nbytes: int
     ops: Mapping[str, OpRun]
 
-    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> dict[str, Packed]:
+    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> dict[str, Packed | Scaled]:
         """Each op's packed weight, in place: `buffer` holds what was read of the layer."""
         return {name: run.view(buffer[run.offset - self.offset :]) for name, run in self.ops.items()}
 

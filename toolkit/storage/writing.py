@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
+from typing import Self
 
 from torch import Tensor
 
 from toolkit.cache import file_sha256
 from toolkit.errors import UserError
 from toolkit.formats import Packed
+from toolkit.formats.scaled import SCALES, Scaled
 from toolkit.storage import index
 from toolkit.storage.folders import check_space, new_folder
 from toolkit.storage.index import MODEL_FOLDER, Index
@@ -37,6 +39,13 @@ class Op:
     variant: str
     packed: Packed
     extras: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, layer: int, op: str, variant: str, weight: Packed | Scaled) -> Self:
+        """Of a packed weight, whose scales, if it has any, are its extras."""
+        if isinstance(weight, Scaled):
+            return cls(layer, op, variant, weight.packed, {SCALES: weight.scales})
+        return cls(layer, op, variant, weight)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from toolkit.errors import UserError
+from toolkit.formats import FORMATS, encode
+from toolkit.formats.scaled import Scaled
+from toolkit.quantization import absmax_int8, dequantise, row_scales
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def two_of_four(dtype=torch.float32):
+    """A matrix that every format can hold, a row of zeros included."""
+    weight = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    weight.view(9, 16, 4)[..., 1::2] = 0
+    weight[4] = 0
+    return weight.to(dtype)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_format_holds_int8_weights(form, dtype):
+    weight = two_of_four(dtype)
+    packed = Scaled.encode(form, weight)
+    assert (packed.shape, packed.dtype, packed.packed.dtype) == ((9, 64), dtype, torch.int8)
+    assert torch.equal(packed.decode(), dequantise(absmax_int8(weight), row_scales(weight)))
+    assert (packed.decode()[weight == 0] == 0).all()
+    assert packed.nbytes == encode(form, absmax_int8(weight)).nbytes + 9 * dtype.itemsize
+
+
+def test_parts_that_do_not_fit():
+    weight = two_of_four()
+    integers = encode("endor", absmax_int8(weight))
+    with pytest.raises(ValueError, match=r"scales of shape \[8\] for 9 rows"):
+        Scaled(integers, torch.ones(8))
+    with pytest.raises(ValueError, match="expected int8"):
+        Scaled(encode("endor", weight), torch.ones(9))
+    with pytest.raises(ValueError, match="expected int8 and a float"):
+        Scaled(integers, torch.ones(9, dtype=torch.int32))
+    with pytest.raises(UserError, match=r"cannot quantise a weight of torch\.int8"):
+        Scaled.encode("endor", absmax_int8(weight))
+    with pytest.raises(UserError, match="unknown format 'coo'"):
+        Scaled.encode("coo", weight)

@@ -1,0 +1,233 @@
+import copy
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM, OPTConfig, OPTForCausalLM
+
+from tests import naive_quantization as naive
+from tests.offload.conftest import COMMON, FAMILIES, GATED, pruned
+from toolkit.errors import UserError
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.pruning import prune
+from toolkit.pruning.wanda import Wanda
+from toolkit.quantization import absmax_int8, dequantise, row_scales
+from toolkit.quantization.smoothquant import (
+    factors,
+    groups,
+    int8_activations,
+    round_to_int8,
+    smooth,
+    smoothing_factors,
+)
+
+LENGTH = 16
+TOKENS = torch.randint(0, 61, (6 * LENGTH,), generator=torch.Generator().manual_seed(1))
+WINDOWS = TOKENS.view(-1, LENGTH)
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Models this small only wait for their threads, most of all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def with_outliers(family, dtype=torch.float32):
+    """A pruned model, some channels of whose norms are much larger than the others."""
+    model = pruned(family, torch.float32)
+    spread = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "norm" in name:
+            parameter.mul_(torch.randn(parameter.shape, generator=spread).exp())
+            parameter[::11] *= 30
+    return model.to(dtype)
+
+
+def linears(model):
+    return {
+        f"{number}.{name}": linear
+        for number, block in enumerate(decoder_blocks(model))
+        for name, linear in decoder_linears(block).items()
+    }
+
+
+def masks(model):
+    return {name: linear.weight == 0 for name, linear in linears(model).items()}
+
+
+def logits(model):
+    return model(WINDOWS).logits
+
+
+def test_factors_by_hand():
+    found = factors(torch.tensor([16.0, 1.0, 0.0, 9.0]), torch.tensor([1.0, 4.0, 2.0, 0.0]), alpha=0.5)
+    assert found.tolist() == [4.0, 0.5, 1.0, 1.0]
+    assert factors(torch.tensor([16.0]), torch.tensor([2.0]), alpha=1).tolist() == [16.0]
+    assert factors(torch.tensor([16.0]), torch.tensor([2.0]), alpha=0).tolist() == [0.5]
+
+
+@every_family
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_factors_are_those_of_every_token_one_by_one(family, alpha):
+    model = with_outliers(family)
+    expected = naive.factors(model, family, WINDOWS, alpha)
+    found = smoothing_factors(model, TOKENS, alpha, sequence_length=LENGTH)
+    assert found.keys() == expected.keys()
+    for name, factor in found.items():
+        torch.testing.assert_close(factor, expected[name], rtol=1e-5, atol=0)
+
+
+@every_family
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-13), (torch.float32, 1e-4)])
+def test_the_function_stays_and_the_factors_go_where_they_belong(family, dtype, error):
+    model = with_outliers(family, dtype)
+    before = copy.deepcopy(model)
+    found = smooth(model, TOKENS, sequence_length=LENGTH)
+    scale = logits(before).abs().max()
+    tolerance = max(error, 1e-6) if dtype == torch.float64 else error  # rotary embeddings are float32 in any case
+    assert (logits(model) - logits(before)).abs().max() <= tolerance * scale
+    assert min(float(factor.max() / factor.min()) for factor in found.values()) > 3  # it was worth doing
+    scaled = set()
+    for prefix, block in naive.blocks(before):
+        for norm, names in naive.READERS[family].items():
+            factor = found[f"{prefix}.{norm}"]
+            for name in names:
+                scaled.add(f"{prefix}.{name}.weight")
+                new, old = model.get_submodule(f"{prefix}.{name}").weight, block.get_submodule(name).weight
+                torch.testing.assert_close(new, (old * factor).to(dtype))
+            for part, old in block.get_submodule(norm).named_parameters():
+                scaled.add(f"{prefix}.{norm}.{part}")
+                torch.testing.assert_close(model.get_parameter(f"{prefix}.{norm}.{part}"), (old / factor).to(dtype))
+    for name, parameter in before.named_parameters():
+        assert name in scaled or torch.equal(model.get_parameter(name), parameter), name
+
+
+@every_family
+def test_zeros_survive_smoothing_and_rounding(family):
+    model = with_outliers(family, torch.bfloat16)
+    before = masks(model)
+    smooth(model, TOKENS, sequence_length=LENGTH)
+    assert all(torch.equal(mask, before[name]) for name, mask in masks(model).items())
+    round_to_int8(model)
+    for name, mask in masks(model).items():
+        assert (mask & before[name]).sum() == before[name].sum(), name
+
+
+def test_wandas_mask_is_the_same_before_and_after_to_the_bit():
+    generate = torch.Generator().manual_seed(3)
+    weight, inputs = torch.randn(20, 48, generator=generate), torch.randn(64, 48, generator=generate)
+    factor = 2.0 ** torch.randint(-6, 7, (48,), generator=generate)  # powers of two: nothing is rounded
+    smoothed = inputs / factor
+    before = Wanda()(weight, inputs.T @ inputs, 0.5, None)
+    after = Wanda()(weight * factor, smoothed.T @ smoothed, 0.5, None)
+    assert torch.equal(before == 0, after == 0)
+    assert torch.equal(before * factor, after)
+
+
+@every_family
+def test_wanda_and_smoothing_commute(family):
+    """Layer after layer, each seeing what the pruned ones before it give."""
+    first, second = with_outliers(family), with_outliers(family)
+    for model in (first, second):
+        for linear in linears(model).values():
+            linear.weight.normal_(generator=torch.Generator().manual_seed(linear.in_features), std=0.2)
+    settings = {"sparsity": 0.5, "calibration": TOKENS, "sequence_length": LENGTH}
+    prune(first, "wanda", **settings)
+    smooth(second, TOKENS, sequence_length=LENGTH)
+    prune(second, "wanda", **settings)
+    for name, mask in masks(first).items():
+        assert (mask == masks(second)[name]).float().mean() > 0.999, name  # near ties may go either way
+
+
+def test_rounded_weights_are_those_of_plain_python():
+    model = with_outliers("llama", torch.bfloat16)
+    before = copy.deepcopy(model)
+    round_to_int8(model)
+    for name, linear in linears(model).items():
+        values, scales = naive.int8(linears(before)[name].weight)
+        expected = values.to(torch.bfloat16) * scales[:, None]
+        assert (linear.weight != expected).float().mean() < 0.02, name  # ties
+        torch.testing.assert_close(linear.weight.float(), expected.float(), rtol=0, atol=float(scales.max()) * 1.01)
+    assert torch.equal(model.lm_head.weight, before.lm_head.weight)
+
+
+def test_activations_are_rounded_token_by_token_and_only_while_asked():
+    model = with_outliers("opt")
+    linear = linears(model)["1.fc2"]
+    plain = logits(model)
+    with int8_activations(model):
+        rounded = logits(model)
+        seen = naive.inputs(model, linear, WINDOWS[:1])  # a hook that runs after the rounding
+    values, scales = naive.int8(seen)
+    torch.testing.assert_close(seen, values * scales[:, None])
+    assert not torch.equal(rounded, plain)
+    assert torch.equal(logits(model), plain)
+
+
+def test_smoothing_is_what_makes_int8_activations_bearable():
+    generate = torch.Generator().manual_seed(4)
+    weight, inputs = torch.randn(20, 48, generator=generate), torch.randn(64, 48, generator=generate)
+    inputs[:, ::16] *= 100
+    factor = factors(inputs.abs().amax(dim=0), weight.abs().amax(dim=0), alpha=0.5)
+    int8 = lambda matrix: dequantise(absmax_int8(matrix), row_scales(matrix))  # noqa: E731
+    plain = int8(inputs) @ int8(weight).T - inputs @ weight.T
+    smoothed = int8(inputs / factor) @ int8(weight * factor).T - inputs @ weight.T
+    assert smoothed.norm() < 0.3 * plain.norm()
+
+
+def test_a_group_is_a_norm_and_all_that_read_it():
+    model = with_outliers("llama")
+    found = groups(model)
+    first = found["model.layers.0.input_layernorm"]
+    attention = model.model.layers[0].self_attn
+    assert first.norm is model.model.layers[0].input_layernorm
+    assert set(first.linears) == {attention.q_proj, attention.k_proj, attention.v_proj}
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan"), True, "half"])
+def test_alpha_outside_its_range(alpha):
+    with pytest.raises(UserError, match=r"alpha .* from 0 to 1"):
+        smooth(with_outliers("llama"), TOKENS, alpha, sequence_length=LENGTH)
+
+
+def test_tokens_that_do_not_fit():
+    model = with_outliers("llama")
+    with pytest.raises(UserError, match="6 tokens"):
+        smooth(model, TOKENS[:6], windows=1, sequence_length=LENGTH)
+    with pytest.raises(UserError, match="token ids outside"):
+        smooth(model, TOKENS + 40, sequence_length=LENGTH)
+
+
+def test_activations_that_are_not_finite():
+    model = with_outliers("llama")
+    model.model.embed_tokens.weight[TOKENS[20]] = float("inf")
+    with pytest.raises(UserError, match="not finite"):
+        smooth(model, TOKENS, sequence_length=LENGTH)
+
+
+def test_no_norm_before_any_linear():
+    """OPT-350m's order of things: norms come after the sums, and residuals read them, too."""
+    config = OPTConfig(**COMMON, ffn_dim=70, word_embed_proj_dim=48, do_layer_norm_before=False)
+    model = OPTForCausalLM(config).eval().requires_grad_(False)
+    for block in decoder_blocks(model):
+        block.self_attn_layer_norm = torch.nn.Identity()
+        block.final_layer_norm = torch.nn.Identity()
+    with pytest.raises(UserError, match="no decoder linear of OPTForCausalLM reads a norm"):
+        smooth(model, TOKENS, sequence_length=LENGTH)
+
+
+@pytest.mark.parametrize("family", ["opt-350m", "gemma2"])
+def test_norms_that_cannot_take_factors(family):
+    """One is read by a residual as well, the other multiplies by 1 + weight."""
+    torch.manual_seed(0)
+    if family == "gemma2":
+        model = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12))
+    else:
+        sizes = {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}
+        model = OPTForCausalLM(OPTConfig(**COMMON, **sizes, do_layer_norm_before=False))
+    with pytest.raises(UserError, match=r"smoothing changes what blocks of .* give.*load it anew"):
+        smooth(model.eval().requires_grad_(False), TOKENS, sequence_length=LENGTH)

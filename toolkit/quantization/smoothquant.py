@@ -1,0 +1,237 @@
+"""SmoothQuant: Xiao et al., "Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023.
+
+Channels that are large in the activations are made small there and large in the weights, by factors that a norm takes
+in on one side and the linears that read it on the other. Linears that read no norm (o_proj and down_proj, or out_proj
+and fc2) stay as they are, as in the method's own release.
+
+Wanda's scores |W_ij|·‖X_j‖ keep their values when channel j goes from X to W, so smoothing and pruning may come in
+either order (but for rounding). Here pruning comes first: factors then belong to the weights that are left.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from numbers import Real
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.pruning.calibration import calibration_windows
+from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
+
+ALPHA = 0.5  # for most models, section 4.1
+PROBE_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Group:
+    """A norm, and the linears that read it and nothing else."""
+
+    norm: nn.Module
+    linears: tuple[nn.Linear, ...]
+
+
+def check_alpha(alpha: float) -> None:
+    """Raise `UserError` for an alpha outside [0, 1]."""
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0 <= alpha <= 1:
+        raise UserError(f"alpha {alpha!r} is out of range; expected a number from 0 to 1, such as {ALPHA}")
+
+
+@dataclass(frozen=True, eq=False)
+class _BlockCall:
+    """How a block was called, and what it gave."""
+
+    block: nn.Module
+    args: tuple
+    kwargs: Mapping[str, object]
+    output: Tensor | tuple
+
+    def change(self) -> float:
+        """How far the block is from giving the same again: the difference's norm over the output's."""
+        before, after = map(_hidden, (self.output, self.block(*self.args, **self.kwargs)))
+        return float((after - before).norm() / before.norm())
+
+
+@torch.no_grad()
+def smooth(
+    model: nn.Module,
+    calibration: Tensor,
+    alpha: float = ALPHA,
+    windows: int | None = None,
+    sequence_length: int = 1024,
+) -> dict[str, Float[Tensor, " channels"]]:
+    """Move the activations' outliers into the weights, in place; return the factors by the norm's name.
+
+    `calibration` is cut as `prune` does it; `alpha` is how much of the trouble goes to the weights, 0 to 1. The model's
+    function stays what it was, up to rounding. Raises what `smoothing_factors` and `fold` raise.
+    """
+    factors = smoothing_factors(model, calibration, alpha, windows, sequence_length)
+    fold(model, factors)
+    return factors
+
+
+@torch.no_grad()
+def smoothing_factors(
+    model: nn.Module,
+    calibration: Tensor,
+    alpha: float = ALPHA,
+    windows: int | None = None,
+    sequence_length: int = 1024,
+) -> dict[str, Float[Tensor, " channels"]]:
+    """s_j = max|X_j|^alpha / max|W_j|^(1 − alpha) (equation 4), float32, by the norm's name; the model stays as it is.
+
+    max|W_j| is over all linears that read the norm. A channel that is always zero on either side keeps factor 1.
+    Raises `UserError` for an alpha outside [0, 1], tokens that don't fit the model, activations that are not finite, or
+    a model none of whose decoder linears reads a norm.
+    """
+    check_alpha(alpha)
+    cut = calibration_windows(model, calibration, windows, sequence_length)
+    found = groups(model)
+    with _largest_outputs({name: group.norm for name, group in found.items()}) as activations:
+        for window in cut:
+            _decode(model, window[None])
+    if wrong := next((name for name, largest in activations.items() if not largest.isfinite().all()), None):
+        raise UserError(f"outputs of {wrong} are not finite in {model.dtype}; load the model in bfloat16 or float32")
+    return {name: factors(activations[name], _largest_weights(group), alpha) for name, group in found.items()}
+
+
+def factors(
+    activations: Float[Tensor, " channels"], weights: Float[Tensor, " channels"], alpha: float
+) -> Float[Tensor, " channels"]:
+    """Equation 4, of the largest magnitudes of each channel; 1 where one of them is zero."""
+    ratio = activations.pow(alpha) / weights.pow(1 - alpha)
+    return ratio.where((activations > 0) & (weights > 0), 1)
+
+
+@torch.no_grad()
+def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) -> None:
+    """Divide norms by their factors and multiply the columns of the linears that read them (equation 3), in place.
+
+    Zeros stay zeros. Raises `UserError` if a block does not give what it gave before, which happens where something
+    other than linears reads a norm, or a norm does more than multiply; the model must be loaded anew then.
+    """
+    found, before = groups(model), _block_calls(model)
+    for name, factor in factors.items():
+        for parameter in found[name].norm.parameters():  # weight, and bias if there is one
+            parameter.div_(factor)
+        for linear in found[name].linears:
+            linear.weight.mul_(factor)
+    change = max(call.change() for call in before)
+    if not change < torch.finfo(model.dtype).eps ** 0.5:
+        raise UserError(
+            f"smoothing changes what blocks of {type(model).__name__} give, by {change:.0%}: not only linears read "
+            "their norms, or these do not just multiply; load it anew and quantise it without smoothing"
+        )
+
+
+def groups(model: nn.Module) -> dict[str, Group]:
+    """The norms of the decoder blocks that linears read, by name: seen by whose output it is that a linear is given.
+
+    Raises `UserError` if there is none.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    readers: dict[nn.Module, list[nn.Linear]] = {}
+    made: list[tuple[nn.Module, Tensor]] = []  # outputs are held, so that none takes another's identity
+
+    def read(linear: nn.Module, args: tuple) -> None:
+        norm = next((norm for norm, output in made if output is args[0]), None)
+        if norm is not None:
+            readers.setdefault(norm, []).append(linear)
+
+    blocks = decoder_blocks(model)
+    handles = [norm.register_forward_hook(lambda *call: made.append((call[0], call[2]))) for norm in _norms(blocks)]
+    for block in blocks:
+        handles += [linear.register_forward_pre_hook(read) for linear in decoder_linears(block).values()]
+    with _removed(handles):
+        _decode(model, _probe(model))
+    if not readers:
+        raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
+    return {names[norm]: Group(norm, tuple(linears)) for norm, linears in readers.items()}
+
+
+@torch.no_grad()
+def round_to_int8(model: nn.Module) -> None:
+    """Give every decoder linear the weight that int8 leaves of it, in its own type: what a packed one decodes to."""
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            scales = row_scales(linear.weight)
+            dequantise(absmax_int8(linear.weight, scales), scales, out=linear.weight)
+
+
+@contextmanager
+def int8_activations(model: nn.Module) -> Iterator[None]:
+    """While entered, the inputs of decoder linears are rounded to int8, each token by its own largest magnitude.
+
+    The paper's setting "per-token, dynamic" (section 3), simulated: products are taken in the model's own type.
+    """
+
+    def rounded(_: nn.Module, args: tuple) -> Tensor:
+        tokens = args[0].reshape(-1, args[0].shape[-1])
+        scales = row_scales(tokens)
+        return dequantise(absmax_int8(tokens, scales), scales).view_as(args[0])
+
+    linears = [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+    with _removed([linear.register_forward_pre_hook(rounded) for linear in linears]):
+        yield
+
+
+def _norms(blocks: nn.ModuleList) -> list[nn.Module]:
+    """Modules that hold vectors alone, a weight among them."""
+    held = {module: dict(module.named_parameters(recurse=False)) for module in blocks.modules()}
+    return [m for m, own in held.items() if "weight" in own and all(p.ndim == 1 for p in own.values())]
+
+
+@contextmanager
+def _largest_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Float[Tensor, " channels"]]]:
+    """While entered, keep the largest magnitude that each channel of the modules' outputs has had, in float32."""
+    largest: dict[str, Tensor] = {}
+
+    def recorder(name: str):
+        def record(_: nn.Module, args: tuple, output: Tensor) -> None:
+            found = output.float().abs().flatten(0, -2).amax(dim=0)
+            largest[name] = torch.maximum(largest[name], found) if name in largest else found
+
+        return record
+
+    with _removed([module.register_forward_hook(recorder(name)) for name, module in modules.items()]):
+        yield largest
+
+
+def _largest_weights(group: Group) -> Float[Tensor, " channels"]:
+    return torch.stack([linear.weight.float().abs().amax(dim=0) for linear in group.linears]).amax(dim=0)
+
+
+@contextmanager
+def _removed(handles: list) -> Iterator[None]:
+    """Take hooks away afterwards."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _block_calls(model: nn.Module) -> list[_BlockCall]:
+    """One call of each block, on a few tokens."""
+    calls: list[_BlockCall] = []
+    keep = lambda *call: calls.append(_BlockCall(*call))  # noqa: E731
+    with _removed([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
+        _decode(model, _probe(model))
+    return calls
+
+
+def _hidden(output: Tensor | tuple) -> Tensor:
+    return (output[0] if isinstance(output, tuple) else output).float()
+
+
+def _probe(model: nn.Module) -> Tensor:
+    """A few tokens that any vocabulary has."""
+    return torch.arange(PROBE_TOKENS)[None] % model.get_input_embeddings().num_embeddings
+
+
+def _decode(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The decoder's last hidden states."""
+    return model.base_model(tokens.to(model.device), use_cache=False).last_hidden_state
