@@ -127,16 +127,34 @@ def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Itera
     buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
     largest = max(weight.dense_bytes for form in forms for weight in _weights(store.layer(0, form)))
     dense = aligned_buffer(largest)
+    views = {form: _views(store, form, buffers[form], dense) for form in forms}
     for repetition in range(repetitions + 1):
         for case in cases:
             form = METHODS[case.method].format
             with open_reader("threads", store, form) as reader:
-                yield case, repetition, reader.mode, _pass(case, reader, store.layer(0, form), buffers[form], dense)
+                timeline = _pass(case, reader, store.layer(0, form), buffers[form], views[form])
+                yield case, repetition, reader.mode, timeline
 
 
-def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: np.ndarray) -> Timeline:
-    weights = _weights(layer)
-    vectors = {columns: torch.randn(columns) for _, columns in (weight.shape for weight in weights)}
+def _views(store: Store, form: str, buffer: np.ndarray, dense: np.ndarray) -> dict[Weight, tuple[list[Packed], Tensor]]:
+    """Each weight's blocks where they are read to, and where it is unpacked to: made once, as a streamer does.
+
+    Making them takes as long as a small weight's product. They are checked against what they show, so it is read.
+    """
+    layer = store.layer(0, form)
+    with open_reader("threads", store, form) as reader:
+        reader.read([layer], buffer)
+    return {weight: (_parts(weight, layer, buffer), _out(weight, dense)) for weight in _weights(layer)}
+
+
+def _pass(
+    case: Case,
+    reader: Reader,
+    layer: Layer,
+    buffer: np.ndarray,
+    views: Mapping[Weight, tuple[list[Packed], Tensor]],
+) -> Timeline:
+    vectors = {columns: torch.randn(columns) for _, columns in (weight.shape for weight in views)}
     if case.placement == "dram":
         reader.read([layer], buffer)
     recorder = Recorder()
@@ -148,8 +166,8 @@ def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: n
         return weight
 
     with ThreadPoolExecutor(1) as link:
-        for weight in ARRIVALS[case.policy](link)(read, weights):
-            operand = _operand(case, recorder, weight, _parts(weight, layer, buffer), _out(weight, dense))
+        for weight in ARRIVALS[case.policy](link)(read, views):
+            operand = _operand(case, recorder, weight, *views[weight])
             with recorder.span("compute", weight.name, "dram", operand.nbytes, layer=0):
                 product(operand, vectors[weight.shape[1]])
     return recorder.timeline()
