@@ -1,4 +1,16 @@
-"""The pipelined schedule again, tick by tick: every resource looks each tick for what it may work on."""
+"""The cost model again: pipelined, tick by tick, every resource looks each tick for what it may work on."""
+
+
+def relative_errors(fixed_s, s_per_gb, sizes_gb, times_s):
+    """How far a line is off the times, as shares of them, added up."""
+    return sum(abs(fixed_s + s_per_gb * size - time) / time for size, time in zip(sizes_gb, times_s, strict=True))
+
+
+def ticks(nbytes, fixed, each):
+    """Whole ticks of a stage, with `each` for every GB that has begun."""
+    while nbytes > 0:
+        fixed, nbytes = fixed + each, nbytes - 10**9
+    return fixed
 
 
 def pipelined(layers, buffers):

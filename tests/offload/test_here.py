@@ -1,3 +1,6 @@
+from dataclasses import replace
+from itertools import product
+
 import pandas as pd
 import pytest
 
@@ -7,6 +10,7 @@ from toolkit.offload import here
 from toolkit.offload.passes import Case
 from toolkit.simulation.endor import Workload
 from toolkit.simulation.machine import Links, Memory, Profile, Storage
+from toolkit.simulation.transfer import with_rates
 
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}
 MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(3.0))
@@ -17,6 +21,7 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     monkeypatch.setitem(shapes.SHAPES, "toy", TOY)
     monkeypatch.setattr(here, "RATES_MODEL", "toy")
+    monkeypatch.setattr(here, "RATES_PARTS", (1, 4))
     monkeypatch.setattr(here, "probe", lambda: MACHINE)
     monkeypatch.setattr(here, "describe", lambda: {"cpu": "toy"})
 
@@ -38,16 +43,20 @@ def test_operations_are_measured_and_modelled_alike():
     assert measured["modelled_over_measured"].isna().all()
     ratios = modelled["seconds"].to_numpy() / measured["seconds"].to_numpy()
     assert len(ratios) == 2 * (4 + 5 + 5 + 4)
-    key = [measured.set_index(labels)["seconds"], modelled.set_index(labels)]
+    key = [measured.set_index(labels)["median_s"], modelled.set_index(labels)]
     expected = key[1]["seconds"] / key[0].reindex(key[1].index)
     assert key[1]["modelled_over_measured"].to_numpy() == pytest.approx(expected.to_numpy())
 
 
-def test_the_median_repetition_lies_between_the_least_and_the_most():
+def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
     table = here.operations_here(Workload("toy", "int8"), ["fc1"], repetitions=3)
     measured = table[table["evidence"] == "measured"]
     assert (measured["low_s"] <= measured["seconds"]).all()
     assert (measured["seconds"] <= measured["high_s"]).all()
+    assert (measured["low_s"] <= measured["median_s"]).all()
+    assert (measured["median_s"] <= measured["high_s"]).all()
+    totals = measured[measured["stage"] == "total"]
+    assert totals["seconds"].to_numpy() == pytest.approx(totals["median_s"].to_numpy())  # of an odd number
 
 
 def test_a_layer_in_both_tiers_and_read_ahead():
@@ -78,27 +87,50 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
     pd.testing.assert_frame_equal(here.operations_here(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
-def test_rates_are_the_medians_over_another_matrix(monkeypatch):
+def test_fixed_times_and_rates_are_lines_over_the_sizes_of_another_matrix(monkeypatch):
+    takes = [  # method, stage, GB, seconds: fixed, and a GB
+        *(("dense", "read", 8, 1, 1 / 4), ("endor", "read", 4, 1, 1 / 4), ("zstd", "read", 5, 1, 1 / 4)),
+        *(("endor", "decode", 8, 2, 1 / 8), ("zstd", "decode", 8, 3, 1)),
+        *(("dense", "compute", 8, 0, 1 / 2), ("endor", "compute", 8, 0, 1 / 2), ("zstd", "compute", 8, 0, 1 / 2)),
+        ("endor_packed", "compute", 4, 5, 1),
+    ]
     rows = []
-    for repetition, factor in enumerate([100.0, 1.0, 2.0, 4.0]):  # the first one does not count
-        for method, stage, nbytes, seconds in [
-            ("dense", "read", 8e9, 2),
-            ("endor", "read", 4e9, 1),
-            ("dense", "compute", 8e9, 1),
-            ("endor", "decode", 8e9, 4),
-            ("endor", "compute", 8e9, 3),
-            ("endor_packed", "compute", 4e9, 1),
-            ("zstd", "decode", 8e9, 16),
-            ("zstd", "compute", 8e9, 5),
-        ]:
-            times = {"start_s": 1.0, "end_s": 1.0 + seconds * factor}
-            rows.append({"method": method, "stage": stage, "nbytes": nbytes, "repetition": repetition} | times)
+    for repetition, factor in enumerate([100.0, 1.0, 0.5, 4.0]):  # the first one does not count
+        for (method, stage, nbytes, fixed_s, s_per_gb), part in product(takes, [1, 2, 4]):
+            times = {"start_s": 1.0, "end_s": 1.0 + (fixed_s + s_per_gb * nbytes / part) * factor}
+            labels = {"method": method, "stage": stage, "op": f"fc1/{part}", "repetition": repetition}
+            rows.append(labels | {"nbytes": nbytes * 1e9 / part} | times)
     monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
     machine = here.machine_here()
-    assert machine.dram.decode_gb_s == pytest.approx({"endor": 1.0, "zstd": 0.25})
-    assert machine.dram.matvec_gb_s == pytest.approx({"dense": 4.0, "endor": 2.0})
-    assert machine.links.storage_to_dram_gb_s == 2.0
+    assert machine.links.storage_to_dram_gb_s == pytest.approx(4.0)
+    assert machine.links.storage_to_dram_fixed_s == pytest.approx(1.0)
+    assert machine.dram.decode_gb_s == pytest.approx({"endor": 8.0, "zstd": 1.0})
+    assert machine.dram.decode_fixed_s == pytest.approx({"endor": 2.0, "zstd": 3.0})
+    assert machine.dram.matvec_gb_s == pytest.approx({"dense": 2.0, "endor": 1.0})
+    assert machine.dram.matvec_fixed_s == pytest.approx({"dense": 0.0, "endor": 5.0})
     assert machine.dram.bandwidth_gb_s == 20.0
+
+
+def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypatch):
+    workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
+    monkeypatch.setattr(here, "machine_here", lambda *arguments: machine)
+    nbytes = 2 * 96 * 64
+    rows = []
+    for repetition, (read_s, compute_s) in enumerate([(9, 9), (1, 30), (2, 4), (20, 3)]):  # totals 31, 6, 23
+        times = [("read", "storage", 0.0, read_s), ("compute", "dram", read_s, read_s + compute_s)]
+        for stage, tier, start_s, end_s in times:
+            span = {"stage": stage, "op": "fc1", "tier": tier, "start_s": start_s, "end_s": end_s, "nbytes": nbytes}
+            rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
+            rows[-1] |= {"repetition": repetition, "mode": "direct"}
+    monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
+    table = here.operations_here(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
+    measured, modelled = table.loc["measured"], table.loc["modelled"]
+    assert measured["seconds"].to_dict() == {"read": 20, "compute": 3, "transfer": 20, "total": 23}
+    assert measured["median_s"].to_dict() == {"read": 2, "compute": 4, "transfer": 2, "total": 23}
+    expected = [nbytes / 1e9 / seconds for seconds in (2, 4, 2)]
+    ratios = modelled["modelled_over_measured"]
+    assert ratios[["read", "compute", "transfer"]].tolist() == pytest.approx(expected)
+    assert ratios["total"] == pytest.approx(2 * nbytes / 1e9 / 23)
 
 
 def test_unknown_names_are_refused_before_anything_is_measured(measurements):

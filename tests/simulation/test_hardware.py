@@ -102,6 +102,17 @@ def test_rates_of_decoding_and_the_softwares_part_are_read(write):
     assert "software.layer_s" in toy.sources
 
 
+def test_fixed_times_are_read_and_none_if_not_given(write):
+    link = {"storage_to_dram": RATE, "storage_to_dram_fixed": NUMBER | {"unit": "us"}}
+    device = RECORD["device"] | {"decode_fixed": {"endor": NUMBER | {"unit": "ms"}}}
+    write(RECORD | {"links": link, "device": device})
+    toy = profile("toy")
+    assert (toy.links.storage_to_dram_fixed_s, toy.links.dram_to_device_fixed_s) == (2e-6, 0)
+    assert (toy.device.decode_fixed_s, toy.device.matvec_fixed_s) == ({"endor": 0.002}, {})
+    assert toy.value("device.decode_fixed_s.endor") == 0.002
+    assert toy.table().set_index("quantity")["value"]["storage_to_dram_fixed_s"] == 2e-6
+
+
 def test_the_table_has_a_row_a_number(write):
     write(RECORD)
     table = profile("toy").table()
@@ -132,6 +143,16 @@ def test_every_basis_is_a_kind_of_evidence_and_only_stated_numbers_are_published
         (replaced("device.compute.fp32.unit", "GB/s"), ["device.compute.fp32.unit", "'GB/s' is not one of"]),
         (replaced("device.compute.fp64", RATE), ["record toy: device.compute", "'fp64' was unexpected"]),
         (replaced("device.decode", {"gzip": RATE}), ["record toy: device.decode", "'gzip' was unexpected"]),
+        (replaced("links", {"storage_to_dram_fixed": RATE}), ["links.storage_to_dram_fixed.unit", "'GB/s' is not one"]),
+        (
+            replaced("links", {"storage_to_dram_fixed": NUMBER | {"unit": "us", "value": -2}}),
+            ["toy.yaml: record toy: links.storage_to_dram_fixed.value: -2 is less than or equal to the minimum of 0"],
+        ),
+        (
+            replaced("device.decode_fixed", {"endor": NUMBER | {"unit": "ms", "value": -2}}),
+            ["record toy: device.decode_fixed.endor.value: -2 is less"],
+        ),
+        (replaced("device.decode_fixed", {"gzip": RATE}), ["record toy: device.decode_fixed", "'gzip' was unexpected"]),
         (replaced("storage.bandwidth.basis", "guessed"), ["storage.bandwidth.basis", "'guessed' is not one of"]),
         (replaced("storage.bandwidth.basis", "measured"), ["storage.bandwidth.basis", "'measured' is not one of"]),
         (replaced("storage.bandwidth.value", 0), ["storage.bandwidth.value", "0"]),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.naive_transfer import pipelined
+from tests.naive_transfer import pipelined, ticks
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.shapes import random_pruned
@@ -36,6 +36,12 @@ MACHINE = Profile(
     links=Links(storage_to_dram_gb_s=0.25, dram_to_device_gb_s=0.5, storage_to_device_gb_s=1 / 3),
 )
 PROBED = replace(MACHINE, device=None, links=Links(storage_to_dram_gb_s=0.25))  # what the probe knows without a GPU
+SLOW = replace(  # to begin with: as many seconds a request more
+    MACHINE,
+    dram=replace(MACHINE.dram, decode_fixed_s={"endor": 1, "zstd": 2}, matvec_fixed_s={"dense": 1}),
+    device=replace(MACHINE.device, decode_fixed_s={"endor": 2}, matvec_fixed_s={"dense": 1, "endor": 3}),
+    links=replace(MACHINE.links, storage_to_dram_fixed_s=1, dram_to_device_fixed_s=2, storage_to_device_fixed_s=4),
+)
 HALF = Weight("half", 2 * GB, GB)
 FULL = Weight("full", 2 * GB, 2 * GB)
 
@@ -56,6 +62,30 @@ def test_sequential_by_hand():
         ),
         ("rest", "other", 30, 30.5),
     ]
+
+
+def test_fixed_times_are_taken_by_every_request():
+    layer = Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
+    assert times(predict(SLOW, [layer], Plan("endor"))) == [
+        *(("half", "read", 0, 5), ("half", "copy", 5, 9), ("half", "decode", 9, 13), ("half", "compute", 13, 16)),
+        *(
+            ("twice", "read", 16, 25),
+            ("twice", "copy", 25, 31),
+            ("twice", "decode", 31, 37),
+            ("twice", "compute", 37, 42),
+        ),
+        ("rest", "other", 42, 42.5),
+    ]
+    assert predict(SLOW, [layer], Plan("endor_packed", "direct")).total_s == (4 + 3 + 3 + 1) + (4 + 6 + 3 + 2) + 0.5
+    assert predict(SLOW, [layer], Plan("zstd", device="cpu")).total_s == (5 + 14 + 5) + (9 + 26 + 9) + 0.5
+
+
+def test_a_profile_without_fixed_times_has_none():
+    bare = replace(SLOW, links=MACHINE.links, dram=MACHINE.dram, device=MACHINE.device)
+    for plan in (Plan("endor"), Plan("zstd"), Plan("endor_packed", "direct", "pipelined")):
+        layers = [Layer((HALF, FULL), "storage")]
+        assert predict(bare, layers, plan) == predict(MACHINE, layers, plan)
+        assert predict(SLOW, layers, plan).total_s > predict(MACHINE, layers, plan).total_s
 
 
 def test_pipelined_by_hand():
@@ -140,6 +170,10 @@ def test_rates_are_added_to_those_there():
     machine = with_rates(MACHINE, "dram", decode_gb_s={"endor": 7})
     assert machine.dram.decode_gb_s == {"endor": 7, "zstd": 1 / 6}
     assert MACHINE.dram.decode_gb_s["endor"] == 1 / 5
+    slower = with_rates(SLOW, "dram", decode_fixed_s={"zstd": 9}, matvec_fixed_s={"endor": 8})
+    assert slower.dram.decode_fixed_s == {"endor": 1, "zstd": 9}
+    assert slower.dram.matvec_fixed_s == {"dense": 1, "endor": 8}
+    assert slower.dram.decode_gb_s == SLOW.dram.decode_gb_s
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])
@@ -190,11 +224,39 @@ def by_operation(timeline):
     return list(grouped.values())
 
 
-@given(layers, chosen, st.integers(1, 4))
-def test_pipelined_is_what_the_oracle_finds_tick_by_tick(drawn, way, buffers):
-    timeline = predict(MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers))
+# `SLOW` again, and without what is fixed `MACHINE`: (fixed seconds, seconds a GB) of each stage on a GPU
+COSTS = {
+    "read host": (1, 4),
+    "read direct": (4, 3),
+    "copy": (2, 2),
+    "decode dram endor": (1, 5),
+    "decode dram zstd": (2, 6),
+    "decode device endor": (2, 1),
+    "compute dense": (1, 1),
+    "compute endor": (3, 1),
+}
+
+
+def cost(span, method, path):
+    """Its name in `COSTS`."""
+    form = METHODS[method].format
+    used = "dense" if METHODS[method].decoded_in else form
+    names = {"read": path, "copy": "", "decode": f"{span.tier} {form}", "compute": used}
+    return f"{span.stage} {names[span.stage]}".strip()
+
+
+@given(layers, chosen, st.integers(1, 4), st.booleans())
+def test_pipelined_is_what_the_oracle_finds_tick_by_tick(drawn, way, buffers, slow):
+    timeline = predict(SLOW if slow else MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers))
     grouped = by_operation(timeline)
-    expected = pipelined([[[(resource(s), round(s.seconds)) for s in op] for op in ops] for ops in grouped], buffers)
+
+    def taken(span):
+        if span.stage == "other":
+            return round(span.seconds)
+        fixed, each = COSTS[cost(span, *way)]
+        return ticks(span.nbytes, fixed if slow else 0, each)
+
+    expected = pipelined([[[(resource(s), taken(s)) for s in op] for op in ops] for ops in grouped], buffers)
     found = {
         (number, op, place): (round(span.start_s), round(span.end_s))
         for number, ops in enumerate(grouped)

@@ -22,32 +22,49 @@ from toolkit.offload.comparison import beside_dense, over
 from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
 from toolkit.offload.timeline import Span, Timeline
 from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
-from toolkit.simulation.machine import GB, Profile
+from toolkit.simulation.line import Line, fit_line
+from toolkit.simulation.machine import Profile
 from toolkit.simulation.probe import describe, probe
 from toolkit.simulation.transfer import METHODS, Plan, with_rates
 
-RATES_MODEL, RATES_OP = "opt-6.7b", "fc1"  # timed for nothing else, and larger than the caches
+RATES_MODEL, RATES_OP = "opt-6.7b", "fc1"  # timed for nothing else
+RATES_PARTS = (1, 4, 16, 64, 256)  # of its rows: from what is larger than the caches to where fixed times are half
 RATES_REPETITIONS = 7
 LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
-UNDECODED = ("dense", "endor_packed")  # methods that multiply with what is stored
 CASE = ["method", "placement", "policy"]
 SPAN = list(Span.__dataclass_fields__)
 
 
 def machine_here(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
-    """The probe's profile of this machine, with the rates at which it reads, unpacks and multiplies such weights.
+    """The probe's profile of this machine, with what it takes here to read, unpack and multiply such weights.
 
-    Rates are medians over passes through a matrix of another model, by the same code as what is predicted. The probe's
-    own bandwidth of the disk is that of its best setting, which a shared disk seldom holds.
+    Fixed times and rates are lines (`fit_line`) through the medians of passes through parts of a matrix of another
+    model, by the same code as what is predicted. The probe's own bandwidth of the disk is that of its best setting,
+    which a shared disk seldom holds.
     """
     workload = Workload(RATES_MODEL, dtype, sparsity)
-    spans = _spans(workload, workload.shapes([RATES_OP]), _cases("storage"), RATES_REPETITIONS, fresh)
-    kept = spans[(spans["repetition"] > 0) & ((spans["stage"] != "compute") | spans["method"].isin(UNDECODED))]
-    form = kept["method"].map(lambda name: METHODS[name].format).where(kept["stage"] != "read", "any")
-    gb_s = (kept["nbytes"] / GB / (kept["end_s"] - kept["start_s"])).groupby([kept["stage"], form]).median()
-    machine = probe()
-    machine = replace(machine, links=replace(machine.links, storage_to_dram_gb_s=gb_s["read", "any"]))
-    return with_rates(machine, "dram", gb_s["decode"].to_dict(), gb_s["compute"].to_dict())
+    parts = {f"{RATES_OP}/{part}": replace(workload, model=f"{RATES_MODEL}/{part}") for part in RATES_PARTS}
+    shapes = {name: part.shapes([RATES_OP])[RATES_OP] for name, part in parts.items()}
+    lines = _lines(_spans(workload, shapes, _cases("storage"), RATES_REPETITIONS, fresh))
+    read, machine = lines["read"]["any"], probe()
+    links = replace(machine.links, storage_to_dram_gb_s=read.gb_s, storage_to_dram_fixed_s=read.fixed_s)
+    rates = [{form: line.gb_s for form, line in lines[stage].items()} for stage in ("decode", "compute")]
+    fixed = [{form: line.fixed_s for form, line in lines[stage].items()} for stage in ("decode", "compute")]
+    return with_rates(replace(machine, links=links), "dram", *rates, *fixed)
+
+
+def _lines(spans: pd.DataFrame) -> dict[str, dict[str, Line]]:
+    """For each stage and format worked on ("any" is read alike), the line through the median seconds of every size."""
+    methods = spans["method"].map(METHODS)
+    stored = methods.map(lambda method: method.format)
+    used = stored.where(methods.map(lambda method: not method.decoded_in), "dense")
+    form = stored.mask(spans["stage"] == "compute", used).mask(spans["stage"] == "read", "any")
+    timed = spans.assign(form=form, seconds=spans["end_s"] - spans["start_s"])[spans["repetition"] > 0]
+    points = timed.groupby(["stage", "form", "method", "nbytes"], as_index=False)["seconds"].median()
+    found: dict[str, dict[str, Line]] = {}
+    for (stage, form), rows in points.groupby(["stage", "form"]):
+        found.setdefault(stage, {})[form] = fit_line(rows["nbytes"], rows["seconds"])
+    return found
 
 
 def operations_here(
@@ -59,8 +76,9 @@ def operations_here(
 ) -> pd.DataFrame:
     """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
 
-    More columns: low_s and high_s, the stage's least and most seconds of all repetitions but the first; `mode`,
-    "direct" if the page cache was passed by; `modelled_over_measured` seconds, in the rows that are modelled.
+    More columns: low_s, median_s and high_s, the stage's least, median and most seconds of all repetitions but the
+    first; `mode`, "direct" if the page cache was passed by; `modelled_over_measured`, in the rows that are modelled:
+    their seconds over median_s, since one repetition's may hold a pause that none of the others has.
     Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
     """
     choices = plans(device="cpu", methods=methods)
@@ -153,7 +171,8 @@ def _median_stages(spans: pd.DataFrame) -> pd.DataFrame:
     every = [_timeline(rows).stages() for number, rows in spans.groupby("repetition") if number > 0]
     seconds = pd.concat(every).groupby("stage")["seconds"]
     shown = _timeline(spans[spans["repetition"] == _median_repetition(spans)]).stages()
-    return shown.assign(low_s=shown["stage"].map(seconds.min()), high_s=shown["stage"].map(seconds.max()))
+    spread = {"low_s": seconds.min(), "median_s": seconds.median(), "high_s": seconds.max()}
+    return shown.assign(**{name: shown["stage"].map(values) for name, values in spread.items()})
 
 
 def _median_repetition(spans: pd.DataFrame) -> int:
@@ -167,5 +186,6 @@ def _timeline(spans: pd.DataFrame) -> Timeline:
 
 def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
     table = pd.concat([measured, modelled], ignore_index=True)
-    ratio = over(table, "seconds", evidence="measured")
+    typical = table.assign(seconds=table["median_s"].fillna(table["seconds"]))
+    ratio = over(typical, "seconds", evidence="measured")
     return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))

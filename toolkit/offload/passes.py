@@ -87,10 +87,7 @@ def _with_scales(packed: Packed) -> Packed | Scaled:
 
 
 def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
-    buffer, layer = aligned_buffer(store.slot_bytes(form)), store.layer(0, form)
-    with open_reader("threads", store, form) as reader:
-        reader.read([layer], buffer)
-    for op, packed in layer.view(buffer).items():
+    for op, packed in _weights(store, form, aligned_buffer(store.slot_bytes(form))).items():
         found = unpack(packed, torch.empty_like(weights[op]))
         if not torch.equal(found.packed.values if isinstance(found, Scaled) else found, weights[op]):
             raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
@@ -108,30 +105,47 @@ def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Itera
     buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
     largest = max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values())
     dense = aligned_buffer(largest)
+    weights = {form: _weights(store, form, buffers[form]) for form in forms}
     for repetition in range(repetitions + 1):
         for case in cases:
             form = METHODS[case.method].format
             with open_reader("threads", store, form) as reader:
-                yield case, repetition, reader.mode, _pass(case, reader, store.layer(0, form), buffers[form], dense)
+                timeline = _pass(case, reader, store.layer(0, form), buffers[form], weights[form], dense)
+                yield case, repetition, reader.mode, timeline
 
 
-def _pass(case: Case, reader: Reader, layer: Layer, buffer: np.ndarray, dense: np.ndarray) -> Timeline:
-    runs = [*layer.ops.values()]
-    vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in runs)}
+def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed | Scaled]:
+    """Each weight where it is read to: made once, as a streamer does, since it takes as long as a small product.
+
+    Weights are checked against what their buffer holds, so it is read first.
+    """
+    with open_reader("threads", store, form) as reader:
+        reader.read([store.layer(0, form)], buffer)
+    return store.layer(0, form).view(buffer)
+
+
+def _pass(
+    case: Case,
+    reader: Reader,
+    layer: Layer,
+    buffer: np.ndarray,
+    weights: Mapping[str, Packed | Scaled],
+    dense: np.ndarray,
+) -> Timeline:
+    vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
     if case.placement == "dram":
         reader.read([layer], buffer)
     recorder = Recorder()
 
-    def read(run: OpRun) -> tuple[OpRun, np.ndarray]:
-        place = buffer[run.offset - layer.offset :][: run.nbytes]
+    def read(run: OpRun) -> OpRun:
         if case.placement == "storage":
             with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
-                reader.read([run], place)
-        return run, place
+                reader.read([run], buffer[run.offset - layer.offset :][: run.nbytes])
+        return run
 
     with ThreadPoolExecutor(1) as link:
-        for run, place in ARRIVALS[case.policy](link)(read, runs):
-            operand = _operand(case, recorder, run, run.view(place), dense)
+        for run in ARRIVALS[case.policy](link)(read, layer.ops.values()):
+            operand = _operand(case, recorder, run, weights[run.op], dense)
             with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
                 product(operand, vectors[run.shape[1]])
     return recorder.timeline()

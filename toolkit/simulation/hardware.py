@@ -29,6 +29,7 @@ TIME_UNITS = {"us": 1e-6, "ms": 1e-3}
 RATE_UNITS = {"TFLOP/s": 1.0, "GFLOP/s": 1e-3}
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 DECODED = ("endor", "zstd")  # formats that a file may give decoding rates of
+LINKS = ("storage_to_dram", "dram_to_device", "storage_to_device")
 FIELDS = {
     "storage": {
         "capacity": CAPACITY,
@@ -38,9 +39,8 @@ FIELDS = {
     },
     "dram": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
     "device": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
-    "links": {
-        name: (f"{name}_gb_s", BANDWIDTH_UNITS) for name in ("storage_to_dram", "dram_to_device", "storage_to_device")
-    },
+    "links": {name: (f"{name}_gb_s", BANDWIDTH_UNITS) for name in LINKS}
+    | {f"{name}_fixed": (f"{name}_fixed_s", TIME_UNITS) for name in LINKS},
     "near_data": {
         "dimms": ("dimms", {"DIMMs": 1}),
         "capacity": CAPACITY,
@@ -53,6 +53,7 @@ FIELDS = {
 RATES = {  # of dram (the CPU) and device: key, attribute, unit factors of each of its numbers
     "compute": ("tflop_s", dict.fromkeys(DTYPES, RATE_UNITS)),
     "decode": ("decode_gb_s", dict.fromkeys(DECODED, BANDWIDTH_UNITS)),
+    "decode_fixed": ("decode_fixed_s", dict.fromkeys(DECODED, TIME_UNITS)),
 }
 KINDS = {
     "storage": Storage,

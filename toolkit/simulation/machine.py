@@ -74,7 +74,8 @@ class Memory:
     `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two); half-precision
     GPU rates accumulate in fp32 unless the source says otherwise. `decode_gb_s` maps a format to the dense bytes that
     decoding makes a second, `matvec_gb_s` one to the stored bytes that a mat-vec goes through a second; a format that
-    the latter does not name is read at `bandwidth_gb_s`.
+    the latter does not name is read at `bandwidth_gb_s`. `decode_fixed_s` and `matvec_fixed_s` map a format to what
+    decoding one weight, or one product, takes however small it is (starting threads, launching a kernel): 0 if absent.
     """
 
     name: str
@@ -83,6 +84,8 @@ class Memory:
     tflop_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     decode_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     matvec_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    decode_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    matvec_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
 
     def attainable_tflop_s(self, intensity: float, dtype: str) -> float:
         """The roofline: rate in TFLOP/s of a kernel that does `intensity` operations per byte it moves.
@@ -96,11 +99,17 @@ class Memory:
 
 @dataclass(frozen=True)
 class Links:
-    """Copy bandwidth in one direction between two tiers, GB/s; None where there is no such path or no number."""
+    """Copies in one direction between two tiers: bandwidth, and what one request takes however few its bytes are.
+
+    A bandwidth is None where there is no such path or no number.
+    """
 
     storage_to_dram_gb_s: float | None = None
     dram_to_device_gb_s: float | None = None
     storage_to_device_gb_s: float | None = None
+    storage_to_dram_fixed_s: float = 0.0
+    dram_to_device_fixed_s: float = 0.0
+    storage_to_device_fixed_s: float = 0.0
 
 
 @dataclass(frozen=True)

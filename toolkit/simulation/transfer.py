@@ -4,10 +4,11 @@
     layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
     predict(machine, [layer], Plan("endor", path="direct")).stages()
 
-A stage takes its bytes over its rate: a read or copy the stored bytes over the link's bandwidth, decoding the dense
-bytes over the processor's decoding rate, a product the weight's bytes over its memory's bandwidth (one token, so memory
-is the limit). Left out: latencies of single requests, products of activations among themselves but for the overhead
-that a layer is given, and that a read into DRAM and the CPU's own work share DRAM's bandwidth.
+A stage takes a fixed time, where the profile has one, and its bytes over its rate: a read or copy the stored bytes over
+the link's bandwidth, decoding the dense bytes over the processor's decoding rate, a product the weight's bytes over its
+memory's bandwidth (one token, so memory is the limit). A weight is one request. Left out: products of activations among
+themselves but for the overhead that a layer is given, that caches hold what was just decoded, and that a read into DRAM
+and the CPU's own work share cores and DRAM's bandwidth.
 """
 
 from collections import defaultdict
@@ -18,7 +19,7 @@ from itertools import pairwise
 from toolkit.errors import UserError, unknown
 from toolkit.offload.methods import METHODS
 from toolkit.offload.timeline import TIERS, Span, Timeline
-from toolkit.simulation.machine import GB, Memory, Profile
+from toolkit.simulation.machine import GB, NOTHING, Memory, Profile
 
 PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
 DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
@@ -138,17 +139,24 @@ def _nbytes(form: str, shape: tuple[int, int], dtype: str, sparsity: float) -> i
 def with_rates(
     machine: Profile,
     tier: str,
-    decode_gb_s: Mapping[str, float] | None = None,
-    matvec_gb_s: Mapping[str, float] | None = None,
+    decode_gb_s: Mapping[str, float] = NOTHING,
+    matvec_gb_s: Mapping[str, float] = NOTHING,
+    decode_fixed_s: Mapping[str, float] = NOTHING,
+    matvec_fixed_s: Mapping[str, float] = NOTHING,
 ) -> Profile:
-    """The same machine with these rates of the processor of `dram` or `device`, by format; others stay as they are.
+    """The same machine with these rates and fixed times of the processor of `dram` or `device`, by format.
 
-    A probed profile knows bandwidths only: what kernels reach on that machine is added here.
+    Others stay as they are. A probed profile knows bandwidths only: what kernels reach on that machine is added here.
     """
     memory = _memory(machine, tier)
-    decoding = {**memory.decode_gb_s, **(decode_gb_s or {})}
-    products = {**memory.matvec_gb_s, **(matvec_gb_s or {})}
-    return replace(machine, **{tier: replace(memory, decode_gb_s=decoding, matvec_gb_s=products)})
+    rates = replace(
+        memory,
+        decode_gb_s={**memory.decode_gb_s, **decode_gb_s},
+        matvec_gb_s={**memory.matvec_gb_s, **matvec_gb_s},
+        decode_fixed_s={**memory.decode_fixed_s, **decode_fixed_s},
+        matvec_fixed_s={**memory.matvec_fixed_s, **matvec_fixed_s},
+    )
+    return replace(machine, **{tier: rates})
 
 
 def predict(machine: Profile, layers: Iterable[Layer], plan: Plan) -> Timeline:
@@ -193,7 +201,8 @@ def _way(machine: Profile, weight: Weight, placement: str, plan: Plan) -> Iterat
         if following and not (machine.unified and tier == "dram"):
             yield _transfer(machine, tier, following, weight.nbytes(form))
     memory, nbytes = _memory(machine, target), weight.nbytes(form)
-    yield Step("compute", target, nbytes, nbytes / GB / memory.matvec_gb_s.get(form, memory.bandwidth_gb_s))
+    gb_s = memory.matvec_gb_s.get(form, memory.bandwidth_gb_s)
+    yield Step("compute", target, nbytes, memory.matvec_fixed_s.get(form, 0.0) + nbytes / GB / gb_s)
 
 
 def _route(placement: str, target: str, path: str) -> list[str]:
@@ -210,14 +219,16 @@ def _transfer(machine: Profile, source: str, target: str, nbytes: int) -> Step:
     bandwidth_gb_s = getattr(machine.links, f"{source}_to_{target}_gb_s")
     if bandwidth_gb_s is None:
         raise UserError(f"{machine.id} gives no bandwidth from {source} to {target}: choose another path or machine")
-    return Step("read" if source == "storage" else "copy", source, nbytes, nbytes / GB / bandwidth_gb_s)
+    fixed_s = getattr(machine.links, f"{source}_to_{target}_fixed_s")
+    return Step("read" if source == "storage" else "copy", source, nbytes, fixed_s + nbytes / GB / bandwidth_gb_s)
 
 
 def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
-    rates = _memory(machine, tier).decode_gb_s
-    if form not in rates:
+    memory = _memory(machine, tier)
+    if form not in memory.decode_gb_s:
         raise UserError(f"{machine.id} gives no rate of decoding {form} in {tier}: add it by with_rates()")
-    return Step("decode", tier, weight.dense_bytes, weight.dense_bytes / GB / rates[form])
+    seconds = memory.decode_fixed_s.get(form, 0.0) + weight.dense_bytes / GB / memory.decode_gb_s[form]
+    return Step("decode", tier, weight.dense_bytes, seconds)
 
 
 def _memory(machine: Profile, tier: str) -> Memory:
