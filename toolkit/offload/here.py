@@ -20,7 +20,7 @@ from toolkit.errors import unknown
 from toolkit.formats.packed import DTYPES
 from toolkit.offload.comparison import beside_dense, over
 from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
-from toolkit.offload.timeline import Span, Timeline
+from toolkit.offload.repetitions import SPAN, median_repetition, median_stages, timeline_of
 from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
 from toolkit.simulation.machine import GB, Profile
 from toolkit.simulation.probe import describe, probe
@@ -31,7 +31,6 @@ RATES_REPETITIONS = 7
 LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 UNDECODED = ("dense", "endor_packed")  # methods that multiply with what is stored
 CASE = ["method", "placement", "policy"]
-SPAN = list(Span.__dataclass_fields__)
 
 
 def machine_here(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
@@ -100,7 +99,7 @@ def layer_spans(workload: Workload, case: Case, repetitions: int = 5) -> pd.Data
     """The spans of one pass through a layer, the one that `layer_here` shows, as `Timeline.table` has them."""
     spans = _spans(workload, workload.shapes(), _layer_cases(), repetitions, fresh=False)
     chosen = _of(spans, case)
-    table = _timeline(chosen[chosen["repetition"] == _median_repetition(chosen)]).table()
+    table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
     return table.assign(profile="this-machine", model=workload.model, mode=chosen["mode"].iloc[0], **asdict(case))
 
 
@@ -141,28 +140,12 @@ def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op
         chosen = _of(spans, Case(plan.method, placement, plan.policy))
         if len(chosen):
             labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": placement, **asdict(plan)}
-            rows.append(_median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
+            rows.append(median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
     return pd.concat(rows, ignore_index=True)
 
 
 def _of(spans: pd.DataFrame, case: Case) -> pd.DataFrame:
     return spans[(spans[CASE] == pd.Series(asdict(case))).all(axis=1)]
-
-
-def _median_stages(spans: pd.DataFrame) -> pd.DataFrame:
-    every = [_timeline(rows).stages() for number, rows in spans.groupby("repetition") if number > 0]
-    seconds = pd.concat(every).groupby("stage")["seconds"]
-    shown = _timeline(spans[spans["repetition"] == _median_repetition(spans)]).stages()
-    return shown.assign(low_s=shown["stage"].map(seconds.min()), high_s=shown["stage"].map(seconds.max()))
-
-
-def _median_repetition(spans: pd.DataFrame) -> int:
-    totals = {number: _timeline(rows).total_s for number, rows in spans.groupby("repetition") if number > 0}
-    return sorted(totals, key=totals.get)[(len(totals) - 1) // 2]
-
-
-def _timeline(spans: pd.DataFrame) -> Timeline:
-    return Timeline(tuple(Span(**row) for row in spans[SPAN].to_dict("records")), "measured")
 
 
 def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
