@@ -44,7 +44,9 @@ def test_the_parameters_add_up():
         "opt-1.3b": (24, 1.208e9),
         "opt-2.7b": (32, 2.516e9),
         "tinyllama-1.1b": (22, 0.968e9),
-        "opt-6.7b": (32, 6.44e9), "opt-66b": (64, 65.2e9), "llama2-70b": (80, 68.5e9),
+        "opt-6.7b": (32, 6.44e9),
+        "opt-66b": (64, 65.2e9),
+        "llama2-70b": (80, 68.5e9),
     }
     for name, layers in SHAPES.items():
         count, published = blocks[name]

@@ -1,13 +1,16 @@
 """A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from toolkit.offload.timeline import Recorder, Span
+from toolkit.errors import UserError
+from toolkit.offload.timeline import Recorder, Span, Timeline
 
 ACCELERATE = "accelerate"
 
@@ -40,6 +43,15 @@ class DiskOffloaded:
             finally:
                 os.close(descriptor)
 
+    def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
+        """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
+        self.drop_pages()
+        with torch.no_grad():
+            begun_s = self.recorder.now_s()
+            result = self.module(*arguments, **named)
+            ended_s = self.recorder.now_s()
+        return result, self.recorder.timeline().window(begun_s, ended_s)
+
 
 class Recorded(Mapping):
     """Weights by name, each access a span of stage `read`."""
@@ -61,3 +73,20 @@ class Recorded(Mapping):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._weights)
+
+
+def linear_passes(weight: Float[Tensor, "outputs inputs"], repetitions: int, folder: Path) -> Iterator[Timeline]:
+    """One token's vector through a linear that Accelerate keeps on the disk of `folder`: `repetitions` times and one
+    before. Raises `UserError` if a result is not to the bit that of the weight in memory.
+    """
+    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.randn(1, weight.shape[1]).to(weight.dtype)
+    expected = linear(x)
+    with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
+        rival = DiskOffloaded(linear, Path(place) / "weights")
+        for _ in range(repetitions + 1):
+            result, timeline = rival.timed(x)
+            if not torch.equal(result, expected):
+                raise UserError("Accelerate gives another product than the weight in memory: nothing is timed")
+            yield timeline

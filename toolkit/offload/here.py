@@ -14,13 +14,15 @@ from itertools import product
 import pandas as pd
 import torch
 
-from toolkit import sources
+from toolkit import paths, sources
 from toolkit.cache import cached_table
 from toolkit.errors import unknown
 from toolkit.formats.packed import DTYPES
+from toolkit.offload.baselines import ACCELERATE, linear_passes
 from toolkit.offload.comparison import beside_dense, over
 from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
 from toolkit.offload.repetitions import SPAN, median_repetition, median_stages, timeline_of
+from toolkit.shapes import random_pruned
 from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
 from toolkit.simulation.machine import GB, Profile
 from toolkit.simulation.probe import describe, probe
@@ -55,8 +57,11 @@ def operations_here(
     methods: Iterable[str] = tuple(METHODS),
     repetitions: int = 7,
     fresh: bool = False,
+    accelerate: bool = False,
 ) -> pd.DataFrame:
     """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
+
+    With `accelerate`, Hugging Face Accelerate's disk offload of the same weights is measured as one more method.
 
     More columns: low_s and high_s, the stage's least and most seconds of all repetitions but the first; `mode`,
     "direct" if the page cache was passed by; `modelled_over_measured` seconds, in the rows that are modelled.
@@ -67,6 +72,8 @@ def operations_here(
     for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
         spans = _spans(workload, {op: shape}, _cases("storage"), repetitions, fresh)
         tables.append(_stages(spans, workload, choices, op))
+        if accelerate:
+            tables.append(_accelerate(workload, op, shape, repetitions, fresh))
     measured = beside_dense(pd.concat(tables, ignore_index=True))
     machine = machine_here(workload.dtype, workload.sparsity, fresh)
     return _beside(measured, operation_table(machine, workload, ops, choices=choices))
@@ -142,6 +149,23 @@ def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op
             labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": placement, **asdict(plan)}
             rows.append(median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
     return pd.concat(rows, ignore_index=True)
+
+
+def _accelerate(workload: Workload, op: str, shape: tuple[int, int], repetitions: int, fresh: bool) -> pd.DataFrame:
+    """Rows as `_stages` gives them; the labels are those of dense weights, but for the method."""
+
+    def measure() -> pd.DataFrame:
+        paths.cache_dir().mkdir(parents=True, exist_ok=True)
+        weight = random_pruned(shape, workload.sparsity, DTYPES[workload.dtype])
+        passes = linear_passes(weight, repetitions, paths.cache_dir())
+        return pd.concat(timeline.table()[SPAN].assign(repetition=number) for number, timeline in enumerate(passes))
+
+    key = asdict(workload) | {"op": op, "method": ACCELERATE, "repetitions": repetitions, "machine": describe()}
+    key |= {"threads": torch.get_num_threads()}
+    spans = cached_table("measured", key, sources.dependencies("toolkit.offload.baselines"), measure, fresh)
+    labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": "storage"}
+    labels |= asdict(Plan("dense", device="cpu")) | {"method": ACCELERATE}
+    return median_stages(spans).assign(**labels, mode="buffered")
 
 
 def _of(spans: pd.DataFrame, case: Case) -> pd.DataFrame:

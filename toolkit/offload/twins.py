@@ -1,4 +1,4 @@
-"""Whole models as shape-only twins: decoders that run, with random pruned weights, of as many layers as are asked for."""
+"""Whole models as shape-only twins: decoders that run, with random pruned weights and as many layers as asked for."""
 
 import torch
 from torch import Tensor, nn
