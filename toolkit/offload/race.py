@@ -99,8 +99,8 @@ class Race:
     contestants: tuple[Contestant, ...]
 
     def turns(self, repetition: int) -> Iterator[pd.DataFrame]:
-        """One pass of each, begun with another one in each repetition."""
-        first = repetition % len(self.contestants)
+        """One pass of each, begun with the next one in each repetition (from 1)."""
+        first = (repetition - 1) % len(self.contestants)
         for contestant in self.contestants[first:] + self.contestants[:first]:
             where = self.where(contestant)
             mode, timeline = self.timed(contestant, where)
