@@ -30,8 +30,12 @@ def _opt(hidden: int) -> dict[str, tuple[int, int]]:
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
 SHAPES = {
+    "opt-1536": _opt(1536),  # no released model's: the smallest layer (57 MB in fp16) that hides fixed costs
+    "opt-1.3b": _opt(2048),
+    "opt-2.7b": _opt(2560),
     "opt-6.7b": _opt(4096),
     "opt-66b": _opt(9216),
+    "tinyllama-1.1b": _llama(hidden=2048, key_value=256, ffn=5632),
     "llama2-70b": _llama(hidden=8192, key_value=1024, ffn=28672),
 }
 

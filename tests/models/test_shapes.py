@@ -39,7 +39,15 @@ def test_sparsity_outside_its_range(sparsity):
 
 def test_the_parameters_add_up():
     # blocks × weights of a block, against the published sizes less their embeddings
-    blocks = {"opt-6.7b": (32, 6.44e9), "opt-66b": (64, 65.2e9), "llama2-70b": (80, 68.5e9)}
+    blocks = {
+        "opt-1536": (24, 24 * 12 * 1536**2),
+        "opt-1.3b": (24, 1.208e9),
+        "opt-2.7b": (32, 2.516e9),
+        "tinyllama-1.1b": (22, 0.968e9),
+        "opt-6.7b": (32, 6.44e9),
+        "opt-66b": (64, 65.2e9),
+        "llama2-70b": (80, 68.5e9),
+    }
     for name, layers in SHAPES.items():
         count, published = blocks[name]
         assert count * sum(rows * columns for rows, columns in layers.values()) == pytest.approx(published, rel=0.01)

@@ -145,3 +145,37 @@ def test_threads_record_side_by_side():
 def test_a_timeline_of_every_stage_and_tier_shows_each():
     every = tuple(Span(stage, "op", tier, 0.0, 1.0) for stage in STAGES for tier in TIERS)
     assert Timeline(every, "measured").stages()["stage"].tolist() == [*STAGES, "transfer", "total"]
+
+
+def test_a_window_by_hand():
+    """From 3.5 to 7: half a second of the first read, then all as it was, and nothing from 6 on."""
+    window = Timeline(spans(), "modelled").window(3.5, 7.0)
+    found = {(s.stage, s.op): (s.start_s, s.end_s, s.nbytes) for s in window.spans}
+    assert found == {
+        ("read", "fc1"): (0.0, 0.5, 1_000_000_000),
+        ("read", "fc2"): (0.5, 2.5, 4_000_000_000),
+        ("copy", "fc1"): (0.5, 1.5, 8_000_000_000),
+        ("decode", "fc1"): (1.5, 2.5, 16_000_000_000),
+        ("other", "pass"): (2.5, 3.5, 0),
+    }
+    assert window.evidence == "modelled"
+
+
+def test_a_window_without_spans_is_all_other():
+    window = Timeline(spans(), "measured").window(8.0, 9.5)
+    assert [(s.stage, s.start_s, s.end_s) for s in window.spans] == [("other", 0.0, 1.5)]
+
+
+def test_a_window_that_ends_before_it_starts():
+    with pytest.raises(UserError, match="window"):
+        Timeline((), "measured").window(2.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8), st.integers(0, 20), st.integers(0, 20))
+def test_windows_are_filled_and_keep_what_falls_into_them(starts, begin, length):
+    timeline = Timeline(tuple(Span("read", "a", "storage", s, s + n, nbytes=1000 * n) for s, n in starts), "measured")
+    window = timeline.window(begin, begin + length)
+    assert window.busy_s() == window.total_s == length
+    seconds = [sum(s <= second < s + n for s, n in starts) for second in range(begin, begin + length)]
+    assert window.busy_s("read") == sum(count > 0 for count in seconds)
+    assert sum(span.nbytes for span in window.spans) == 1000 * sum(seconds)

@@ -14,13 +14,15 @@ from itertools import product
 import pandas as pd
 import torch
 
-from toolkit import sources
+from toolkit import paths, sources
 from toolkit.cache import cached_table
 from toolkit.errors import unknown
 from toolkit.formats.packed import DTYPES
-from toolkit.offload.comparison import beside_dense, over
+from toolkit.offload.baselines import ACCELERATE, linear_passes
+from toolkit.offload.comparison import beside_dense, beside_measured
 from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
-from toolkit.offload.timeline import Span, Timeline
+from toolkit.offload.repetitions import SPAN, median_repetition, median_stages, timeline_of
+from toolkit.shapes import random_pruned
 from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
 from toolkit.simulation.line import Line, fit_line
 from toolkit.simulation.machine import Profile
@@ -32,7 +34,6 @@ RATES_PARTS = (1, 4, 16, 64, 256)  # of its rows: from what is larger than the c
 RATES_REPETITIONS = 7
 LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 CASE = ["method", "placement", "policy"]
-SPAN = list(Span.__dataclass_fields__)
 
 
 def machine_here(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:
@@ -73,8 +74,11 @@ def operations_here(
     methods: Iterable[str] = tuple(METHODS),
     repetitions: int = 7,
     fresh: bool = False,
+    accelerate: bool = False,
 ) -> pd.DataFrame:
     """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
+
+    With `accelerate`, Hugging Face Accelerate's disk offload of the same weights is measured as one more method.
 
     More columns: low_s, median_s and high_s, the stage's least, median and most seconds of all repetitions but the
     first; `mode`, "direct" if the page cache was passed by; `modelled_over_measured`, in the rows that are modelled:
@@ -86,9 +90,12 @@ def operations_here(
     for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
         spans = _spans(workload, {op: shape}, _cases("storage"), repetitions, fresh)
         tables.append(_stages(spans, workload, choices, op))
+        if accelerate:
+            tables.append(_accelerate(workload, op, shape, repetitions, fresh))
     measured = beside_dense(pd.concat(tables, ignore_index=True))
     machine = machine_here(workload.dtype, workload.sparsity, fresh)
-    return _beside(measured, operation_table(machine, workload, ops, choices=choices))
+    modelled = operation_table(machine, workload, ops, choices=choices)
+    return beside_measured(pd.concat([measured, modelled], ignore_index=True))
 
 
 def layer_here(
@@ -111,14 +118,15 @@ def layer_here(
     kept = spans[spans["placement"].isin(placements)]
     measured = beside_dense(_stages(kept, workload, choices, "layer"))
     machine = machine_here(workload.dtype, workload.sparsity, fresh)
-    return _beside(measured, layer_table(machine, workload, placements, choices))
+    modelled = layer_table(machine, workload, placements, choices)
+    return beside_measured(pd.concat([measured, modelled], ignore_index=True))
 
 
 def layer_spans(workload: Workload, case: Case, repetitions: int = 5) -> pd.DataFrame:
     """The spans of one pass through a layer, the one that `layer_here` shows, as `Timeline.table` has them."""
     spans = _spans(workload, workload.shapes(), _layer_cases(), repetitions, fresh=False)
     chosen = _of(spans, case)
-    table = _timeline(chosen[chosen["repetition"] == _median_repetition(chosen)]).table()
+    table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
     return table.assign(profile="this-machine", model=workload.model, mode=chosen["mode"].iloc[0], **asdict(case))
 
 
@@ -159,33 +167,26 @@ def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op
         chosen = _of(spans, Case(plan.method, placement, plan.policy))
         if len(chosen):
             labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": placement, **asdict(plan)}
-            rows.append(_median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
+            rows.append(median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
     return pd.concat(rows, ignore_index=True)
+
+
+def _accelerate(workload: Workload, op: str, shape: tuple[int, int], repetitions: int, fresh: bool) -> pd.DataFrame:
+    """Rows as `_stages` gives them; the labels are those of dense weights, but for the method."""
+
+    def measure() -> pd.DataFrame:
+        paths.cache_dir().mkdir(parents=True, exist_ok=True)
+        weight = random_pruned(shape, workload.sparsity, DTYPES[workload.dtype])
+        passes = linear_passes(weight, repetitions, paths.cache_dir())
+        return pd.concat(timeline.table()[SPAN].assign(repetition=number) for number, timeline in enumerate(passes))
+
+    key = asdict(workload) | {"op": op, "method": ACCELERATE, "repetitions": repetitions, "machine": describe()}
+    key |= {"threads": torch.get_num_threads()}
+    spans = cached_table("measured", key, sources.dependencies("toolkit.offload.baselines"), measure, fresh)
+    labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": "storage"}
+    labels |= asdict(Plan("dense", device="cpu")) | {"method": ACCELERATE}
+    return median_stages(spans).assign(**labels, mode="buffered")
 
 
 def _of(spans: pd.DataFrame, case: Case) -> pd.DataFrame:
     return spans[(spans[CASE] == pd.Series(asdict(case))).all(axis=1)]
-
-
-def _median_stages(spans: pd.DataFrame) -> pd.DataFrame:
-    every = [_timeline(rows).stages() for number, rows in spans.groupby("repetition") if number > 0]
-    seconds = pd.concat(every).groupby("stage")["seconds"]
-    shown = _timeline(spans[spans["repetition"] == _median_repetition(spans)]).stages()
-    spread = {"low_s": seconds.min(), "median_s": seconds.median(), "high_s": seconds.max()}
-    return shown.assign(**{name: shown["stage"].map(values) for name, values in spread.items()})
-
-
-def _median_repetition(spans: pd.DataFrame) -> int:
-    totals = {number: _timeline(rows).total_s for number, rows in spans.groupby("repetition") if number > 0}
-    return sorted(totals, key=totals.get)[(len(totals) - 1) // 2]
-
-
-def _timeline(spans: pd.DataFrame) -> Timeline:
-    return Timeline(tuple(Span(**row) for row in spans[SPAN].to_dict("records")), "measured")
-
-
-def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
-    table = pd.concat([measured, modelled], ignore_index=True)
-    typical = table.assign(seconds=table["median_s"].fillna(table["seconds"]))
-    ratio = over(typical, "seconds", evidence="measured")
-    return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))

@@ -57,6 +57,12 @@ class Span:
         """From start to end."""
         return self.end_s - self.start_s
 
+    def within(self, start_s: float, end_s: float) -> "Span":
+        """The part between two instants that it touches, counted from the first; bytes in proportion."""
+        begin_s, finish_s = max(self.start_s, start_s), min(self.end_s, end_s)
+        share = (finish_s - begin_s) / self.seconds if self.seconds else 1.0
+        return replace(self, start_s=begin_s - start_s, end_s=finish_s - start_s, nbytes=round(share * self.nbytes))
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -83,6 +89,17 @@ class Timeline:
     def overlap_s(self) -> float:
         """Seconds that overlapping saved: the stages' busy times together, less the time that any was busy."""
         return sum(self.busy_s(stage) for stage in STAGES) - self.busy_s()
+
+    def window(self, start_s: float, end_s: float) -> "Timeline":
+        """What happened between two instants, counted from the first; moments without a span become stage `other`.
+
+        A span that reaches beyond is cut, and its bytes in proportion. Raises `UserError` for an end before the start.
+        """
+        if not start_s <= end_s:
+            raise UserError(f"a window from {start_s} to {end_s} s: expected an end that is not before the start")
+        kept = [s.within(start_s, end_s) for s in self.spans if s.start_s < end_s and s.end_s > start_s]
+        idle = gaps(((s.start_s, s.end_s) for s in kept), end_s - start_s)
+        return Timeline((*kept, *(Span("other", "pass", "dram", *gap) for gap in idle)), self.evidence)
 
     def table(self) -> pd.DataFrame:
         """A row a span, by start: stage, op, tier, start_s, end_s, nbytes, layer, seconds, evidence."""
@@ -152,3 +169,12 @@ def union_s(intervals: Iterable[tuple[float, float]]) -> float:
         covered += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return covered
+
+
+def gaps(intervals: Iterable[tuple[float, float]], until: float) -> Iterator[tuple[float, float]]:
+    """What no interval (start, end) covers between 0 and `until`."""
+    reached = 0.0
+    for start, end in [*sorted(intervals), (until, until)]:
+        if start > reached:
+            yield reached, start
+        reached = max(reached, end)

@@ -1,0 +1,92 @@
+"""A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.offload.timeline import Recorder, Span, Timeline
+
+ACCELERATE = "accelerate"
+
+
+class DiskOffloaded:
+    """A module whose weights Accelerate keeps in files, as `accelerate.disk_offload` sets it up, on the CPU.
+
+    Every parameter of a submodule is copied out of its mapped file when that runs, and let go afterwards: one thing at
+    a time, through the page cache. These copies are spans of stage `read`; they take place in `recorder`.
+    The module's own weights are gone afterwards. `folder` must not exist.
+    """
+
+    def __init__(self, module: nn.Module, folder: Path):
+        from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
+        from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
+
+        self.module, self.folder, self.recorder = module, folder, Recorder()
+        offload_state_dict(folder, module.state_dict())
+        weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
+        # the body of disk_offload(), but that the mapping of weights is timed
+        add_hook_to_module(module, AlignDevicesHook(io_same_device=True), append=True)
+        attach_align_device_hook(module, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+
+    def drop_pages(self) -> None:
+        """Have the page cache forget the files, so that the next pass reads the disk."""
+        for file in self.folder.iterdir():
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+    def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
+        """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
+        self.drop_pages()
+        with torch.no_grad():
+            begun_s = self.recorder.now_s()
+            result = self.module(*arguments, **named)
+            ended_s = self.recorder.now_s()
+        return result, self.recorder.timeline().window(begun_s, ended_s)
+
+
+class Recorded(Mapping):
+    """Weights by name, each access a span of stage `read`."""
+
+    def __init__(self, weights: Mapping[str, Tensor], recorder: Recorder):
+        self._weights, self._recorder = weights, recorder
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The weight, read."""
+        start_s = self._recorder.now_s()
+        weight = self._weights[name]
+        self._recorder.add(Span("read", name, "storage", start_s, self._recorder.now_s(), weight.nbytes))
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._weights)
+
+
+def linear_passes(weight: Float[Tensor, "outputs inputs"], repetitions: int, folder: Path) -> Iterator[Timeline]:
+    """One token's vector through a linear that Accelerate keeps on the disk of `folder`: `repetitions` times and one
+    before. Raises `UserError` if a result is not to the bit that of the weight in memory.
+    """
+    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.randn(1, weight.shape[1]).to(weight.dtype)
+    expected = linear(x)
+    with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
+        rival = DiskOffloaded(linear, Path(place) / "weights")
+        for _ in range(repetitions + 1):
+            result, timeline = rival.timed(x)
+            if not torch.equal(result, expected):
+                raise UserError("Accelerate gives another product than the weight in memory: nothing is timed")
+            yield timeline
