@@ -1,6 +1,7 @@
 """A GPU's part in the runtime, played by the CPU, which writes down what was asked of it."""
 
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -59,6 +60,10 @@ class PretendGpu:
         waited = max((mark.work for mark in self.marks if mark.waited), default=0)
         self.copies.append((target.data_ptr(), waited, threading.get_ident()))
         target.copy_(torch.from_numpy(source))
+
+    @contextmanager
+    def within_memory(self):
+        yield
 
     def mark(self) -> Mark:
         self.marks.append(Mark(self.work))

@@ -1,3 +1,4 @@
+import contextlib
 import sys
 import types
 
@@ -52,6 +53,9 @@ class Stub(types.SimpleNamespace):
             pinning=0,
             is_available=lambda: True,
             device_count=lambda: 2,
+            current_device=lambda: 0,
+            device=lambda chosen: contextlib.nullcontext(),
+            empty_cache=lambda: self.calls.append("kept memory is given back"),
             mem_get_info=lambda device: (3_000_000, 9_000_000),
             Stream=lambda device: stream,
             stream=lambda chosen: _Noted(self.calls, "copy" if chosen is stream else "elsewhere"),
@@ -115,8 +119,12 @@ def test_memory_that_runs_out(stub, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(UserError, match=r"cuda:0 has 3\.0 MB free, and 5\.0 MB are needed: set device_bytes lower"):
+    told = r"cuda:0 ran out of memory, with 3\.0 MB free: set device_bytes lower"
+    with pytest.raises(UserError, match=told):
         gpu.empty(5_000_000)
+    with pytest.raises(UserError, match=told), gpu.within_memory():
+        full()
+    assert "kept memory is given back" in stub.calls
     stub.pinning = 2
     with pytest.raises(UserError, match=r"5\.0 MB cannot be pinned \(CUDA error 2\): set dram_bytes lower"):
         gpu.pinned_buffer(5_000_000)

@@ -1,13 +1,15 @@
 import errno
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 
-from tests.offload.conftest import FAMILIES, LAYERS
+from tests.offload.conftest import FAMILIES, LAYERS, pruned
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.offload.methods import METHODS
@@ -182,6 +184,50 @@ def test_nothing_stays_open(packed):
     with pytest.raises(UserError):
         OffloadedModel.open(folder, dram_bytes=1)
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize("placement", [LayerMap(0, 0, LAYERS), LayerMap(0, LAYERS, 0)])
+def test_a_closed_model_holds_no_weights_and_says_so(packed, placement):
+    _, folder = packed("llama")
+    gc.disable()
+    try:
+        opened = OffloadedModel.open(folder, placement=placement)
+        logits(opened.model)
+        held = weakref.ref(opened._weight(0, "self_attn.q_proj"))
+        assert held() is not None
+        opened.close()
+        assert held() is None
+        with pytest.raises(UserError, match="this model was closed"):
+            logits(opened.model)
+    finally:
+        gc.enable()
+
+
+def test_generation_follows_the_configuration_that_was_packed(tmp_path):
+    model = pruned("llama")
+    first = int(model.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1]])
+    model.generation_config.eos_token_id = [first]
+    pack_model(model, tmp_path / "store")
+    with OffloadedModel.open(tmp_path / "store") as ours:
+        assert ours.model.generation_config.eos_token_id == [first]
+        assert ours.generate(PROMPT, **GREEDY).shape[1] == PROMPT.shape[1] + 1
+
+
+def test_a_read_that_fails_leaves_no_span(packed, monkeypatch):
+    _, folder = packed("llama")
+    with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS), policy="sequential") as ours:
+        monkeypatch.setattr(Threads, "_fetch", lambda *arguments: (_ for _ in ()).throw(OSError(errno.EIO, "bad")))
+        with pytest.raises(OSError, match="bad"):
+            logits(ours.model)
+        assert ours.timeline.spans == ()
+
+
+def test_all_is_checked_before_the_store_is_read(packed, monkeypatch):
+    _, folder = packed("llama")
+    monkeypatch.setattr(Store, "verify", lambda store: pytest.fail("the store was read"))
+    for wrong in ({"dram_bytes": 1_000_000}, {"placement": LayerMap(0, 1, 1)}, {"method": "zstd", "dram_bytes": 1}):
+        with pytest.raises(UserError):
+            OffloadedModel.open(folder, **wrong)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,8 @@ from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.ring import SLOTS
+from toolkit.storage import buffers
+from toolkit.storage.files import BLOCK_BYTES
 from toolkit.storage.readers import READERS
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
@@ -122,6 +124,20 @@ def test_the_next_layer_is_copied_while_this_one_is_used(packed, gpu):
         logits(ours.model)
     assert arrived == [True, True, True]
     assert {thread for *_, thread in gpu.copies} != {threading.get_ident()}
+
+
+def test_direct_reads_need_no_slots_in_dram(packed, monkeypatch):
+    monkeypatch.setattr(buffers, "HUGE_PAGE_BYTES", BLOCK_BYTES)
+    model, folder = packed("llama")
+    store = Store.open(folder)
+    layer = store.layer(0, "endor").nbytes
+    device_bytes = store.rest_bytes + 70 * 48 * 4 + 3 * layer  # one that stays, two slots
+    how = {"dram_bytes": layer, "device_bytes": device_bytes, "device": "cuda"}
+    with OffloadedModel.open(folder, "endor_packed", reader="direct", **how) as ours:
+        assert ours.placement == LayerMap(1, 1, LAYERS - 2)
+        assert torch.equal(logits(ours.model), logits(model))
+    with pytest.raises(UserError, match="DRAM budget"):
+        OffloadedModel.open(folder, "endor_packed", **how)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -3,7 +3,6 @@
 The bytes are cut into frames that are compressed one by one, since these libraries unpack a frame on one thread.
 """
 
-import os
 from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -130,10 +129,10 @@ def _cut(matrix: Tensor) -> list[memoryview]:
 
 
 def _each(work, *arguments: list) -> list:
-    """The results for each frame, several at once; the compressors let go of the interpreter's lock."""
+    """The results for each frame, on as many threads as torch takes; compressors let go of the interpreter's lock."""
     if len(arguments[0]) < 2:
         return list(map(work, *arguments))
-    with ThreadPoolExecutor(min(len(arguments[0]), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(len(arguments[0]), torch.get_num_threads())) as pool:
         return list(pool.map(work, *arguments))
 
 

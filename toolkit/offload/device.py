@@ -3,11 +3,13 @@
 `Cuda` is all that the runtime asks of a GPU: memory, copies from pinned memory, and to wait for what was launched.
 """
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import Self
 
 import numpy as np
+import psutil
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
@@ -32,6 +34,16 @@ class Cpu:
     def wait(self) -> None:
         """Nothing to wait for."""
 
+    @property
+    def free_bytes(self) -> int:
+        """What programs can still have without swapping."""
+        return psutil.virtual_memory().available
+
+    @contextmanager
+    def within_memory(self) -> Iterator[None]:
+        """Nothing to add to what the system says."""
+        yield
+
     def __enter__(self) -> Self:
         """Itself."""
         return self
@@ -51,7 +63,8 @@ class Cuda:
     def __init__(self, name: str = "cuda"):
         if not torch.cuda.is_available():
             raise UserError(f"device {name!r} needs a CUDA GPU, and torch sees none; use device='cpu'")
-        self.torch_device = torch.device("cuda", torch.device(name).index or 0)
+        index = torch.device(name).index
+        self.torch_device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         if self.torch_device.index >= (count := torch.cuda.device_count()):
             raise UserError(f"device {name!r}: torch sees {count} GPUs, the first of them cuda:0")
         if find_spec("numba_cuda") is None:
@@ -61,18 +74,26 @@ class Cuda:
 
     @property
     def free_bytes(self) -> int:
-        """What is not taken of its memory, by this process or another."""
+        """What is not in use of its memory, by this process or another."""
+        with torch.cuda.device(self.torch_device):
+            torch.cuda.empty_cache()  # what torch keeps of tensors that are gone
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def empty(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
         """Memory of the GPU, whatever is in it, from a page's start. Raises `UserError` if it has too little."""
-        try:
+        with self.within_memory():
             whole = torch.empty(nbytes + BLOCK_BYTES, dtype=torch.uint8, device=self.torch_device)
-            return whole[-whole.data_ptr() % BLOCK_BYTES :][:nbytes]
+        return whole[-whole.data_ptr() % BLOCK_BYTES :][:nbytes]
+
+    @contextmanager
+    def within_memory(self) -> Iterator[None]:
+        """Turn what torch raises when the GPU's memory runs out into a `UserError`."""
+        try:
+            yield
         except torch.OutOfMemoryError as error:
             raise UserError(
-                f"{self.torch_device} has {self.free_bytes / MB:.1f} MB free, and {nbytes / MB:.1f} MB are needed: set "
-                "device_bytes lower, so that fewer layers stay there, or end what else uses the GPU"
+                f"{self.torch_device} ran out of memory, with {self.free_bytes / MB:.1f} MB free: set device_bytes "
+                "lower, so that fewer layers stay there, or end what else uses the GPU"
             ) from error
 
     def pinned_buffer(self, nbytes: int) -> UInt8[np.ndarray, " nbytes"]:
@@ -83,7 +104,9 @@ class Cuda:
         """
         buffer = aligned_buffer(nbytes)
         if nbytes:
-            if error := int(torch.cuda.cudart().cudaHostRegister(buffer.ctypes.data, nbytes, PORTABLE)):
+            with torch.cuda.device(self.torch_device):
+                error = int(torch.cuda.cudart().cudaHostRegister(buffer.ctypes.data, nbytes, PORTABLE))
+            if error:
                 raise UserError(f"{nbytes / MB:.1f} MB cannot be pinned (CUDA error {error}): set dram_bytes lower")
             self._pinned.callback(_unpin, buffer)
         return buffer

@@ -6,20 +6,21 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn import functional
 
+from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
-from toolkit.offload.cpu import product, widened
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.timeline import Recorder
+from toolkit.offload.weights import product, widened
 
 
 class OffloadedLinear(nn.Module):
     """Stands in for an `nn.Linear` of the same shape and bias.
 
     `fetch()` gives its weight, packed, whenever it runs. `scratch` are the bytes that weights are made dense in,
-    shared by all layers (`toolkit.offload.cpu.scratch_bytes` tells how many); with `packed`, single tokens are
+    shared by all layers (`toolkit.offload.weights.scratch_bytes` tells how many); with `packed`, single tokens are
     multiplied with the packed form, and only prompts use it. Both are where `device` computes.
     """
 
@@ -49,6 +50,10 @@ class OffloadedLinear(nn.Module):
         with self._timed("compute", dense.nbytes):
             return functional.linear(x, dense, self.bias)
 
+    def close(self) -> None:
+        """Let go of the memory; from now on, running it raises `UserError`."""
+        self._fetch, self._scratch = _closed, self._scratch[:0].clone()
+
     def extra_repr(self) -> str:
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
@@ -71,3 +76,7 @@ class OffloadedLinear(nn.Module):
         with self._recorder.span(stage, self.name, self._device.tier, nbytes, self.layer):
             yield
             self._device.wait()
+
+
+def _closed() -> Packed:
+    raise UserError("this model was closed: open its folder again")

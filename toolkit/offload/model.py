@@ -21,7 +21,6 @@ from toolkit.formats import Packed
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.budget import Budget
-from toolkit.offload.cpu import scratch_bytes
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.methods import METHODS, Method
@@ -30,11 +29,13 @@ from toolkit.offload.ring import SLOTS
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.offload.uploader import Uploader, forms, staging_bytes
+from toolkit.offload.weights import scratch_bytes
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
 
-OF_FREE = 0.9  # share of a GPU's free memory that weights and buffers may take, if nothing is said
+OF_FREE = 0.9  # share of free memory that weights and buffers may take, if nothing is said
+GENERATION = "generation_config.json"
 
 
 @dataclass(eq=False, repr=False)
@@ -76,7 +77,7 @@ class OffloadedModel:
             folder: as `toolkit.storage.packing.pack_model` wrote it.
             method: a key of `METHODS`; the store must hold the variant of its format.
             dram_bytes: hard budget for all weights and buffers (not for activations and the key-value cache); None for
-                no limit.
+                nine tenths of what is free.
             placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first ones
                 as far as its budget goes.
             policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
@@ -84,8 +85,8 @@ class OffloadedModel:
             verify: read all of the store first and compare checksums. Weights are not checked again on their way, and
                 kernels trust the places that packed ones name: leave it out only for a store that was verified before.
             device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
-            device_bytes: hard budget for a GPU's memory, as `dram_bytes`; None for nine tenths of what
-                is free.
+            device_bytes: hard budget for a GPU's memory, as `dram_bytes`. What is asked for is counted; torch rounds
+                each piece up to some MB.
 
         Raises `FormatError` for a damaged store and `UserError` for an unknown name, a GPU that is not there or a
         budget that is too small; the message says how much is needed.
@@ -100,21 +101,28 @@ class OffloadedModel:
             _check_reader(reader, METHODS[method], place)
             store, recorder = Store.open(folder), Recorder()
             if verify:
-                store.verify()
+                store.verify_files()
             model = _empty_model(store)
             store.check_fits(model, METHODS[method].format)
             layers = store.layers_of(METHODS[method].format)
             runs = [run for layer in layers for run in layer.ops.values()]
             _check_types(store, runs)
-            fixed = {"scratch": max(map(scratch_bytes, runs)), "rest": store.rest_bytes}
-            placement = placement or _placement(layers, METHODS[method], policy, place, budgets, fixed)
+            unpacked = place.tier == "device" and METHODS[method].decoded_in == "dram"
+            fixed = {"scratch": max(scratch_bytes(run, unpacked) for run in runs), "rest": store.rest_bytes}
+            direct = READERS[reader].into == "device"
+            placement = placement or _placement(layers, METHODS[method], policy, place, budgets, fixed, direct)
             budgets[place.tier].take(**fixed)
+            if place.tier == "device":  # each tensor comes by way of DRAM
+                budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
             if len(placement.tiers) != len(layers) or (placement.device and place.tier != "device"):
                 where = "on the device, in DRAM and" if place.tier == "device" else "in DRAM and"
                 raise UserError(f"{placement}: expected {len(layers)} layers {where} in storage together")
+            if verify:  # last of all checks, since it takes long
+                store.verify()
             source, mode = _source(stack, store, METHODS[method], placement, place, policy, reader, budgets, recorder)
             opened = cls(store, model, source, placement, place, budgets, recorder, mode)
-            opened._take_over(place.empty(fixed["scratch"]), packed=METHODS[method].decoded_in is None)
+            with place.within_memory():
+                opened._take_over(place.empty(fixed["scratch"]), packed=METHODS[method].decoded_in is None)
             opened._stack = stack.pop_all()
         return opened
 
@@ -132,12 +140,16 @@ class OffloadedModel:
 
     def generate(self, *arguments: Tensor, **named: object) -> Tensor:
         """Hugging Face's `generate`, without gradients; tensors elsewhere are moved to the device first."""
-        with torch.no_grad():
+        with torch.no_grad(), self.device.within_memory():
             return self.model.generate(*map(self._here, arguments), **{key: self._here(named[key]) for key in named})
 
     def close(self) -> None:
-        """Wait for the read that is under way and close the files; the model cannot be run any more."""
+        """Wait for the read that is under way, close the files and let go of the weights: it cannot be run any more."""
         self._stack.close()
+        self._layer = None
+        for module in self.model.modules():
+            if isinstance(module, OffloadedLinear):
+                module.close()
 
     def __enter__(self) -> Self:
         """The model itself."""
@@ -174,11 +186,13 @@ class OffloadedModel:
 def _empty_model(store: Store) -> nn.Module:
     """The model without its parameters; buffers that are computed, not stored, are there."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     with hub.quiet(), init_empty_weights(include_buffers=False):
         config = AutoConfig.from_pretrained(store.model_folder, local_files_only=True)
         model = AutoModelForCausalLM.from_config(config)
+        if (store.model_folder / GENERATION).is_file():
+            model.generation_config = GenerationConfig.from_pretrained(store.model_folder, local_files_only=True)
     model.tie_weights()  # what is tied became two parameters on its way to nowhere
     return model
 
@@ -196,9 +210,10 @@ def _check_types(store: Store, runs: Sequence[OpRun]) -> None:
 def _budgets(place: Cpu | Cuda, dram_bytes: int | None, device_bytes: int | None) -> dict[str, Budget]:
     if place.tier != "device" and device_bytes is not None:
         raise UserError(f"device_bytes={device_bytes}: a CPU has no memory but DRAM: set dram_bytes, or device='cuda'")
-    if place.tier == "device" and device_bytes is None:
-        device_bytes = int(OF_FREE * place.free_bytes)
-    return {"dram": Budget("DRAM", dram_bytes), "device": Budget("device", device_bytes)}
+    free = {found.tier: int(OF_FREE * found.free_bytes) for found in (Cpu(), place)}
+    limits = {"dram": dram_bytes, "device": device_bytes}
+    limits |= {tier: nbytes for tier, nbytes in free.items() if limits[tier] is None}
+    return {"dram": Budget("DRAM", limits["dram"]), "device": Budget("device", limits["device"])}
 
 
 def _check_reader(reader: str, method: Method, place: Cpu | Cuda) -> None:
@@ -217,6 +232,7 @@ def _placement(
     place: Cpu | Cuda,
     budgets: Mapping[str, Budget],
     fixed: Mapping[str, int],
+    direct: bool,
 ) -> LayerMap:
     """The first layers in the nearest tier, as far as its budget goes beside what must be there."""
     on_device = 0
@@ -225,7 +241,8 @@ def _placement(
         on_device = _fitting(staying, passing, policy, budgets["device"], fixed)
         fixed = {"staging": staging_bytes(layers, method)}
     stored = [layer.nbytes for layer in layers[on_device:]]
-    in_dram = _fitting(stored, stored, policy, budgets["dram"], fixed)
+    passing = [0] * len(stored) if direct else stored
+    in_dram = _fitting(stored, passing, policy, budgets["dram"], fixed)
     return LayerMap(on_device, in_dram, len(stored) - in_dram)
 
 

@@ -22,8 +22,8 @@ from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled
-from toolkit.offload.cpu import product, unpack
 from toolkit.offload.timeline import Recorder, Timeline
+from toolkit.offload.weights import product, unpack
 from toolkit.shapes import random_pruned
 from toolkit.simulation.transfer import METHODS, POLICIES
 from toolkit.storage.buffers import aligned_buffer

@@ -29,6 +29,8 @@ class Slot(Generic[Buffer]):
 class Ring(Generic[Buffer]):
     """Layers `numbers`, over and over in this order: after the last comes the first, for the next token.
 
+    If there is a slot for each of them, they are fetched once and stay.
+
     `fetch(number, buffer)` starts to bring a layer's bytes; `view(number, buffer)` makes weights of them. A layer asked
     for out of turn is brought, too, only later.
     """
@@ -56,11 +58,12 @@ class Ring(Generic[Buffer]):
         return self._arrived(number).buffer
 
     def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for what is on its way, and let go of the buffers."""
         for slot in self._slots:
             if slot.coming is not None:
                 with suppress(Exception):  # nobody wants this layer any more
                     slot.coming.result()
+        self._slots = []
 
     def _arrived(self, number: int) -> Slot:
         slot = self._slot_for(number)

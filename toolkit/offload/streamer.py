@@ -5,7 +5,7 @@
             weights = streamer.layer(number)     # op -> Packed, good until the next call
 
 Layers whose tier is DRAM are read once; those in storage each time, into one slot (`sequential`) or two in turn
-(`pipelined`).
+(`pipelined`), unless there are no more of them than slots.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
 from toolkit.storage.store import Store
 
-Bytes = UInt8[np.ndarray, " bytes"]
+Bytes = UInt8[np.ndarray, "_"]
 
 
 class Streamer:
@@ -72,8 +72,9 @@ class Streamer:
         return self._ring.content(number)[: self.store.layer(number, self.variant).nbytes]
 
     def close(self) -> None:
-        """Wait for the read that is under way."""
+        """Wait for the read that is under way, and let go of all layers."""
         self._ring.close()
+        self._resident, self._views = {}, {}
 
     def __enter__(self) -> Self:
         """The streamer itself."""
@@ -89,11 +90,13 @@ class Streamer:
     def _read(self, number: int, buffer: Bytes) -> Future:
         layer, submitted_s = self.store.layer(number, self.variant), self.recorder.now_s()
         reading = self.reader.submit([layer], buffer)
-        reading.add_done_callback(lambda _: self._record(number, layer.nbytes, submitted_s))
+        reading.add_done_callback(lambda done: self._record(done, number, layer.nbytes, submitted_s))
         return reading
 
-    def _record(self, number: int, nbytes: int, submitted_s: float) -> None:
+    def _record(self, done: Future, number: int, nbytes: int, submitted_s: float) -> None:
         """Reads are done one after the other, so one that had to wait began when the one before ended."""
+        if done.cancelled() or done.exception() is not None:
+            return
         begun_s, self._read_until_s = max(submitted_s, self._read_until_s), self.recorder.now_s()
         self.recorder.add(Span("read", "layer", "storage", begun_s, self._read_until_s, nbytes, number))
 

@@ -18,19 +18,19 @@ from toolkit.formats import Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.budget import Budget
-from toolkit.offload.cpu import unpack
 from toolkit.offload.device import Cuda
 from toolkit.offload.methods import Method
 from toolkit.offload.ring import SLOTS, Ring
 from toolkit.offload.streamer import Bytes, Streamer
 from toolkit.offload.timeline import Recorder
+from toolkit.offload.weights import unpack
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.files import BLOCK_BYTES
 from toolkit.storage.readers import Reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
 
-DeviceBytes = UInt8[Tensor, " bytes"]
+DeviceBytes = UInt8[Tensor, "_"]
 
 
 class Form(Protocol):
@@ -116,8 +116,8 @@ class Uploader:
         kept_bytes = sum(staying[number].nbytes for number in kept)
         budgets["device"].take(layers=buffer_bytes(kept_bytes), slots=buffer_bytes(count * slot_bytes))
         self._kept = self._settle({n: staying[n] for n in kept}, device.empty(kept_bytes), budgets["dram"])
-        budgets["dram"].take(staging=staging_bytes(self._stored, method))
-        self._staging = device.pinned_buffer(staging_bytes(self._stored, method))
+        budgets["dram"].take(staging=(staged_bytes := staging_bytes(self._stored, method) if passing else 0))
+        self._staging = device.pinned_buffer(staged_bytes)
         by_host = [tier if direct is None or tier != "storage" else "device" for tier in tiers]
         dram = budgets["dram"]
         self._host = Streamer(store, method.format, by_host, reader, policy, dram, recorder, device.pinned_buffer)
@@ -134,10 +134,11 @@ class Uploader:
         return self._kept[number] if number in self._kept else self._ring.layer(number)
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for what is under way, and let go of all memory."""
         self._ring.close()
         self._link.shutdown()
         self._host.close()
+        self._kept, self._staging = {}, self._staging[:0].copy()
 
     def __enter__(self) -> Self:
         """The uploader itself."""
@@ -157,24 +158,30 @@ class Uploader:
             with self.recorder.span("read", "layer", "storage", self._stored[number].nbytes, number):
                 self.direct.read([self._stored[number]], buffer)
             return
-        content = self._host.content(number)
-        mark.synchronize()
-        self._put(number, content, self._passing[number], buffer, self._staging)
+        form = self._passing[number]
+        if isinstance(form, Unpacked):
+            weights = self._host.layer(number)
+            mark.synchronize()
+            self._unpack(number, weights, form, buffer, self._staging)
+        else:
+            content = self._host.content(number)
+            mark.synchronize()
+            self._copy("layer", number, content, buffer)
 
-    def _put(self, number: int, content: Bytes, form: Form, target: DeviceBytes, staging: Bytes) -> None:
-        """Copy a layer from DRAM: as it is, or matrix by matrix as each is unpacked."""
-        if not isinstance(form, Unpacked):
-            self._copy("layer", number, content, target)
-            return
-        for name, packed in self._stored[number].view(content).items():
+    def _unpack(
+        self, number: int, weights: Mapping[str, Packed | Scaled], form: Unpacked, target: DeviceBytes, staging: Bytes
+    ) -> None:
+        """Copy a layer from DRAM matrix by matrix, as each is unpacked."""
+        for name, packed in weights.items():
             run = self._stored[number].ops[name]
-            dense = staging[: run.dense_bytes]
-            with self.recorder.span("decode", name, "dram", dense.nbytes, number):
-                unpack(packed, torch.from_numpy(dense).view(run.dtype).view(run.shape))
+            out = torch.from_numpy(staging[: run.dense_bytes]).view(run.dtype).view(run.shape)
+            with self.recorder.span("decode", name, "dram", run.dense_bytes, number):
+                found = unpack(packed, out)
             values, scales = form.places[name]
-            self._copy(name, number, dense, target[values])
-            if isinstance(packed, Scaled):
-                self._copy(name, number, packed.scales.view(torch.uint8).numpy(), target[scales])
+            if isinstance(found, Scaled):
+                self._copy(name, number, _bytes(found.scales), target[scales])
+                found = found.packed.values
+            self._copy(name, number, _bytes(found), target[values])
 
     def _copy(self, op: str, number: int, source: Bytes, target: DeviceBytes) -> None:
         with self.recorder.span("copy", op, "dram", source.nbytes, number):
@@ -185,15 +192,25 @@ class Uploader:
     ) -> dict[int, Mapping[str, Packed | Scaled]]:
         """Layers that stay, by way of memory that is let go of again."""
         bounce_bytes = max((self._stored[number].nbytes for number in staying), default=0)
-        dense_bytes = _largest(self._stored[number] for number in staying)
+        unpacked = [self._stored[number] for number, form in staying.items() if isinstance(form, Unpacked)]
+        dense_bytes = _largest(unpacked)
         dram.check(bounce=buffer_bytes(bounce_bytes) + buffer_bytes(dense_bytes))
         bounce, staging, found = aligned_buffer(bounce_bytes), aligned_buffer(dense_bytes), {}
+        self.device.wait()  # the arena may be memory that work launched before still uses
         for number, form in staying.items():
             place, arena = arena[: form.nbytes], arena[form.nbytes :]
-            self.reader.read([self._stored[number]], bounce)
-            self._put(number, bounce[: self._stored[number].nbytes], form, place, staging)
+            stored = self._stored[number]
+            self.reader.read([stored], bounce)
+            if isinstance(form, Unpacked):
+                self._unpack(number, stored.view(bounce), form, place, staging)
+            else:
+                self._copy("layer", number, bounce[: stored.nbytes], place)
             found[number] = form.view(place)
         return found
+
+
+def _bytes(tensor: Tensor) -> Bytes:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 def _largest(layers: Iterable[Layer]) -> int:

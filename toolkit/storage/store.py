@@ -127,14 +127,18 @@ class Store:
 
         Raises `FormatError` naming the file and the part that is damaged, `ChangedError` for a file replaced or cut.
         """
+        self.verify_files()
+        for run in sorted(self.index.runs, key=in_order):
+            if _sha256(self.shards[run.shard], run) != run.sha256:
+                raise self._damaged(run)
+
+    def verify_files(self) -> None:
+        """The same for what lies beside the shards alone: configuration and tokenizer."""
         for name, sha256 in self.index.files.items():
             if file_sha256(self.folder / name) != sha256:
                 raise FormatError(
                     f"{self.folder / name}: damaged: it does not match its checksum; pack the model again"
                 )
-        for run in sorted(self.index.runs, key=in_order):
-            if _sha256(self.shards[run.shard], run) != run.sha256:
-                raise self._damaged(run)
 
     def check_fits(self, model: nn.Module, variant: str) -> None:
         """Raise `UserError` unless this store holds every linear of the model's decoder blocks, in its shape.

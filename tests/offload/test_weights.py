@@ -4,7 +4,7 @@ import torch
 from toolkit.formats import encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled
-from toolkit.offload.cpu import product, unpack
+from toolkit.offload.weights import product, unpack
 from toolkit.shapes import random_pruned
 from toolkit.simulation.transfer import METHODS
 

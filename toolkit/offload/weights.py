@@ -1,7 +1,7 @@
-"""What the CPU does with a weight under each method: unpack it, multiply it with one token's vector."""
+"""What is done with a weight once it is where products are taken: unpack it, multiply it with one token's vector."""
 
 import torch
-from jaxtyping import Float32, UInt8
+from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from toolkit.formats import Packed
@@ -34,7 +34,7 @@ def unpack(packed: Packed | Scaled, out: Tensor) -> Tensor | Scaled:
     return out.copy_(packed.decode())
 
 
-def product(weight: Tensor | Packed | Scaled, x: Float32[Tensor, " inputs"]) -> Tensor:
+def product(weight: Tensor | Packed | Scaled, x: Float[Tensor, " inputs"]) -> Tensor:
     """The weight, dense or as `Endor`, times a vector: fp16 and bf16 as torch does it, in their own type.
 
     torch has no quick product of int8 and one vector on the CPU: a few rows at a time are widened to fp32. Scales are
@@ -64,9 +64,9 @@ def widened(weight: Packed | Scaled, scratch: UInt8[Tensor, " bytes"]) -> Tensor
     return unpack(weight, out)
 
 
-def scratch_bytes(run: OpRun) -> int:
-    """What `widened` needs for a weight."""
-    stored = 0 if run.format == Dense.name else run.dense_bytes
+def scratch_bytes(run: OpRun, unpacked: bool = False) -> int:
+    """What `widened` needs for a weight; less if it comes unpacked already."""
+    stored = 0 if unpacked or run.format == Dense.name else run.dense_bytes
     return stored + (run.shape[0] * run.shape[1] * run.scales_dtype.itemsize if run.scales_dtype else 0)
 
 
