@@ -229,5 +229,5 @@ def test_norms_that_cannot_take_factors(family):
     else:
         sizes = {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**COMMON, **sizes, do_layer_norm_before=False))
-    with pytest.raises(UserError, match=r"smoothing changes what blocks of .* give.*load it anew"):
+    with pytest.raises(UserError, match=r"smoothing changes what blocks of .* add.*load it anew"):
         smooth(model.eval().requires_grad_(False), TOKENS, sequence_length=LENGTH)
