@@ -229,5 +229,19 @@ def test_norms_that_cannot_take_factors(family):
     else:
         sizes = {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**COMMON, **sizes, do_layer_norm_before=False))
-    with pytest.raises(UserError, match=r"smoothing changes what blocks of .* give.*load it anew"):
+    with pytest.raises(UserError, match=r"smoothing changes what blocks of .* add.*load it anew"):
         smooth(model.eval().requires_grad_(False), TOKENS, sequence_length=LENGTH)
+
+
+@pytest.mark.parametrize(("family", "wrong"), [("llama", False), ("gemma2", True)])
+def test_a_loud_residual_neither_hides_a_wrong_fold_nor_spoils_a_right_one(family, wrong):
+    """Hidden states some thousand times larger than what a block adds to them, which the norms make up for."""
+    torch.manual_seed(0)
+    gemma = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12)) if wrong else None
+    model = (gemma or with_outliers(family)).eval().requires_grad_(False)
+    model.get_input_embeddings().weight.mul_(1e4)
+    if wrong:
+        with pytest.raises(UserError, match="smoothing changes"):
+            smooth(model, TOKENS, sequence_length=LENGTH)
+    else:
+        smooth(model, TOKENS, sequence_length=LENGTH)

@@ -18,7 +18,8 @@ FITTED = {
     *("fig06-ssd-speedup", "fig06-cpu-speedup", "fig07-opt-direct-speedup"),
 }
 # farther off than 10 %: half the bytes would need a bitmap of no size, 20 packed layers more room than 10 dense ones
-APART = {"fig13-transfer-ratio": 1.126, "tab_e2e-llama-remapped-cpu-layers": 0.85}
+APART = {f"fig13-{op}-transfer-ratio": 1.126 for op in ("k_proj", "q_proj", "gate_proj")}
+APART |= {"tab_e2e-llama-remapped-cpu-layers": 0.85}
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,9 @@ def test_the_profile_is_worked_out_from_the_papers_words(machine):
     assert (source.low, source.high) == pytest.approx((min(bounds), max(bounds)), rel=2e-3)
 
 
-def test_every_number_of_the_figures_is_within_ten_percent_but_two(comparison):
+def test_every_number_of_the_figures_is_within_ten_percent_but_those_apart(comparison):
     found = comparison[comparison["ours"].notna()]
-    assert len(found) == 38
+    assert len(found) == 37
     assert found.loc[list(APART), "ratio"].to_dict() == pytest.approx(APART, abs=5e-3)
     assert set(found.loc[list(APART), "verdict"]) == {SHAPE}
     assert set(found.drop(list(APART))["verdict"]) == {MET}
@@ -97,7 +98,9 @@ def test_passes_that_nothing_was_fitted_to(comparison):
 
 
 def test_only_what_the_model_is_given_has_no_counterpart(comparison):
-    given = {"fig05-cpu-cores"} | {f"tab_e2e-{model}-layers" for model in ("opt", "llama")}
+    """And what it could not miss: the size of ZSTD, which it is given, and layers that nothing changes."""
+    given = {"fig05-zstd-ratio", "fig06-gpu-ratio", "fig16-gpu-ratio"}
+    given |= {"fig05-cpu-cores"} | {f"tab_e2e-{model}-layers" for model in ("opt", "llama")}
     given |= {f"tab_e2e-{model}-{tier}-layers" for model in ("opt", "llama") for tier in ("gpu", "cpu", "ssd")}
     assert set(comparison.index[comparison["ours"].isna()]) == given
 

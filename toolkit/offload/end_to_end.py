@@ -25,7 +25,7 @@ from toolkit.offload.race import CONTESTANT, Contestant, pass_spans, turn_second
 from toolkit.offload.repetitions import median_stages
 from toolkit.offload.timeline import Timeline
 from toolkit.simulation.endor import Workload
-from toolkit.simulation.machine import Profile
+from toolkit.simulation.machine import GB, Profile
 from toolkit.simulation.probe import describe
 from toolkit.simulation.transfer import POLICIES, Plan, predict
 
@@ -98,18 +98,27 @@ def goals_table(spans: pd.DataFrame) -> pd.DataFrame:
 def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
     """How quickly the CPU unpacks Endor, and how quickly it must for that to pay: a row this machine, a row the other.
 
-    In dense GB a second: decode_gb_s; pays_sequential_gb_s, where it takes as long as the shorter read saves; and
-    pays_pipelined_gb_s, where it takes as long as the packed read itself, and hides behind it. Products are left out.
+    In dense GB a second: decode_gb_s alone; cpu_gb_s, decoding and what else the cores do with a weight, the product
+    (of a machine with a GPU nothing); read_gb_s of the disk; pays_sequential_gb_s, where decoding takes as long as the
+    shorter read saves; pays_pipelined_gb_s, where the cores take as long as the packed read and hide behind it. Then
+    pays and hides, and `basis`, a key of `BASES`: where decode_gb_s comes from.
     `table` of `passes_here`, its sequential passes from disk; of the other machine what its profile says.
     """
     chosen = table[(table["method"] == "endor") & (table["policy"] == "sequential") & (table["mapping"] == "storage")]
     stages = chosen[chosen["evidence"] == "measured"].set_index("stage")
-    here = {"decode_gb_s": stages["gb_s"]["decode"], "read_gb_s": stages["gb_s"]["read"]}
-    there = {"decode_gb_s": other.dram.decode_gb_s["endor"], "read_gb_s": other.links.storage_to_dram_gb_s}
+    dense_gb = stages["nbytes"]["decode"] / GB
+    busy_s = stages["seconds"][["decode", "compute"]].sum()
+    here = {"decode_gb_s": stages["gb_s"]["decode"], "cpu_gb_s": dense_gb / busy_s, "read_gb_s": stages["gb_s"]["read"]}
+    decoded = other.dram.decode_gb_s["endor"]
+    there = {"decode_gb_s": decoded, "cpu_gb_s": decoded, "read_gb_s": other.links.storage_to_dram_gb_s}
     found = pd.DataFrame([here, there], index=["this-machine", other.id])
     share = stages["nbytes"]["read"] / stages["nbytes"]["decode"]
+    found["pays_sequential_gb_s"] = found["read_gb_s"] / (1 - share)
+    found["pays_pipelined_gb_s"] = found["read_gb_s"] / share
     return found.assign(
-        pays_sequential_gb_s=found["read_gb_s"] / (1 - share), pays_pipelined_gb_s=found["read_gb_s"] / share
+        pays=found["decode_gb_s"] > found["pays_sequential_gb_s"],
+        hides=found["cpu_gb_s"] >= found["pays_pipelined_gb_s"],
+        basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
     )
 
 

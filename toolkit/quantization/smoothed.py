@@ -12,7 +12,8 @@ from toolkit.quantization.smoothquant import ALPHA, check_alpha, fold, smoothing
 from toolkit.text import load_tokens
 
 FACTORS = "factors.safetensors"
-CODE = {"smoothquant.py", "calibration.py", "text.py", "wikipedia.py", "downloads.py"}  # what decides the factors
+# what decides the factors
+CODE = {"smoothquant.py", "calibration.py", "models.py", "pruned.py", "text.py", "wikipedia.py", "downloads.py"}
 
 
 def load_smoothed(

@@ -50,9 +50,12 @@ class _BlockCall:
     output: Tensor | tuple
 
     def change(self) -> float:
-        """How far the block is from giving the same again: the difference's norm over the output's."""
+        """How far the block is from adding the same again: the difference's norm over that of what it added.
+
+        Added to the hidden states it was given, which are so much larger that they would hide a wrong fold.
+        """
         before, after = map(_hidden, (self.output, self.block(*self.args, **self.kwargs)))
-        return float((after - before).norm() / before.norm())
+        return float((after - before).norm() / (before - _hidden(self.args)).norm())
 
 
 @torch.no_grad()
@@ -110,7 +113,7 @@ def factors(
 def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) -> None:
     """Divide norms by their factors and multiply the columns of the linears that read them (equation 3), in place.
 
-    Zeros stay zeros. Raises `UserError` if a block does not give what it gave before, which happens where something
+    Zeros stay zeros. Raises `UserError` if a block does not add what it added before, which happens where something
     other than linears reads a norm, or a norm does more than multiply; the model must be loaded anew then.
     """
     found, before = groups(model), _block_calls(model)
@@ -122,7 +125,7 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
     change = max(call.change() for call in before)
     if not change < torch.finfo(model.dtype).eps ** 0.5:
         raise UserError(
-            f"smoothing changes what blocks of {type(model).__name__} give, by {change:.0%}: not only linears read "
+            f"smoothing changes what blocks of {type(model).__name__} add, by {change:.0%}: not only linears read "
             "their norms, or these do not just multiply; load it anew and quantise it without smoothing"
         )
 
