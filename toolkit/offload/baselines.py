@@ -1,6 +1,5 @@
 """A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.offload.timeline import Recorder, Span, Timeline
+from toolkit.storage.files import drop_pages
 
 ACCELERATE = "accelerate"
 
@@ -37,11 +37,7 @@ class DiskOffloaded:
     def drop_pages(self) -> None:
         """Have the page cache forget the files, so that the next pass reads the disk."""
         for file in self.folder.iterdir():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+            drop_pages(file)
 
     def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
         """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
