@@ -107,8 +107,8 @@ def place_layers(contestant: Contestant, layers: int, dense_bytes: int = 1, pack
     slots = SLOTS[contestant.policy] if contestant.method != ACCELERATE else 0
     if 0 < where.storage <= slots:
         raise UserError(
-            f"{', '.join(asdict(contestant).values())}: layers in storage: {where.storage} of {layers}; its buffers keep "
-            f"{slots}, so that a second token reads nothing: expected none or more than {slots}; take more layers"
+            f"{', '.join(asdict(contestant).values())}: layers in storage: {where.storage} of {layers}; its buffers "
+            f"keep {slots}, so that a second token reads nothing: expected none or more than {slots}; take more layers"
         )
     return where
 
