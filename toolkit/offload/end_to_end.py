@@ -50,7 +50,8 @@ def passes_here(
     `mapping` is `storage` with every layer on disk, for which both policies and Accelerate are measured; `published`,
     the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). What neither reads, decodes nor
     multiplies weights is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than
-    one layer or repetition, a disk too small, or a contestant whose logits are not those of the model in memory.
+    one repetition, so few layers that buffers keep them all, a disk too small, or a contestant whose logits are not
+    those of the model in memory.
     """
     workload = Workload(model, dtype, sparsity)
     spans = _spans(workload, layers, methods, repetitions, fresh)
