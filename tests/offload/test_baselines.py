@@ -1,14 +1,19 @@
 import ctypes
 import mmap
+import shutil
+from collections import namedtuple
 
+import accelerate
 import pytest
 import torch
 from torch import nn
 
 from toolkit.errors import UserError
-from toolkit.offload import baselines
-from toolkit.offload.baselines import DiskOffloaded, linear_passes
+from toolkit.offload.baselines import DiskOffloaded, Rival, beside, timed_linear
+from toolkit.offload.passes import Case
 from toolkit.shapes import random_pruned
+from toolkit.storage import files
+from toolkit.storage.folders import SPARE_BYTES
 
 
 def resident_pages(file) -> int:
@@ -74,19 +79,33 @@ def test_every_pass_reads_the_disk(layers, tmp_path):
 def test_pages_are_dropped_of_every_file_and_before_the_clock_starts(layers, tmp_path, monkeypatch):
     rival, dropped = DiskOffloaded(layers, tmp_path / "weights"), []
     monkeypatch.setattr(
-        baselines.os,
+        files.os,
         "posix_fadvise",
-        lambda descriptor, *how: dropped.append((baselines.os.readlink(f"/proc/self/fd/{descriptor}"), how)),
+        lambda descriptor, *how: dropped.append((files.os.readlink(f"/proc/self/fd/{descriptor}"), how)),
     )
     rival.timed(torch.randn(1, 300))
     assert {name for name, _ in dropped} == {str(file) for file in (tmp_path / "weights").iterdir()}
-    assert {how for _, how in dropped} == {(0, 0, baselines.os.POSIX_FADV_DONTNEED)}
+    assert {how for _, how in dropped} == {(0, 0, files.os.POSIX_FADV_DONTNEED)}
 
 
-def test_a_linear_is_timed_as_often_as_asked_for_and_leaves_nothing(tmp_path):
-    weight = random_pruned((48, 80), 0.5)
-    timelines = list(linear_passes(weight, 2, tmp_path))
-    assert [[span.op for span in timeline.spans if span.stage == "read"] for timeline in timelines] == [["weight"]] * 3
+def test_a_disk_too_small_is_refused_before_anything_is_written(layers, tmp_path, monkeypatch):
+    usage, written = namedtuple("usage", "total used free"), accelerate.utils.offload_state_dict
+    monkeypatch.setattr(accelerate.utils, "offload_state_dict", lambda *what: pytest.fail("weights were written"))
+    nbytes = (300 * 400 + 400 + 400 * 200) * 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes - 1))
+    with pytest.raises(UserError, match=r"no space left in .*: 1 MB more are needed and 18 MB free"):
+        DiskOffloaded(layers, tmp_path / "weights")
+    assert [*tmp_path.iterdir()] == []
+    assert not any(parameter.is_meta for parameter in layers.parameters())
+    monkeypatch.setattr(accelerate.utils, "offload_state_dict", written)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes))
+    DiskOffloaded(layers, tmp_path / "weights")
+
+
+def test_a_linear_is_timed_at_each_call_and_leaves_nothing(tmp_path):
+    with timed_linear(random_pruned((48, 80), 0.5), tmp_path) as turn:
+        timelines = [turn(), turn()]
+    assert [[span.op for span in timeline.spans if span.stage == "read"] for timeline in timelines] == [["weight"]] * 2
     assert [*tmp_path.iterdir()] == []
 
 
@@ -98,6 +117,25 @@ def test_a_wrong_product_is_refused(tmp_path, monkeypatch):
         return result + 1, timeline
 
     monkeypatch.setattr(DiskOffloaded, "timed", wrong)
-    with pytest.raises(UserError, match="another product"):
-        next(linear_passes(random_pruned((8, 16), 0.5), 1, tmp_path))
+    with timed_linear(random_pruned((8, 16), 0.5), tmp_path) as turn, pytest.raises(UserError, match="another product"):
+        turn()
     assert [*tmp_path.iterdir()] == []
+
+
+def test_the_rival_takes_its_turn_behind_the_last_case_of_each_repetition():
+    cases, order = [Case("dense"), Case("endor")], []
+
+    def ours():
+        for repetition in range(3):
+            for case in cases:
+                order.append(case.method)
+                yield case, repetition, "direct", None
+
+    found = [*beside(ours(), cases[-1], lambda: order.append("rival"))]
+    assert order == ["dense", "endor", "rival"] * 3  # when they run, not only how they are listed
+    assert [(case, repetition, mode) for case, repetition, mode, _ in found[:3]] == [
+        (Case("dense"), 0, "direct"),
+        (Case("endor"), 0, "direct"),
+        (Rival(), 0, "buffered"),
+    ]
+    assert [repetition for _, repetition, _, _ in found] == [0] * 3 + [1] * 3 + [2] * 3

@@ -1,3 +1,7 @@
+import importlib.metadata
+import json
+from functools import partial
+
 import pandas as pd
 import pytest
 
@@ -5,10 +9,11 @@ from tests.offload.test_here import MACHINE
 from tests.offload.test_twins import TOYS
 from toolkit import paths, shapes
 from toolkit.errors import UserError
-from toolkit.offload import end_to_end
+from toolkit.offload import end_to_end, repetitions
 from toolkit.offload.comparison import LABELS
 from toolkit.offload.end_to_end import GOALS, decoding_pays, default_contestants, goals_here, goals_table, passes_here
 from toolkit.offload.race import Contestant
+from toolkit.simulation.endor import Workload
 from toolkit.simulation.machine import Links, Memory, Profile, Source, Storage
 from toolkit.simulation.transfer import with_rates
 
@@ -23,7 +28,7 @@ def toy(tmp_path_factory):
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
         patch.setattr(end_to_end, "machine_here", lambda *arguments: RATED)
-        patch.setattr(end_to_end, "describe", lambda: {"cpu": "toy"})
+        patch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
         yield
 
 
@@ -78,6 +83,30 @@ def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, 
     goals = goals_here("toy-opt", 4, repetitions=2)
     assert goals["wanted"].tolist() == [*GOALS.values()]
     assert (goals["met"] == (goals["ratio"] >= goals["wanted"])).all()
+
+
+def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
+    keys = []
+    monkeypatch.setattr(repetitions, "cached_table", lambda kind, key, *rest: keys.append(key))
+    spans = partial(end_to_end._spans, Workload("toy-opt"), 4, METHODS, 2, False)
+    spans()
+    with monkeypatch.context() as patch:
+        patch.setattr(end_to_end, "default_contestants", lambda methods: [Contestant("dense")])
+        spans()
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
+    spans()
+    assert len({json.dumps(key) for key in keys}) == 3
+    assert keys[1]["contestants"] == [{"method": "dense", "policy": "sequential", "mapping": "storage"}]
+    assert {"torch", "numba"} <= keys[2]["versions"].keys()
+    assert keys[2]["versions"]["numba"] == "numba of tomorrow"
+
+
+def test_rows_say_when_they_were_measured(table):
+    measured = table["evidence"] == "measured"
+    moments = pd.to_datetime(table[measured]["measured_at"])
+    assert moments.nunique() == 1
+    assert abs(pd.Timestamp.now("UTC") - moments.iloc[0]) < pd.Timedelta(hours=1)
+    assert table[~measured]["measured_at"].isna().all()
 
 
 def turns(**seconds: list[float]) -> pd.DataFrame:

@@ -6,7 +6,8 @@ import pytest
 
 from toolkit import paths, shapes
 from toolkit.errors import UserError
-from toolkit.offload import here
+from toolkit.offload import here, repetitions
+from toolkit.offload.baselines import DiskOffloaded
 from toolkit.offload.passes import Case
 from toolkit.simulation.endor import Workload
 from toolkit.simulation.machine import Links, Memory, Profile, Storage
@@ -23,7 +24,7 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(here, "RATES_MODEL", "toy")
     monkeypatch.setattr(here, "RATES_PARTS", (1, 4))
     monkeypatch.setattr(here, "probe", lambda: MACHINE)
-    monkeypatch.setattr(here, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
 
 
 @pytest.fixture
@@ -87,6 +88,27 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
     pd.testing.assert_frame_equal(here.operations_here(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
+def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch):
+    turns, really = [], DiskOffloaded.timed
+    monkeypatch.setattr(DiskOffloaded, "timed", lambda self, *x: turns.append(self) or really(self, *x))
+    table = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    assert len(measurements) == 2  # the operation, and the rates
+    assert len(turns) == 3
+    measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")].set_index("method")
+    assert set(measured.index) == {"dense", "endor", "endor_packed", "zstd", "accelerate"}
+    assert measured["measured_at"].nunique() == 1
+    assert measured["mode"]["accelerate"] == "buffered"
+    assert measured["speedup"]["accelerate"] == pytest.approx(
+        measured["seconds"]["dense"] / measured["seconds"]["accelerate"]
+    )
+    again = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    pd.testing.assert_frame_equal(again, table)
+    assert len(turns) == 3
+    without = here.operations_here(Workload("toy"), ["fc1"], repetitions=2)  # another measurement: nobody between ours
+    assert "accelerate" not in set(without["method"])
+    assert len(measurements) == 3
+
+
 def test_fixed_times_and_rates_are_lines_over_the_sizes_of_another_matrix(monkeypatch):
     takes = [  # method, stage, GB, seconds: fixed, and a GB
         *(("dense", "read", 8, 1, 1 / 4), ("endor", "read", 4, 1, 1 / 4), ("zstd", "read", 5, 1, 1 / 4)),
@@ -121,10 +143,12 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
         for stage, tier, start_s, end_s in times:
             span = {"stage": stage, "op": "fc1", "tier": tier, "start_s": start_s, "end_s": end_s, "nbytes": nbytes}
             rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
-            rows[-1] |= {"repetition": repetition, "mode": "direct"}
+            rows[-1] |= {"repetition": repetition, "mode": "direct", "measured_at": "2024-02-03T04:05:06+00:00"}
     monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
     table = here.operations_here(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
     measured, modelled = table.loc["measured"], table.loc["modelled"]
+    assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}
+    assert modelled["measured_at"].isna().all()
     assert measured["seconds"].to_dict() == {"read": 20, "compute": 3, "transfer": 20, "total": 23}
     assert measured["median_s"].to_dict() == {"read": 2, "compute": 4, "transfer": 2, "total": 23}
     expected = [nbytes / 1e9 / seconds for seconds in (2, 4, 2)]

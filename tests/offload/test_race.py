@@ -2,6 +2,7 @@ import pandas as pd
 import pytest
 import torch
 
+from tests.offload.test_baselines import resident_pages
 from tests.offload.test_twins import TOYS
 from toolkit import shapes
 from toolkit.errors import UserError
@@ -73,7 +74,7 @@ def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(raced):
 def test_other_families_and_types_give_the_right_logits(tmp_path, dtype, sparsity):
     spans = pass_spans(
         Workload("toy-llama", dtype, sparsity),
-        2,
+        3,
         [Contestant("endor", "pipelined"), Contestant(ACCELERATE)],
         1,
         tmp_path,
@@ -100,13 +101,13 @@ def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
 
     monkeypatch.setattr(kind, attribute, wrong)
     with pytest.raises(UserError, match=f"{contestant.method}, {contestant.policy}, gives other logits"):
-        pass_spans(Workload("toy-opt"), 2, [contestant], 1, tmp_path)
+        pass_spans(Workload("toy-opt"), 3, [contestant], 1, tmp_path)
     assert [*tmp_path.iterdir()] == []
 
 
 def test_packed_products_may_differ_by_rounding_and_no_more():
     expected = torch.tensor([[1.0, -2.0]])
-    judge = race.Race(None, None, expected, ())
+    judge = race.Race(None, None, expected, {})
     judge.check(Contestant("endor_packed"), expected + 0.03)
     with pytest.raises(UserError, match="endor_packed"):
         judge.check(Contestant("endor_packed"), expected + 0.06)
@@ -122,6 +123,69 @@ def test_maps_by_hand():
         "refilled": LayerMap(0, 3, 7),
     }
     assert layer_maps(1, 16, 9)["published"] == LayerMap(0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("contestant", "layers", "words"),
+    [
+        (Contestant("dense"), 1, "layers in storage: 1 of 1; its buffers keep 1"),
+        (Contestant("endor", "pipelined"), 2, "layers in storage: 2 of 2; its buffers keep 2"),
+        (Contestant("endor", "pipelined", "published"), 3, "published: layers in storage: 2 of 3; its buffers keep 2"),
+    ],
+)
+def test_a_second_token_that_would_read_nothing_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, contestant, layers, words
+):
+    monkeypatch.setattr(race, "pack_model", None)  # packing would fail
+    with pytest.raises(UserError, match=words):
+        pass_spans(Workload("toy-opt"), layers, [Contestant(ACCELERATE), contestant], 1, tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_layers_are_placed_by_hand():
+    """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
+    refilled = Contestant("endor", "sequential", "refilled")
+    assert race.place_layers(refilled, 9, 16, 8) == LayerMap(0, 4, 5)
+    assert race.place_layers(refilled, 9, 16, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
+    with pytest.raises(UserError, match="layers in storage: 1 of 9"):
+        race.place_layers(refilled, 9, 16, 4)
+    assert race.place_layers(Contestant(ACCELERATE), 1) == LayerMap(0, 0, 1)  # it keeps nothing
+
+
+@pytest.mark.parametrize("kind", ["refused", "ignored"])
+def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monkeypatch, o_direct, kind):
+    o_direct(kind)
+    before, after, really = [], [], race._logits
+
+    def cached() -> int:
+        return sum(map(resident_pages, tmp_path.glob(".passes-*/store/layer-*")))
+
+    def logits(model):
+        before.append(cached())
+        found = really(model)
+        after.append(cached())
+        return found
+
+    monkeypatch.setattr(race, "_logits", logits)
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [Contestant("dense")], 1, tmp_path)
+    assert set(spans["mode"]) == {"buffered"}
+    if not after[1]:
+        pytest.skip("this file system keeps no pages")
+    assert before[2] == 0  # of the token that is timed; the others are in memory, and the first one
+
+
+@pytest.mark.parametrize(("kind", "dropped"), [("refused", LAYERS), (None, 0)])
+def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(tmp_path, monkeypatch, o_direct, kind, dropped):
+    if kind:
+        o_direct(kind)
+    events, really = [], race._logits
+    monkeypatch.setattr(race, "_logits", lambda model: events.append("token") or really(model))
+    monkeypatch.setattr(race, "drop_pages", lambda path: events.append(path.name))
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [Contestant("endor", "pipelined")], 1, tmp_path)
+    if not kind and set(spans["mode"]) != {"direct"}:
+        pytest.skip("this file system knows no direct reads")
+    shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
+    assert events == ["token", "token", *shards, "token"]
 
 
 @pytest.mark.parametrize(

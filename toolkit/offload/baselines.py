@@ -1,8 +1,9 @@
 """A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
 
-import os
+import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,7 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.offload.passes import Case
 from toolkit.offload.timeline import Recorder, Span, Timeline
+from toolkit.storage.files import drop_pages
+from toolkit.storage.folders import check_space
 
 ACCELERATE = "accelerate"
 
@@ -20,7 +24,7 @@ class DiskOffloaded:
 
     Every parameter of a submodule is copied out of its mapped file when that runs, and let go afterwards: one thing at
     a time, through the page cache. These copies are spans of stage `read`; they take place in `recorder`.
-    The module's own weights are gone afterwards. `folder` must not exist.
+    The module's own weights are gone afterwards. `folder` must not exist. Raises `UserError` if its disk is too small.
     """
 
     def __init__(self, module: nn.Module, folder: Path):
@@ -28,7 +32,10 @@ class DiskOffloaded:
         from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
 
         self.module, self.folder, self.recorder = module, folder, Recorder()
-        offload_state_dict(folder, module.state_dict())
+        tensors = module.state_dict()
+        # Accelerate writes through a mapping: where the disk is full, that is the end of the process
+        check_space(folder.parent, sum(tensor.nbytes for tensor in tensors.values()))
+        offload_state_dict(folder, tensors)
         weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
         # the body of disk_offload(), but that the mapping of weights is timed
         add_hook_to_module(module, AlignDevicesHook(io_same_device=True), append=True)
@@ -37,11 +44,7 @@ class DiskOffloaded:
     def drop_pages(self) -> None:
         """Have the page cache forget the files, so that the next pass reads the disk."""
         for file in self.folder.iterdir():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+            drop_pages(file)
 
     def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
         """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
@@ -75,18 +78,43 @@ class Recorded(Mapping):
         return len(self._weights)
 
 
-def linear_passes(weight: Float[Tensor, "outputs inputs"], repetitions: int, folder: Path) -> Iterator[Timeline]:
-    """One token's vector through a linear that Accelerate keeps on the disk of `folder`: `repetitions` times and one
-    before. Raises `UserError` if a result is not to the bit that of the weight in memory.
+@contextlib.contextmanager
+def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Iterator[Callable[[], Timeline]]:
+    """A linear that Accelerate keeps on the disk of `folder`: each call takes one token's vector through it.
+
+    Gone afterwards. A call raises `UserError` if the result is not to the bit that of the weight in memory.
     """
     linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
     x = torch.randn(1, weight.shape[1]).to(weight.dtype)
     expected = linear(x)
+    del weight  # it may take a good part of memory
     with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
         rival = DiskOffloaded(linear, Path(place) / "weights")
-        for _ in range(repetitions + 1):
+
+        def turn() -> Timeline:
             result, timeline = rival.timed(x)
             if not torch.equal(result, expected):
                 raise UserError("Accelerate gives another product than the weight in memory: nothing is timed")
-            yield timeline
+            return timeline
+
+        yield turn
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What Accelerate's passes are called beside a `Case` of ours: all on disk, one thing at a time."""
+
+    method: str = ACCELERATE
+    placement: str = "storage"
+    policy: str = "sequential"
+
+
+def beside(
+    passes: Iterable[tuple[Case, int, str, Timeline]], last: Case, turn: Callable[[], Timeline]
+) -> Iterator[tuple[Case | Rival, int, str, Timeline]]:
+    """Passes of `timed_passes`, and in each repetition one of the rival's, behind that of the case `last`."""
+    for case, repetition, mode, timeline in passes:
+        yield case, repetition, mode, timeline
+        if case == last:
+            yield Rival(), repetition, "buffered", turn()

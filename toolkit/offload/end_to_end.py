@@ -11,10 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import pandas as pd
-import torch
 
-from toolkit import paths, sources
-from toolkit.cache import cached_table
+from toolkit import paths
 from toolkit.errors import unknown
 from toolkit.offload.baselines import ACCELERATE
 from toolkit.offload.comparison import beside_dense, beside_measured
@@ -22,14 +20,14 @@ from toolkit.offload.here import machine_here
 from toolkit.offload.methods import METHODS
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.race import CONTESTANT, Contestant, pass_spans, turn_seconds
-from toolkit.offload.repetitions import median_stages
+from toolkit.offload.repetitions import kept_spans, median_stages
 from toolkit.offload.timeline import Timeline
 from toolkit.simulation.endor import Workload
 from toolkit.simulation.machine import GB, Profile
-from toolkit.simulation.probe import describe
 from toolkit.simulation.transfer import POLICIES, Plan, predict
 
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
+REPETITIONS = 5
 # ours and other, each a method and policy with all layers on disk; how many times faster ours should be
 GOALS = {
     (("endor", "pipelined"), ("dense", "pipelined")): 1.7,
@@ -44,7 +42,7 @@ def passes_here(
     methods: Sequence[str] = PASS_METHODS,
     dtype: str = "float16",
     sparsity: float = 0.5,
-    repetitions: int = 5,
+    repetitions: int = REPETITIONS,
     fresh: bool = False,
 ) -> pd.DataFrame:
     """One pass as `pass_table` has it, measured, and but for Accelerate's modelled; columns more as `operations_here`.
@@ -52,7 +50,8 @@ def passes_here(
     `mapping` is `storage` with every layer on disk, for which both policies and Accelerate are measured; `published`,
     the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). What neither reads, decodes nor
     multiplies weights is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than
-    one layer or repetition, a disk too small, or a contestant whose logits are not those of the model in memory.
+    one repetition, so few layers that buffers keep them all, a disk too small, or a contestant whose logits are not
+    those of the model in memory.
     """
     workload = Workload(model, dtype, sparsity)
     spans = _spans(workload, layers, methods, repetitions, fresh)
@@ -62,7 +61,7 @@ def passes_here(
         where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
         labels = {"profile": machine.id, **asdict(workload), "op": "pass", **_plan_labels(contestant)}
         labels |= {"mapping": contestant.mapping, "dram_layers": where.dram, "storage_layers": where.storage}
-        tables.append(median_stages(rows).assign(**labels, mode=rows["mode"].iloc[0]))
+        tables.append(median_stages(rows).assign(**labels))
         if contestant.method != ACCELERATE:
             modelled = _predicted(machine, workload, contestant, where)
             tables.append(modelled.stages().assign(**labels))
@@ -72,11 +71,17 @@ def passes_here(
     return beside_measured(pd.concat(compared, ignore_index=True))
 
 
-def goals_here(model: str, layers: int, methods: Sequence[str] = PASS_METHODS, **how: object) -> pd.DataFrame:
+def goals_here(
+    model: str,
+    layers: int,
+    methods: Sequence[str] = PASS_METHODS,
+    dtype: str = "float16",
+    sparsity: float = 0.5,
+    repetitions: int = REPETITIONS,
+    fresh: bool = False,
+) -> pd.DataFrame:
     """The ratios of `GOALS` among the passes that `passes_here` shows, with the same arguments: `goals_table`."""
-    how = {"dtype": "float16", "sparsity": 0.5, "repetitions": 5, "fresh": False} | how
-    workload = Workload(model, how["dtype"], how["sparsity"])
-    return goals_table(_spans(workload, layers, methods, how["repetitions"], how["fresh"]))
+    return goals_table(_spans(Workload(model, dtype, sparsity), layers, methods, repetitions, fresh))
 
 
 def goals_table(spans: pd.DataFrame) -> pd.DataFrame:
@@ -135,14 +140,14 @@ def default_contestants(methods: Sequence[str]) -> list[Contestant]:
 
 def _spans(workload: Workload, layers: int, methods: Sequence[str], repetitions: int, fresh: bool) -> pd.DataFrame:
     contestants = default_contestants(methods)
-    key = asdict(workload) | {"layers": layers, "methods": list(methods), "repetitions": repetitions}
+    named = [asdict(contestant) for contestant in contestants]
+    key = asdict(workload) | {"layers": layers, "contestants": named, "repetitions": repetitions}
 
     def measure() -> pd.DataFrame:
         paths.cache_dir().mkdir(parents=True, exist_ok=True)
         return pass_spans(workload, layers, contestants, repetitions, paths.cache_dir())
 
-    key |= {"machine": describe(), "threads": torch.get_num_threads()}
-    return cached_table("measured", key, sources.dependencies("toolkit.offload.race"), measure, fresh)
+    return kept_spans(key, ("toolkit.offload.race",), measure, fresh)
 
 
 def _by_contestant(spans: pd.DataFrame) -> Iterator[tuple[Contestant, pd.DataFrame]]:

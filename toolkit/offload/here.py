@@ -7,26 +7,26 @@ The device is the CPU. What the model predicts from (rates of reading, of unpack
 from what it predicts. All measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, replace
 from itertools import product
 
 import pandas as pd
-import torch
 
-from toolkit import paths, sources
-from toolkit.cache import cached_table
+from toolkit import paths
 from toolkit.errors import unknown
 from toolkit.formats.packed import DTYPES
-from toolkit.offload.baselines import ACCELERATE, linear_passes
+from toolkit.offload.baselines import ACCELERATE, Rival, beside, timed_linear
 from toolkit.offload.comparison import beside_dense, beside_measured
 from toolkit.offload.passes import PLACEMENTS, Case, timed_passes, twin_store
-from toolkit.offload.repetitions import SPAN, median_repetition, median_stages, timeline_of
+from toolkit.offload.repetitions import CIRCUMSTANCES, SPAN, kept_spans, median_repetition, median_stages, timeline_of
+from toolkit.offload.timeline import Timeline
 from toolkit.shapes import random_pruned
 from toolkit.simulation.endor import Workload, layer_table, operation_table, plans
 from toolkit.simulation.line import Line, fit_line
 from toolkit.simulation.machine import Profile
-from toolkit.simulation.probe import describe, probe
+from toolkit.simulation.probe import probe
 from toolkit.simulation.transfer import METHODS, Plan, with_rates
 
 RATES_MODEL, RATES_OP = "opt-6.7b", "fc1"  # timed for nothing else
@@ -78,20 +78,20 @@ def operations_here(
 ) -> pd.DataFrame:
     """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
 
-    With `accelerate`, Hugging Face Accelerate's disk offload of the same weights is measured as one more method.
+    With `accelerate`, Hugging Face Accelerate's disk offload of the same weights takes its turns as one more method.
 
     More columns: low_s, median_s and high_s, the stage's least, median and most seconds of all repetitions but the
-    first; `mode`, "direct" if the page cache was passed by; `modelled_over_measured`, in the rows that are modelled:
-    their seconds over median_s, since one repetition's may hold a pause that none of the others has.
+    first; `mode`, "direct" if the page cache was passed by; `measured_at`, in UTC; `modelled_over_measured`, in the
+    rows that are modelled: their seconds over median_s, since one repetition's may hold a pause that no other has.
     Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
     """
     choices = plans(device="cpu", methods=methods)
     tables = []
     for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
-        spans = _spans(workload, {op: shape}, _cases("storage"), repetitions, fresh)
+        spans = _spans(workload, {op: shape}, _cases("storage"), repetitions, fresh, accelerate)
         tables.append(_stages(spans, workload, choices, op))
         if accelerate:
-            tables.append(_accelerate(workload, op, shape, repetitions, fresh))
+            tables.append(_accelerate(spans, workload, op))
     measured = beside_dense(pd.concat(tables, ignore_index=True))
     machine = machine_here(workload.dtype, workload.sparsity, fresh)
     modelled = operation_table(machine, workload, ops, choices=choices)
@@ -127,7 +127,8 @@ def layer_spans(workload: Workload, case: Case, repetitions: int = 5) -> pd.Data
     spans = _spans(workload, workload.shapes(), _layer_cases(), repetitions, fresh=False)
     chosen = _of(spans, case)
     table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
-    return table.assign(profile="this-machine", model=workload.model, mode=chosen["mode"].iloc[0], **asdict(case))
+    labels = {"profile": "this-machine", "model": workload.model, **asdict(case)}
+    return table.assign(**labels, **chosen[CIRCUMSTANCES].iloc[0])
 
 
 def _cases(placement: str) -> list[Case]:
@@ -139,25 +140,33 @@ def _layer_cases() -> list[Case]:
     return [Case(method, placement) for placement in PLACEMENTS for method in LAYER_METHODS] + pipelined
 
 
-def _spans(workload: Workload, shapes: dict, cases: Sequence[Case], repetitions: int, fresh: bool) -> pd.DataFrame:
-    """A row a span: the columns of `CASE`, repetition (the first is 0), mode, and those of `Span`."""
+def _spans(
+    workload: Workload, shapes: dict, cases: Sequence[Case], repetitions: int, fresh: bool, accelerate: bool = False
+) -> pd.DataFrame:
+    """A row a span: the columns of `CASE`, repetition (the first is 0), those of `CIRCUMSTANCES` and of `Span`.
+
+    With `accelerate` there are rows of `Rival`, too; it takes its turn behind the cases. Only of a single shape.
+    """
+    named = [asdict(case) for case in (*cases, *[Rival()] * accelerate)]
+    key = asdict(workload) | {"ops": list(shapes), "cases": named, "repetitions": repetitions}
     forms = list(dict.fromkeys(METHODS[case.method].format for case in cases))
-    key = asdict(workload) | {
-        "ops": list(shapes),
-        "cases": [asdict(case) for case in cases],
-        "repetitions": repetitions,
-    }
 
     def measure() -> pd.DataFrame:
-        with twin_store(shapes, DTYPES[workload.dtype], workload.sparsity, forms) as store:
+        with ExitStack() as stack:
+            store = stack.enter_context(twin_store(shapes, DTYPES[workload.dtype], workload.sparsity, forms))
+            passes = timed_passes(store, cases, repetitions)
+            if accelerate:
+                passes = beside(passes, cases[-1], stack.enter_context(_rival(workload, *shapes.values())))
             return pd.concat(
                 timeline.table()[SPAN].assign(**asdict(case), repetition=repetition, mode=mode)
-                for case, repetition, mode, timeline in timed_passes(store, cases, repetitions)
+                for case, repetition, mode, timeline in passes
             )
 
-    key |= {"machine": describe(), "threads": torch.get_num_threads()}
-    code = sources.dependencies("toolkit.offload.passes")
-    return cached_table("measured", key, code, measure, fresh)
+    return kept_spans(key, ("toolkit.offload.passes", "toolkit.offload.baselines"), measure, fresh)
+
+
+def _rival(workload: Workload, shape: tuple[int, int]) -> AbstractContextManager[Callable[[], Timeline]]:
+    return timed_linear(random_pruned(shape, workload.sparsity, DTYPES[workload.dtype]), paths.cache_dir())
 
 
 def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op: str) -> pd.DataFrame:
@@ -167,26 +176,16 @@ def _stages(spans: pd.DataFrame, workload: Workload, choices: Sequence[Plan], op
         chosen = _of(spans, Case(plan.method, placement, plan.policy))
         if len(chosen):
             labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": placement, **asdict(plan)}
-            rows.append(median_stages(chosen).assign(**labels, mode=chosen["mode"].iloc[0]))
+            rows.append(median_stages(chosen).assign(**labels))
     return pd.concat(rows, ignore_index=True)
 
 
-def _accelerate(workload: Workload, op: str, shape: tuple[int, int], repetitions: int, fresh: bool) -> pd.DataFrame:
+def _accelerate(spans: pd.DataFrame, workload: Workload, op: str) -> pd.DataFrame:
     """Rows as `_stages` gives them; the labels are those of dense weights, but for the method."""
-
-    def measure() -> pd.DataFrame:
-        paths.cache_dir().mkdir(parents=True, exist_ok=True)
-        weight = random_pruned(shape, workload.sparsity, DTYPES[workload.dtype])
-        passes = linear_passes(weight, repetitions, paths.cache_dir())
-        return pd.concat(timeline.table()[SPAN].assign(repetition=number) for number, timeline in enumerate(passes))
-
-    key = asdict(workload) | {"op": op, "method": ACCELERATE, "repetitions": repetitions, "machine": describe()}
-    key |= {"threads": torch.get_num_threads()}
-    spans = cached_table("measured", key, sources.dependencies("toolkit.offload.baselines"), measure, fresh)
     labels = {"profile": "this-machine", **asdict(workload), "op": op, "placement": "storage"}
     labels |= asdict(Plan("dense", device="cpu")) | {"method": ACCELERATE}
-    return median_stages(spans).assign(**labels, mode="buffered")
+    return median_stages(_of(spans, Rival())).assign(**labels)
 
 
-def _of(spans: pd.DataFrame, case: Case) -> pd.DataFrame:
+def _of(spans: pd.DataFrame, case: Case | Rival) -> pd.DataFrame:
     return spans[(spans[CASE] == pd.Series(asdict(case))).all(axis=1)]

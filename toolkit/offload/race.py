@@ -4,11 +4,12 @@
     turn_seconds(spans)
 
 A slow spell of the disk hits one turn of each. In a turn the logits are checked against those of the model in memory,
-and of ours the second token is timed, since a pipeline begins to read for it behind the first.
+and of ours the second token is timed, since a pipeline begins to read for it behind the first. It reads the disk again:
+there are more layers than buffers, and where reads go through the page cache that is emptied in between.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,10 +24,12 @@ from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.placement import LayerMap
 from toolkit.offload.repetitions import SPAN, timeline_of
+from toolkit.offload.ring import SLOTS
 from toolkit.offload.timeline import Timeline
 from toolkit.offload.twins import twin_model
 from toolkit.simulation.endor import MAPS, Workload
 from toolkit.simulation.transfer import POLICIES
+from toolkit.storage.files import drop_pages
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
@@ -60,6 +63,8 @@ def pass_spans(
     """
     if repetitions < 1:
         raise UserError(f"repetitions={repetitions}: expected 1 or more")
+    for contestant in contestants:
+        place_layers(contestant, layers)  # early: only `refilled` goes by bytes, which are known once they are packed
     with tempfile.TemporaryDirectory(prefix=".passes-", dir=folder) as place:
         race = _race(workload, layers, contestants, Path(place))
         return pd.concat(
@@ -89,32 +94,45 @@ def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, La
     }
 
 
+def place_layers(contestant: Contestant, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
+    """Where a contestant's layers live, for layers of these bytes.
+
+    Raises `UserError` for an unknown mapping, or if all layers in storage stay in its buffers: a second token would
+    find them there and read nothing.
+    """
+    maps = layer_maps(layers, dense_bytes, packed_bytes)
+    if contestant.mapping not in maps:
+        raise unknown("mapping", contestant.mapping, maps)
+    where = maps[contestant.mapping]
+    slots = SLOTS[contestant.policy] if contestant.method != ACCELERATE else 0
+    if 0 < where.storage <= slots:
+        raise UserError(
+            f"{', '.join(asdict(contestant).values())}: layers in storage: {where.storage} of {layers}; its buffers "
+            f"keep {slots}, so that a second token reads nothing: expected none or more than {slots}; take more layers"
+        )
+    return where
+
+
 @dataclass(frozen=True, eq=False)
 class Race:
-    """What contestants run on: a packed model, the same under Accelerate, and the logits that each must give."""
+    """What contestants run on: a packed model, the same under Accelerate, and the logits that each must give.
+
+    `contestants` says where the layers of each live.
+    """
 
     store: Store
     rival: DiskOffloaded | None
     expected: Tensor
-    contestants: tuple[Contestant, ...]
+    contestants: Mapping[Contestant, LayerMap]
 
     def turns(self, repetition: int) -> Iterator[pd.DataFrame]:
         """One pass of each, begun with the next one in each repetition (from 1)."""
-        first = (repetition - 1) % len(self.contestants)
-        for contestant in self.contestants[first:] + self.contestants[:first]:
-            where = self.where(contestant)
+        order = [*self.contestants.items()]
+        first = (repetition - 1) % len(order)
+        for contestant, where in order[first:] + order[:first]:
             mode, timeline = self.timed(contestant, where)
             labels = asdict(contestant) | {"dram_layers": where.dram, "storage_layers": where.storage}
             yield timeline.table()[SPAN].assign(**labels, repetition=repetition, mode=mode)
-
-    def where(self, contestant: Contestant) -> LayerMap:
-        """The map of its layers. Raises `UserError` for an unknown mapping."""
-        form = "dense" if contestant.method == ACCELERATE else METHODS[contestant.method].format
-        sizes = [self.store.layers_of(name) for name in ("dense", form)]
-        maps = layer_maps(len(sizes[0]), *(layers[0].nbytes for layers in sizes))
-        if contestant.mapping not in maps:
-            raise unknown("mapping", contestant.mapping, maps)
-        return maps[contestant.mapping]
 
     def timed(self, contestant: Contestant, where: LayerMap) -> tuple[str, Timeline]:
         """How the disk was read, and a token's timeline: of ours the second one's, of Accelerate a single one's."""
@@ -127,9 +145,12 @@ class Race:
         with OffloadedModel.open(self.store.folder, contestant.method, **how) as ours:
             self.check(contestant, _logits(ours.model))
             mode, recorder = ours.mode, ours.recorder
+            if mode != "direct":
+                _drop_pages(ours.store, METHODS[contestant.method].format)
             begun_s = recorder.now_s()
-            _logits(ours.model)
+            logits = _logits(ours.model)
             ended_s = recorder.now_s()
+        self.check(contestant, logits)
         return mode, recorder.timeline().window(begun_s, ended_s)  # once closed: every read has ended
 
     def check(self, contestant: Contestant, logits: Tensor) -> None:
@@ -146,12 +167,26 @@ def _race(workload: Workload, layers: int, contestants: Sequence[Contestant], fo
     model = twin_model(workload.model, layers, DTYPES[workload.dtype], workload.sparsity)
     expected = _logits(model)
     methods = {contestant.method for contestant in contestants}
-    forms = dict.fromkeys(["dense", *(METHODS[name].format for name in sorted(methods - {ACCELERATE}))])
+    forms = dict.fromkeys(["dense", *map(_form, sorted(methods))])
     pack_model(model, folder / "store", tuple(forms), workload.model)
     store = Store.open(folder / "store")
     store.verify()
     rival = DiskOffloaded(model, folder / ACCELERATE) if ACCELERATE in methods else None
-    return Race(store, rival, expected, tuple(contestants))
+    return Race(store, rival, expected, {contestant: _placed(store, contestant) for contestant in contestants})
+
+
+def _placed(store: Store, contestant: Contestant) -> LayerMap:
+    dense, form = store.layers_of("dense"), _form(contestant.method)
+    return place_layers(contestant, len(dense), dense[0].nbytes, store.layer(0, form).nbytes)
+
+
+def _form(method: str) -> str:
+    return "dense" if method == ACCELERATE else METHODS[method].format
+
+
+def _drop_pages(store: Store, variant: str) -> None:
+    for file in store.files(variant).values():
+        drop_pages(file.path)
 
 
 def _logits(model: nn.Module) -> Tensor:

@@ -95,11 +95,24 @@ def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
         yield opened
 
 
+def drop_pages(path: Path) -> None:
+    """Have the page cache forget a file that is on the disk, so that the next buffered read is one of the disk."""
+    with _plain(path):
+        pass
+
+
 def _mode(path: Path, direct: int | None) -> str:
+    with _plain(path) as plain:
+        return "direct" if direct is not None and bypasses_cache(direct, plain) else "buffered"
+
+
+@contextlib.contextmanager
+def _plain(path: Path) -> Iterator[int]:
+    """A buffered descriptor of a file none of whose pages are cached."""
     plain = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
-        return "direct" if direct is not None and bypasses_cache(direct, plain) else "buffered"
+        yield plain
     finally:
         os.close(plain)
 
