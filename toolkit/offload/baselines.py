@@ -22,24 +22,27 @@ ACCELERATE = "accelerate"
 class DiskOffloaded:
     """A module whose weights Accelerate keeps in files, as `accelerate.disk_offload` sets it up, on the CPU.
 
-    Every parameter of a submodule is copied out of its mapped file when that runs, and let go afterwards: one thing at
-    a time, through the page cache. These copies are spans of stage `read`; they take place in `recorder`.
-    The module's own weights are gone afterwards. `folder` must not exist. Raises `UserError` if its disk is too small.
+    `offloaded` is the part of it that goes to disk, all of it unless told otherwise; what is left stays in memory, as
+    with a `device_map` of both. Every parameter of a submodule is copied out of its mapped file when that runs, and
+    let go afterwards: one thing at a time, through the page cache. These copies are spans of stage `read`; they take
+    place in `recorder`. Offloaded weights are gone from memory afterwards. `folder` must not exist.
+    Raises `UserError` if its disk is too small.
     """
 
-    def __init__(self, module: nn.Module, folder: Path):
+    def __init__(self, module: nn.Module, folder: Path, offloaded: nn.Module | None = None):
         from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
         from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
 
         self.module, self.folder, self.recorder = module, folder, Recorder()
-        tensors = module.state_dict()
+        offloaded = module if offloaded is None else offloaded
+        tensors = offloaded.state_dict()
         # Accelerate writes through a mapping: where the disk is full, that is the end of the process
         check_space(folder.parent, sum(tensor.nbytes for tensor in tensors.values()))
         offload_state_dict(folder, tensors)
         weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
         # the body of disk_offload(), but that the mapping of weights is timed
-        add_hook_to_module(module, AlignDevicesHook(io_same_device=True), append=True)
-        attach_align_device_hook(module, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+        add_hook_to_module(offloaded, AlignDevicesHook(io_same_device=True), append=True)
+        attach_align_device_hook(offloaded, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
 
     def drop_pages(self) -> None:
         """Have the page cache forget the files, so that the next pass reads the disk."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats.packed import DTYPES
+from toolkit.models import decoder_blocks
 from toolkit.offload.baselines import ACCELERATE, DiskOffloaded
 from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
@@ -171,7 +172,9 @@ def _race(workload: Workload, layers: int, contestants: Sequence[Contestant], fo
     pack_model(model, folder / "store", tuple(forms), workload.model)
     store = Store.open(folder / "store")
     store.verify()
-    rival = DiskOffloaded(model, folder / ACCELERATE) if ACCELERATE in methods else None
+    rival = None
+    if ACCELERATE in methods:  # what is in no layer stays in memory, as with ours
+        rival = DiskOffloaded(model, folder / ACCELERATE, decoder_blocks(model))
     return Race(store, rival, expected, {contestant: _placed(store, contestant) for contestant in contestants})
 
 
