@@ -133,15 +133,19 @@ def _passes(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _model(folder: Path) -> pd.DataFrame:
+    present = {id: _table(folder, id) for id in notebooks() if (folder / id / "comparison.csv").is_file()}
+    predicted = {id: table for id, table in present.items() if "modelled_over_measured" in table}
+    compared = {id: pd.read_csv(folder / id / "comparison.csv") for id in predicted}
+    together = "all together"
+    predicted[together] = pd.concat(predicted.values())
+    compared[together] = pd.concat(compared.values())
     rows = []
-    for id in notebooks():
-        if id.startswith("endor/") and (folder / id / "comparison.csv").is_file():
-            table, compared = _table(folder, id), pd.read_csv(folder / id / "comparison.csv")
-            verdicts = compared[(compared["evidence"] == "modelled") & ~compared["stand_in"]]["verdict"]
-            if "modelled_over_measured" in table and len(verdicts):
-                met = {"figure": id, "published numbers met": f"{verdicts.eq(MET).sum()} of {len(verdicts)}"}
-                off = model_error(table)
-                rows.append(met | {f"error here, {name}": f"{share:.0%}" for name, share in off.items()})
+    for id, table in predicted.items():
+        of_paper = compared[id]["evidence"].eq("modelled") & compared[id]["stand_in"].eq(False)
+        verdicts = compared[id]["verdict"][of_paper]
+        met = f"{verdicts.eq(MET).sum()} of {len(verdicts)}" if len(verdicts) else "–"
+        off = {f"error here, {name}": f"{share:.0%}" for name, share in model_error(table).items()}
+        rows.append({"figure": id, "published numbers met": met} | off)
     return pd.DataFrame(rows)
 
 
