@@ -97,3 +97,9 @@ def test_evidence_bars_leave_the_place_of_a_block_without_rows(axes):
     assert [bar.get_y() + bar.get_height() / 2 for bar in axes.patches] == [1.0]
     assert axes.get_ylim() == (1.5, -0.5)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["DRAM"]
+
+
+def test_evidence_bars_end_within_whole_decades(axes):
+    row = {"machine": ["mine", "mine"], "tier": ["disk", "dram"], "value": [2.0, 100.0], "evidence": "measured"}
+    evidence_bars(axes, pd.DataFrame(row), "value", block="machine", bar="tier")
+    assert axes.get_xlim() == (1, 1000)

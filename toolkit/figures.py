@@ -1,5 +1,6 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -98,6 +99,9 @@ def evidence_bars(
             axes.barh(middle, row[value], height=height, linewidth=0.3, **style)
     axes.set_yticks(range(len(blocks)), blocks)
     axes.set_xscale("log")
+    # whole decades: on a narrower axis labels stand between them, and on top of each other
+    low, high = table[value].min(), table[value].max()
+    axes.set_xlim(10 ** (math.ceil(math.log10(low)) - 1), 10 ** (math.floor(math.log10(high)) + 1))
     axes.set_ylim(len(blocks) - 0.5, -0.5)
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
