@@ -4,6 +4,7 @@ import errno
 import os
 
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 from tests import contracts
@@ -28,3 +29,12 @@ def o_direct(monkeypatch):
         monkeypatch.setattr(os, "open", fake)
 
     return answer
+
+
+@pytest.fixture
+def one_thread():
+    """Tiny models only wait for their threads, most of all on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,5 +1,7 @@
 """Tiny random decoders of several families, pruned and packed."""
 
+import errno
+
 import pytest
 import torch
 from transformers import (
@@ -15,6 +17,7 @@ from transformers import (
 
 from toolkit.pruning import prune
 from toolkit.storage.packing import pack_model
+from toolkit.storage.readers.threads import Threads
 
 LAYERS = 4
 COMMON = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": LAYERS, "num_attention_heads": 4}
@@ -56,3 +59,21 @@ def packed(tmp_path_factory):
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def fails_at(monkeypatch):
+    """Has the n-th read from here on fail, and no other: `fails_at(3)`."""
+
+    def arm(number):
+        fetch, calls = Threads._fetch, []
+
+        def fails_once(self, *arguments):
+            calls.append(arguments)
+            if len(calls) == number:
+                raise OSError(errno.EIO, "bad sector")
+            fetch(self, *arguments)
+
+        monkeypatch.setattr(Threads, "_fetch", fails_once)
+
+    return arm

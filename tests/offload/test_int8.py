@@ -23,20 +23,12 @@ from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
 FORMS = ("endor", "zstd", "dense")
 LARGEST = 70 * 48  # elements of the largest weight
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small only wait for their threads, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def packing(form):

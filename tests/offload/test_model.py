@@ -148,18 +148,10 @@ def test_a_flipped_bit_is_found_before_it_is_used(packed, tmp_path):
         OffloadedModel.open(folder)
 
 
-def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, monkeypatch):
+def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, fails_at):
     model, folder = packed("llama")
     with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
-        fetch, calls = Threads._fetch, []
-
-        def fails_once(self, *arguments):
-            calls.append(arguments)
-            if len(calls) == 3:
-                raise OSError(errno.EIO, "bad sector")
-            fetch(self, *arguments)
-
-        monkeypatch.setattr(Threads, "_fetch", fails_once)
+        fails_at(3)
         with pytest.raises(OSError, match="bad sector"):
             logits(ours.model)
         assert torch.equal(logits(ours.model), logits(model))

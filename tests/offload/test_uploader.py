@@ -1,6 +1,5 @@
 """The tier of a GPU: with one that the CPU plays, and, where there is one, with a real one."""
 
-import errno
 import threading
 
 import pytest
@@ -17,7 +16,6 @@ from toolkit.offload.ring import SLOTS
 from toolkit.storage import buffers
 from toolkit.storage.files import BLOCK_BYTES
 from toolkit.storage.readers import READERS
-from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
@@ -188,18 +186,10 @@ def test_what_cannot_be_read_directly(packed):
 
 
 @pytest.mark.parametrize("reader", ["threads", "direct"])
-def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, monkeypatch, reader):
+def test_a_read_that_fails_is_an_error_and_can_be_tried_again(packed, fails_at, reader):
     model, folder = packed("llama")
     with OffloadedModel.open(folder, placement=LayerMap(0, 1, LAYERS - 1), reader=reader, device="cuda") as ours:
-        fetch, calls = Threads._fetch, []
-
-        def fails_once(self, *arguments):
-            calls.append(arguments)
-            if len(calls) == 2:
-                raise OSError(errno.EIO, "bad sector")
-            fetch(self, *arguments)
-
-        monkeypatch.setattr(Threads, "_fetch", fails_once)
+        fails_at(2)
         with pytest.raises(OSError, match="bad sector"):
             logits(ours.model)
         assert torch.equal(logits(ours.model), logits(model))

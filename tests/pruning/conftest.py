@@ -25,12 +25,8 @@ FAMILIES = {
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small only wait for their threads, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _small(one_thread):
+    """Every model here is small."""
 
 
 @pytest.fixture

@@ -20,19 +20,11 @@ from toolkit.quantization.smoothquant import (
     smoothing_factors,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 16
 TOKENS = torch.randint(0, 61, (6 * LENGTH,), generator=torch.Generator().manual_seed(1))
 WINDOWS = TOKENS.view(-1, LENGTH)
 every_family = pytest.mark.parametrize("family", FAMILIES)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Models this small only wait for their threads, most of all on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def with_outliers(family, dtype=torch.float32):
