@@ -124,5 +124,16 @@ def test_an_empty_folder_is_no_model(tmp_path):
         load_model(str(tmp_path))
 
 
-def test_fast_dtype():
-    assert models.fast_dtype() in (torch.float32, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("cpu", "expected"),
+    [
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, torch.float32),
+        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True}, torch.bfloat16),
+        ({"architecture": "aarch64"}, torch.bfloat16),
+    ],
+)
+def test_fast_dtype_is_bfloat16_only_where_the_cpu_multiplies_it(monkeypatch, cpu, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert models.fast_dtype() == expected
