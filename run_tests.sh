@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Set up and run the tests; arguments go to pytest: ./run_tests.sh -k formats
+# Set up and run the tests, two files at a time; arguments go to pytest: ./run_tests.sh -k formats
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . toolkit/sweep/environment.sh
-use_environment dev pytest
-exec "$python" -P -m pytest "$@"
+use_environment dev xdist
+exec "$python" -P -m pytest --numprocesses 2 --dist loadfile "$@"  # by file, as many share a slow fixture; -n 0: in turns

@@ -1,6 +1,6 @@
 # Sourced by papermill_runs.sh and run_tests.sh from the checkout's root: sets $python to an interpreter that has the
 # toolkit. An active environment that has it (conda's, or your own) is used as it is; else .venv is made from the lock.
-# $1: an extra of pyproject.toml to install as well ("dev"), $2: a module that shows it is there ("pytest").
+# $1: an extra of pyproject.toml to install as well ("dev"), $2: a module that shows it is there ("xdist").
 
 fail() { echo "error: $*" >&2; exit 2; }
 
