@@ -21,7 +21,7 @@ import torch
 
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
-from toolkit.simulation.probe import describe
+from toolkit.machines.probe import describe
 
 DEVICE = "cuda"
 SHAPES = ["9216x9216", "9216x36864", "8192x28672"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from toolkit.simulation.disk import WRITE_BYTES
+from toolkit.machines.disk import WRITE_BYTES
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 
 SKIPPED = 77  # the exit status of a benchmark that cannot run here

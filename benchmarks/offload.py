@@ -4,7 +4,7 @@
 
 The model is a twin of TinyLlama-1.1B (hidden 2048, FFN 5632) with random bfloat16 weights, half of them zero, and fewer
 layers; no layer stays in memory. All contestants must give the same logits, but for `endor_packed`, whose sums run in
-another order. They take turns; of ours a turn's second token counts (`toolkit.offload.race`). Ours read past the
+another order. They take turns; of ours a turn's second token counts (`toolkit.measure.turns`). Ours read past the
 page cache, or, where the file system has no direct reads (`modes` in the report), with their pages dropped before that
 token; Accelerate maps its files, so their pages are dropped before each of its passes. With so few layers that buffers
 keep them all nothing would be read: that is refused. Ratios are medians over the turns, with quartiles. `dense` is the
@@ -19,10 +19,10 @@ import sys
 import pandas as pd
 import reports
 
-from toolkit.offload.baselines import ACCELERATE
-from toolkit.offload.end_to_end import goals_table
-from toolkit.offload.race import CONTESTANT, Contestant, pass_spans, turn_seconds
-from toolkit.simulation.endor import Workload
+from toolkit.measure.accelerate import ACCELERATE
+from toolkit.measure.end_to_end import goals_table
+from toolkit.measure.turns import CONTESTANT, Contestant, pass_spans, turn_seconds
+from toolkit.papers.endor import Workload
 
 WORKLOAD = Workload("tinyllama-1.1b", "bfloat16")
 CONTESTANTS = [

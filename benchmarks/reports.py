@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.simulation.probe import describe
+from toolkit.machines.probe import describe
 
 
 def load_per_core() -> float:

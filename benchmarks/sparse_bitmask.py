@@ -20,7 +20,7 @@ import torch
 
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.kernels import bitmap
-from toolkit.shapes import random_pruned
+from toolkit.models.shapes import random_pruned
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 OURS, IN_PLACE, THEIRS, COPY = "ours", "ours, into place", "compressed-tensors", "dense copy"

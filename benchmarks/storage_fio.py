@@ -18,9 +18,9 @@ import fio
 import pandas as pd
 import reports
 
-from toolkit.simulation import disk
-from toolkit.simulation.probe import KIB, MIB
-from toolkit.storage.files import OpenFile, open_file
+from toolkit.machines import disk
+from toolkit.machines.probe import KIB, MIB
+from toolkit.storage.direct import OpenFile, open_file
 
 PATTERNS = [
     ("random", 4 * KIB, 1),

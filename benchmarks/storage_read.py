@@ -24,9 +24,9 @@ import pandas as pd
 import reports
 
 from toolkit.errors import UserError
-from toolkit.simulation.probe import MIB
+from toolkit.machines.probe import MIB
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.files import StoredFile
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers import READERS, Reader
 
 SHARD = "layer.bin"

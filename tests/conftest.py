@@ -10,7 +10,18 @@ from jaxtyping import install_import_hook
 from tests import contracts
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
-CHECKED = ("evaluation", "models", "offload", "pruning", "quantization", "shapes", "simulation", "text")
+CHECKED = (
+    "evaluation",
+    "machines",
+    "measure",
+    "models",
+    "offload",
+    "policies",
+    "pruning",
+    "quantization",
+    "simulation",
+    "text",
+)
 
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from toolkit import paths
-from toolkit.parameters import read_cells
-from toolkit.sweep.catalogue import PRESETS, Notebook, notebooks
+from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
+from toolkit.evidence.parameters import read_cells
 
 BOOKS = list(notebooks().values())
 every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])

@@ -1,4 +1,4 @@
-"""Same seed, same machine: what notebooks save is the same but for what a clock measured (see `toolkit.results`)."""
+"""Same seed, same machine: what notebooks save is the same but for clock times."""
 
 import pandas as pd
 import pytest
@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from toolkit.evaluation.quality import evaluate
 from toolkit.formats.sizes import twin_sizes
 from toolkit.models import load_model
+from toolkit.models.shapes import random_pruned
 from toolkit.pruning import METHODS, prune
-from toolkit.shapes import random_pruned
 
 
 def without_times(table: pd.DataFrame) -> pd.DataFrame:

@@ -6,8 +6,6 @@ changed function makes a new artefact and never finds the old one.
 """
 
 import contextlib
-import errno
-import hashlib
 import json
 import logging
 import os
@@ -22,6 +20,7 @@ from filelock import FileLock
 
 from toolkit import paths, sources
 from toolkit.errors import UserError
+from toolkit.files import disk_full, file_sha256, write_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,7 +29,6 @@ log = logging.getLogger(__name__)
 
 KEY, CHECKSUMS = "key.json", "checksums.json"
 TABLE = "table.csv"
-FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None]) -> Path:
@@ -88,21 +86,6 @@ def fault(folder: Path) -> str | None:
         return f"a file is unreadable ({error})"
 
 
-def file_sha256(file: Path) -> str:
-    """SHA-256 of a file's bytes, as hexadecimal."""
-    with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def disk_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, says that no space is left; Rust libraries say so only in words."""
-    while error is not None:
-        if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
 def _label(key: dict) -> str:
     words = "-".join(str(value) for _, value in sorted(key.items()) if len(str(value)) <= 24)
     return re.sub(r"[^A-Za-z0-9._]+", "-", words)[:60].strip("-.") or "artefact"
@@ -126,18 +109,14 @@ def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
     try:
         partial.mkdir()
         make(partial)
-        _write_json(partial / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
+        write_json(partial / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
         files = sorted(file for file in partial.rglob("*") if file.is_file())
-        _write_json(partial / CHECKSUMS, {file.relative_to(partial).as_posix(): file_sha256(file) for file in files})
+        write_json(partial / CHECKSUMS, {file.relative_to(partial).as_posix(): file_sha256(file) for file in files})
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def _write_json(file: Path, value: dict) -> None:
-    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 @contextlib.contextmanager

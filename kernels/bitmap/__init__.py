@@ -23,11 +23,12 @@ from jaxtyping import Float32
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
-from toolkit.kernels.bitmap import expand, portable, vector
+from toolkit.kernels.bitmap import cpu as portable
+from toolkit.kernels.bitmap import expand, vector
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, expect, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.simd import CACHE_LINE, host_has
-from toolkit.kernels.threads import over_rows
+from toolkit.kernels.common.simd import CACHE_LINE, host_has
+from toolkit.kernels.common.threads import over_rows
 
 __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decompress", "encode", "matvec", "row_bytes"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from toolkit.kernels.bitmap import launches
 from toolkit.kernels.bitmap.device import LANE_BYTES, decompress_kernel, matvec_kernel
 from toolkit.kernels.bitmap.layout import BITS, Bitmap
-from toolkit.kernels.gpu import SIMULATED
-from toolkit.kernels.launch import Launch
+from toolkit.kernels.common.gpu import SIMULATED
+from toolkit.kernels.common.launch import Launch
 
 VECTORS = 16  # that one pass over the matrix multiplies, at most
 SIMULATED_MULTIPROCESSORS = 1

@@ -20,8 +20,8 @@ from numba.extending import intrinsic
 from toolkit.kernels.bitmap import shared
 from toolkit.kernels.bitmap.launches import ROWS
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.gpu import SIMULATED, address, item, prefetch, sum_all, sum_before, sync
-from toolkit.kernels.launch import LANES, WARPS
+from toolkit.kernels.common.gpu import SIMULATED, address, item, prefetch, sum_all, sum_before, sync
+from toolkit.kernels.common.launch import LANES, WARPS
 
 WORDS = BLOCK // WORD  # of a block
 WORDS_PER_LANE = WORDS // LANES

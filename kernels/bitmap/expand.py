@@ -8,9 +8,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels import simd
 from toolkit.kernels.bitmap.shared import WORD
-from toolkit.kernels.simd import I32, I64, Vector
+from toolkit.kernels.common import simd
+from toolkit.kernels.common.simd import I32, I64, Vector
 
 REGISTER = 16  # bytes that one byte shuffle moves
 ABSENT = 0x80  # a shuffle index that gives a zero

@@ -1,7 +1,7 @@
 """How many warps the CUDA kernels get: from the shape, and for `matvec` the GPU's size."""
 
 from toolkit.kernels.bitmap.layout import block_count
-from toolkit.kernels.launch import LANES, WARPS, Launch
+from toolkit.kernels.common.launch import LANES, WARPS, Launch
 
 ROWS = 4  # that a warp multiplies at once, sharing what it reads of x; more would take more registers than there are
 BUSY_WARPS = 12  # that keep a multiprocessor busy; twice as many have room, but a second round would be half empty

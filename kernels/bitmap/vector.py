@@ -12,9 +12,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.bitmap.portable import COMPILE, TO_FLOAT32, dot, scatter
+from toolkit.kernels.bitmap.cpu import COMPILE, TO_FLOAT32, dot, scatter
 from toolkit.kernels.bitmap.shared import WORD, popcount
-from toolkit.kernels.simd import Vector, fence, fma, item, load, prefetch, store, stream, total, zeros
+from toolkit.kernels.common.simd import Vector, fence, fma, item, load, prefetch, store, stream, total, zeros
 
 # the values are read in bursts that the hardware's own prefetching does not keep up with
 PREFETCH_BYTES = 4096

@@ -10,7 +10,7 @@ import torch
 
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import ahead
-from toolkit.kernels.simd import host_has
+from toolkit.kernels.common.simd import host_has
 
 
 @pytest.mark.parametrize(

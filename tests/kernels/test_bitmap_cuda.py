@@ -105,7 +105,7 @@ def test_matvec_compiles_to_what_it_should_be(compiled, dtype, cc):
 def test_places_beyond_32_bits(kind, tmp_path):
     """The kernels' address arithmetic, the same source compiled for the CPU, on a file with a hole."""
     from toolkit.kernels.bitmap.device import value_place
-    from toolkit.kernels.gpu import address, item
+    from toolkit.kernels.common.gpu import address, item
 
     place = numba.njit(value_place.py_func)
     row_offsets = np.array([0, 2**31 - 2, 2**31 + 2**20], np.int64)
@@ -182,6 +182,6 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
 def test_numba_cuda_is_imported_only_when_used():
     code = (
         "import sys; from toolkit.kernels import bitmap; bitmap.available();"
-        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.gpu')))"
+        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.common.gpu')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=ROOT)

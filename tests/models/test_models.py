@@ -3,9 +3,9 @@ import torch
 import transformers
 from torch import nn
 
-from toolkit import hub, models
+from toolkit import models
 from toolkit.errors import UserError
-from toolkit.models import MODELS, decoder_blocks, decoder_linears, load_model
+from toolkit.models import MODELS, decoder_blocks, decoder_linears, hub, load_model
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2}
@@ -85,7 +85,7 @@ def test_embedded_models_hold_plain_weights(name, dtype):
 def test_dequantised_values_are_those_of_the_file():
     from gguf import GGUFReader, dequantize
 
-    from toolkit import downloads
+    from toolkit.models import downloads
 
     tensors = {tensor.name: tensor for tensor in GGUFReader(downloads.fetch("smollm2-135m")).tensors}
     model, _ = load_model("smollm2-135m", torch.float32)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.shapes import SHAPES, random_pruned, twin_shapes
+from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

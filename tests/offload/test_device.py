@@ -10,8 +10,8 @@ from toolkit.errors import UserError
 from toolkit.offload import device
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.placement import LayerMap
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.policies.placement import LayerMap
+from toolkit.storage.direct import BLOCK_BYTES
 
 NO_GPU = not torch.cuda.is_available()
 

@@ -12,13 +12,13 @@ from toolkit.formats import FormatError, encode
 from toolkit.formats.scaled import SCALES, Scaled
 from toolkit.models import decoder_blocks
 from toolkit.offload import model as offloaded
-from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.placement import LayerMap
+from toolkit.policies.methods import METHODS
+from toolkit.policies.placement import LayerMap
 from toolkit.quantization import absmax_int8
 from toolkit.quantization.smoothquant import round_to_int8, smooth
 from toolkit.storage import buffers
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store

@@ -12,13 +12,13 @@ import torch
 from tests.offload.conftest import FAMILIES, LAYERS, pruned
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
-from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.placement import LayerMap
 from toolkit.offload.ring import SLOTS
+from toolkit.policies.methods import METHODS
+from toolkit.policies.placement import LayerMap
 from toolkit.pruning import load_pruned
 from toolkit.storage import buffers
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import pack_model
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store

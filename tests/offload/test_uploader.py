@@ -9,12 +9,12 @@ from tests.offload.conftest import LAYERS
 from tests.offload.pretend import DirectThreads, PretendGpu, whole
 from toolkit.errors import UserError
 from toolkit.offload import model as module
-from toolkit.offload.methods import METHODS
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.placement import LayerMap
 from toolkit.offload.ring import SLOTS
+from toolkit.policies.methods import METHODS
+from toolkit.policies.placement import LayerMap
 from toolkit.storage import buffers
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
 

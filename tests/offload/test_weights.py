@@ -4,9 +4,9 @@ import torch
 from toolkit.formats import encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled
+from toolkit.models.shapes import random_pruned
 from toolkit.offload.weights import product, unpack
-from toolkit.shapes import random_pruned
-from toolkit.simulation.transfer import METHODS
+from toolkit.simulation.cost_model import METHODS
 
 FORMS = sorted({method.format for method in METHODS.values()})
 SHAPES = [(1, 8), (3, 70), (67, 130), (200, 64)]

@@ -11,14 +11,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.pruning import prune
 from toolkit.pruning.wanda import Wanda
 from toolkit.quantization import absmax_int8, dequantise, row_scales
-from toolkit.quantization.smoothquant import (
-    factors,
-    groups,
-    int8_activations,
-    round_to_int8,
-    smooth,
-    smoothing_factors,
-)
+from toolkit.quantization.smoothquant import factors, groups, int8_activations, round_to_int8, smooth, smoothing_factors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 16

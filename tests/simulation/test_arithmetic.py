@@ -3,8 +3,8 @@
 import pytest
 
 from toolkit.errors import UserError
+from toolkit.machines.hardware import Memory, profile
 from toolkit.simulation.arithmetic import decode_operations, linear, roofline
-from toolkit.simulation.hardware import Memory, profile
 
 LLAMA_2_7B = {"hidden": 4096, "ffn": 11008, "heads": 32, "context": 2048}
 # by hand: 2 × 4096² = 33,554,432 operations on as many bytes of weights, and 16 KiB of vectors; and so on

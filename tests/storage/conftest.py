@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from toolkit.formats import encode
-from toolkit.storage.files import BLOCK_BYTES, StoredFile
+from toolkit.storage.direct import BLOCK_BYTES, StoredFile
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from toolkit.formats import FORMATS, FormatError
 from toolkit.storage import index
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.index import Index
 from toolkit.storage.runs import OpRun, RestRun, Run
 from toolkit.storage.shards import DTYPES, layout

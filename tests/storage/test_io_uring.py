@@ -9,7 +9,7 @@ import pytest
 from tests.storage.conftest import Part, expected
 from toolkit.errors import UserError
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_reader
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.storage.files import BLOCK_BYTES, ChangedError, StoredFile
+from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.store import Store
 

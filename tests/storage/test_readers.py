@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.storage.conftest import SIZES, Part, expected
 from toolkit.errors import UserError
 from toolkit.formats import decode
-from toolkit.storage import files
+from toolkit.storage import direct as files
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.files import BLOCK_BYTES, ChangedError, StoredFile
+from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.readers.base import Chunks
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from tests.naive_storage import read_shard
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, layout, write_shard
 
 SHAPES = st.lists(st.integers(0, 40), max_size=3).map(tuple)

@@ -13,7 +13,7 @@ from tests.storage.conftest import LAYERS, SHAPES, sparse
 from toolkit.errors import UserError
 from toolkit.formats import FORMATS, FormatError, decode, encode
 from toolkit.storage import index
-from toolkit.storage.files import BLOCK_BYTES, ChangedError
+from toolkit.storage.direct import BLOCK_BYTES, ChangedError
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 

@@ -15,7 +15,7 @@ import yaml
 from toolkit import paths
 
 SAVE = "run.save(pd.DataFrame({'value': [value, helper()]}), evidence='measured')"
-HEAD = "import pandas as pd\nfrom toolkit.results import Run\nrun = Run('{id}', globals())"
+HEAD = "import pandas as pd\nfrom toolkit.evidence.run import Run\nrun = Run('{id}', globals())"
 
 
 @dataclass

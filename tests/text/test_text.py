@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from toolkit import hub, text
+from toolkit import text
 from toolkit.errors import UserError
-from toolkit.models import load_model
+from toolkit.models import hub, load_model
 from toolkit.text import CORPORA, SPLITS, load_articles, load_tokens
 
 

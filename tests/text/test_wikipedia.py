@@ -2,7 +2,7 @@ import bz2
 
 import pytest
 
-from toolkit.wikipedia import articles, plain_text
+from toolkit.text.wikipedia import articles, plain_text
 
 # markup, text
 EXAMPLES = {

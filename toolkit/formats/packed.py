@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import ClassVar, Self
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.files import replacing
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
@@ -76,14 +76,8 @@ class Packed(ABC):
             "dtype": str(self.dtype).removeprefix("torch."),
         }
         metadata["sha256"] = _checksum(metadata, self.tensors)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        try:
+        with replacing(path) as temporary:
             save_file(self.tensors, temporary, metadata)
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
@@ -178,9 +172,3 @@ def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     for _, tensor in sorted(tensors.items()):
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from toolkit.errors import unknown
 from toolkit.formats import FORMATS, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.shapes import SHAPES, random_pruned
 from toolkit.quantization import absmax_int8
-from toolkit.shapes import SHAPES, random_pruned
 
 
 def twin_sizes(

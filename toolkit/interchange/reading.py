@@ -105,7 +105,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-    from toolkit import hub
+    from toolkit.models import hub
 
     checkpoint = open_checkpoint(folder)
     with hub.quiet():

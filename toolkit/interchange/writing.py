@@ -9,10 +9,10 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.files import new_folder
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
-from toolkit.storage.folders import new_folder
 
 VERSION = "0.14.0.1"  # of compressed-tensors, as whose the files are written
 SHARD_BYTES = 5 * 10**9

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 MB = 1e6

@@ -12,8 +12,8 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.device import Cpu, Cuda
-from toolkit.offload.timeline import Recorder
 from toolkit.offload.weights import product, widened
+from toolkit.timeline.spans import Recorder
 
 
 class OffloadedLinear(nn.Module):

@@ -15,24 +15,23 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed
 from toolkit.formats.scaled import Scaled
-from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models import decoder_blocks, decoder_linears, hub
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.offload.methods import METHODS, Method
-from toolkit.offload.placement import LayerMap, fitting, needed_bytes
 from toolkit.offload.ring import SLOTS
 from toolkit.offload.streamer import Streamer
-from toolkit.offload.timeline import Recorder, Timeline
 from toolkit.offload.uploader import Uploader, forms, staging_bytes
 from toolkit.offload.weights import scratch_bytes
+from toolkit.policies.methods import METHODS, Method
+from toolkit.policies.placement import LayerMap, fitting, needed_bytes
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder, Timeline
 
 OF_FREE = 0.9  # share of free memory that weights and buffers may take, if nothing is said
 GENERATION = "generation_config.json"

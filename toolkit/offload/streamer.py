@@ -18,10 +18,10 @@ from jaxtyping import UInt8
 from toolkit.formats import Packed
 from toolkit.offload.budget import Budget
 from toolkit.offload.ring import SLOTS, Ring
-from toolkit.offload.timeline import Recorder, Span
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
 from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder, Span
 
 Bytes = UInt8[np.ndarray, "_"]
 

@@ -19,16 +19,16 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cuda
-from toolkit.offload.methods import Method
 from toolkit.offload.ring import SLOTS, Ring
 from toolkit.offload.streamer import Bytes, Streamer
-from toolkit.offload.timeline import Recorder
 from toolkit.offload.weights import unpack
+from toolkit.policies.methods import Method
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import Reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder
 
 DeviceBytes = UInt8[Tensor, "_"]
 

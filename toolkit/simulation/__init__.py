@@ -1,1 +1,1 @@
-"""Hardware as numbers: the papers' machines from `data/hardware/`, and this machine as probed."""
+"""Models of time: what a machine would take."""

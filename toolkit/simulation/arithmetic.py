@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from toolkit.errors import UserError
-from toolkit.simulation.machine import Memory
+from toolkit.machines.machine import Memory
 
 SOFTMAX_OPS = 5  # a score: maximum, subtraction, exponential, sum, division
 NORM_OPS = 7  # a value: RMS norm with its square, sum, scaling and weight, as counted by Yuan et al.

@@ -17,7 +17,7 @@ import torch
 from toolkit.errors import unknown
 from toolkit.formats import FORMATS, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.runs import OpRun, RestRun, Run, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from toolkit.storage.files import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES
 
 TENSOR_BYTES = 256  # what tensors' places within a group are multiples of
 PADDING = "__padding_"

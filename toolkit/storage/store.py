@@ -18,12 +18,12 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from toolkit.cache import file_sha256
 from toolkit.errors import UserError, unknown
+from toolkit.files import file_sha256
 from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage import index
-from toolkit.storage.files import StoredFile
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import rest_tensors
 from toolkit.storage.runs import Layer, OpRun, Run, in_order, views

@@ -13,12 +13,11 @@ from typing import Self
 
 from torch import Tensor
 
-from toolkit.cache import file_sha256
 from toolkit.errors import UserError
+from toolkit.files import check_space, file_sha256, new_folder
 from toolkit.formats import Packed
 from toolkit.formats.scaled import SCALES, Scaled
 from toolkit.storage import index
-from toolkit.storage.folders import check_space, new_folder
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.runs import OpRun, RestRun, Run
 from toolkit.storage.shards import PADDING, Written, layout, write_shard

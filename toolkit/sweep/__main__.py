@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.sweep.catalogue import PRESETS, notebooks
+from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.sweep.plan import Job, cores, make_jobs
 
 
@@ -41,11 +41,11 @@ def _main(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(_forecast(jobs))
         return 0
-    from toolkit import report
+    from toolkit.evidence import report
     from toolkit.sweep import driver
 
     if options.report_only:
-        print(f"report: {report.write_report(jobs, rebuild=True)}")
+        print(f"report: {report.write_report(driver.outcomes(jobs), rebuild=True)}")
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, options.profile)
@@ -79,7 +79,7 @@ def _check_names(jobs: list[Job]) -> set[str]:
 
 def _fetch(names: set[str]) -> None:
     """Have what is embedded on this machine, while a missing network can still be said in one line."""
-    from toolkit import downloads
+    from toolkit.models import downloads
 
     for name in sorted(names & downloads.DOWNLOADS.keys()):
         downloads.fetch(name)

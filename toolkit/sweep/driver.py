@@ -9,10 +9,13 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from toolkit import report
 from toolkit.errors import UserError
+from toolkit.evidence import report
+from toolkit.evidence.catalogue import rows
+from toolkit.evidence.report import Outcome
+from toolkit.files import read_json, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP, Job, cores, read_json, write_json, write_plan
+from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 
@@ -34,10 +37,24 @@ def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run")
         started = time.time()
         status = _sweep(stale, parallel, profile) if stale else 0
-        index = report.write_report(jobs)
+        index = report.write_report(outcomes(jobs))
         print(summary(jobs, started))
         print(f"\nreport: {index}")
         return 1 if status or any(not job.is_fresh() for job in jobs) else 0
+
+
+def outcomes(jobs: list[Job]) -> dict[str, Outcome]:
+    """How the last run of every notebook of the catalogue ended; those without a job count as fresh."""
+    fresh = {job.id: job.is_fresh() for job in jobs}
+    return {id: _outcome(id, fresh.get(id, True)) for id in rows()}
+
+
+def _outcome(id: str, fresh: bool) -> Outcome:
+    last = state.load(id)
+    if last is None:
+        return Outcome(fresh)
+    failed = state.failed_page(id) if last.status == "failed" else None
+    return Outcome(fresh, last.error, last.seconds, failed)
 
 
 def summary(jobs: list[Job], started: float = 0.0) -> str:

@@ -4,7 +4,6 @@ Results are made in a staging folder that replaces `results/<id>/` once everythi
 leaves the previous results as they were.
 """
 
-import hashlib
 import os
 import resource
 import shutil
@@ -18,9 +17,10 @@ import papermill
 import psutil
 from papermill.exceptions import PapermillExecutionError
 
-from toolkit.report import write_page
+from toolkit.evidence.report import write_page
+from toolkit.files import file_sha256, read_json, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP, Job, publish, read_job, read_json, write_json
+from toolkit.sweep.plan import STAMP, Job, publish, read_job
 from toolkit.sweep.state import State
 
 REQUIRED = ("table.csv", "meta.json")
@@ -90,7 +90,7 @@ def _missing(staging: Path) -> str | None:
 def _finish(job: Job, staging: Path) -> None:
     write_page(staging / "notebook.ipynb", staging / "page.html", job.title)
     files = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
-    digests = {name: hashlib.sha256((staging / name).read_bytes()).hexdigest() for name in files}
+    digests = {name: file_sha256(staging / name) for name in files}
     write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
     publish(staging, job.folder)
     state.failed_page(job.id).unlink(missing_ok=True)

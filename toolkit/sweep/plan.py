@@ -8,7 +8,8 @@ from pathlib import Path
 
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
-from toolkit.sweep.catalogue import PRESETS, Notebook, select
+from toolkit.evidence.catalogue import PRESETS, Notebook, select
+from toolkit.files import read_json, write_json
 
 STAMP = "done.json"
 
@@ -73,22 +74,6 @@ def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
 def read_job(file: Path, id: str) -> Job:
     """One job of a plan that `write_plan` wrote."""
     return Job(**json.loads(file.read_text(encoding="utf-8"))["jobs"][id])
-
-
-def read_json(file: Path) -> dict:
-    """A JSON object of ours; an absent or broken file is an empty one: what it vouched for is made anew."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_json(file: Path, value: dict) -> None:
-    """Write under a temporary name, then rename."""
-    temporary = file.with_name(f".{os.getpid()}-{file.name}")
-    temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-    temporary.replace(file)
 
 
 def publish(staging: Path, folder: Path) -> None:

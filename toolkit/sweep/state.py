@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from toolkit import paths
-from toolkit.sweep.plan import read_json, write_json
+from toolkit.files import read_json, write_json
 
 
 @dataclass(frozen=True)

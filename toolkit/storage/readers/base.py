@@ -13,7 +13,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.storage.files import BLOCK_BYTES, StoredFile, open_unchanged
+from toolkit.storage.direct import BLOCK_BYTES, StoredFile, open_unchanged
 
 Target = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
 

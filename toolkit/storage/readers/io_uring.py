@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from toolkit.errors import UserError
-from toolkit.storage.files import StoredFile
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.preads import read_one
 from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
 

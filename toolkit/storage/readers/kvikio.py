@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from toolkit.errors import UserError
-from toolkit.storage.files import StoredFile
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers.base import Range, Reader, Target, at_least_one
 
 CHUNK_BYTES = 4 << 20

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import numpy as np
 from jaxtyping import UInt8
 
-from toolkit.storage.files import StoredFile
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.preads import read_ranges, warm_up
 from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
 

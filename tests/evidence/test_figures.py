@@ -1,0 +1,105 @@
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from toolkit.evidence.figures import comparison_bars, evidence_bars, stacked_bars, timeline
+from toolkit.timeline.spans import Span, Timeline
+
+
+@pytest.fixture
+def axes():
+    return Figure().subplots()
+
+
+def boxes(axes):
+    """(left, width, middle, hatch) of every bar."""
+    return sorted((b.get_x(), b.get_width(), b.get_y() + b.get_height() / 2, b.get_hatch()) for b in axes.patches)
+
+
+@pytest.fixture
+def spans():
+    return Timeline(
+        (
+            Span("read", "fc1", "storage", 0.0, 1.0),
+            Span("copy", "fc1", "dram", 1.0, 1.5),
+            Span("read", "fc2", "storage", 1.0, 3.0),
+        ),
+        "modelled",
+    )
+
+
+def test_timeline_draws_each_span_in_its_lane(axes, spans):
+    timeline(axes, spans.table())
+    assert boxes(axes) == [(0.0, 1.0, 0.0, "///"), (1.0, 0.5, 1.0, "///"), (1.0, 2.0, 0.0, "///")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["storage", "dram"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["read", "copy"]
+
+
+def test_timelines_of_several_methods_share_an_axis(axes, spans):
+    tables = [spans.table().assign(method="dense"), spans.table().assign(method="endor", evidence="measured")]
+    timeline(axes, pd.concat(tables), lane="method", colour="op")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
+    assert [box[2:] for box in boxes(axes) if box[0] == 0] == [(0.0, "///"), (1.0, "")]
+
+
+def test_stacked_bars_put_each_part_at_the_end_of_the_one_before(axes, spans):
+    dense, endor = spans.stages().assign(method="dense"), spans.stages().assign(method="endor", evidence="measured")
+    stacked_bars(axes, pd.concat([dense, endor[endor["stage"] != "read"]]), bar="method")
+    assert boxes(axes) == [(0.0, 0.5, 1.0, ""), (0.0, 3.0, 0.0, "///"), (3.0, 0.5, 0.0, "///")]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
+
+
+def test_a_stage_has_one_colour_in_every_figure(spans):
+    table = spans.stages().assign(method="dense")
+    colours = []
+    for stages in (["read", "copy"], ["copy"]):
+        axes = Figure().subplots()
+        stacked_bars(axes, table[table["stage"].isin(stages)], bar="method")
+        colours.append(axes.patches[-1].get_facecolor())
+    assert colours[0] == colours[1]
+
+
+def test_comparison_bars_hatch_what_is_modelled_and_mark_what_is_published(axes):
+    comparison = pd.DataFrame(
+        {
+            "conditions": ["a", "b", "c"],
+            "published": [1.0, 2.0, 3.0],
+            "ours": [1.1, 2.2, None],
+            "evidence": ["measured", "modelled", None],
+        }
+    )
+    comparison_bars(axes, comparison)
+    assert [bar.get_width() for bar in axes.patches] == [1.1, 2.2]
+    assert [bar.get_hatch() for bar in axes.patches] == ["", "///"]
+    assert axes.lines[0].get_xdata().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_evidence_bars_block_by_block_in_the_order_of_the_table(axes):
+    table = pd.DataFrame(
+        {
+            "machine": ["mine", "mine", "theirs"],
+            "tier": ["disk", "DRAM", "DRAM"],
+            "bandwidth_gb_s": [1.0, 10.0, 50.0],
+            "evidence": ["measured", "measured", "modelled"],
+        }
+    )
+    evidence_bars(axes, table, "bandwidth_gb_s", block="machine", bar="tier")
+    bars = [(bar.get_width(), round(bar.get_y() + bar.get_height() / 2, 9), bar.get_hatch()) for bar in axes.patches]
+    assert bars == [(1.0, -0.2, ""), (10.0, 0.2, ""), (50.0, 1.0, "///")]
+    assert axes.patches[1].get_facecolor() == axes.patches[2].get_facecolor() != axes.patches[0].get_facecolor()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["disk", "DRAM", "modelled"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mine", "theirs"]
+
+
+def test_evidence_bars_leave_the_place_of_a_block_without_rows(axes):
+    row = {"machine": ["theirs"], "tier": ["DRAM"], "value": [50.0], "evidence": ["published"]}
+    evidence_bars(axes, pd.DataFrame(row), "value", block="machine", bar="tier", blocks=["mine", "theirs"])
+    assert [bar.get_y() + bar.get_height() / 2 for bar in axes.patches] == [1.0]
+    assert axes.get_ylim() == (1.5, -0.5)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["DRAM"]
+
+
+def test_evidence_bars_end_within_whole_decades(axes):
+    row = {"machine": ["mine", "mine"], "tier": ["disk", "dram"], "value": [2.0, 100.0], "evidence": "measured"}
+    evidence_bars(axes, pd.DataFrame(row), "value", block="machine", bar="tier")
+    assert axes.get_xlim() == (1, 1000)

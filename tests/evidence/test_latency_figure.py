@@ -1,0 +1,58 @@
+import pandas as pd
+
+from toolkit.evidence.latency_figure import machines_figure
+
+ROWS = [
+    # profile, evidence, way, stage, seconds
+    ("paper", "modelled", "dense", "read", 4.0),
+    ("paper", "modelled", "dense", "total", 4.0),
+    ("here", "measured", "dense", "read", 2.0),
+    ("here", "measured", "endor", "read", 1.0),
+    ("here", "measured", "endor", "decode", 0.5),
+    ("here", "modelled", "dense", "read", 2.5),
+    ("here", "modelled", "endor", "read", 1.25),
+]
+TABLE = pd.DataFrame(ROWS, columns=["profile", "evidence", "way", "stage", "seconds"]).assign(model="toy")
+CLAIMS = [
+    ("fig00-endor-speedup", "speedup", 1.7, 1.5, "paper", "modelled"),
+    ("fig00-endor-speedup", "speedup", 1.7, 1.25, "here", "measured"),
+    ("fig00-layer", "s", 1.0, 4.0, "paper", "modelled"),
+    ("fig00-copy-speedup", "speedup", 1.7, None, "paper", None),
+]
+COMPARISON = pd.DataFrame(CLAIMS, columns=["claim", "unit", "published", "ours", "profile", "evidence"])
+
+
+def names(axes):
+    return [label.get_text() for label in axes.get_yticklabels()]
+
+
+def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
+    paper, here, _ = machines_figure(TABLE, COMPARISON).axes
+    assert "paper, toy, modelled" in (paper.get_title(), paper.get_title(loc="left"))
+    assert names(paper) == ["dense"]
+    assert names(here) == ["dense", "dense, modelled", "endor", "endor, modelled"]
+    boxes = {(bar.get_y() + 0.35, bar.get_x(), bar.get_width(), bar.get_hatch()) for bar in here.patches}
+    assert boxes == {(0, 0, 2, ""), (1, 0, 2.5, "///"), (2, 0, 1, ""), (2, 1, 0.5, ""), (3, 0, 1.25, "///")}
+
+
+def test_ratios_stand_beside_the_published_ones_and_what_was_not_run_is_left_out():
+    ratios = machines_figure(TABLE, COMPARISON).axes[-1]
+    assert names(ratios) == ["endor-speedup", "endor-speedup, here"]
+    assert [bar.get_width() for bar in ratios.patches] == [1.5, 1.25]
+    assert list(ratios.lines[0].get_xdata()) == [1.7, 1.7]
+
+
+def test_without_ratios_there_is_no_panel_of_them():
+    assert len(machines_figure(TABLE, COMPARISON.iloc[2:]).axes) == 2
+    assert len(machines_figure(TABLE, COMPARISON.iloc[:0]).axes) == 2
+
+
+def test_the_total_is_marked_where_stages_overlap():
+    rows = [("read", 2.0), ("compute", 1.0), ("total", 2.5)]
+    table = pd.DataFrame(rows, columns=["stage", "seconds"]).assign(
+        profile="here", evidence="measured", way="endor, pipelined", model="toy"
+    )
+    [axes] = machines_figure(table, COMPARISON.iloc[:0]).axes
+    assert [list(line.get_xdata()) for line in axes.lines] == [[2.5, 2.5]]
+    [apart] = machines_figure(table.assign(seconds=[2.0, 1.0, 3.0]), COMPARISON.iloc[:0]).axes
+    assert list(apart.lines) == []

@@ -1,0 +1,69 @@
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from toolkit.errors import UserError
+from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.run import Run
+
+ID = next(iter(notebooks()))
+TABLE = pd.DataFrame({"name": ["a", "b"], "value": [1.5, 2.5]})
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_STAGING_DIR", str(tmp_path / "staging"))
+    return Run(ID, notebooks()[ID].parameters | {"seed": 3, "other": object()})
+
+
+def test_everything_is_saved_with_its_circumstances(run):
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    comparison = pd.DataFrame({"verdict": ["within tolerance", "not run", "not run"]})
+    folder = run.save(TABLE, {"curve": figure}, evidence="measured", comparison=comparison)
+    names = {file.name for file in folder.iterdir()}
+    assert names >= {"table.csv", "table.parquet", "comparison.csv", "curve.svg", "curve.png", "meta.json"}
+    assert not any(name.startswith(".") for name in names)
+    pd.testing.assert_frame_equal(pd.read_csv(folder / "table.csv"), TABLE.assign(evidence="measured"))
+    meta = json.loads((folder / "meta.json").read_text())
+    assert meta["parameters"] == notebooks()[ID].parameters | {"seed": 3}
+    assert meta["verdicts"] == {"within tolerance": 1, "not run": 2}
+    assert meta["inputs"].keys() == {"smollm2-135m", "wiki-slice"}
+    assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
+
+
+def test_the_seed_seeds_all_three_generators(run):
+    first = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
+    Run(ID, notebooks()[ID].parameters | {"seed": 3})
+    assert (random.random(), np.random.rand(), torch.rand(1).item()) == first  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("table", "evidence", "words"),
+    [
+        (TABLE.iloc[:0], "measured", "empty"),
+        (TABLE, None, "evidence"),
+        (TABLE, "guessed", "guessed"),
+        (TABLE.assign(evidence=["measured", None]), None, "nan"),
+    ],
+)
+def test_a_table_that_does_not_say_what_it_is_is_refused(run, table, evidence, words):
+    with pytest.raises(UserError, match=words):
+        run.save(table, evidence=evidence)
+    assert not run.folder.exists()
+
+
+def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
+    class Broken(Figure):
+        def savefig(self, path, **_):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="space"):
+        run.save(TABLE, {"curve": Broken()}, evidence="measured")
+    assert not [file for file in run.folder.iterdir() if "curve" in file.name]

@@ -1,0 +1,156 @@
+import ctypes
+import mmap
+import shutil
+from collections import namedtuple
+
+import accelerate
+import pytest
+import torch
+from torch import nn
+
+from toolkit.errors import UserError
+from toolkit.files import SPARE_BYTES
+from toolkit.measure.accelerate import DiskOffloaded, Rival, beside, timed_linear
+from toolkit.measure.passes import Case
+from toolkit.models.shapes import random_pruned
+from toolkit.storage import direct as files
+
+
+def resident_pages(file) -> int:
+    """How many of a file's pages the page cache holds, as the kernel has it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_PRIVATE) as pages:
+        view = (ctypes.c_char * len(pages)).from_buffer(pages)
+        flags = (ctypes.c_ubyte * -(-len(pages) // mmap.PAGESIZE))()
+        wrong = libc.mincore(ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(len(pages)), flags)
+        del view
+    assert wrong == 0
+    return sum(flag & 1 for flag in flags)
+
+
+@pytest.fixture
+def layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 200, bias=False)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_it_gives_what_the_module_in_memory_gives(layers, tmp_path, dtype):
+    layers, x = layers.to(dtype), torch.randn(1, 300).to(dtype)
+    expected, nbytes = layers(x), {name: tensor.nbytes for name, tensor in layers.state_dict().items()}
+    rival = DiskOffloaded(layers, tmp_path / "weights")
+    assert all(parameter.is_meta for parameter in layers.parameters())
+    result, timeline = rival.timed(x)
+    assert torch.equal(result, expected)
+    reads = [span for span in timeline.spans if span.stage == "read"]
+    assert {span.op: span.nbytes for span in reads} == nbytes
+    assert {span.stage for span in timeline.spans} == {"read", "other"}
+    assert timeline.busy_s("read") + timeline.busy_s("other") == pytest.approx(timeline.total_s)
+    assert min(span.start_s for span in timeline.spans) == 0
+
+
+def test_it_is_what_disk_offload_sets_up(layers, tmp_path):
+    from accelerate import disk_offload
+
+    theirs = disk_offload(nn.Sequential(*layers), tmp_path / "theirs", execution_device=torch.device("cpu"))
+    hooks = {name: type(part._hf_hook) for name, part in theirs.named_modules() if hasattr(part, "_hf_hook")}
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 200, bias=False))
+    DiskOffloaded(ours, tmp_path / "ours")
+    assert {name: type(part._hf_hook) for name, part in ours.named_modules() if hasattr(part, "_hf_hook")} == hooks
+    for name, part in ours.named_modules():
+        for setting in ("execution_device", "offload", "io_same_device", "place_submodules"):
+            other = getattr(theirs.get_submodule(name), "_hf_hook", None)
+            assert getattr(getattr(part, "_hf_hook", None), setting, None) == getattr(other, setting, None)
+    names = {file.name for file in (tmp_path / "ours").iterdir()}
+    assert names == {file.name for file in (tmp_path / "theirs").iterdir()}
+
+
+def test_only_the_part_that_is_offloaded_is_read(layers, tmp_path):
+    x = torch.randn(1, 300)
+    expected = layers(x)
+    rival = DiskOffloaded(layers, tmp_path / "weights", layers[0])
+    assert layers[0].weight.is_meta
+    assert not layers[2].weight.is_meta
+    for _ in range(2):
+        result, timeline = rival.timed(x)
+        assert torch.equal(result, expected)
+        assert {span.op: span.nbytes for span in timeline.spans if span.stage == "read"} == {
+            "weight": 300 * 400 * 4,
+            "bias": 400 * 4,
+        }
+
+
+def test_every_pass_reads_the_disk(layers, tmp_path):
+    rival = DiskOffloaded(layers, tmp_path / "weights")
+    weight = tmp_path / "weights" / "0.weight.dat"
+    layers(torch.randn(1, 300))
+    if not resident_pages(weight):
+        pytest.skip("this file system keeps no pages")
+    rival.drop_pages()
+    assert [file.name for file in (tmp_path / "weights").glob("*.dat") if resident_pages(file)] == []
+
+
+def test_pages_are_dropped_of_every_file_and_before_the_clock_starts(layers, tmp_path, monkeypatch):
+    rival, dropped = DiskOffloaded(layers, tmp_path / "weights"), []
+    monkeypatch.setattr(
+        files.os,
+        "posix_fadvise",
+        lambda descriptor, *how: dropped.append((files.os.readlink(f"/proc/self/fd/{descriptor}"), how)),
+    )
+    rival.timed(torch.randn(1, 300))
+    assert {name for name, _ in dropped} == {str(file) for file in (tmp_path / "weights").iterdir()}
+    assert {how for _, how in dropped} == {(0, 0, files.os.POSIX_FADV_DONTNEED)}
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(layers, tmp_path, monkeypatch):
+    usage, written = namedtuple("usage", "total used free"), accelerate.utils.offload_state_dict
+    monkeypatch.setattr(accelerate.utils, "offload_state_dict", lambda *what: pytest.fail("weights were written"))
+    nbytes = (300 * 400 + 400 + 400 * 200) * 4
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes - 1))
+    with pytest.raises(UserError, match=r"no space left in .*: 1 MB more are needed and 18 MB free"):
+        DiskOffloaded(layers, tmp_path / "weights")
+    assert [*tmp_path.iterdir()] == []
+    assert not any(parameter.is_meta for parameter in layers.parameters())
+    monkeypatch.setattr(accelerate.utils, "offload_state_dict", written)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes))
+    DiskOffloaded(layers, tmp_path / "weights")
+
+
+def test_a_linear_is_timed_at_each_call_and_leaves_nothing(tmp_path):
+    with timed_linear(random_pruned((48, 80), 0.5), tmp_path) as turn:
+        timelines = [turn(), turn()]
+    assert [[span.op for span in timeline.spans if span.stage == "read"] for timeline in timelines] == [["weight"]] * 2
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_wrong_product_is_refused(tmp_path, monkeypatch):
+    right = DiskOffloaded.timed
+
+    def wrong(self, x):
+        result, timeline = right(self, x)
+        return result + 1, timeline
+
+    monkeypatch.setattr(DiskOffloaded, "timed", wrong)
+    with timed_linear(random_pruned((8, 16), 0.5), tmp_path) as turn, pytest.raises(UserError, match="another product"):
+        turn()
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_the_rival_takes_its_turn_behind_the_last_case_of_each_repetition():
+    cases, order = [Case("dense"), Case("endor")], []
+
+    def ours():
+        for repetition in range(3):
+            for case in cases:
+                order.append(case.method)
+                yield case, repetition, "direct", None
+
+    found = [*beside(ours(), cases[-1], lambda: order.append("rival"))]
+    assert order == ["dense", "endor", "rival"] * 3  # when they run, not only how they are listed
+    assert [(case, repetition, mode) for case, repetition, mode, _ in found[:3]] == [
+        (Case("dense"), 0, "direct"),
+        (Case("endor"), 0, "direct"),
+        (Rival(), 0, "buffered"),
+    ]
+    assert [repetition for _, repetition, _, _ in found] == [0] * 3 + [1] * 3 + [2] * 3

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.naive_cost_model import relative_errors
+from toolkit.errors import UserError
+from toolkit.measure.line import fit_line
+
+
+def test_a_line_by_hand():
+    line = fit_line([1e6, 10e6, 100e6], [0.0006, 0.0051, 0.0501])  # 0.1 ms, and 2 GB/s
+    assert (line.fixed_s, line.gb_s) == pytest.approx((1e-4, 2.0))
+    assert line.seconds(4e6) == pytest.approx(0.0021)
+
+
+def test_a_slow_spell_of_one_size_moves_nothing():
+    sizes = np.array([1e6, 4e6, 16e6, 64e6, 256e6])
+    times = 2e-4 + sizes / 1e9
+    times[4] *= 1.5
+    assert fit_line(sizes, times).seconds(16e6) == pytest.approx(0.0162)
+
+
+def test_no_fixed_time_is_below_zero():
+    assert fit_line([1e6, 2e6, 4e6], [0.0009, 0.002, 0.0041]).fixed_s == 0
+    assert fit_line([1e6, 2e6], [3.0, 2.0]).fixed_s == 0  # smaller ones taking longer says nothing of what is fixed
+
+
+def test_one_size_gives_a_rate():
+    line = fit_line([2e9, 2e9, 2e9], [2.0, 2.2, 2.4])
+    assert line.fixed_s == 0
+    assert line.seconds(2e9) == pytest.approx(2.2)
+
+
+rising = st.lists(st.integers(1, 50), min_size=1, max_size=8, unique=True).map(sorted)
+
+
+@settings(max_examples=30)
+@given(st.tuples(rising, rising))
+def test_no_line_of_a_grid_comes_nearer(drawn):
+    """Sizes in GB, and longer times for larger ones: there are wilder timings, but no rate that describes them."""
+    sizes, times = zip(*zip(*drawn, strict=False), strict=True)
+    line = fit_line([size * 1e9 for size in sizes], times)
+    found = relative_errors(line.fixed_s, 1 / line.gb_s, sizes, times)
+    grid = [(fixed_s, s_per_gb / 8) for fixed_s in range(51) for s_per_gb in range(1, 401)]
+    assert found <= min(relative_errors(*candidate, sizes, times) for candidate in grid) + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "seconds"), [([], []), ([1.0], [1.0, 2.0]), ([0.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, -1.0])]
+)
+def test_what_is_no_timing_is_refused(nbytes, seconds):
+    with pytest.raises(UserError, match=f"{len(nbytes)} sizes and {len(seconds)} times to fit a line to"):
+        fit_line(nbytes, seconds)

@@ -1,0 +1,169 @@
+from dataclasses import replace
+from itertools import product
+
+import pandas as pd
+import pytest
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.machines.machine import Links, Memory, Profile, Storage
+from toolkit.measure import repetitions
+from toolkit.measure import this_machine as here
+from toolkit.measure.accelerate import DiskOffloaded
+from toolkit.measure.passes import Case
+from toolkit.models import shapes
+from toolkit.papers.endor import Workload
+from toolkit.simulation.cost_model import with_rates
+
+TOY = {"fc1": (96, 64), "fc2": (64, 96)}
+MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(3.0))
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setitem(shapes.SHAPES, "toy", TOY)
+    monkeypatch.setattr(here, "RATES_MODEL", "toy")
+    monkeypatch.setattr(here, "RATES_PARTS", (1, 4))
+    monkeypatch.setattr(here, "probe", lambda: MACHINE)
+    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+
+
+@pytest.fixture
+def measurements(monkeypatch):
+    """How often something was measured."""
+    count, really = [], here.timed_passes
+    monkeypatch.setattr(here, "timed_passes", lambda *arguments: count.append(arguments) or really(*arguments))
+    return count
+
+
+def test_operations_are_measured_and_modelled_alike():
+    table = here.operations_here(Workload("toy"), ["fc1", "fc2"], repetitions=3)
+    measured, modelled = (table[table["evidence"] == kind] for kind in ("measured", "modelled"))
+    labels = ["profile", "model", "op", "placement", "method", "path", "policy", "device", "stage"]
+    assert set(measured[labels].itertuples(index=False)) == set(modelled[labels].itertuples(index=False))
+    assert set(measured["mode"]) <= {"direct", "buffered"}
+    assert measured["modelled_over_measured"].isna().all()
+    ratios = modelled["seconds"].to_numpy() / measured["seconds"].to_numpy()
+    assert len(ratios) == 2 * (4 + 5 + 5 + 4)
+    key = [measured.set_index(labels)["median_s"], modelled.set_index(labels)]
+    expected = key[1]["seconds"] / key[0].reindex(key[1].index)
+    assert key[1]["modelled_over_measured"].to_numpy() == pytest.approx(expected.to_numpy())
+
+
+def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
+    table = here.operations_here(Workload("toy", "int8"), ["fc1"], repetitions=3)
+    measured = table[table["evidence"] == "measured"]
+    assert (measured["low_s"] <= measured["seconds"]).all()
+    assert (measured["seconds"] <= measured["high_s"]).all()
+    assert (measured["low_s"] <= measured["median_s"]).all()
+    assert (measured["median_s"] <= measured["high_s"]).all()
+    totals = measured[measured["stage"] == "total"]
+    assert totals["seconds"].to_numpy() == pytest.approx(totals["median_s"].to_numpy())  # of an odd number
+
+
+def test_a_layer_in_both_tiers_and_read_ahead():
+    table = here.layer_here(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
+    measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")]
+    found = set(measured[["placement", "policy", "method"]].itertuples(index=False, name=None))
+    methods = ("dense", "endor", "endor_packed")
+    kinds = [("storage", "sequential"), ("storage", "pipelined"), ("dram", "sequential")]
+    assert found == {(*kind, method) for kind in kinds for method in methods}
+    spans = here.layer_spans(Workload("toy"), Case("endor"), repetitions=1)
+    assert spans["op"].unique().tolist() == ["fc1", "fc2"]
+    assert spans["stage"].tolist() == ["read", "decode", "compute"] * 2
+    whole = measured.set_index(["placement", "policy", "method"])["seconds"]["storage", "sequential", "endor"]
+    assert spans["end_s"].max() - spans["start_s"].min() == pytest.approx(whole)
+
+
+def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
+    first = here.operations_here(Workload("toy"), ["fc1"], repetitions=1)
+    assert len(measurements) == 2  # the operation, and the rates
+    pd.testing.assert_frame_equal(
+        here.operations_here(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
+        (first[first["method"] == "dense"].reset_index(drop=True)),
+    )
+    assert len(measurements) == 2
+    fresh = here.operations_here(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
+    assert len(measurements) == 4
+    assert not fresh["seconds"].equals(first["seconds"])
+    pd.testing.assert_frame_equal(here.operations_here(Workload("toy"), ["fc1"], repetitions=1), fresh)
+
+
+def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch):
+    turns, really = [], DiskOffloaded.timed
+    monkeypatch.setattr(DiskOffloaded, "timed", lambda self, *x: turns.append(self) or really(self, *x))
+    table = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    assert len(measurements) == 2  # the operation, and the rates
+    assert len(turns) == 3
+    measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")].set_index("method")
+    assert set(measured.index) == {"dense", "endor", "endor_packed", "zstd", "accelerate"}
+    assert measured["measured_at"].nunique() == 1
+    assert measured["mode"]["accelerate"] == "buffered"
+    assert measured["speedup"]["accelerate"] == pytest.approx(
+        measured["seconds"]["dense"] / measured["seconds"]["accelerate"]
+    )
+    again = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    pd.testing.assert_frame_equal(again, table)
+    assert len(turns) == 3
+    without = here.operations_here(Workload("toy"), ["fc1"], repetitions=2)  # another measurement: nobody between ours
+    assert "accelerate" not in set(without["method"])
+    assert len(measurements) == 3
+
+
+def test_fixed_times_and_rates_are_lines_over_the_sizes_of_another_matrix(monkeypatch):
+    takes = [  # method, stage, GB, seconds: fixed, and a GB
+        *(("dense", "read", 8, 1, 1 / 4), ("endor", "read", 4, 1, 1 / 4), ("zstd", "read", 5, 1, 1 / 4)),
+        *(("endor", "decode", 8, 2, 1 / 8), ("zstd", "decode", 8, 3, 1)),
+        *(("dense", "compute", 8, 0, 1 / 2), ("endor", "compute", 8, 0, 1 / 2), ("zstd", "compute", 8, 0, 1 / 2)),
+        ("endor_packed", "compute", 4, 5, 1),
+    ]
+    rows = []
+    for repetition, factor in enumerate([100.0, 1.0, 0.5, 4.0]):  # the first one does not count
+        for (method, stage, nbytes, fixed_s, s_per_gb), part in product(takes, [1, 2, 4]):
+            times = {"start_s": 1.0, "end_s": 1.0 + (fixed_s + s_per_gb * nbytes / part) * factor}
+            labels = {"method": method, "stage": stage, "op": f"fc1/{part}", "repetition": repetition}
+            rows.append(labels | {"nbytes": nbytes * 1e9 / part} | times)
+    monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
+    machine = here.machine_here()
+    assert machine.links.storage_to_dram_gb_s == pytest.approx(4.0)
+    assert machine.links.storage_to_dram_fixed_s == pytest.approx(1.0)
+    assert machine.dram.decode_gb_s == pytest.approx({"endor": 8.0, "zstd": 1.0})
+    assert machine.dram.decode_fixed_s == pytest.approx({"endor": 2.0, "zstd": 3.0})
+    assert machine.dram.matvec_gb_s == pytest.approx({"dense": 2.0, "endor": 1.0})
+    assert machine.dram.matvec_fixed_s == pytest.approx({"dense": 0.0, "endor": 5.0})
+    assert machine.dram.bandwidth_gb_s == 20.0
+
+
+def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypatch):
+    workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
+    monkeypatch.setattr(here, "machine_here", lambda *arguments: machine)
+    nbytes = 2 * 96 * 64
+    rows = []
+    for repetition, (read_s, compute_s) in enumerate([(9, 9), (1, 30), (2, 4), (20, 3)]):  # totals 31, 6, 23
+        times = [("read", "storage", 0.0, read_s), ("compute", "dram", read_s, read_s + compute_s)]
+        for stage, tier, start_s, end_s in times:
+            span = {"stage": stage, "op": "fc1", "tier": tier, "start_s": start_s, "end_s": end_s, "nbytes": nbytes}
+            rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
+            rows[-1] |= {"repetition": repetition, "mode": "direct", "measured_at": "2024-02-03T04:05:06+00:00"}
+    monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
+    table = here.operations_here(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
+    measured, modelled = table.loc["measured"], table.loc["modelled"]
+    assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}
+    assert modelled["measured_at"].isna().all()
+    assert measured["seconds"].to_dict() == {"read": 20, "compute": 3, "transfer": 20, "total": 23}
+    assert measured["median_s"].to_dict() == {"read": 2, "compute": 4, "transfer": 2, "total": 23}
+    expected = [nbytes / 1e9 / seconds for seconds in (2, 4, 2)]
+    ratios = modelled["modelled_over_measured"]
+    assert ratios[["read", "compute", "transfer"]].tolist() == pytest.approx(expected)
+    assert ratios["total"] == pytest.approx(2 * nbytes / 1e9 / 23)
+
+
+def test_unknown_names_are_refused_before_anything_is_measured(measurements):
+    with pytest.raises(UserError, match="unknown method for layers 'zstd'"):
+        here.layer_here(Workload("toy"), ["zstd"])
+    with pytest.raises(UserError, match="unknown layer of toy 'fc3'"):
+        here.operations_here(Workload("toy"), ["fc3"])
+    assert measurements == []
+    with pytest.raises(UserError, match="repetitions=0"):
+        here.operations_here(Workload("toy"), ["fc1"], repetitions=0)

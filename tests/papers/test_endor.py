@@ -1,0 +1,191 @@
+"""What the cost model, with ENDOR's machine, makes of the numbers that the paper prints."""
+
+import pandas as pd
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.evidence.claims import MET, SHAPE, claims, compare
+from toolkit.machines.hardware import profile
+from toolkit.papers.endor import MAPS, Workload, layer_table, operation_table, pass_table, plans
+from toolkit.simulation.cost_model import Plan
+from toolkit.timeline.tables import over
+
+LAYER_GB = 2 * (4 * 9216**2 + 2 * 9216 * 36864) / 1e9  # OPT-66B
+PACKED = 0.5625
+# what the machine's profile was derived from: no prediction
+FITTED = {
+    *("fig02-ssd-layer", "fig02-ssd-to-cpu-share", "fig02-cpu-to-gpu-share", "tab_e2e-opt-dense"),
+    *("fig06-ssd-speedup", "fig06-cpu-speedup", "fig07-opt-direct-speedup"),
+}
+# farther off than 10 %: half the bytes would need a bitmap of no size, 20 packed layers more room than 10 dense ones
+APART = {f"fig13-{op}-transfer-ratio": 1.126 for op in ("k_proj", "q_proj", "gate_proj")}
+APART |= {"tab_e2e-llama-remapped-cpu-layers": 0.85}
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return profile("endor-rtx4080")
+
+
+@pytest.fixture(scope="module")
+def operations(machine):
+    table = pd.concat([operation_table(machine, Workload(model)) for model in MAPS])
+    return table.assign(over_fc1=over(table, "seconds", op="fc1"))
+
+
+@pytest.fixture(scope="module")
+def layers(machine):
+    return pd.concat([layer_table(machine, Workload(model)) for model in MAPS])
+
+
+@pytest.fixture(scope="module")
+def passes(machine):
+    return pd.concat([pass_table(machine, Workload(model)) for model in MAPS])
+
+
+@pytest.fixture(scope="module")
+def comparison(machine, operations, layers, passes):
+    int8 = operation_table(machine, Workload("opt-66b", "int8"))
+    tables = dict.fromkeys(["fig05", "fig08", "fig10", "fig11", "fig13"], operations) | {"fig09": int8}
+    tables |= dict.fromkeys(["fig02", "fig03", "fig06", "fig07", "fig16"], layers) | {"tab_e2e": passes}
+    return pd.concat([compare(table, f"endor/{figure}") for figure, table in tables.items()]).set_index("claim")
+
+
+def test_the_profile_is_worked_out_from_the_papers_words(machine):
+    value = claims("endor").set_index("id")["value"]
+    layer_s = value["fig02-ssd-layer"]
+    read_s, copy_s = (layer_s * value[f"fig02-{leg}-share"] / 100 for leg in ("ssd-to-cpu", "cpu-to-gpu"))
+    on_gpu, on_cpu, on_ssd = (value[f"tab_e2e-opt-{tier}-layers"] for tier in ("gpu", "cpu", "ssd"))
+    beside_s = (value["tab_e2e-opt-dense"] - on_ssd * layer_s - on_cpu * copy_s) / (on_gpu + on_cpu + on_ssd)
+    decodes_s = [
+        (whole_s + beside_s) / value[f"fig06-{tier}-speedup"] - PACKED * whole_s - beside_s
+        for tier, whole_s in (("ssd", layer_s), ("cpu", copy_s))
+    ]
+    decode_s = sum(decodes_s) / 2
+    direct_s = (layer_s + beside_s) / value["fig07-opt-direct-speedup"] - beside_s - decode_s
+    derived = {
+        "links.storage_to_dram_gb_s": LAYER_GB / read_s,
+        "links.dram_to_device_gb_s": LAYER_GB / copy_s,
+        "links.storage_to_device_gb_s": PACKED * LAYER_GB / direct_s,
+        "device.decode_gb_s.endor": LAYER_GB / decode_s,
+        "software.layer_s": beside_s - LAYER_GB / machine.device.bandwidth_gb_s,
+    }
+    assert {name: machine.value(name) for name in derived} == pytest.approx(derived, rel=2e-3)
+    bounds = [LAYER_GB / seconds for seconds in decodes_s]
+    source = machine.sources["device.decode_gb_s.endor"]
+    assert (source.low, source.high) == pytest.approx((min(bounds), max(bounds)), rel=2e-3)
+
+
+def test_every_number_of_the_figures_is_within_ten_percent_but_those_apart(comparison):
+    found = comparison[comparison["ours"].notna()]
+    assert len(found) == 37
+    assert found.loc[list(APART), "ratio"].to_dict() == pytest.approx(APART, abs=5e-3)
+    assert set(found.loc[list(APART), "verdict"]) == {SHAPE}
+    assert set(found.drop(list(APART))["verdict"]) == {MET}
+    assert found.loc[list(FITTED), "ratio"].between(0.975, 1.025).all()
+    assert set(found["evidence"]) == {"modelled"}
+
+
+def test_passes_that_nothing_was_fitted_to(comparison):
+    """The goals: ratios within 10 %, times within 15 %; Llama2-70B without direct reads comes within 2.1 %."""
+    predicted = comparison[comparison.index.str.startswith("tab_e2e-")].dropna(subset="ours").drop("tab_e2e-opt-dense")
+    times, ratios = (predicted[predicted["unit"] == unit]["ratio"] for unit in ("s", "speedup"))
+    assert (len(times), len(ratios)) == (7, 9)
+    assert (times - 1).abs().max() < 0.15
+    assert (ratios - 1).abs().max() < 0.10
+    host = ["llama-dense", "llama-endor", "llama-endor-speedup", "llama-remapped", "llama-remapped-speedup"]
+    assert (predicted.loc[[f"tab_e2e-{name}" for name in host], "ratio"] - 1).abs().max() < 0.021
+
+
+def test_only_what_the_model_is_given_has_no_counterpart(comparison):
+    """And what it could not miss: the size of ZSTD, which it is given, and layers that nothing changes."""
+    given = {"fig05-zstd-ratio", "fig06-gpu-ratio", "fig16-gpu-ratio"}
+    given |= {"fig05-cpu-cores"} | {f"tab_e2e-{model}-layers" for model in ("opt", "llama")}
+    given |= {f"tab_e2e-{model}-{tier}-layers" for model in ("opt", "llama") for tier in ("gpu", "cpu", "ssd")}
+    assert set(comparison.index[comparison["ours"].isna()]) == given
+
+
+def test_the_direct_pass_of_opt_fits_the_remapped_layers_better(passes):
+    """Its map is not stated: 24.2 s."""
+    way = (passes["method"] == "endor") & (passes["path"] == "direct") & (passes["stage"] == "total")
+    seconds = passes[way & (passes["model"] == "opt-66b")].set_index("mapping")["seconds"]
+    assert seconds["remapped"] == pytest.approx(24.2, rel=0.05)
+    assert abs(seconds["published"] - 24.2) > 2.5
+
+
+def test_the_order_of_the_methods_is_the_papers(operations):
+    """Section 5.1: decoding on the CPU and zstd lose to dense weights; decoding costs less than the copy saves."""
+    fc1 = operations[(operations["op"] == "fc1") & (operations["path"] == "host")]
+    fc1 = fc1.set_index(["method", "stage"])["seconds"]
+    total = fc1.xs("total", level="stage")
+    assert total["endor"] < total["dense"] < total["endor_cpu"] < total["zstd"]
+    assert fc1["endor", "decode"] < fc1["dense", "copy"] - fc1["endor", "copy"]
+    assert fc1["endor_cpu", "copy"] == pytest.approx(fc1["dense", "copy"])
+    assert fc1["zstd", "copy"] == pytest.approx(fc1["dense", "copy"])
+
+
+def test_direct_reads_do_away_with_the_copy(operations):
+    direct = operations[operations["path"] == "direct"]
+    assert "copy" not in set(direct["stage"])
+    assert (direct[(direct["method"] == "endor") & (direct["stage"] == "total")]["speedup"] > 1.9).all()
+
+
+def test_an_operations_stages_add_up_when_nothing_overlaps(operations, layers, passes):
+    for table in (operations, layers, passes):
+        keys = [name for name in ("model", "op", "placement", "mapping", "method", "path") if name in table]
+        parts = table[~table["stage"].isin(["transfer", "total"])].groupby(keys)["seconds"].sum()
+        totals = table[table["stage"] == "total"].set_index(keys)["seconds"]
+        pd.testing.assert_series_equal(parts, totals.sort_index(), check_names=False)
+
+
+def test_a_pass_is_the_sum_of_its_layers(layers, passes):
+    by_tier = layers[layers["stage"] == "total"].set_index(["model", "method", "path", "placement"])["seconds"]
+    for row in passes[passes["stage"] == "total"].to_dict("records"):
+        on_gpu = MAPS[row["model"]]["published"].device
+        counts = {"device": on_gpu, "dram": row["dram_layers"], "storage": row["storage_layers"]}
+        expected = sum(n * by_tier[row["model"], row["method"], row["path"], tier] for tier, n in counts.items())
+        assert row["seconds"] == pytest.approx(expected)
+
+
+def test_pipelined_rows_are_compared_with_pipelined_ones(machine):
+    table = layer_table(machine, Workload("opt-66b"), ["storage"], plans(["sequential", "pipelined"]))
+    dense = table[(table["method"] == "dense") & (table["path"] == "host")]
+    assert (dense["speedup"] == 1).all()
+    total = table[table["stage"] == "total"].set_index(["policy", "method", "path"])["seconds"]
+    assert (total["pipelined"] < total["sequential"]).all()
+
+
+def test_plans_are_what_each_device_can_do():
+    ways = [(plan.method, plan.path) for plan in plans()]
+    assert ways == [
+        *(("dense", "host"), ("dense", "direct"), ("zstd", "host"), ("endor_cpu", "host")),
+        *(("endor", "host"), ("endor", "direct"), ("endor_packed", "host"), ("endor_packed", "direct")),
+    ]
+    assert plans(methods=["endor"], paths=["direct"]) == [Plan("endor", "direct")]
+    with pytest.raises(UserError, match="unknown method 'csr'"):
+        plans(methods=["csr"])
+    on_cpu = plans(["sequential", "pipelined"], device="cpu")
+    assert [plan.method for plan in on_cpu] == ["dense", "zstd", "endor", "endor_packed"] * 2
+    assert [plan.policy for plan in on_cpu] == ["sequential"] * 4 + ["pipelined"] * 4
+
+
+def test_tables_without_a_gpu(machine):
+    table = layer_table(machine, Workload("opt-66b"), ["storage", "dram"], plans(device="cpu"))
+    assert "copy" not in set(table["stage"])
+    assert set(table["placement"]) == {"storage", "dram"}
+    assert (table["speedup"].notna() | (table["stage"].isin(["decode", "read", "transfer"]))).all()
+
+
+def test_a_part_of_a_model_takes_that_part_of_the_time(machine):
+    whole, part = (layer_table(machine, Workload(model), ["dram"]) for model in ("opt-66b", "opt-66b/8"))
+    copies = [table[table["stage"] == "copy"]["seconds"].to_numpy() for table in (whole, part)]
+    assert copies[0] == pytest.approx(8 * copies[1], rel=1e-4)
+
+
+def test_unknown_names_are_refused(machine):
+    with pytest.raises(UserError, match="unknown twin model 'opt-175b'; choose from: llama2-70b"):
+        Workload("opt-175b")
+    with pytest.raises(UserError, match="unknown layer of opt-66b 'fc3'; choose from: fc1"):
+        operation_table(machine, Workload("opt-66b"), ops=["fc3"])
+    with pytest.raises(UserError, match=r"unknown mapped model 'opt-6\.7b'; choose from: llama2-70b, opt-66b"):
+        pass_table(machine, Workload("opt-6.7b"))

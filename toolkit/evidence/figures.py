@@ -1,0 +1,181 @@
+"""One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from toolkit.timeline.spans import STAGES
+
+COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
+GOLDEN = 0.62
+LEGEND_COLUMNS = 3  # what fits under a figure of that width
+PUBLISHED = {
+    "marker": "D",
+    "markersize": 7,
+    "markerfacecolor": "none",
+    "markeredgecolor": "black",
+    "markeredgewidth": 1.4,
+    "linestyle": "none",
+    "zorder": 5,
+}
+SUMS = ("transfer", "total")  # of stages
+HATCHES = {"measured": "", "modelled": "///"}  # and plain where published
+
+
+def use_style() -> None:
+    """Set matplotlib and seaborn for the notebook that calls it."""
+    sns.set_theme(
+        context="notebook",
+        style="ticks",
+        palette="colorblind",
+        rc={
+            "figure.figsize": (COLUMN_IN, COLUMN_IN * GOLDEN),
+            "figure.dpi": 100,
+            "savefig.dpi": 200,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.grid.axis": "y",
+            "axes.axisbelow": True,
+            "grid.color": "#e4e7ec",
+            "axes.titlesize": 11,
+            "axes.titleweight": "bold",
+            "axes.titlelocation": "left",
+            "axes.labelsize": 10,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "lines.linewidth": 1.6,
+            "legend.fontsize": 9,
+            "legend.frameon": False,
+            "svg.hashsalt": "toolkit",
+            "svg.fonttype": "none",
+        },
+    )
+
+
+def mark_published(axes: Axes, x, y, label: str = "published") -> None:
+    """Hollow black diamonds for the paper's own numbers, the same mark in every figure."""
+    axes.plot(x, y, label=label, **PUBLISHED)
+
+
+def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
+    """Our numbers as bars (hatched where modelled), the published ones as diamonds, from what `compare` returns.
+
+    One bar a claim, labelled by its conditions; a claim that was not run shows its diamond alone.
+    """
+    places = range(len(comparison))
+    for place, row in zip(places, comparison.itertuples(), strict=True):
+        if row.ours is not None and not pd.isna(row.ours):
+            axes.barh(place, row.ours, color="C0", height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
+    mark_published(axes, comparison["published"], list(places))
+    axes.set_yticks(list(places), comparison["conditions"])
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.legend(loc="lower right")
+
+
+def evidence_bars(
+    axes: Axes, table: pd.DataFrame, value: str, block: str, bar: str, blocks: Sequence[str] = ()
+) -> None:
+    """Horizontal bars on a log axis: a block a value of column `block`, in it a colour a value of `bar`.
+
+    Hatched where the row's `evidence` is modelled. Bars stand in the order of the table, and so do the blocks unless
+    `blocks` orders them, so that several axes can share theirs; a block without rows stays empty.
+    """
+    bars = list(dict.fromkeys(table[bar]))
+    colours = dict(zip(bars, sns.color_palette("colorblind", len(bars)), strict=True))
+    blocks = list(blocks) or list(dict.fromkeys(table[block]))
+    height = 0.8 / len(bars)
+    for place, name in enumerate(blocks):
+        rows = table[table[block] == name]
+        for number, row in enumerate(rows.to_dict("records")):
+            middle = place + height * (number - (len(rows) - 1) / 2)
+            style = {"color": colours[row[bar]], "hatch": HATCHES.get(row["evidence"], ""), "edgecolor": "white"}
+            axes.barh(middle, row[value], height=height, linewidth=0.3, **style)
+    axes.set_yticks(range(len(blocks)), blocks)
+    axes.set_xscale("log")
+    # whole decades: on a narrower axis labels stand between them, and on top of each other
+    low, high = table[value].min(), table[value].max()
+    axes.set_xlim(10 ** (math.ceil(math.log10(low)) - 1), 10 ** (math.floor(math.log10(high)) + 1))
+    axes.set_ylim(len(blocks) - 0.5, -0.5)
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    keys = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    if "modelled" in set(table["evidence"]):
+        keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))
+    axes.legend(handles=keys, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2)
+
+
+def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = "stage") -> None:
+    """A Gantt chart of what `Timeline.table()` gives: a row a value of column `lane`, a colour a value of `colour`.
+
+    Hatched where the row's `evidence` is modelled. Several timelines under each other: concatenate their tables with a
+    column that tells them apart, and name that column as `lane`.
+    """
+    lanes = list(dict.fromkeys(spans[lane]))
+    for name, rows in spans.groupby(colour, sort=False):
+        heights = [lanes.index(value) for value in rows[lane]]
+        bars = axes.barh(heights, rows["end_s"] - rows["start_s"], left=rows["start_s"], height=0.7, label=name)
+        _paint(bars, _colours(spans[colour])[name], rows["evidence"])
+    _rows(axes, lanes)
+    axes.set_xlabel("seconds")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
+
+
+def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "seconds", part: str = "stage") -> None:
+    """Horizontal bars made of parts: a bar a value of column `bar`, in it a part a value of column `part`.
+
+    `table` holds one row a bar and part, `Timeline.stages()` of several timelines say; its rows `transfer` and `total`,
+    which are sums, are left out. Hatched where the row's `evidence` is modelled.
+    """
+    parts = table[~table[part].isin(SUMS)]
+    bars = list(dict.fromkeys(parts[bar]))
+    ends = dict.fromkeys(bars, 0.0)
+    colours = _colours(parts[part])
+    for name in colours:
+        rows = parts[parts[part] == name]
+        drawn = axes.barh(
+            [bars.index(place) for place in rows[bar]],
+            rows[value],
+            left=[ends[place] for place in rows[bar]],
+            height=0.7,
+            label=name,
+        )
+        _paint(drawn, colours[name], rows["evidence"])
+        for place, length in zip(rows[bar], rows[value], strict=True):
+            ends[place] += length
+    _rows(axes, bars)
+    axes.set_xlabel(value)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
+
+
+def stage_colours(names: Iterable[str]) -> dict[str, tuple]:
+    """The colour of each stage of a timeline among the names, in the stages' order: the same in every figure."""
+    palette = dict(zip(STAGES, sns.color_palette("colorblind", len(STAGES)), strict=True))
+    return {name: palette[name] for name in STAGES if name in set(names)}
+
+
+def _colours(names: pd.Series) -> dict[str, tuple]:
+    """A colour each, `stage_colours` if they are stages."""
+    found = list(dict.fromkeys(names))
+    if set(found) <= set(STAGES):
+        return stage_colours(found)
+    return dict(zip(found, sns.color_palette("colorblind", len(found)), strict=True))
+
+
+def _paint(bars: Iterable[Patch], colour: tuple, evidence: Iterable[str]) -> None:
+    for bar, kind in zip(bars, evidence, strict=True):
+        bar.set(facecolor=colour, edgecolor="white", linewidth=0.3, hatch=HATCHES.get(kind, ""))
+
+
+def _rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows of horizontal bars, the first one on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")

@@ -1,0 +1,120 @@
+"""What a notebook leaves behind: a tidy table, figures and the circumstances that made them.
+
+run = Run("endor/fig04", globals())
+...
+run.save(table, figures={"sizes": figure}, evidence="measured")
+"""
+
+import os
+import random
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.evidence.catalogue import find
+from toolkit.evidence.parameters import read_parameters
+from toolkit.files import replacing, write_json
+from toolkit.machines.provenance import provenance
+from toolkit.models.downloads import DOWNLOADS
+
+EVIDENCE = ("measured", "modelled", "published")
+
+
+class Run:
+    """One execution of a notebook, from its parameters to its results.
+
+    `namespace` is the notebook's `globals()`: the values of the names that its `parameters` cell assigns are
+    recorded, and `seed`, where it is among them, seeds Python, NumPy and torch.
+    Results go to `results/<identifier>/`; under the sweep to a staging folder that replaces it once all is written.
+    """
+
+    def __init__(self, identifier: str, namespace: Mapping[str, object]):
+        names = read_parameters(find(identifier).path)
+        self.identifier = identifier
+        self.parameters = {name: namespace[name] for name in names}
+        self.started = time.time()
+        if "seed" in self.parameters:
+            seed_everything(self.parameters["seed"])
+
+    @property
+    def folder(self) -> Path:
+        """Where this run's results go."""
+        return Path(os.environ.get("TOOLKIT_STAGING_DIR") or paths.results_dir() / self.identifier)
+
+    def save(
+        self,
+        table: pd.DataFrame,
+        figures: Mapping[str, Figure] = MappingProxyType({}),
+        evidence: str | None = None,
+        comparison: pd.DataFrame | None = None,
+    ) -> Path:
+        """Write `table` (CSV and Parquet), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
+
+        Every row says its evidence: in a column of that name, or by `evidence` for all of them.
+        Raises `UserError` for an empty table or an unknown kind of evidence.
+        """
+        table = table if evidence is None else table.assign(evidence=evidence)
+        _check(table, self.identifier)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _write_table(self.folder / "table", table)
+        if comparison is not None:
+            _write_table(self.folder / "comparison", comparison)
+        for name, figure in figures.items():
+            for suffix in (".svg", ".png"):
+                with replacing(self.folder / (name + suffix)) as path:
+                    figure.savefig(path, bbox_inches="tight")
+        write_json(self.folder / "meta.json", self._meta(table, figures, comparison))
+        return self.folder
+
+    def _meta(self, table, figures, comparison) -> dict:
+        verdicts = [] if comparison is None else comparison["verdict"].tolist()
+        return {
+            "schema": paths.RESULTS_SCHEMA,
+            "id": self.identifier,
+            "parameters": self.parameters,
+            "inputs": _inputs(self.parameters),
+            "evidence": sorted(table["evidence"].unique()),
+            "figures": sorted(figures),
+            "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+            "wall_s": round(time.time() - self.started, 3),
+            "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            **provenance(),
+        }
+
+
+def seed_everything(seed: int) -> None:
+    """Seed Python's, NumPy's and torch's global generators."""
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (libraries that we call still use it)
+    torch.manual_seed(seed)
+
+
+def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
+    """Checksums of the embedded model and text that the parameters name."""
+    chosen = {parameters.get("model"), parameters.get("corpus")} & DOWNLOADS.keys()
+    return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
+
+
+def _check(table: pd.DataFrame, identifier: str) -> None:
+    if table.empty:
+        raise UserError(f"{identifier}: the table to save is empty")
+    if "evidence" not in table:
+        raise UserError(f"{identifier}: no column 'evidence'; pass evidence= one of {', '.join(EVIDENCE)}")
+    if unknown := set(table["evidence"]) - set(EVIDENCE):
+        raise UserError(f"{identifier}: evidence {sorted(map(str, unknown))}; expected one of {', '.join(EVIDENCE)}")
+
+
+def _write_table(stem: Path, table: pd.DataFrame) -> None:
+    with replacing(stem.with_suffix(".csv")) as path:
+        table.to_csv(path, index=False)
+    with replacing(stem.with_suffix(".parquet")) as path:
+        table.to_parquet(path, index=False)

@@ -1,0 +1,1 @@
+"""Hardware as numbers: the papers' machines from `data/hardware/`, and this machine as probed."""

@@ -1,0 +1,155 @@
+"""Reading a file past the page cache, by many threads at once: what the disk itself delivers.
+
+O_DIRECT where the file system takes it, as FLASH measures (appendix B); where it refuses, or takes the flag and fills
+the page cache all the same, reads are buffered and say so.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from toolkit.errors import UserError, unknown
+from toolkit.storage import direct
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.direct import BLOCK_BYTES, OpenFile
+from toolkit.storage.preads import read_ranges, warm_up
+
+PATTERNS = ("random", "sequential")
+BATCH = 16  # reads between two looks at the clock
+SPARE_BYTES = 64 << 20  # left free beside the file
+WRITE_BYTES = 16 << 20
+FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one pass read: `bytes` in all, `gb_s` the sum over its threads of bytes over the time to their last read."""
+
+    bytes: int
+    gb_s: float
+
+
+@contextlib.contextmanager
+def scratch_file(folder: Path, size_bytes: int) -> Iterator[OpenFile]:
+    """A file of random bytes on the disk that holds `folder`, open for reading.
+
+    It has no name once it is open, so nothing is left behind however the process ends. Raises `UserError` if the folder
+    does not exist or cannot be written, or if there is too little space.
+    """
+    _check_space(folder, size_bytes)
+    try:
+        writer, name = tempfile.mkstemp(prefix=".probe-", dir=folder)
+    except PermissionError as error:
+        raise UserError(f"cannot write to {folder}: name a writable folder") from error
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, writer)
+        try:
+            reader, bypassed = direct.open_direct(name)
+        finally:
+            os.unlink(name)
+        stack.callback(os.close, reader)
+        _fill(writer, size_bytes, folder)
+        yield OpenFile(
+            reader, size_bytes, "direct" if bypassed and direct.bypasses_cache(reader, writer) else "buffered"
+        )
+
+
+def read(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seconds: float, seed: int = 0) -> Reading:
+    """Read chunks with so many threads for about `seconds`, each thread waiting for one chunk at a time.
+
+    "random": the file's chunks in a random order, dealt to the threads; "sequential": each walks its own stretch.
+    Direct reads start over when a thread is through; buffered ones stop there, since the second round would come from
+    memory. Raises `UserError` for an unknown pattern, a chunk that is no multiple of 4096 bytes, or a file of fewer
+    chunks than threads; `OSError` if a read fails.
+    """
+    shares = _shares(file, pattern, chunk_bytes, threads, seed)
+    if file.mode == "buffered":
+        os.posix_fadvise(file.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        advice = os.POSIX_FADV_RANDOM if pattern == "random" else os.POSIX_FADV_SEQUENTIAL
+        os.posix_fadvise(file.descriptor, 0, 0, advice)
+    buffer = aligned_buffer(threads * chunk_bytes).reshape(threads, chunk_bytes)
+    warm_up()
+    start = threading.Barrier(threads)
+
+    def work(offsets: Int64[np.ndarray, " chunks"], target: UInt8[np.ndarray, " bytes"]) -> tuple[int, float]:
+        start.wait()
+        count, elapsed_s = _read_share(file, offsets, target, seconds)
+        return count * chunk_bytes, elapsed_s
+
+    with ThreadPoolExecutor(threads) as pool:  # leaving it waits for the threads, after an interruption too
+        results = list(pool.map(work, shares, buffer))
+    return Reading(sum(done for done, _ in results), sum(done / elapsed_s for done, elapsed_s in results) / 1e9)
+
+
+def _read_share(file: OpenFile, offsets: np.ndarray, target: np.ndarray, seconds: float) -> tuple[int, float]:
+    """Chunks read, and the time to the last; the clock is looked at after every few."""
+    rounds = itertools.repeat(offsets) if file.mode == "direct" else [offsets]
+    batches = (share[first : first + BATCH] for share in rounds for first in range(0, len(share), BATCH))
+    sizes, places = np.full(BATCH, target.nbytes), np.zeros(BATCH, np.int64)
+    count, began = 0, time.perf_counter()
+    for batch in batches:
+        read_ranges(file.descriptor, batch, sizes[: len(batch)], places[: len(batch)], target)
+        count += len(batch)
+        elapsed_s = time.perf_counter() - began
+        if elapsed_s >= seconds:
+            break
+    return count, elapsed_s
+
+
+def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: int) -> list[np.ndarray]:
+    """Each thread's offsets."""
+    if pattern not in PATTERNS:
+        raise unknown("pattern", pattern, PATTERNS)
+    if chunk_bytes < BLOCK_BYTES or chunk_bytes % BLOCK_BYTES:
+        raise UserError(f"chunk of {chunk_bytes} bytes: expected a multiple of {BLOCK_BYTES}")
+    chunks = np.arange(file.size_bytes // chunk_bytes) * chunk_bytes
+    if not 1 <= threads <= len(chunks):
+        raise UserError(
+            f"{threads} threads for {len(chunks)} chunks of {chunk_bytes} bytes: expected 1 to {len(chunks)}"
+        )
+    if pattern == "sequential":
+        return np.array_split(chunks, threads)
+    order = np.random.default_rng(seed).permutation(chunks)
+    return [order[index::threads] for index in range(threads)]
+
+
+def _fill(descriptor: int, size_bytes: int, folder: Path) -> None:
+    """Random bytes (no file system can compress or share them), on the disk and out of the page cache."""
+    generator = np.random.default_rng(0)
+    written = 0
+    try:
+        while written < size_bytes:
+            written += os.write(descriptor, generator.bytes(min(WRITE_BYTES, size_bytes - written)))
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in FULL:
+            raise _too_little_space(folder, size_bytes) from error
+        raise
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _check_space(folder: Path, size_bytes: int) -> None:
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder} for the test file: name one that exists, on the disk to be measured")
+    if shutil.disk_usage(folder).free < size_bytes + SPARE_BYTES:
+        raise _too_little_space(folder, size_bytes)
+
+
+def _too_little_space(folder: Path, size_bytes: int) -> UserError:
+    free = shutil.disk_usage(folder).free
+    return UserError(
+        f"too little space in {folder} for a test file of {size_bytes >> 20} MiB ({free >> 20} MiB free): "
+        "free some, choose a smaller file_bytes, or another folder"
+    )

@@ -1,0 +1,170 @@
+"""Hardware profiles: capacities, bandwidths and peak rates of the papers' machines, each with its source.
+
+    machine = profile("endor-rtx4080")
+    machine.links.storage_to_dram_gb_s          # 2.55
+    machine.sources["links.storage_to_dram_gb_s"].text
+
+A profile is a record of `data/hardware/<paper>.yaml`, where every number is written with its unit, its basis and its
+source; here the numbers are plain floats in the units that their names say, and the sources stand beside them.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import jsonschema
+import yaml
+
+from toolkit import paths
+from toolkit.errors import UserError, unknown
+from toolkit.machines.machine import BASES, GB, Links, Memory, NearData, Profile, Software, Source, Storage
+
+# How a number is written in a file: its key, the attribute it becomes, and each unit's factor to the attribute's.
+GIB = 2.0**30
+CAPACITY = ("capacity_bytes", {"GB": GB, "TB": 1e12, "GiB": GIB})
+BANDWIDTH_UNITS = {"GB/s": 1.0, "GiB/s": GIB / GB}
+BANDWIDTH = ("bandwidth_gb_s", BANDWIDTH_UNITS)
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3}
+RATE_UNITS = {"TFLOP/s": 1.0, "GFLOP/s": 1e-3}
+DTYPES = ("fp32", "fp16", "bf16", "int8")
+DECODED = ("endor", "zstd")  # formats that a file may give decoding rates of
+LINKS = ("storage_to_dram", "dram_to_device", "storage_to_device")
+FIELDS = {
+    "storage": {
+        "capacity": CAPACITY,
+        "bandwidth": BANDWIDTH,
+        "latency": ("latency_s", TIME_UNITS),
+        "request": ("request_s", TIME_UNITS),
+    },
+    "dram": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
+    "device": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
+    "links": {name: (f"{name}_gb_s", BANDWIDTH_UNITS) for name in LINKS}
+    | {f"{name}_fixed": (f"{name}_fixed_s", TIME_UNITS) for name in LINKS},
+    "near_data": {
+        "dimms": ("dimms", {"DIMMs": 1}),
+        "capacity": CAPACITY,
+        "bandwidth": BANDWIDTH,
+        "compute": ("tflop_s", RATE_UNITS),
+        "link": ("link_gb_s", BANDWIDTH_UNITS),
+    },
+    "software": {"layer": ("layer_s", TIME_UNITS)},
+}
+RATES = {  # of dram (the CPU) and device: key, attribute, unit factors of each of its numbers
+    "compute": ("tflop_s", dict.fromkeys(DTYPES, RATE_UNITS)),
+    "decode": ("decode_gb_s", dict.fromkeys(DECODED, BANDWIDTH_UNITS)),
+    "decode_fixed": ("decode_fixed_s", dict.fromkeys(DECODED, TIME_UNITS)),
+}
+KINDS = {
+    "storage": Storage,
+    "dram": Memory,
+    "device": Memory,
+    "links": Links,
+    "near_data": NearData,
+    "software": Software,
+}
+OPTIONAL = {"latency", "request", *FIELDS["links"]}
+
+
+def profiles() -> dict[str, Profile]:
+    """Every profile of `data/hardware/`, by id.
+
+    Raises `UserError` naming file and record for a missing or unknown field, a wrong unit, a number without a source,
+    or an id used twice.
+    """
+    found: dict[str, Profile] = {}
+    for file in sorted((paths.root() / "data" / "hardware").glob("*.yaml")):
+        for record in _records(file):
+            if record["id"] in found:
+                raise UserError(f"{file.name}: record {record['id']}: the id is used twice; expected one of its own")
+            found[record["id"]] = _profile(record)
+    return found
+
+
+def profile(name: str) -> Profile:
+    """One profile by its id. Raises `UserError` for an unknown one."""
+    known = profiles()
+    if name not in known:
+        raise unknown("hardware profile", name, known)
+    return known[name]
+
+
+def _records(file: Path) -> list[dict]:
+    try:
+        records = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+    for error in jsonschema.Draft202012Validator(schema()).iter_errors(records):
+        where = list(error.absolute_path)
+        record = records[where[0]] if where else None
+        label = record.get("id", f"number {where[0] + 1}") if isinstance(record, dict) else json.dumps(record)[:80]
+        path = ".".join(map(str, where[1:])) or "the record"
+        raise UserError(f"{file.name}: record {label}: {path}: {error.message[:200]}")
+    return records
+
+
+def schema() -> dict:
+    """The JSON schema of a profile file, made from `FIELDS`."""
+    parts = {part: _object({key: _number(units) for key, (_, units) in keys.items()}) for part, keys in FIELDS.items()}
+    for part, definition in parts.items():
+        if part != "links":
+            definition["properties"]["name"] = {"type": "string"}
+            definition["required"].append("name")
+    for part in ("dram", "device"):
+        for key, (_, numbers) in RATES.items():
+            rates = {name: _number(units) for name, units in numbers.items()}
+            parts[part]["properties"][key] = _object(rates) | {"required": []}
+    texts = {"id": {"type": "string", "pattern": "^[a-z0-9-]+$"}, "title": {"type": "string"}}
+    other = {"paper": {"type": ["string", "null"]}, "unified": {"type": "boolean"}}
+    machine = _object(texts | other | parts) | {"required": ["id", "title", "paper", "device"]}
+    return {"type": "array", "items": machine}
+
+
+def _object(properties: dict) -> dict:
+    required = [key for key in properties if key not in OPTIONAL]
+    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+def _number(units: Iterable[str]) -> dict:
+    return {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["value", "unit", "basis", "source"],
+        "properties": {
+            "value": {"type": "number", "exclusiveMinimum": 0},
+            "unit": {"enum": list(units)},
+            "basis": {"enum": [basis for basis in BASES if basis != "measured"]},
+            "source": {"type": "string", "minLength": 10},
+            "range": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+        },
+    }
+
+
+def _profile(record: dict) -> Profile:
+    sources: dict[str, Source] = {}
+    parts = {part: _part(part, record[part], sources) for part in FIELDS if part in record}
+    unified = record.get("unified", False)
+    return Profile(
+        record["id"], record["title"], record["paper"], **parts, unified=unified, sources=MappingProxyType(sources)
+    )
+
+
+def _part(part: str, record: dict, sources: dict[str, Source]) -> object:
+    kind = KINDS[part]
+    values = {"name": record["name"]} if "name" in record else {}
+    for key, (attribute, units) in FIELDS[part].items():
+        if key in record:
+            values[attribute], sources[f"{part}.{attribute}"] = _scaled(record[key], units)
+    if kind is Memory:
+        for key, (attribute, units) in RATES.items():
+            rates = {}
+            for name, number in record.get(key, {}).items():
+                rates[name], sources[f"{part}.{attribute}.{name}"] = _scaled(number, units[name])
+            values[attribute] = MappingProxyType(rates)
+    return kind(**values)
+
+
+def _scaled(number: dict, units: Mapping[str, float]) -> tuple[float, Source]:
+    factor = units[number["unit"]]
+    low, high = (factor * bound for bound in number["range"]) if "range" in number else (None, None)
+    return number["value"] * factor, Source(number["basis"], number["source"], low, high)

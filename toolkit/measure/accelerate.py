@@ -1,0 +1,123 @@
+"""A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.files import check_space
+from toolkit.measure.passes import Case
+from toolkit.storage.direct import drop_pages
+from toolkit.timeline.spans import Recorder, Span, Timeline
+
+ACCELERATE = "accelerate"
+
+
+class DiskOffloaded:
+    """A module whose weights Accelerate keeps in files, as `accelerate.disk_offload` sets it up, on the CPU.
+
+    `offloaded` is the part of it that goes to disk, all of it unless told otherwise; what is left stays in memory, as
+    with a `device_map` of both. Every parameter of a submodule is copied out of its mapped file when that runs, and
+    let go afterwards: one thing at a time, through the page cache. These copies are spans of stage `read`; they take
+    place in `recorder`. Offloaded weights are gone from memory afterwards. `folder` must not exist.
+    Raises `UserError` if its disk is too small.
+    """
+
+    def __init__(self, module: nn.Module, folder: Path, offloaded: nn.Module | None = None):
+        from accelerate.hooks import AlignDevicesHook, add_hook_to_module, attach_align_device_hook
+        from accelerate.utils import OffloadedWeightsLoader, offload_state_dict
+
+        self.module, self.folder, self.recorder = module, folder, Recorder()
+        offloaded = module if offloaded is None else offloaded
+        tensors = offloaded.state_dict()
+        # Accelerate writes through a mapping: where the disk is full, that is the end of the process
+        check_space(folder.parent, sum(tensor.nbytes for tensor in tensors.values()))
+        offload_state_dict(folder, tensors)
+        weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
+        # the body of disk_offload(), but that the mapping of weights is timed
+        add_hook_to_module(offloaded, AlignDevicesHook(io_same_device=True), append=True)
+        attach_align_device_hook(offloaded, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
+
+    def drop_pages(self) -> None:
+        """Have the page cache forget the files, so that the next pass reads the disk."""
+        for file in self.folder.iterdir():
+            drop_pages(file)
+
+    def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
+        """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
+        self.drop_pages()
+        with torch.no_grad():
+            begun_s = self.recorder.now_s()
+            result = self.module(*arguments, **named)
+            ended_s = self.recorder.now_s()
+        return result, self.recorder.timeline().window(begun_s, ended_s)
+
+
+class Recorded(Mapping):
+    """Weights by name, each access a span of stage `read`."""
+
+    def __init__(self, weights: Mapping[str, Tensor], recorder: Recorder):
+        self._weights, self._recorder = weights, recorder
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The weight, read."""
+        start_s = self._recorder.now_s()
+        weight = self._weights[name]
+        self._recorder.add(Span("read", name, "storage", start_s, self._recorder.now_s(), weight.nbytes))
+        return weight
+
+    def __iter__(self) -> Iterator[str]:
+        """Their names."""
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._weights)
+
+
+@contextlib.contextmanager
+def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Iterator[Callable[[], Timeline]]:
+    """A linear that Accelerate keeps on the disk of `folder`: each call takes one token's vector through it.
+
+    Gone afterwards. A call raises `UserError` if the result is not to the bit that of the weight in memory.
+    """
+    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    x = torch.randn(1, weight.shape[1]).to(weight.dtype)
+    expected = linear(x)
+    del weight  # it may take a good part of memory
+    with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
+        rival = DiskOffloaded(linear, Path(place) / "weights")
+
+        def turn() -> Timeline:
+            result, timeline = rival.timed(x)
+            if not torch.equal(result, expected):
+                raise UserError("Accelerate gives another product than the weight in memory: nothing is timed")
+            return timeline
+
+        yield turn
+
+
+@dataclass(frozen=True)
+class Rival:
+    """What Accelerate's passes are called beside a `Case` of ours: all on disk, one thing at a time."""
+
+    method: str = ACCELERATE
+    placement: str = "storage"
+    policy: str = "sequential"
+
+
+def beside(
+    passes: Iterable[tuple[Case, int, str, Timeline]], last: Case, turn: Callable[[], Timeline]
+) -> Iterator[tuple[Case | Rival, int, str, Timeline]]:
+    """Passes of `timed_passes`, and in each repetition one of the rival's, behind that of the case `last`."""
+    for case, repetition, mode, timeline in passes:
+        yield case, repetition, mode, timeline
+        if case == last:
+            yield Rival(), repetition, "buffered", turn()

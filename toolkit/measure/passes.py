@@ -1,0 +1,166 @@
+"""Passes through one layer of a store, timed: its operations are read, unpacked and used, each step a span.
+
+    with twin_store({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as store:
+        for case, repetition, mode, timeline in timed_passes(store, [Case("dense"), Case("endor")], repetitions=5):
+            ...
+
+The layer is a shape-only twin: random weights, since time does not depend on their values. The device is the CPU.
+"""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit import paths
+from toolkit.errors import UserError, unknown
+from toolkit.formats import Packed, encode
+from toolkit.formats.scaled import Scaled
+from toolkit.models.shapes import random_pruned
+from toolkit.offload.weights import product, unpack
+from toolkit.simulation.cost_model import METHODS, POLICIES
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.readers import Reader, open_reader
+from toolkit.storage.runs import Layer, OpRun
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
+from toolkit.timeline.spans import Recorder, Timeline
+
+PLACEMENTS = ("storage", "dram")
+SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way through the layer. Raises `UserError` for an unknown method, placement or policy."""
+
+    method: str
+    placement: str = "storage"
+    policy: str = "sequential"
+
+    def __post_init__(self):
+        """Refuse unknown names."""
+        for kind, known in {"method": METHODS, "placement": PLACEMENTS, "policy": POLICIES}.items():
+            if getattr(self, kind) not in known:
+                raise unknown(kind, getattr(self, kind), known)
+
+
+@contextlib.contextmanager
+def twin_store(
+    shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
+) -> Iterator[Store]:
+    """A store of one random layer in these formats, on the disk of the cache; gone afterwards. int8 rows have scales.
+
+    Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
+    one differs, or the disk is too small.
+    """
+    paths.cache_dir().mkdir(parents=True, exist_ok=True)
+    weights = {op: random_pruned(shape, sparsity, dtype, seed) for seed, (op, shape) in enumerate(shapes.items())}
+    with tempfile.TemporaryDirectory(prefix=".twin-", dir=paths.cache_dir()) as folder:
+        target = Path(folder) / "store"
+        total = len(forms) * sum(weight.nbytes for weight in weights.values())
+        write_store(target, _packed(weights, forms), model={"name": "twin"}, expected_bytes=total)
+        store = Store.open(target)
+        for form in forms:
+            _check(store, form, weights)
+        weights.clear()
+        yield store
+
+
+def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]:
+    for form in forms:
+        for op, weight in weights.items():
+            yield Op.of(0, op, form, _with_scales(encode(form, weight)))
+
+
+def _with_scales(packed: Packed) -> Packed | Scaled:
+    """Integers get the scales that int8 weights have; like them, of any size."""
+    if packed.dtype != torch.int8:
+        return packed
+    return Scaled(packed, torch.full(packed.shape[:1], 1 / 1024, dtype=SCALES_DTYPE))
+
+
+def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
+    for op, packed in _weights(store, form, aligned_buffer(store.slot_bytes(form))).items():
+        found = unpack(packed, torch.empty_like(weights[op]))
+        if not torch.equal(found.packed.values if isinstance(found, Scaled) else found, weights[op]):
+            raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
+
+
+def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Iterator[tuple[Case, int, str, Timeline]]:
+    """Each case `repetitions` times and once before: the case, the repetition from 0, the reader's mode, the timeline.
+
+    A slow spell of the disk hits one repetition of every case, since repetitions are the outer loop. Files are opened
+    anew for each pass, which drops what the page cache may hold of them. Raises `UserError` for no repetition.
+    """
+    if repetitions < 1:
+        raise UserError(f"repetitions={repetitions}: expected 1 or more; one more goes before them")
+    forms = {METHODS[case.method].format for case in cases}
+    buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
+    largest = max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values())
+    dense = aligned_buffer(largest)
+    weights = {form: _weights(store, form, buffers[form]) for form in forms}
+    for repetition in range(repetitions + 1):
+        for case in cases:
+            form = METHODS[case.method].format
+            with open_reader("threads", store, form) as reader:
+                timeline = _pass(case, reader, store.layer(0, form), buffers[form], weights[form], dense)
+                yield case, repetition, reader.mode, timeline
+
+
+def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed | Scaled]:
+    """Each weight where it is read to: made once, as a streamer does, since it takes as long as a small product.
+
+    Weights are checked against what their buffer holds, so it is read first.
+    """
+    with open_reader("threads", store, form) as reader:
+        reader.read([store.layer(0, form)], buffer)
+    return store.layer(0, form).view(buffer)
+
+
+def _pass(
+    case: Case,
+    reader: Reader,
+    layer: Layer,
+    buffer: np.ndarray,
+    weights: Mapping[str, Packed | Scaled],
+    dense: np.ndarray,
+) -> Timeline:
+    vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
+    if case.placement == "dram":
+        reader.read([layer], buffer)
+    recorder = Recorder()
+
+    def read(run: OpRun) -> OpRun:
+        if case.placement == "storage":
+            with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
+                reader.read([run], buffer[run.offset - layer.offset :][: run.nbytes])
+        return run
+
+    with ThreadPoolExecutor(1) as link:
+        for run in ARRIVALS[case.policy](link)(read, layer.ops.values()):
+            operand = _operand(case, recorder, run, weights[run.op], dense)
+            with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
+                product(operand, vectors[run.shape[1]])
+    return recorder.timeline()
+
+
+# policy -> how operations arrive: each read when the one before it has been used, or all of them, one after the other
+ARRIVALS: dict[str, Callable] = {"sequential": lambda link: map, "pipelined": lambda link: link.map}
+
+
+def _operand(
+    case: Case, recorder: Recorder, run: OpRun, packed: Packed | Scaled, dense: np.ndarray
+) -> Tensor | Packed | Scaled:
+    """What the product is taken with: the weight made dense, or as it was stored."""
+    if not METHODS[case.method].decoded_in:
+        return packed
+    out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
+    with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
+        return unpack(packed, out)

@@ -1,0 +1,38 @@
+"""The decoder blocks of a model and their linear layers.
+
+Embeddings and the output head (often one tied matrix) are not part of the blocks: pruning leaves them alone.
+"""
+
+from torch import nn
+
+from toolkit.errors import UserError
+
+
+def decoder_blocks(model: nn.Module) -> nn.ModuleList:
+    """The decoder's blocks in order, as the model holds them. Raises `UserError` if they cannot be told."""
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    blocks = next(lists, None)  # modules() goes outside in: the first list is the outermost
+    if blocks is None:
+        raise UserError(f"{type(model).__name__} has no list of {count} decoder blocks; choose a decoder-only model")
+    return blocks
+
+
+def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
+    """A block's linear layers by their dotted name inside it, each with a plain floating-point weight (out × in).
+
+    Raises `UserError` if the block holds matrices of another kind (experts fused into one 3-D parameter, GPT-2's
+    transposed Conv1D, weights still quantised), which a walk over `nn.Linear` would miss in silence.
+    """
+    linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    weights = {f"{name}.weight" for name in linears}
+    for name, parameter in block.named_parameters():
+        plain = parameter.is_floating_point() and parameter.element_size() > 1
+        if parameter.ndim > 1 and not (name in weights and plain):
+            raise UserError(
+                f"{type(block).__name__}.{name} ({str(parameter.dtype).removeprefix('torch.')}, "
+                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (fused "
+                "experts, Conv1D or quantised weights); choose a dense model such as smollm2-135m, OPT or Llama"
+            )
+    return linears

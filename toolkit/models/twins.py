@@ -1,0 +1,68 @@
+"""Whole models as shape-only twins: decoders that run, with random pruned weights and as many layers as asked for."""
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.models import hub
+from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
+
+VOCABULARY, POSITIONS, HEAD = 1000, 64, 64  # small, but for the heads' usual size: the layers are what is timed
+
+
+def twin_model(
+    model: str, layers: int, dtype: torch.dtype = torch.float16, sparsity: float = 0.5, seed: int = 0
+) -> nn.Module:
+    """An OPT or Llama decoder with layers of a model of `toolkit.models.shapes`, on the CPU, without gradients.
+
+    Every layer has the same weights, its rows in another order, so no layer can stand in for another. Embeddings and
+    head are small. Raises `UserError` for an unknown model or a part of one (its matrices do not fit together), or
+    fewer than one layer.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    if layers < 1:
+        raise UserError(f"layers={layers}: expected 1 or more")
+    with hub.quiet(), init_empty_weights(include_buffers=False):
+        made = AutoModelForCausalLM.from_config(_config(model, layers))
+    weights = {
+        op: random_pruned(shape, sparsity, dtype, seed + number)
+        for number, (op, shape) in enumerate(twin_shapes(model).items())
+    }
+    torch.manual_seed(seed)
+    state = {name: _value(name, parameter, weights, dtype) for name, parameter in made.named_parameters()}
+    made.load_state_dict(state, strict=False, assign=True)
+    return made.eval().requires_grad_(False)
+
+
+def _config(model: str, layers: int):
+    from transformers import LlamaConfig, OPTConfig
+
+    shapes = twin_shapes(model)
+    if model not in SHAPES:
+        raise UserError(f"twin model {model!r}: a part of a model does not run; choose one of {', '.join(SHAPES)}")
+    hidden = shapes["q_proj"][1]
+    common = {
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": POSITIONS,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden // HEAD,
+        "tie_word_embeddings": False,
+    }
+    if "fc1" in shapes:
+        return OPTConfig(**common, ffn_dim=shapes["fc1"][0], word_embed_proj_dim=hidden)
+    key_value_heads = shapes["k_proj"][0] // HEAD
+    return LlamaConfig(**common, intermediate_size=shapes["up_proj"][0], num_key_value_heads=key_value_heads)
+
+
+def _value(name: str, parameter: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Of a layer's linear its rolled weight; of the rest small random values, ones in norms, zeros in biases."""
+    *path, op, kind = name.split(".")
+    if kind == "weight" and op in weights:
+        layer = next(int(part) for part in path if part.isdecimal())
+        return weights[op].roll(layer, 0)
+    if parameter.ndim > 1:
+        return (torch.randn(parameter.shape) * 0.02).to(dtype)
+    return torch.full(parameter.shape, float(kind == "weight"), dtype=dtype)

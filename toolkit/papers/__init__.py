@@ -1,0 +1,1 @@
+"""What the notebooks of one paper share."""

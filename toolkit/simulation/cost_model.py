@@ -1,0 +1,238 @@
+"""The cost model of offloading: when each weight is read, copied, decoded and used, on the machine of a profile.
+
+    machine = profile("endor-rtx4080")
+    layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
+    predict(machine, [layer], Plan("endor", path="direct")).stages()
+
+A stage takes a fixed time, where the profile has one, and its bytes over its rate: a read or copy the stored bytes over
+the link's bandwidth, decoding the dense bytes over the processor's decoding rate, a product the weight's bytes over its
+memory's bandwidth (one token, so memory is the limit). A weight is one request. Left out: products of activations among
+themselves but for the overhead that a layer is given, that caches hold what was just decoded, and that a read into DRAM
+and the CPU's own work share cores and DRAM's bandwidth.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from toolkit.errors import UserError, unknown
+from toolkit.machines.machine import GB, NOTHING, Memory, Profile
+from toolkit.policies.methods import METHODS
+from toolkit.timeline.spans import TIERS, Span, Timeline
+
+PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
+DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
+# zstd's size depends on the values: random normal ones, pruned to 50 % (notebook endor/fig04)
+ZSTD_RATIOS = {("float16", 0.5): 0.571, ("int8", 0.5): 0.611}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A linear's weight: its bytes when dense, and as stored."""
+
+    op: str
+    dense_bytes: int
+    stored_bytes: int
+
+    def nbytes(self, form: str) -> int:
+        """Bytes in the dense form or, under any other name, the stored one."""
+        return self.dense_bytes if form == "dense" else self.stored_bytes
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Weights that stay in one tier, and what the layer takes beside them (a `Software.layer_s`), on the processor.
+
+    Raises `UserError` for an unknown tier.
+    """
+
+    weights: tuple[Weight, ...]
+    placement: str
+    overhead_s: float = 0.0
+
+    def __post_init__(self):
+        """Refuse an unknown tier."""
+        if self.placement not in TIERS:
+            raise unknown("placement", self.placement, TIERS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How weights come to the processor: method and path, one stage at a time or overlapped, and with which processor.
+
+    `sequential`: each stage starts when the one before it has ended, as with Hugging Face Accelerate. `pipelined`:
+    reads, copies and each processor work beside each other, each on one weight at a time, in order; up to `buffers`
+    layers are under way, so a layer's first read waits until the one `buffers` before it has been computed.
+    Raises `UserError` for an unknown name, fewer than one buffer, or a direct path past the CPU that should decode.
+    """
+
+    method: str = "endor"
+    path: str = "host"
+    policy: str = "sequential"
+    device: str = "gpu"
+    buffers: int = 2
+
+    def __post_init__(self):
+        """Refuse what cannot be done."""
+        choices = {"method": METHODS, "path": PATHS, "policy": POLICIES, "device": DEVICES}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        if self.buffers < 1:
+            raise UserError(f"buffers={self.buffers}: expected 1 or more")
+        if self.path == "direct" and (self.device == "cpu" or METHODS[self.method].decoded_in == "dram"):
+            raise UserError(
+                f"path 'direct' with method {self.method!r} on {self.device!r}: the CPU never sees the weight"
+            )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage of a weight's way, before it is known when."""
+
+    stage: str
+    tier: str
+    nbytes: int
+    seconds: float
+
+    @property
+    def resource(self) -> str:
+        """What it keeps busy: a link, or the processor of a tier."""
+        return self.stage if self.stage in ("read", "copy") else self.tier
+
+
+# policy -> what a step waits for and keeps busy
+POLICIES = {"sequential": lambda step: "everything", "pipelined": lambda step: step.resource}
+
+
+def weights(
+    shapes: Mapping[str, tuple[int, int]], method: str, dtype: str = "float16", sparsity: float = 0.5
+) -> tuple[Weight, ...]:
+    """Weights of these shapes (name → outputs × inputs, as in `toolkit.models.shapes`) as a method stores them.
+
+    Raises `UserError` for an unknown method or dtype, or a method whose size at that dtype and sparsity is not known
+    beforehand: make `Weight`s from packed matrices' `nbytes` then.
+    """
+    from toolkit.formats.packed import DTYPES
+
+    if method not in METHODS:
+        raise unknown("method", method, METHODS)
+    if dtype not in DTYPES:
+        raise unknown("dtype", dtype, DTYPES)
+    form = METHODS[method].format
+    return tuple(
+        Weight(op, _nbytes("dense", shape, dtype, sparsity), _nbytes(form, shape, dtype, sparsity))
+        for op, shape in shapes.items()
+    )
+
+
+def _nbytes(form: str, shape: tuple[int, int], dtype: str, sparsity: float) -> int:
+    from toolkit.formats import expected_nbytes
+    from toolkit.formats.packed import DTYPES
+
+    if form == "zstd" and (dtype, sparsity) in ZSTD_RATIOS:
+        return round(ZSTD_RATIOS[dtype, sparsity] * _nbytes("dense", shape, dtype, sparsity))
+    return expected_nbytes(form, shape, sparsity, DTYPES[dtype])
+
+
+def with_rates(
+    machine: Profile,
+    tier: str,
+    decode_gb_s: Mapping[str, float] = NOTHING,
+    matvec_gb_s: Mapping[str, float] = NOTHING,
+    decode_fixed_s: Mapping[str, float] = NOTHING,
+    matvec_fixed_s: Mapping[str, float] = NOTHING,
+) -> Profile:
+    """The same machine with these rates and fixed times of the processor of `dram` or `device`, by format.
+
+    Others stay as they are. A probed profile knows bandwidths only: what kernels reach on that machine is added here.
+    """
+    memory = _memory(machine, tier)
+    rates = replace(
+        memory,
+        decode_gb_s={**memory.decode_gb_s, **decode_gb_s},
+        matvec_gb_s={**memory.matvec_gb_s, **matvec_gb_s},
+        decode_fixed_s={**memory.decode_fixed_s, **decode_fixed_s},
+        matvec_fixed_s={**memory.matvec_fixed_s, **matvec_fixed_s},
+    )
+    return replace(machine, **{tier: rates})
+
+
+def predict(machine: Profile, layers: Iterable[Layer], plan: Plan) -> Timeline:
+    """The timeline of one pass through the layers, in order, for one token.
+
+    Raises `UserError` if the profile lacks a number that the plan needs, or a layer is placed where the plan's
+    processor has no memory.
+    """
+    resource_of, free_s = POLICIES[plan.policy], defaultdict(float)
+    spans, ends_s = [], []  # of layers that are transferred
+    for number, layer in enumerate(layers):
+        ways = list(_ways(machine, layer, plan))
+        transferred = any(step.stage in ("read", "copy") for _, steps in ways for step in steps)
+        begin_s = ends_s[-plan.buffers] if transferred and len(ends_s) >= plan.buffers else 0.0
+        for op, steps in ways:
+            end_s = begin_s
+            for step in steps:
+                start_s = max(end_s, free_s[resource_of(step)])
+                end_s = free_s[resource_of(step)] = start_s + step.seconds
+                spans.append(Span(step.stage, op, step.tier, start_s, end_s, step.nbytes, number))
+        if transferred:
+            ends_s.append(end_s)
+    return Timeline(tuple(spans), "modelled")
+
+
+def _ways(machine: Profile, layer: Layer, plan: Plan) -> Iterator[tuple[str, list[Step]]]:
+    for weight in layer.weights:
+        yield weight.op, list(_way(machine, weight, layer.placement, plan))
+    if layer.overhead_s:
+        yield "rest", [Step("other", DEVICES[plan.device], 0, layer.overhead_s)]
+
+
+def _way(machine: Profile, weight: Weight, placement: str, plan: Plan) -> Iterator[Step]:
+    """From where the weight is to its product. What lives in device memory is dense there, unless it is used packed."""
+    method, target = METHODS[plan.method], DEVICES[plan.device]
+    form = "dense" if placement == "device" and method.decoded_in else method.format
+    decoder = method.decoded_in and ("dram" if target == "dram" else method.decoded_in)
+    for tier, following in pairwise([*_route(placement, target, plan.path), None]):
+        if tier == decoder and form != "dense":
+            yield _decode(machine, tier, form, weight)
+            form = "dense"
+        if following and not (machine.unified and tier == "dram"):
+            yield _transfer(machine, tier, following, weight.nbytes(form))
+    memory, nbytes = _memory(machine, target), weight.nbytes(form)
+    gb_s = memory.matvec_gb_s.get(form, memory.bandwidth_gb_s)
+    yield Step("compute", target, nbytes, memory.matvec_fixed_s.get(form, 0.0) + nbytes / GB / gb_s)
+
+
+def _route(placement: str, target: str, path: str) -> list[str]:
+    """The tiers that a weight passes, from the one it lives in to the one it is used in."""
+    tiers = TIERS[TIERS.index(placement) : TIERS.index(target) + 1]
+    if not tiers:
+        raise UserError(
+            f"a layer in {placement!r} with a plan that computes in {target!r}: place it in dram or storage"
+        )
+    return [tier for tier in tiers if not (path == "direct" and placement == "storage" and tier == "dram")]
+
+
+def _transfer(machine: Profile, source: str, target: str, nbytes: int) -> Step:
+    bandwidth_gb_s = getattr(machine.links, f"{source}_to_{target}_gb_s")
+    if bandwidth_gb_s is None:
+        raise UserError(f"{machine.id} gives no bandwidth from {source} to {target}: choose another path or machine")
+    fixed_s = getattr(machine.links, f"{source}_to_{target}_fixed_s")
+    return Step("read" if source == "storage" else "copy", source, nbytes, fixed_s + nbytes / GB / bandwidth_gb_s)
+
+
+def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
+    memory = _memory(machine, tier)
+    if form not in memory.decode_gb_s:
+        raise UserError(f"{machine.id} gives no rate of decoding {form} in {tier}: add it by with_rates()")
+    seconds = memory.decode_fixed_s.get(form, 0.0) + weight.dense_bytes / GB / memory.decode_gb_s[form]
+    return Step("decode", tier, weight.dense_bytes, seconds)
+
+
+def _memory(machine: Profile, tier: str) -> Memory:
+    memory = getattr(machine, tier)
+    if memory is None:
+        raise UserError(f"{machine.id} has no {tier}: expected a machine with one, or a plan without it")
+    return memory

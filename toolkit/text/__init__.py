@@ -1,0 +1,5 @@
+"""Text corpora as tokens, split into text to calibrate on and text to evaluate on."""
+
+from toolkit.text.corpora import CORPORA, SPLITS, Article, check_corpus, load_articles, load_tokens
+
+__all__ = ["CORPORA", "SPLITS", "Article", "check_corpus", "load_articles", "load_tokens"]

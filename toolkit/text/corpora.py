@@ -1,0 +1,112 @@
+"""Corpora as one long row of tokens, split into text to calibrate on and text to evaluate on."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from toolkit import sources
+from toolkit.cache import cached
+from toolkit.errors import unknown
+from toolkit.models import downloads, hub
+
+SPLITS = ("calibration", "evaluation")
+CALIBRATION_EVERY = 3  # article 0, 3, 6, … of the dump calibrate, the others evaluate
+C4_DOCUMENTS = {"calibration": 4000, "evaluation": 1100}  # 1100: what SparseGPT and Wanda evaluate on
+
+
+@dataclass(frozen=True)
+class Article:
+    """One article of the Wikipedia slice as plain text, paragraphs apart by blank lines."""
+
+    title: str
+    text: str
+
+
+def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Tensor, " n"]:
+    """All tokens of one split of a corpus, in order and without special tokens.
+
+    Args:
+        corpus: `"wiki-slice"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
+        tokenizer: as `load_model` returns it.
+        split: `"calibration"` or `"evaluation"`. For the hub's corpora these are the training split and the test (c4:
+            validation) split, joined as the SparseGPT and Wanda authors' code joins them; of c4, the first 4000 and
+            1100 documents.
+
+    Raises `UserError` if corpus or split is unknown, or the corpus needs a hub that cannot be reached.
+    """
+    if corpus not in CORPORA:
+        raise unknown("corpus", corpus, CORPORA)
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    ids = tokenizer(CORPORA[corpus](split), add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor(ids, dtype=torch.int64)
+
+
+def check_corpus(corpus: str) -> None:
+    """Raise the `UserError` that `load_tokens` would raise for a corpus that cannot be had, without loading it."""
+    if corpus not in CORPORA:
+        raise unknown("corpus", corpus, CORPORA)
+    if corpus not in downloads.DOWNLOADS:
+        _require_hub(corpus)
+
+
+def load_articles(split: str) -> list[Article]:
+    """The articles of one split of the Wikipedia slice, in the dump's order: every third one calibrates.
+
+    Kept: prose, headings, list items. Left out: redirects, templates (infoboxes too), tables, references, formulas,
+    pictures, categories and sections that only hold references or links. Raises `UserError` if the split is unknown.
+    """
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    dump = downloads.DOWNLOADS["wiki-slice"]
+    key = {"corpus": "wiki-slice", "dump_sha256": dump.sha256}
+    file = cached("text", key, sources.dependencies("toolkit.text.wikipedia"), _parse_dump) / "articles.jsonl"
+    with open(file, encoding="utf-8") as lines:
+        articles = [Article(**json.loads(line)) for line in lines]
+    return [a for index, a in enumerate(articles) if (index % CALIBRATION_EVERY == 0) == (split == "calibration")]
+
+
+def _parse_dump(folder: Path) -> None:
+    from toolkit.text import wikipedia
+
+    with open(folder / "articles.jsonl", "w", encoding="utf-8") as out:
+        for title, text in wikipedia.articles(downloads.fetch("wiki-slice")):
+            out.write(json.dumps({"title": title, "text": text}, ensure_ascii=False) + "\n")
+
+
+def _wiki_slice(split: str) -> str:
+    return "\n\n".join(f"{article.title}\n\n{article.text}" for article in load_articles(split))
+
+
+def _wikitext_2(split: str) -> str:
+    part, joint = {"calibration": ("train", " "), "evaluation": ("test", "\n\n")}[split]
+    return joint.join(_hub_rows("wikitext-2", split=part, path="Salesforce/wikitext", name="wikitext-2-raw-v1")["text"])
+
+
+def _c4(split: str) -> str:
+    part, file = {
+        "calibration": ("train", "en/c4-train.00000-of-01024.json.gz"),
+        "evaluation": ("validation", "en/c4-validation.00000-of-00008.json.gz"),
+    }[split]
+    rows = _hub_rows("c4", split=part, path="allenai/c4", data_files={part: file})
+    return " ".join(rows[: C4_DOCUMENTS[split]]["text"])
+
+
+def _require_hub(corpus: str) -> None:
+    hub.require(f"corpus {corpus!r}", offline="use 'wiki-slice', which needs none")
+
+
+def _hub_rows(corpus: str, **options):
+    _require_hub(corpus)
+    import datasets
+
+    with hub.quiet():
+        return datasets.load_dataset(**options)
+
+
+CORPORA: dict[str, Callable[[str], str]] = {"wiki-slice": _wiki_slice, "wikitext-2": _wikitext_2, "c4": _c4}
