@@ -88,7 +88,7 @@ def results(tmp_path, monkeypatch):
 
 
 def test_each_row_has_its_card_and_unsound_results_say_why(results):
-    text = write_report([]).read_text()
+    text = write_report({}).read_text()
     cards = dict(re.findall(r'<article class="card[^"]*" id="([^"]+)">(.*?)</article>', text, re.DOTALL))
     assert cards.keys() == rows().keys()
     assert "2 within tolerance" in cards["quickstart"]
@@ -103,7 +103,7 @@ def test_each_row_has_its_card_and_unsound_results_say_why(results):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_index_fits_the_window_and_asks_for_nothing(results, width):
-    index = write_report([])
+    index = write_report({})
     asked = "performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:')).length"
     probe = f"<script>document.title = document.documentElement.scrollWidth + ' ' + {asked}</script>"
     page = results / "report" / "probe.html"

@@ -10,9 +10,9 @@ from torch import nn
 
 from toolkit.errors import UserError
 from toolkit.files import SPARE_BYTES
-from toolkit.measure.accelerate import DiskOffloaded, Rival, beside, timed_linear
-from toolkit.measure.passes import Case
+from toolkit.measure.accelerate import RIVAL, DiskOffloaded, beside, timed_linear
 from toolkit.models.shapes import random_pruned
+from toolkit.policies.ways import Way
 from toolkit.storage import direct as files
 
 
@@ -138,19 +138,19 @@ def test_a_wrong_product_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_rival_takes_its_turn_behind_the_last_case_of_each_repetition():
-    cases, order = [Case("dense"), Case("endor")], []
+    cases, order = [(Way(name, device="cpu"), "storage") for name in ("dense", "endor")], []
 
     def ours():
         for repetition in range(3):
             for case in cases:
-                order.append(case.method)
+                order.append(case[0].method)
                 yield case, repetition, "direct", None
 
     found = [*beside(ours(), cases[-1], lambda: order.append("rival"))]
     assert order == ["dense", "endor", "rival"] * 3  # when they run, not only how they are listed
     assert [(case, repetition, mode) for case, repetition, mode, _ in found[:3]] == [
-        (Case("dense"), 0, "direct"),
-        (Case("endor"), 0, "direct"),
-        (Rival(), 0, "buffered"),
+        (cases[0], 0, "direct"),
+        (cases[1], 0, "direct"),
+        (RIVAL, 0, "buffered"),
     ]
     assert [repetition for _, repetition, _, _ in found] == [0] * 3 + [1] * 3 + [2] * 3

@@ -1,20 +1,21 @@
 import importlib.metadata
 import json
+from dataclasses import asdict
 from functools import partial
 
 import pandas as pd
 import pytest
 
-from tests.measure.test_this_machine import MACHINE
+from tests.measure.test_operations import MACHINE
 from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.machine import Links, Memory, Profile, Source, Storage
 from toolkit.measure import end_to_end, repetitions
-from toolkit.measure.end_to_end import GOALS, decoding_pays, default_contestants, goals_here, goals_table, passes_here
-from toolkit.measure.turns import Contestant
+from toolkit.measure.end_to_end import GOALS, decoding_pays, default_ways, goal_ratios, goals_table, pass_measurements
 from toolkit.models import shapes
-from toolkit.papers.endor import Workload
+from toolkit.models.workload import Workload
+from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.timeline.tables import LABELS
 
@@ -28,14 +29,14 @@ def toy(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        patch.setattr(end_to_end, "machine_here", lambda *arguments: RATED)
+        patch.setattr(end_to_end, "this_machine", lambda *arguments: RATED)
         patch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
         yield
 
 
 @pytest.fixture(scope="module")
 def table(toy):
-    return passes_here("toy-opt", 4, repetitions=2)
+    return pass_measurements("toy-opt", 4, repetitions=2)
 
 
 def test_labels_tell_every_row_from_the_others(table):
@@ -44,8 +45,8 @@ def test_labels_tell_every_row_from_the_others(table):
     assert not table.duplicated(labels).any()
     assert table[labels].notna().all(axis=None)
     measured = table[table["evidence"] == "measured"]
-    found = {Contestant(*name) for name in measured[["method", "policy", "mapping"]].drop_duplicates().to_numpy()}
-    assert found == set(default_contestants(METHODS))
+    found = {tuple(name) for name in measured[["method", "policy", "mapping"]].drop_duplicates().to_numpy()}
+    assert found == {(way.method, way.policy, mapping) for way, mapping in default_ways(METHODS)}
 
 
 def test_accelerate_is_measured_only_and_the_rest_is_modelled_as_well(table):
@@ -80,8 +81,8 @@ def test_the_model_counts_layers_where_the_map_has_them(table):
 
 def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, monkeypatch):
     monkeypatch.setattr(end_to_end, "pass_spans", None)  # measuring again would fail
-    pd.testing.assert_frame_equal(passes_here("toy-opt", 4, repetitions=2), table)
-    goals = goals_here("toy-opt", 4, repetitions=2)
+    pd.testing.assert_frame_equal(pass_measurements("toy-opt", 4, repetitions=2), table)
+    goals = goal_ratios("toy-opt", 4, repetitions=2)
     assert goals["wanted"].tolist() == [*GOALS.values()]
     assert (goals["met"] == (goals["ratio"] >= goals["wanted"])).all()
 
@@ -92,12 +93,12 @@ def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
     spans = partial(end_to_end._spans, Workload("toy-opt"), 4, METHODS, 2, False)
     spans()
     with monkeypatch.context() as patch:
-        patch.setattr(end_to_end, "default_contestants", lambda methods: [Contestant("dense")])
+        patch.setattr(end_to_end, "default_ways", lambda methods: [(Way("dense", device="cpu"), "storage")])
         spans()
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
     spans()
     assert len({json.dumps(key) for key in keys}) == 3
-    assert keys[1]["contestants"] == [{"method": "dense", "policy": "sequential", "mapping": "storage"}]
+    assert keys[1]["ways"] == [[asdict(Way("dense", device="cpu")), "storage"]]
     assert {"torch", "numba"} <= keys[2]["versions"].keys()
     assert keys[2]["versions"]["numba"] == "numba of tomorrow"
 
@@ -177,9 +178,9 @@ def test_decoding_hides_only_together_with_the_product():
 )
 def test_bad_arguments_are_refused(arguments, words):
     with pytest.raises(UserError, match=words):
-        passes_here(*arguments)
+        pass_measurements(*arguments)
 
 
 def test_no_repetition_is_refused():
     with pytest.raises(UserError, match="repetitions=0"):
-        passes_here("toy-opt", 4, repetitions=0)
+        pass_measurements("toy-opt", 4, repetitions=0)

@@ -5,19 +5,26 @@ import torch
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.measure import turns as race
-from toolkit.measure.accelerate import ACCELERATE, DiskOffloaded
-from toolkit.measure.end_to_end import default_contestants
+from toolkit.measure import turns
+from toolkit.measure.accelerate import DiskOffloaded
+from toolkit.measure.end_to_end import default_ways
 from toolkit.measure.repetitions import timeline_of
-from toolkit.measure.turns import CONTESTANT, Contestant, layer_maps, pass_spans, turn_seconds
+from toolkit.measure.turns import PLACED, layer_maps, pass_spans, turn_seconds
 from toolkit.models import shapes
+from toolkit.models.workload import Workload
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.papers.endor import Workload
-from toolkit.policies.methods import METHODS
+from toolkit.policies.methods import ACCELERATE, METHODS
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import Way
 
 LAYERS = 4
-EVERYONE = default_contestants(("dense", "zstd", "endor", "endor_packed"))
+
+
+def placed(method, policy="sequential", mapping="storage"):
+    return Way(method, policy=policy, device="cpu"), mapping
+
+
+EVERYONE = default_ways(("dense", "zstd", "endor", "endor_packed"))
 
 
 @pytest.fixture(autouse=True)
@@ -27,25 +34,25 @@ def toys(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory):
+def spans_of_turns(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        folder = tmp_path_factory.mktemp("race")
+        folder = tmp_path_factory.mktemp("turns")
         spans = pass_spans(Workload("toy-opt"), LAYERS, EVERYONE, 2, folder)
         assert [*folder.iterdir()] == []
         return spans
 
 
-def test_every_contestant_has_its_turns(raced):
-    turns = turn_seconds(raced)
-    assert turns.index.tolist() == [1, 2]
-    assert set(turns) == {(c.method, c.policy, c.mapping) for c in EVERYONE}
-    assert (turns > 0).all(axis=None)
+def test_every_contestant_has_its_turns(spans_of_turns):
+    seconds = turn_seconds(spans_of_turns)
+    assert seconds.index.tolist() == [1, 2]
+    assert set(seconds) == {(way.method, way.policy, mapping) for way, mapping in EVERYONE}
+    assert (seconds > 0).all(axis=None)
 
 
-def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(raced):
+def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
     dense_bytes = sum(rows * columns * 2 for rows, columns in TOYS["toy-opt"].values())
-    for (method, policy, _, _), rows in raced.groupby([*CONTESTANT, "repetition"]):
+    for (method, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
         moved = rows.groupby("stage")["nbytes"].sum()
         if method == ACCELERATE:
             assert moved["read"] > LAYERS * dense_bytes  # embeddings, norms and head as well
@@ -61,8 +68,8 @@ def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(raced):
         assert rows["dram_layers"].iloc[0] + rows["storage_layers"].iloc[0] == LAYERS
 
 
-def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(raced):
-    for (_, policy, _, _), rows in raced.groupby([*CONTESTANT, "repetition"]):
+def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(spans_of_turns):
+    for (_, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
         timeline = timeline_of(rows)
         assert timeline.busy_s() == pytest.approx(timeline.total_s)
         assert rows["start_s"].min() == 0
@@ -75,21 +82,21 @@ def test_other_families_and_types_give_the_right_logits(tmp_path, dtype, sparsit
     spans = pass_spans(
         Workload("toy-llama", dtype, sparsity),
         3,
-        [Contestant("endor", "pipelined"), Contestant(ACCELERATE)],
+        [placed("endor", "pipelined"), placed(ACCELERATE)],
         1,
         tmp_path,
     )
     assert set(spans["method"]) == {"endor", ACCELERATE}
 
 
-def test_turns_begin_with_another_contestant_each_time(raced):
-    first = [raced[raced["repetition"] == number].iloc[0][CONTESTANT].tolist() for number in (1, 2)]
-    assert first == [[c.method, c.policy, c.mapping] for c in EVERYONE[:2]]
+def test_turns_begin_with_another_contestant_each_time(spans_of_turns):
+    first = [spans_of_turns[spans_of_turns["repetition"] == number].iloc[0][PLACED].tolist() for number in (1, 2)]
+    assert first == [[way.method, way.policy, mapping] for way, mapping in EVERYONE[:2]]
 
 
-@pytest.mark.parametrize("contestant", [Contestant("endor", "pipelined"), Contestant("dense"), Contestant(ACCELERATE)])
+@pytest.mark.parametrize("contestant", [placed("endor", "pipelined"), placed("dense"), placed(ACCELERATE)])
 def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
-    kind, attribute = (DiskOffloaded, "timed") if contestant.method == ACCELERATE else (OffloadedLinear, "forward")
+    kind, attribute = (DiskOffloaded, "timed") if contestant[0].method == ACCELERATE else (OffloadedLinear, "forward")
     right = getattr(kind, attribute)
 
     def wrong(self, *arguments, **named):
@@ -100,19 +107,19 @@ def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
         return found
 
     monkeypatch.setattr(kind, attribute, wrong)
-    with pytest.raises(UserError, match=f"{contestant.method}, {contestant.policy}, gives other logits"):
+    with pytest.raises(UserError, match=f"{contestant[0].method}, {contestant[0].policy}, gives other logits"):
         pass_spans(Workload("toy-opt"), 3, [contestant], 1, tmp_path)
     assert [*tmp_path.iterdir()] == []
 
 
 def test_packed_products_may_differ_by_rounding_and_no_more():
     expected = torch.tensor([[1.0, -2.0]])
-    judge = race.Race(None, None, expected, {})
-    judge.check(Contestant("endor_packed"), expected + 0.03)
+    judge = turns.Turns(None, None, expected, {})
+    judge.check(Way("endor_packed"), expected + 0.03)
     with pytest.raises(UserError, match="endor_packed"):
-        judge.check(Contestant("endor_packed"), expected + 0.06)
+        judge.check(Way("endor_packed"), expected + 0.06)
     with pytest.raises(UserError, match="endor,"):
-        judge.check(Contestant("endor"), expected + 1e-6)
+        judge.check(Way("endor"), expected + 1e-6)
 
 
 def test_maps_by_hand():
@@ -128,34 +135,34 @@ def test_maps_by_hand():
 @pytest.mark.parametrize(
     ("contestant", "layers", "words"),
     [
-        (Contestant("dense"), 1, "layers in storage: 1 of 1; its buffers keep 1"),
-        (Contestant("endor", "pipelined"), 2, "layers in storage: 2 of 2; its buffers keep 2"),
-        (Contestant("endor", "pipelined", "published"), 3, "published: layers in storage: 2 of 3; its buffers keep 2"),
+        (placed("dense"), 1, "layers in storage: 1 of 1; its buffers keep 1"),
+        (placed("endor", "pipelined"), 2, "layers in storage: 2 of 2; its buffers keep 2"),
+        (placed("endor", "pipelined", "published"), 3, "published: layers in storage: 2 of 3; its buffers keep 2"),
     ],
 )
 def test_a_second_token_that_would_read_nothing_is_refused_before_anything_is_written(
     tmp_path, monkeypatch, contestant, layers, words
 ):
-    monkeypatch.setattr(race, "pack_model", None)  # packing would fail
+    monkeypatch.setattr(turns, "pack_model", None)  # packing would fail
     with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), layers, [Contestant(ACCELERATE), contestant], 1, tmp_path)
+        pass_spans(Workload("toy-opt"), layers, [placed(ACCELERATE), contestant], 1, tmp_path)
     assert [*tmp_path.iterdir()] == []
 
 
 def test_layers_are_placed_by_hand():
     """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
-    refilled = Contestant("endor", "sequential", "refilled")
-    assert race.place_layers(refilled, 9, 16, 8) == LayerMap(0, 4, 5)
-    assert race.place_layers(refilled, 9, 16, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
+    refilled = placed("endor", "sequential", "refilled")
+    assert turns.place_layers(*refilled, 9, 16, 8) == LayerMap(0, 4, 5)
+    assert turns.place_layers(*refilled, 9, 16, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
     with pytest.raises(UserError, match="layers in storage: 1 of 9"):
-        race.place_layers(refilled, 9, 16, 4)
-    assert race.place_layers(Contestant(ACCELERATE), 1) == LayerMap(0, 0, 1)  # it keeps nothing
+        turns.place_layers(*refilled, 9, 16, 4)
+    assert turns.place_layers(*placed(ACCELERATE), 1) == LayerMap(0, 0, 1)  # it keeps nothing
 
 
 @pytest.mark.parametrize("kind", ["refused", "ignored"])
 def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monkeypatch, o_direct, kind):
     o_direct(kind)
-    before, after, really = [], [], race._logits
+    before, after, really = [], [], turns._logits
 
     def cached() -> int:
         return sum(map(resident_pages, tmp_path.glob(".passes-*/store/layer-*")))
@@ -166,8 +173,8 @@ def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monke
         after.append(cached())
         return found
 
-    monkeypatch.setattr(race, "_logits", logits)
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [Contestant("dense")], 1, tmp_path)
+    monkeypatch.setattr(turns, "_logits", logits)
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("dense")], 1, tmp_path)
     assert set(spans["mode"]) == {"buffered"}
     if not after[1]:
         pytest.skip("this file system keeps no pages")
@@ -178,10 +185,10 @@ def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monke
 def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(tmp_path, monkeypatch, o_direct, kind, dropped):
     if kind:
         o_direct(kind)
-    events, really = [], race._logits
-    monkeypatch.setattr(race, "_logits", lambda model: events.append("token") or really(model))
-    monkeypatch.setattr(race, "drop_pages", lambda path: events.append(path.name))
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [Contestant("endor", "pipelined")], 1, tmp_path)
+    events, really = [], turns._logits
+    monkeypatch.setattr(turns, "_logits", lambda model: events.append("token") or really(model))
+    monkeypatch.setattr(turns, "drop_pages", lambda path: events.append(path.name))
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("endor", "pipelined")], 1, tmp_path)
     if not kind and set(spans["mode"]) != {"direct"}:
         pytest.skip("this file system knows no direct reads")
     shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
@@ -198,12 +205,12 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(tmp_path, mo
 )
 def test_unknown_names_are_refused(tmp_path, name, words):
     with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), 2, [Contestant(**name)], 1, tmp_path)
+        pass_spans(Workload("toy-opt"), 2, [placed(**name)], 1, tmp_path)
 
 
 def test_turns_are_needed(tmp_path):
     with pytest.raises(UserError, match="repetitions=0"):
-        pass_spans(Workload("toy-opt"), 2, [Contestant("dense")], 0, tmp_path)
+        pass_spans(Workload("toy-opt"), 2, [placed("dense")], 0, tmp_path)
 
 
 def test_seconds_of_turns_by_hand():

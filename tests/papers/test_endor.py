@@ -6,9 +6,11 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.evidence.claims import MET, SHAPE, claims, compare
 from toolkit.machines.hardware import profile
-from toolkit.papers.endor import MAPS, Workload, layer_table, operation_table, pass_table, plans
-from toolkit.simulation.cost_model import Plan
-from toolkit.timeline.tables import over
+from toolkit.models.workload import Workload
+from toolkit.papers.endor import MAPS, pass_table
+from toolkit.policies.ways import Way, all_ways
+from toolkit.simulation.tables import layer_table, operation_table
+from toolkit.timeline.tables import relative_to
 
 LAYER_GB = 2 * (4 * 9216**2 + 2 * 9216 * 36864) / 1e9  # OPT-66B
 PACKED = 0.5625
@@ -30,7 +32,7 @@ def machine():
 @pytest.fixture(scope="module")
 def operations(machine):
     table = pd.concat([operation_table(machine, Workload(model)) for model in MAPS])
-    return table.assign(over_fc1=over(table, "seconds", op="fc1"))
+    return table.assign(over_fc1=relative_to(table, "seconds", op="fc1"))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,7 @@ def test_a_pass_is_the_sum_of_its_layers(layers, passes):
 
 
 def test_pipelined_rows_are_compared_with_pipelined_ones(machine):
-    table = layer_table(machine, Workload("opt-66b"), ["storage"], plans(["sequential", "pipelined"]))
+    table = layer_table(machine, Workload("opt-66b"), ["storage"], all_ways(["sequential", "pipelined"]))
     dense = table[(table["method"] == "dense") & (table["path"] == "host")]
     assert (dense["speedup"] == 1).all()
     total = table[table["stage"] == "total"].set_index(["policy", "method", "path"])["seconds"]
@@ -156,21 +158,21 @@ def test_pipelined_rows_are_compared_with_pipelined_ones(machine):
 
 
 def test_plans_are_what_each_device_can_do():
-    ways = [(plan.method, plan.path) for plan in plans()]
+    ways = [(plan.method, plan.path) for plan in all_ways()]
     assert ways == [
         *(("dense", "host"), ("dense", "direct"), ("zstd", "host"), ("endor_cpu", "host")),
         *(("endor", "host"), ("endor", "direct"), ("endor_packed", "host"), ("endor_packed", "direct")),
     ]
-    assert plans(methods=["endor"], paths=["direct"]) == [Plan("endor", "direct")]
+    assert all_ways(methods=["endor"], paths=["direct"]) == [Way("endor", "direct")]
     with pytest.raises(UserError, match="unknown method 'csr'"):
-        plans(methods=["csr"])
-    on_cpu = plans(["sequential", "pipelined"], device="cpu")
+        all_ways(methods=["csr"])
+    on_cpu = all_ways(["sequential", "pipelined"], device="cpu")
     assert [plan.method for plan in on_cpu] == ["dense", "zstd", "endor", "endor_packed"] * 2
     assert [plan.policy for plan in on_cpu] == ["sequential"] * 4 + ["pipelined"] * 4
 
 
 def test_tables_without_a_gpu(machine):
-    table = layer_table(machine, Workload("opt-66b"), ["storage", "dram"], plans(device="cpu"))
+    table = layer_table(machine, Workload("opt-66b"), ["storage", "dram"], all_ways(device="cpu"))
     assert "copy" not in set(table["stage"])
     assert set(table["placement"]) == {"storage", "dram"}
     assert (table["speedup"].notna() | (table["stage"].isin(["decode", "read", "transfer"]))).all()

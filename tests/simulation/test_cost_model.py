@@ -11,18 +11,9 @@ from toolkit.formats import encode
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile, Storage
 from toolkit.models.shapes import random_pruned
-from toolkit.simulation.cost_model import (
-    DEVICES,
-    METHODS,
-    PATHS,
-    POLICIES,
-    Layer,
-    Plan,
-    Weight,
-    predict,
-    weights,
-    with_rates,
-)
+from toolkit.policies.methods import METHODS
+from toolkit.policies.ways import DEVICES, PATHS, POLICIES, Way
+from toolkit.simulation.cost_model import Layer, Weight, predict, weights, with_rates
 
 GB = 1_000_000_000
 # seconds a GB: read 4, copy 2, direct read 3; decoding 1 on the device, 5 or 6 on the CPU; products 1 and 2
@@ -52,7 +43,7 @@ def times(timeline):
 
 def test_sequential_by_hand():
     layer = Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
-    assert times(predict(MACHINE, [layer], Plan("endor"))) == [
+    assert times(predict(MACHINE, [layer], Way("endor"))) == [
         *(("half", "read", 0, 4), ("half", "copy", 4, 6), ("half", "decode", 6, 8), ("half", "compute", 8, 10)),
         *(
             ("twice", "read", 10, 18),
@@ -66,7 +57,7 @@ def test_sequential_by_hand():
 
 def test_fixed_times_are_taken_by_every_request():
     layer = Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
-    assert times(predict(SLOW, [layer], Plan("endor"))) == [
+    assert times(predict(SLOW, [layer], Way("endor"))) == [
         *(("half", "read", 0, 5), ("half", "copy", 5, 9), ("half", "decode", 9, 13), ("half", "compute", 13, 16)),
         *(
             ("twice", "read", 16, 25),
@@ -76,13 +67,13 @@ def test_fixed_times_are_taken_by_every_request():
         ),
         ("rest", "other", 42, 42.5),
     ]
-    assert predict(SLOW, [layer], Plan("endor_packed", "direct")).total_s == (4 + 3 + 3 + 1) + (4 + 6 + 3 + 2) + 0.5
-    assert predict(SLOW, [layer], Plan("zstd", device="cpu")).total_s == (5 + 14 + 5) + (9 + 26 + 9) + 0.5
+    assert predict(SLOW, [layer], Way("endor_packed", "direct")).total_s == (4 + 3 + 3 + 1) + (4 + 6 + 3 + 2) + 0.5
+    assert predict(SLOW, [layer], Way("zstd", device="cpu")).total_s == (5 + 14 + 5) + (9 + 26 + 9) + 0.5
 
 
 def test_a_profile_without_fixed_times_has_none():
     bare = replace(SLOW, links=MACHINE.links, dram=MACHINE.dram, device=MACHINE.device)
-    for plan in (Plan("endor"), Plan("zstd"), Plan("endor_packed", "direct", "pipelined")):
+    for plan in (Way("endor"), Way("zstd"), Way("endor_packed", "direct", "pipelined")):
         layers = [Layer((HALF, FULL), "storage")]
         assert predict(bare, layers, plan) == predict(MACHINE, layers, plan)
         assert predict(SLOW, layers, plan).total_s > predict(MACHINE, layers, plan).total_s
@@ -96,18 +87,18 @@ def test_pipelined_by_hand():
     device          00001111  2222      decoding and products share the processor
     """
     layers = [Layer((HALF,), "storage") for _ in range(3)]
-    assert times(predict(MACHINE, layers, Plan("endor", policy="pipelined"))) == [
+    assert times(predict(MACHINE, layers, Way("endor", policy="pipelined"))) == [
         *(("half", "read", 0, 4), ("half", "copy", 4, 6), ("half", "decode", 6, 8), ("half", "compute", 8, 10)),
         *(("half", "read", 4, 8), ("half", "copy", 8, 10), ("half", "decode", 10, 12), ("half", "compute", 12, 14)),
         *(("half", "read", 10, 14), ("half", "copy", 14, 16), ("half", "decode", 16, 18), ("half", "compute", 18, 20)),
     ]
-    assert predict(MACHINE, layers, Plan("endor", policy="pipelined", buffers=3)).total_s == 18
-    assert predict(MACHINE, layers, Plan("endor", policy="pipelined", buffers=1)).total_s == 30
+    assert predict(MACHINE, layers, Way("endor", policy="pipelined"), slots=3).total_s == 18
+    assert predict(MACHINE, layers, Way("endor", policy="pipelined"), slots=1).total_s == 30
 
 
 def test_operations_of_a_layer_overlap_when_pipelined():
     layer = Layer((FULL, replace(FULL, op="second")), "dram", overhead_s=3)
-    assert times(predict(MACHINE, [layer], Plan("dense", policy="pipelined"))) == [
+    assert times(predict(MACHINE, [layer], Way("dense", policy="pipelined"))) == [
         *(("full", "copy", 0, 4), ("full", "compute", 4, 6)),
         *(("second", "copy", 4, 8), ("second", "compute", 8, 10)),
         ("rest", "other", 10, 13),
@@ -140,30 +131,30 @@ def test_operations_of_a_layer_overlap_when_pipelined():
 )
 def test_the_way_of_a_weight_by_hand(method, path, placement, device, way):
     weight = FULL if method == "dense" else HALF
-    timeline = predict(MACHINE, [Layer((weight,), placement)], Plan(method, path, device=device))
+    timeline = predict(MACHINE, [Layer((weight,), placement)], Way(method, path, device=device))
     assert ", ".join(f"{s.stage} {s.tier} {round(s.seconds, 9):g}" for s in timeline.spans) == way
 
 
 def test_the_bytes_of_a_span_are_the_ones_it_moves():
-    nbytes = {s.stage: s.nbytes / GB for s in predict(MACHINE, [Layer((HALF,), "storage")], Plan("zstd")).spans}
+    nbytes = {s.stage: s.nbytes / GB for s in predict(MACHINE, [Layer((HALF,), "storage")], Way("zstd")).spans}
     assert nbytes == {"read": 1, "decode": 2, "copy": 2, "compute": 2}
 
 
 def test_unified_memory_is_not_copied_to_itself():
     machine = with_rates(profile("flash-m1-max"), "device", decode_gb_s={"endor": 100})
-    stages = [s.stage for s in predict(machine, [Layer((HALF,), "storage")], Plan("endor")).spans]
+    stages = [s.stage for s in predict(machine, [Layer((HALF,), "storage")], Way("endor")).spans]
     assert stages == ["read", "decode", "compute"]
 
 
 def test_a_probed_profile_is_enough_for_the_cpu():
     bare = replace(PROBED, dram=Memory("cpu", 1e11, 0.5))
     layers = [Layer((FULL,), "storage"), Layer((FULL,), "dram")]
-    assert predict(bare, layers, Plan("dense", device="cpu")).total_s == 8 + 4 + 4
-    assert predict(bare, [Layer((HALF,), "storage")], Plan("endor_packed", device="cpu")).total_s == 4 + 2
+    assert predict(bare, layers, Way("dense", device="cpu")).total_s == 8 + 4 + 4
+    assert predict(bare, [Layer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 2
     tuned = with_rates(bare, "dram", decode_gb_s={"endor": 4}, matvec_gb_s={"dense": 1, "endor": 0.25})
-    assert predict(tuned, layers, Plan("dense", device="cpu")).total_s == 8 + 2 + 2
-    assert predict(tuned, [Layer((HALF,), "storage")], Plan("endor", device="cpu")).total_s == 4 + 0.5 + 2
-    assert predict(tuned, [Layer((HALF,), "storage")], Plan("endor_packed", device="cpu")).total_s == 4 + 4
+    assert predict(tuned, layers, Way("dense", device="cpu")).total_s == 8 + 2 + 2
+    assert predict(tuned, [Layer((HALF,), "storage")], Way("endor", device="cpu")).total_s == 4 + 0.5 + 2
+    assert predict(tuned, [Layer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 4
 
 
 def test_rates_are_added_to_those_there():
@@ -247,7 +238,7 @@ def cost(span, method, path):
 
 @given(layers, chosen, st.integers(1, 4), st.booleans())
 def test_pipelined_is_what_the_oracle_finds_tick_by_tick(drawn, way, buffers, slow):
-    timeline = predict(SLOW if slow else MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers))
+    timeline = predict(SLOW if slow else MACHINE, drawn, Way(*way, "pipelined"), slots=buffers)
     grouped = by_operation(timeline)
 
     def taken(span):
@@ -268,7 +259,7 @@ def test_pipelined_is_what_the_oracle_finds_tick_by_tick(drawn, way, buffers, sl
 
 @given(layers, chosen, st.sampled_from([*POLICIES]), st.integers(1, 4))
 def test_no_resource_serves_two_and_no_stage_comes_before_its_input(drawn, way, policy, buffers):
-    timeline = predict(MACHINE, drawn, Plan(*way, policy, buffers=buffers))
+    timeline = predict(MACHINE, drawn, Way(*way, policy), slots=buffers)
     spans = sorted(timeline.spans, key=lambda s: s.start_s)
     for name in {resource(s) for s in spans}:
         for before, after in itertools.pairwise(s for s in spans if resource(s) == name):
@@ -280,9 +271,9 @@ def test_no_resource_serves_two_and_no_stage_comes_before_its_input(drawn, way, 
 
 @given(layers, chosen, st.integers(1, 4))
 def test_overlapping_never_costs_and_never_beats_the_busiest(drawn, way, buffers):
-    one_by_one = predict(MACHINE, drawn, Plan(*way))
-    overlapped = predict(MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers))
-    more = predict(MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers + 1))
+    one_by_one = predict(MACHINE, drawn, Way(*way))
+    overlapped = predict(MACHINE, drawn, Way(*way, "pipelined"), slots=buffers)
+    more = predict(MACHINE, drawn, Way(*way, "pipelined"), slots=buffers + 1)
     busy_s = {}
     for span in overlapped.spans:
         busy_s[resource(span)] = busy_s.get(resource(span), 0) + span.seconds
@@ -293,7 +284,7 @@ def test_overlapping_never_costs_and_never_beats_the_busiest(drawn, way, buffers
 
 @given(layers, chosen, st.integers(1, 4))
 def test_no_more_layers_are_under_way_than_there_are_buffers(drawn, way, buffers):
-    timeline = predict(MACHINE, drawn, Plan(*way, "pipelined", buffers=buffers))
+    timeline = predict(MACHINE, drawn, Way(*way, "pipelined"), slots=buffers)
     layers_spans = [list(itertools.chain.from_iterable(ops)) for ops in by_operation(timeline)]
     moved = [spans for spans in layers_spans if {s.stage for s in spans} & {"read", "copy"}]
     windows = [(min(s.start_s for s in spans), max(s.end_s for s in spans)) for spans in moved]
@@ -304,31 +295,30 @@ def test_no_more_layers_are_under_way_than_there_are_buffers(drawn, way, buffers
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"method": "gzip"}, "unknown method 'gzip'; choose from: dense, endor"),
+        ({"method": "gzip"}, "unknown method 'gzip'; choose from: accelerate, dense, endor"),
         ({"path": "usb"}, "unknown path 'usb'; choose from: direct, host"),
         ({"policy": "greedy"}, "unknown policy 'greedy'; choose from: pipelined, sequential"),
         ({"device": "tpu"}, "unknown device 'tpu'; choose from: cpu, gpu"),
-        ({"buffers": 0}, "buffers=0: expected 1 or more"),
         ({"path": "direct", "method": "zstd"}, "path 'direct' with method 'zstd'"),
         ({"path": "direct", "device": "cpu"}, "path 'direct' with method 'endor' on 'cpu'"),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused(change, words):
+def test_a_way_that_cannot_be_carried_out_is_refused(change, words):
     with pytest.raises(UserError, match=words):
-        Plan(**change)
+        Way(**change)
 
 
 @pytest.mark.parametrize(
     ("machine", "placement", "plan", "words"),
     [
-        (PROBED, "storage", Plan("dense"), "toy gives no bandwidth from dram to device"),
-        (PROBED, "storage", Plan("dense", "direct"), "toy gives no bandwidth from storage to device"),
-        (PROBED, "device", Plan("dense"), "toy has no device"),
-        (MACHINE, "device", Plan("dense", device="cpu"), "a layer in 'device' with a plan that computes in 'dram'"),
+        (PROBED, "storage", Way("dense"), "toy gives no bandwidth from dram to device"),
+        (PROBED, "storage", Way("dense", "direct"), "toy gives no bandwidth from storage to device"),
+        (PROBED, "device", Way("dense"), "toy has no device"),
+        (MACHINE, "device", Way("dense", device="cpu"), "a layer in 'device' with a way that computes in 'dram'"),
         (
             profile("h200"),
             "storage",
-            Plan("endor"),
+            Way("endor"),
             r"h200 gives no rate of decoding endor in device: .*with_rates\(\)",
         ),
     ],

@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.timeline.tables import beside_dense, model_error, over, stage_seconds, ways
+from toolkit.timeline.tables import beside_dense, model_error, relative_to, stage_seconds, way_names
 
 # op, method, path, stage, seconds, nbytes, gb_s
 ROWS = [
@@ -26,12 +26,12 @@ def test_beside_dense_by_hand():
 
 
 def test_any_label_can_be_the_baseline():
-    assert over(TABLE, "seconds", op="fc1").tolist() == [1, 1, 1, 1, 2, 1]
+    assert relative_to(TABLE, "seconds", op="fc1").tolist() == [1, 1, 1, 1, 2, 1]
 
 
 def test_what_was_modelled_is_set_beside_what_was_measured():
     modelled = TABLE.assign(evidence="modelled", seconds=TABLE["seconds"] * [1.1, 0.9, 1, 2, 1, 1])
-    ratio = over(pd.concat([TABLE, modelled], ignore_index=True), "seconds", evidence="measured")
+    ratio = relative_to(pd.concat([TABLE, modelled], ignore_index=True), "seconds", evidence="measured")
     assert ratio.tolist() == pytest.approx([1] * 6 + [1.1, 0.9, 1, 2, 1, 1])
 
 
@@ -42,7 +42,7 @@ def test_the_order_and_index_of_rows_do_not_matter():
 
 def test_rows_that_labels_do_not_tell_apart_are_refused():
     with pytest.raises(UserError, match=r"two rows .*'op': 'fc2', 'method': 'endor', 'path': 'host'"):
-        over(pd.concat([TABLE, TABLE.tail(1)]), "seconds", op="fc1")
+        relative_to(pd.concat([TABLE, TABLE.tail(1)]), "seconds", op="fc1")
 
 
 def test_a_baseline_that_is_no_label_is_refused():
@@ -51,10 +51,10 @@ def test_a_baseline_that_is_no_label_is_refused():
 
 
 def test_ways_are_named_by_labels_method_path_and_policy():
-    assert ways(TABLE).tolist() == ["dense", "endor", "endor, direct", "endor", "dense", "endor"]
+    assert way_names(TABLE).tolist() == ["dense", "endor", "endor, direct", "endor", "dense", "endor"]
     ahead = TABLE.assign(policy=["sequential"] * 2 + ["pipelined"] * 4)
-    assert ways(ahead).tolist()[1:4] == ["endor", "endor, direct, pipelined", "endor, pipelined"]
-    assert ways(TABLE, "op", "stage").tolist()[2:5] == [
+    assert way_names(ahead).tolist()[1:4] == ["endor", "endor, direct, pipelined", "endor, pipelined"]
+    assert way_names(TABLE, "op", "stage").tolist()[2:5] == [
         "fc1, read, endor, direct",
         "fc1, decode, endor",
         "fc2, read, dense",

@@ -19,7 +19,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
     """A panel of stacked stages for every machine, then one of our ratios and speed-ups beside the published ones.
 
     Args:
-        table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`ways`, say).
+        table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`way_names`, say).
             Where a machine's bar was both measured and modelled, the modelled one stands below.
         comparison: of `compare_machines`; claims of other units, and such as nothing here answers to, are left out.
     """

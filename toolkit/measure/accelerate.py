@@ -3,7 +3,6 @@
 import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,11 +11,10 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.files import check_space
-from toolkit.measure.passes import Case
+from toolkit.policies.methods import ACCELERATE
+from toolkit.policies.ways import Placed, Way
 from toolkit.storage.direct import drop_pages
 from toolkit.timeline.spans import Recorder, Span, Timeline
-
-ACCELERATE = "accelerate"
 
 
 class DiskOffloaded:
@@ -104,20 +102,14 @@ def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Itera
         yield turn
 
 
-@dataclass(frozen=True)
-class Rival:
-    """What Accelerate's passes are called beside a `Case` of ours: all on disk, one thing at a time."""
-
-    method: str = ACCELERATE
-    placement: str = "storage"
-    policy: str = "sequential"
+RIVAL: Placed = (Way(ACCELERATE, device="cpu"), "storage")  # all on disk, one thing at a time
 
 
 def beside(
-    passes: Iterable[tuple[Case, int, str, Timeline]], last: Case, turn: Callable[[], Timeline]
-) -> Iterator[tuple[Case | Rival, int, str, Timeline]]:
-    """Passes of `timed_passes`, and in each repetition one of the rival's, behind that of the case `last`."""
+    passes: Iterable[tuple[Placed, int, str, Timeline]], last: Placed, turn: Callable[[], Timeline]
+) -> Iterator[tuple[Placed, int, str, Timeline]]:
+    """Passes of `timed_passes`, and in each repetition one of the rival's, behind that of `last`."""
     for case, repetition, mode, timeline in passes:
         yield case, repetition, mode, timeline
         if case == last:
-            yield Rival(), repetition, "buffered", turn()
+            yield RIVAL, repetition, "buffered", turn()

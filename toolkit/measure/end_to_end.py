@@ -1,28 +1,29 @@
 """One token through a whole model on this machine: methods and policies side by side, and Accelerate's disk offload.
 
-    passes_here("opt-1536", layers=10)      # beside pass_table(profile("endor-rtx4080"), ...)
-    goals_here("opt-1536", layers=10)
+    pass_measurements("opt-1536", layers=10)      # beside pass_table(profile("endor-rtx4080"), ...)
+    goal_ratios("opt-1536", layers=10)
 
 The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU; `toolkit.measure.turns` times.
 Measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import pandas as pd
 
 from toolkit import paths
-from toolkit.errors import unknown
 from toolkit.machines.machine import GB, Profile
-from toolkit.measure.accelerate import ACCELERATE
+from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.rates import this_machine
 from toolkit.measure.repetitions import kept_spans, median_stages
-from toolkit.measure.this_machine import machine_here
-from toolkit.measure.turns import CONTESTANT, Contestant, pass_spans, turn_seconds
-from toolkit.papers.endor import Workload
-from toolkit.policies.methods import METHODS
+from toolkit.measure.turns import PLACED, pass_spans, turn_seconds
+from toolkit.models.workload import Workload
+from toolkit.policies.methods import ACCELERATE, RIVALS
 from toolkit.policies.placement import LayerMap
-from toolkit.simulation.cost_model import POLICIES, Plan, predict
+from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
+from toolkit.simulation.cost_model import predict
+from toolkit.simulation.tables import layer_of
 from toolkit.timeline.spans import Timeline
 from toolkit.timeline.tables import beside_dense, beside_measured
 
@@ -36,7 +37,7 @@ GOALS = {
 }
 
 
-def passes_here(
+def pass_measurements(
     model: str,
     layers: int,
     methods: Sequence[str] = PASS_METHODS,
@@ -50,20 +51,20 @@ def passes_here(
     `mapping` is `storage` with every layer on disk, for which both policies and Accelerate are measured; `published`,
     the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). What neither reads, decodes nor
     multiplies weights is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than
-    one repetition, so few layers that buffers keep them all, a disk too small, or a contestant whose logits are not
+    one repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not
     those of the model in memory.
     """
     workload = Workload(model, dtype, sparsity)
     spans = _spans(workload, layers, methods, repetitions, fresh)
-    machine = machine_here(dtype, sparsity, fresh)
+    machine = this_machine(dtype, sparsity, fresh)
     tables = []
-    for contestant, rows in _by_contestant(spans):
+    for (way, mapping), rows in _by_way(spans):
         where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
-        labels = {"profile": machine.id, **asdict(workload), "op": "pass", **_plan_labels(contestant)}
-        labels |= {"mapping": contestant.mapping, "dram_layers": where.dram, "storage_layers": where.storage}
+        labels = {"profile": machine.id, **asdict(workload), "op": "pass", **asdict(way)}
+        labels |= {"mapping": mapping, "dram_layers": where.dram, "storage_layers": where.storage}
         tables.append(median_stages(rows).assign(**labels))
-        if contestant.method != ACCELERATE:
-            modelled = _predicted(machine, workload, contestant, where)
+        if way.method not in RIVALS:
+            modelled = _predicted(machine, workload, way, where)
             tables.append(modelled.stages().assign(**labels))
     table = pd.concat(tables, ignore_index=True)
     mapped = table["mapping"] != "storage"
@@ -71,7 +72,7 @@ def passes_here(
     return beside_measured(pd.concat(compared, ignore_index=True))
 
 
-def goals_here(
+def goal_ratios(
     model: str,
     layers: int,
     methods: Sequence[str] = PASS_METHODS,
@@ -80,14 +81,14 @@ def goals_here(
     repetitions: int = REPETITIONS,
     fresh: bool = False,
 ) -> pd.DataFrame:
-    """The ratios of `GOALS` among the passes that `passes_here` shows, with the same arguments: `goals_table`."""
+    """The ratios of `GOALS` among the passes that `pass_measurements` shows, with the same arguments: `goals_table`."""
     return goals_table(_spans(Workload(model, dtype, sparsity), layers, methods, repetitions, fresh))
 
 
 def goals_table(spans: pd.DataFrame) -> pd.DataFrame:
     """How many times faster ours was, turn by turn: median and quartiles, what was wanted, whether that was met.
 
-    `spans` as `pass_spans` gives them; goals whose contestants are not among them are left out.
+    `spans` as `pass_spans` gives them; goals whose ways are not among them are left out.
     """
     turns = turn_seconds(spans)
     rows = []
@@ -107,7 +108,7 @@ def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
     (of a machine with a GPU nothing); read_gb_s of the disk; pays_sequential_gb_s, where decoding takes as long as the
     shorter read saves; pays_pipelined_gb_s, where the cores take as long as the packed read and hide behind it. Then
     pays and hides, and `basis`, a key of `BASES`: where decode_gb_s comes from.
-    `table` of `passes_here`, its sequential passes from disk; of the other machine what its profile says.
+    `table` of `pass_measurements`, its sequential passes from disk; of the other machine what its profile says.
     """
     chosen = table[(table["method"] == "endor") & (table["policy"] == "sequential") & (table["mapping"] == "storage")]
     stages = chosen[chosen["evidence"] == "measured"].set_index("stage")
@@ -127,40 +128,30 @@ def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
     )
 
 
-def default_contestants(methods: Sequence[str]) -> list[Contestant]:
+def default_ways(methods: Sequence[str]) -> list[Placed]:
     """Every method by both policies from disk, Accelerate, and every method through the paper's maps, sequentially."""
-    for name in methods:
-        if name not in METHODS:
-            raise unknown("method", name, METHODS)
-    found = [Contestant(method, policy) for policy in POLICIES for method in methods]
-    found.append(Contestant(ACCELERATE))
-    found += [Contestant(method, mapping="published") for method in methods]
-    return found + [Contestant(method, mapping="refilled") for method in methods if METHODS[method].format != "dense"]
+    one_by_one = all_ways(device="cpu", methods=methods)
+    found = [(way, "storage") for way in all_ways(POLICIES, "cpu", methods)] + [RIVAL]
+    found += [(way, "published") for way in one_by_one]
+    return found + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
 
 
 def _spans(workload: Workload, layers: int, methods: Sequence[str], repetitions: int, fresh: bool) -> pd.DataFrame:
-    contestants = default_contestants(methods)
-    named = [asdict(contestant) for contestant in contestants]
-    key = asdict(workload) | {"layers": layers, "contestants": named, "repetitions": repetitions}
+    ways = default_ways(methods)
+    named = [[asdict(way), mapping] for way, mapping in ways]
+    key = asdict(workload) | {"layers": layers, "ways": named, "repetitions": repetitions}
 
     def measure() -> pd.DataFrame:
         paths.cache_dir().mkdir(parents=True, exist_ok=True)
-        return pass_spans(workload, layers, contestants, repetitions, paths.cache_dir())
+        return pass_spans(workload, layers, ways, repetitions, paths.cache_dir())
 
     return kept_spans(key, ("toolkit.measure.turns",), measure, fresh)
 
 
-def _by_contestant(spans: pd.DataFrame) -> Iterator[tuple[Contestant, pd.DataFrame]]:
-    for name, rows in spans.groupby(CONTESTANT, sort=False):
-        yield Contestant(*name), rows
+def _by_way(spans: pd.DataFrame) -> Iterator[tuple[Placed, pd.DataFrame]]:
+    for (method, policy, mapping), rows in spans.groupby(PLACED, sort=False):
+        yield (Way(method, policy=policy, device="cpu"), mapping), rows
 
 
-def _plan_labels(contestant: Contestant) -> Mapping[str, object]:
-    """Those of the cost model's plan; Accelerate's are those of dense weights, but for the method."""
-    method = contestant.method if contestant.method in METHODS else "dense"
-    return asdict(Plan(method, "host", contestant.policy, "cpu")) | {"method": contestant.method}
-
-
-def _predicted(machine: Profile, workload: Workload, contestant: Contestant, where: LayerMap) -> Timeline:
-    layers = [workload.layer(machine, contestant.method, tier) for tier in where.tiers]
-    return predict(machine, layers, Plan(contestant.method, "host", contestant.policy, "cpu"))
+def _predicted(machine: Profile, workload: Workload, way: Way, where: LayerMap) -> Timeline:
+    return predict(machine, [layer_of(workload, machine, way.method, tier) for tier in where.tiers], way)

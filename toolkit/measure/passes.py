@@ -1,7 +1,8 @@
 """Passes through one layer of a store, timed: its operations are read, unpacked and used, each step a span.
 
     with twin_store({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as store:
-        for case, repetition, mode, timeline in timed_passes(store, [Case("dense"), Case("endor")], repetitions=5):
+        ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", device="cpu"), "storage")]
+        for (way, placement), repetition, mode, timeline in timed_passes(store, ways, repetitions=5):
             ...
 
 The layer is a shape-only twin: random weights, since time does not depend on their values. The device is the CPU.
@@ -9,9 +10,8 @@ The layer is a shape-only twin: random weights, since time does not depend on th
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models.shapes import random_pruned
 from toolkit.offload.weights import product, unpack
-from toolkit.simulation.cost_model import METHODS, POLICIES
+from toolkit.policies.ways import POLICIES, Placed, Way
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_reader
 from toolkit.storage.runs import Layer, OpRun
@@ -34,21 +34,6 @@ from toolkit.timeline.spans import Recorder, Timeline
 
 PLACEMENTS = ("storage", "dram")
 SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
-
-
-@dataclass(frozen=True)
-class Case:
-    """One way through the layer. Raises `UserError` for an unknown method, placement or policy."""
-
-    method: str
-    placement: str = "storage"
-    policy: str = "sequential"
-
-    def __post_init__(self):
-        """Refuse unknown names."""
-        for kind, known in {"method": METHODS, "placement": PLACEMENTS, "policy": POLICIES}.items():
-            if getattr(self, kind) not in known:
-                raise unknown(kind, getattr(self, kind), known)
 
 
 @contextlib.contextmanager
@@ -93,25 +78,31 @@ def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
             raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
 
 
-def timed_passes(store: Store, cases: Sequence[Case], repetitions: int) -> Iterator[tuple[Case, int, str, Timeline]]:
-    """Each case `repetitions` times and once before: the case, the repetition from 0, the reader's mode, the timeline.
+def timed_passes(
+    store: Store, cases: Sequence[Placed], repetitions: int
+) -> Iterator[tuple[Placed, int, str, Timeline]]:
+    """Each way `repetitions` times and once before: way, placement, repetition from 0, the reader's mode, timeline.
 
     A slow spell of the disk hits one repetition of every case, since repetitions are the outer loop. Files are opened
-    anew for each pass, which drops what the page cache may hold of them. Raises `UserError` for no repetition.
+    anew for each pass, which drops what the page cache may hold of them. Raises `UserError` for no repetition or an
+    unknown placement.
     """
     if repetitions < 1:
         raise UserError(f"repetitions={repetitions}: expected 1 or more; one more goes before them")
-    forms = {METHODS[case.method].format for case in cases}
+    for _, placement in cases:
+        if placement not in PLACEMENTS:
+            raise unknown("placement", placement, PLACEMENTS)
+    forms = {way.stored.format for way, _ in cases}
     buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
     largest = max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values())
     dense = aligned_buffer(largest)
     weights = {form: _weights(store, form, buffers[form]) for form in forms}
     for repetition in range(repetitions + 1):
-        for case in cases:
-            form = METHODS[case.method].format
+        for way, placement in cases:
+            form = way.stored.format
             with open_reader("threads", store, form) as reader:
-                timeline = _pass(case, reader, store.layer(0, form), buffers[form], weights[form], dense)
-                yield case, repetition, reader.mode, timeline
+                timeline = _pass(way, placement, reader, store.layer(0, form), buffers[form], weights[form], dense)
+                yield (way, placement), repetition, reader.mode, timeline
 
 
 def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed | Scaled]:
@@ -125,7 +116,8 @@ def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed
 
 
 def _pass(
-    case: Case,
+    way: Way,
+    placement: str,
     reader: Reader,
     layer: Layer,
     buffer: np.ndarray,
@@ -133,33 +125,30 @@ def _pass(
     dense: np.ndarray,
 ) -> Timeline:
     vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
-    if case.placement == "dram":
+    if placement == "dram":
         reader.read([layer], buffer)
     recorder = Recorder()
 
     def read(run: OpRun) -> OpRun:
-        if case.placement == "storage":
+        if placement == "storage":
             with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
                 reader.read([run], buffer[run.offset - layer.offset :][: run.nbytes])
         return run
 
     with ThreadPoolExecutor(1) as link:
-        for run in ARRIVALS[case.policy](link)(read, layer.ops.values()):
-            operand = _operand(case, recorder, run, weights[run.op], dense)
+        arrivals = link.map if POLICIES[way.policy].overlaps else map  # all are read in order, or each when it is due
+        for run in arrivals(read, layer.ops.values()):
+            operand = _operand(way, recorder, run, weights[run.op], dense)
             with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
                 product(operand, vectors[run.shape[1]])
     return recorder.timeline()
 
 
-# policy -> how operations arrive: each read when the one before it has been used, or all of them, one after the other
-ARRIVALS: dict[str, Callable] = {"sequential": lambda link: map, "pipelined": lambda link: link.map}
-
-
 def _operand(
-    case: Case, recorder: Recorder, run: OpRun, packed: Packed | Scaled, dense: np.ndarray
+    way: Way, recorder: Recorder, run: OpRun, packed: Packed | Scaled, dense: np.ndarray
 ) -> Tensor | Packed | Scaled:
     """What the product is taken with: the weight made dense, or as it was stored."""
-    if not METHODS[case.method].decoded_in:
+    if not way.stored.decoded_in:
         return packed
     out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
     with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):

@@ -1,6 +1,7 @@
-"""Contestants that bring one token through the same model on disk, taking turns, each checked and timed.
+"""Ways of bringing one token through the same model on disk, taking turns, each checked and timed.
 
-    spans = pass_spans(Workload("opt-1536"), 10, [Contestant("dense"), Contestant("endor", "pipelined")], 3, folder)
+    ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", policy="pipelined", device="cpu"), "storage")]
+    spans = pass_spans(Workload("opt-1536"), 10, ways, 3, folder)
     turn_seconds(spans)
 
 A slow spell of the disk hits one turn of each. In a turn the logits are checked against those of the model in memory,
@@ -10,7 +11,7 @@ there are more layers than buffers, and where reads go through the page cache th
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -19,63 +20,46 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats.packed import DTYPES
-from toolkit.measure.accelerate import ACCELERATE, DiskOffloaded
+from toolkit.measure.accelerate import DiskOffloaded
 from toolkit.measure.repetitions import SPAN, timeline_of
 from toolkit.models import decoder_blocks
 from toolkit.models.twins import twin_model
+from toolkit.models.workload import Workload
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.ring import SLOTS
-from toolkit.papers.endor import MAPS, Workload
-from toolkit.policies.methods import METHODS
+from toolkit.policies.methods import ACCELERATE, RIVALS
 from toolkit.policies.placement import LayerMap
-from toolkit.simulation.cost_model import POLICIES
+from toolkit.policies.ways import POLICIES, Placed, Way
 from toolkit.storage.direct import drop_pages
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Timeline
 
 TOKEN = torch.tensor([[7]])
+IN_MEMORY = 13 / 64  # of OPT-66B's layers, on GPU and CPU (ENDOR, section 3.3)
 NEAR = 0.02  # of the largest logit: `endor_packed` adds in another order
-CONTESTANT = ["method", "policy", "mapping"]
+PLACED = ["method", "policy", "mapping"]
 
 
-@dataclass(frozen=True)
-class Contestant:
-    """One way through the model. Raises `UserError` for an unknown method or policy."""
+def pass_spans(workload: Workload, layers: int, ways: Sequence[Placed], repetitions: int, folder: Path) -> pd.DataFrame:
+    """The spans of every way's passes, timed in a folder whose disk they read; what is written there goes again.
 
-    method: str
-    policy: str = "sequential"
-    mapping: str = "storage"
-
-    def __post_init__(self):
-        """Refuse unknown names."""
-        for kind, known in {"method": [*METHODS, ACCELERATE], "policy": POLICIES}.items():
-            if getattr(self, kind) not in known:
-                raise unknown(kind, getattr(self, kind), known)
-
-
-def pass_spans(
-    workload: Workload, layers: int, contestants: Sequence[Contestant], repetitions: int, folder: Path
-) -> pd.DataFrame:
-    """The spans of every contestant's passes, timed in a folder whose disk they read; what is written there goes again.
-
-    Columns: those of `CONTESTANT`, dram_layers, storage_layers, repetition (from 1), mode ("direct" if the page cache
+    Columns: those of `PLACED`, dram_layers, storage_layers, repetition (from 1), mode ("direct" if the page cache
     was passed by) and those of `Span`, in seconds from the pass's start. Raises what `passes_here` does.
     """
     if repetitions < 1:
         raise UserError(f"repetitions={repetitions}: expected 1 or more")
-    for contestant in contestants:
-        place_layers(contestant, layers)  # early: only `refilled` goes by bytes, which are known once they are packed
+    for way, mapping in ways:
+        place_layers(way, mapping, layers)  # early: only `refilled` goes by bytes, which are known once they are packed
     with tempfile.TemporaryDirectory(prefix=".passes-", dir=folder) as place:
-        race = _race(workload, layers, contestants, Path(place))
+        turns = _prepared(workload, layers, ways, Path(place))
         return pd.concat(
-            (rows for repetition in range(1, repetitions + 1) for rows in race.turns(repetition)), ignore_index=True
+            (rows for repetition in range(1, repetitions + 1) for rows in turns.each(repetition)), ignore_index=True
         )
 
 
 def turn_seconds(spans: pd.DataFrame) -> pd.DataFrame:
     """Seconds of each pass: a row a turn, a column a (method, policy, mapping)."""
-    times = {key: timeline_of(rows).total_s for key, rows in spans.groupby(["repetition", *CONTESTANT])}
+    times = {key: timeline_of(rows).total_s for key, rows in spans.groupby(["repetition", *PLACED])}
     return pd.Series(times).unstack([1, 2, 3])
 
 
@@ -85,8 +69,7 @@ def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, La
     OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3); here, where the CPU computes, DRAM is the nearest
     tier and takes that share. `refilled` is what fits into the bytes of these once they are packed.
     """
-    theirs = MAPS["opt-66b"]["published"]
-    near = round(layers * (theirs.device + theirs.dram) / len(theirs.tiers))
+    near = round(layers * IN_MEMORY)
     published = LayerMap(0, near, layers - near)
     return {
         "storage": LayerMap(0, 0, layers),
@@ -95,96 +78,94 @@ def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, La
     }
 
 
-def place_layers(contestant: Contestant, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
-    """Where a contestant's layers live, for layers of these bytes.
+def place_layers(way: Way, mapping: str, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
+    """Where the layers of a way live, for layers of these bytes.
 
     Raises `UserError` for an unknown mapping, or if all layers in storage stay in its buffers: a second token would
     find them there and read nothing.
     """
     maps = layer_maps(layers, dense_bytes, packed_bytes)
-    if contestant.mapping not in maps:
-        raise unknown("mapping", contestant.mapping, maps)
-    where = maps[contestant.mapping]
-    slots = SLOTS[contestant.policy] if contestant.method != ACCELERATE else 0
+    if mapping not in maps:
+        raise unknown("mapping", mapping, maps)
+    where = maps[mapping]
+    slots = 0 if way.method in RIVALS else POLICIES[way.policy].slots
     if 0 < where.storage <= slots:
         raise UserError(
-            f"{', '.join(asdict(contestant).values())}: layers in storage: {where.storage} of {layers}; its buffers "
+            f"{way.method}, {way.policy}, {mapping}: layers in storage: {where.storage} of {layers}; its buffers "
             f"keep {slots}, so that a second token reads nothing: expected none or more than {slots}; take more layers"
         )
     return where
 
 
 @dataclass(frozen=True, eq=False)
-class Race:
-    """What contestants run on: a packed model, the same under Accelerate, and the logits that each must give.
+class Turns:
+    """What the ways run on: a packed model, the same under Accelerate, and the logits that each must give.
 
-    `contestants` says where the layers of each live.
+    `maps` says where the layers of each live.
     """
 
     store: Store
     rival: DiskOffloaded | None
     expected: Tensor
-    contestants: Mapping[Contestant, LayerMap]
+    maps: Mapping[Placed, LayerMap]
 
-    def turns(self, repetition: int) -> Iterator[pd.DataFrame]:
+    def each(self, repetition: int) -> Iterator[pd.DataFrame]:
         """One pass of each, begun with the next one in each repetition (from 1)."""
-        order = [*self.contestants.items()]
+        order = [*self.maps.items()]
         first = (repetition - 1) % len(order)
-        for contestant, where in order[first:] + order[:first]:
-            mode, timeline = self.timed(contestant, where)
-            labels = asdict(contestant) | {"dram_layers": where.dram, "storage_layers": where.storage}
+        for (way, mapping), where in order[first:] + order[:first]:
+            mode, timeline = self.timed(way, where)
+            labels = {
+                "method": way.method,
+                "policy": way.policy,
+                "mapping": mapping,
+                "dram_layers": where.dram,
+                "storage_layers": where.storage,
+            }
             yield timeline.table()[SPAN].assign(**labels, repetition=repetition, mode=mode)
 
-    def timed(self, contestant: Contestant, where: LayerMap) -> tuple[str, Timeline]:
+    def timed(self, way: Way, where: LayerMap) -> tuple[str, Timeline]:
         """How the disk was read, and a token's timeline: of ours the second one's, of Accelerate a single one's."""
-        if contestant.method == ACCELERATE:
+        if way.method == ACCELERATE:
             given, timeline = self.rival.timed(TOKEN, use_cache=False)
-            self.check(contestant, given.logits)
+            self.check(way, given.logits)
             return "buffered", timeline
         # its checksums were compared when the store was written
-        how = {"placement": where, "policy": contestant.policy, "verify": False}
-        with OffloadedModel.open(self.store.folder, contestant.method, **how) as ours:
-            self.check(contestant, _logits(ours.model))
+        how = {"placement": where, "policy": way.policy, "verify": False}
+        with OffloadedModel.open(self.store.folder, way.method, **how) as ours:
+            self.check(way, _logits(ours.model))
             mode, recorder = ours.mode, ours.recorder
             if mode != "direct":
-                _drop_pages(ours.store, METHODS[contestant.method].format)
+                _drop_pages(ours.store, way.stored.format)
             begun_s = recorder.now_s()
             logits = _logits(ours.model)
             ended_s = recorder.now_s()
-        self.check(contestant, logits)
+        self.check(way, logits)
         return mode, recorder.timeline().window(begun_s, ended_s)  # once closed: every read has ended
 
-    def check(self, contestant: Contestant, logits: Tensor) -> None:
+    def check(self, way: Way, logits: Tensor) -> None:
         """Raise `UserError` unless they are the expected ones, to the bit but for products with packed weights."""
         close = torch.allclose(logits.float(), self.expected.float(), atol=NEAR * float(self.expected.abs().max()))
-        packed = contestant.method in METHODS and _used_packed(contestant.method)
-        if not (close if packed else torch.equal(logits, self.expected)):
-            raise UserError(
-                f"{contestant.method}, {contestant.policy}, gives other logits than the model in memory: not timed"
-            )
+        if not (close if way.stored.used_packed else torch.equal(logits, self.expected)):
+            raise UserError(f"{way.method}, {way.policy}, gives other logits than the model in memory: not timed")
 
 
-def _race(workload: Workload, layers: int, contestants: Sequence[Contestant], folder: Path) -> Race:
+def _prepared(workload: Workload, layers: int, ways: Sequence[Placed], folder: Path) -> Turns:
     model = twin_model(workload.model, layers, DTYPES[workload.dtype], workload.sparsity)
     expected = _logits(model)
-    methods = {contestant.method for contestant in contestants}
-    forms = dict.fromkeys(["dense", *map(_form, sorted(methods))])
+    forms = dict.fromkeys(["dense", *sorted(way.stored.format for way, _ in ways)])
     pack_model(model, folder / "store", tuple(forms), workload.model)
     store = Store.open(folder / "store")
     store.verify()
     rival = None
-    if ACCELERATE in methods:  # what is in no layer stays in memory, as with ours
+    if any(way.method == ACCELERATE for way, _ in ways):  # what is in no layer stays in memory, as with ours
         rival = DiskOffloaded(model, folder / ACCELERATE, decoder_blocks(model))
-    return Race(store, rival, expected, {contestant: _placed(store, contestant) for contestant in contestants})
+    return Turns(store, rival, expected, {(way, mapping): _placed(store, way, mapping) for way, mapping in ways})
 
 
-def _placed(store: Store, contestant: Contestant) -> LayerMap:
-    dense, form = store.layers_of("dense"), _form(contestant.method)
-    return place_layers(contestant, len(dense), dense[0].nbytes, store.layer(0, form).nbytes)
-
-
-def _form(method: str) -> str:
-    return "dense" if method == ACCELERATE else METHODS[method].format
+def _placed(store: Store, way: Way, mapping: str) -> LayerMap:
+    dense, form = store.layers_of("dense"), way.stored.format
+    return place_layers(way, mapping, len(dense), dense[0].nbytes, store.layer(0, form).nbytes)
 
 
 def _drop_pages(store: Store, variant: str) -> None:
@@ -195,7 +176,3 @@ def _drop_pages(store: Store, variant: str) -> None:
 def _logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
         return model(TOKEN, use_cache=False).logits
-
-
-def _used_packed(method: str) -> bool:
-    return METHODS[method].decoded_in is None and METHODS[method].format != "dense"

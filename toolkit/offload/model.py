@@ -22,12 +22,12 @@ from toolkit.models import decoder_blocks, decoder_linears, hub
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.offload.ring import SLOTS
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.uploader import Uploader, forms, staging_bytes
 from toolkit.offload.weights import scratch_bytes
 from toolkit.policies.methods import METHODS, Method
 from toolkit.policies.placement import LayerMap, fitting, needed_bytes
+from toolkit.policies.ways import POLICIES
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.store import Store
@@ -92,8 +92,8 @@ class OffloadedModel:
         """
         if method not in METHODS:
             raise unknown("method", method, METHODS)
-        if policy not in SLOTS:
-            raise unknown("policy", policy, SLOTS)
+        if policy not in POLICIES:
+            raise unknown("policy", policy, POLICIES)
         with ExitStack() as stack:
             place = stack.enter_context(open_device(device))
             budgets = _budgets(place, dram_bytes, device_bytes)
@@ -249,7 +249,7 @@ def _fitting(
     staying: Sequence[int], passing: Sequence[int], policy: str, budget: Budget, fixed: Mapping[str, int]
 ) -> int:
     """How many layers can stay. Raises `UserError` unless all of them can, or at least pass through the slots."""
-    slots = SLOTS[policy]
+    slots = POLICIES[policy].slots
     least = min(needed_bytes([], passing, slots), needed_bytes(staying, [], slots))
     budget.check(**fixed, slots=least)
     return fitting(staying, passing, slots, budget.left_bytes - sum(fixed.values()))

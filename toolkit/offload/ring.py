@@ -10,8 +10,6 @@ from toolkit.formats import Packed
 
 Buffer = TypeVar("Buffer")
 
-SLOTS = {"sequential": 1, "pipelined": 2}
-
 
 @dataclass
 class Slot(Generic[Buffer]):

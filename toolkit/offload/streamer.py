@@ -17,7 +17,8 @@ from jaxtyping import UInt8
 
 from toolkit.formats import Packed
 from toolkit.offload.budget import Budget
-from toolkit.offload.ring import SLOTS, Ring
+from toolkit.offload.ring import Ring
+from toolkit.policies.ways import POLICIES
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
 from toolkit.storage.store import Store
@@ -48,7 +49,7 @@ class Streamer:
         self.store, self.variant, self.reader, self.recorder = store, variant, reader, recorder
         resident, streamed = ([n for n, found in enumerate(tiers) if found == tier] for tier in ("dram", "storage"))
         slot_bytes = max((store.layer(number, variant).nbytes for number in streamed), default=0)
-        count = min(SLOTS[policy], len(streamed))
+        count = min(POLICIES[policy].slots, len(streamed))
         resident_bytes = sum(store.layer(number, variant).nbytes for number in resident)
         budget.take(layers=buffer_bytes(resident_bytes), slots=buffer_bytes(count * slot_bytes))
         self._read_until_s = 0.0

@@ -19,10 +19,11 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import Scaled
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cuda
-from toolkit.offload.ring import SLOTS, Ring
+from toolkit.offload.ring import Ring
 from toolkit.offload.streamer import Bytes, Streamer
 from toolkit.offload.weights import unpack
 from toolkit.policies.methods import Method
+from toolkit.policies.ways import POLICIES
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import Reader
@@ -111,7 +112,7 @@ class Uploader:
         self._stored = store.layers_of(method.format)
         staying, self._passing = forms(self._stored, method)
         kept, passing = ([n for n, tier in enumerate(tiers) if (tier == "device") == stays] for stays in (True, False))
-        count = min(SLOTS[policy], len(passing))
+        count = min(POLICIES[policy].slots, len(passing))
         slot_bytes = max((self._passing[number].nbytes for number in passing), default=0)
         kept_bytes = sum(staying[number].nbytes for number in kept)
         budgets["device"].take(layers=buffer_bytes(kept_bytes), slots=buffer_bytes(count * slot_bytes))

@@ -10,6 +10,11 @@ class Method:
     format: str
     decoded_in: str | None = None
 
+    @property
+    def used_packed(self) -> bool:
+        """Whether products are taken with the packed form."""
+        return self.decoded_in is None and self.format != "dense"
+
 
 METHODS = {
     "dense": Method("dense"),
@@ -18,3 +23,6 @@ METHODS = {
     "endor": Method("endor", "device"),
     "endor_packed": Method("endor"),  # products straight from the bitmap
 }
+
+ACCELERATE = "accelerate"
+RIVALS = {ACCELERATE: Method("dense")}  # other people's runtimes: what they store; they are measured, never modelled

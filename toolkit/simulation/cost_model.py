@@ -2,7 +2,7 @@
 
     machine = profile("endor-rtx4080")
     layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
-    predict(machine, [layer], Plan("endor", path="direct")).stages()
+    predict(machine, [layer], Way("endor", path="direct")).stages()
 
 A stage takes a fixed time, where the profile has one, and its bytes over its rate: a read or copy the stored bytes over
 the link's bandwidth, decoding the dense bytes over the processor's decoding rate, a product the weight's bytes over its
@@ -19,10 +19,9 @@ from itertools import pairwise
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import GB, NOTHING, Memory, Profile
 from toolkit.policies.methods import METHODS
+from toolkit.policies.ways import DEVICES, POLICIES, Way
 from toolkit.timeline.spans import TIERS, Span, Timeline
 
-PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
-DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
 # zstd's size depends on the values: random normal ones, pruned to 50 % (notebook endor/fig04)
 ZSTD_RATIOS = {("float16", 0.5): 0.571, ("int8", 0.5): 0.611}
 
@@ -58,36 +57,6 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How weights come to the processor: method and path, one stage at a time or overlapped, and with which processor.
-
-    `sequential`: each stage starts when the one before it has ended, as with Hugging Face Accelerate. `pipelined`:
-    reads, copies and each processor work beside each other, each on one weight at a time, in order; up to `buffers`
-    layers are under way, so a layer's first read waits until the one `buffers` before it has been computed.
-    Raises `UserError` for an unknown name, fewer than one buffer, or a direct path past the CPU that should decode.
-    """
-
-    method: str = "endor"
-    path: str = "host"
-    policy: str = "sequential"
-    device: str = "gpu"
-    buffers: int = 2
-
-    def __post_init__(self):
-        """Refuse what cannot be done."""
-        choices = {"method": METHODS, "path": PATHS, "policy": POLICIES, "device": DEVICES}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
-        if self.buffers < 1:
-            raise UserError(f"buffers={self.buffers}: expected 1 or more")
-        if self.path == "direct" and (self.device == "cpu" or METHODS[self.method].decoded_in == "dram"):
-            raise UserError(
-                f"path 'direct' with method {self.method!r} on {self.device!r}: the CPU never sees the weight"
-            )
-
-
-@dataclass(frozen=True)
 class Step:
     """One stage of a weight's way, before it is known when."""
 
@@ -100,10 +69,6 @@ class Step:
     def resource(self) -> str:
         """What it keeps busy: a link, or the processor of a tier."""
         return self.stage if self.stage in ("read", "copy") else self.tier
-
-
-# policy -> what a step waits for and keeps busy
-POLICIES = {"sequential": lambda step: "everything", "pipelined": lambda step: step.resource}
 
 
 def weights(
@@ -159,42 +124,47 @@ def with_rates(
     return replace(machine, **{tier: rates})
 
 
-def predict(machine: Profile, layers: Iterable[Layer], plan: Plan) -> Timeline:
+def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | None = None) -> Timeline:
     """The timeline of one pass through the layers, in order, for one token.
 
-    Raises `UserError` if the profile lacks a number that the plan needs, or a layer is placed where the plan's
-    processor has no memory.
+    Up to `slots` layers are under way (the policy's own number, if none is given): a layer's first read waits until the
+    layer `slots` before it has been computed. Raises `UserError` if there is no slot, the profile lacks a number that
+    the way needs, or a layer is placed where the way's processor has no memory.
     """
-    resource_of, free_s = POLICIES[plan.policy], defaultdict(float)
+    policy, free_s = POLICIES[way.policy], defaultdict(float)
+    slots = policy.slots if slots is None else slots
+    if slots < 1:
+        raise UserError(f"slots={slots}: expected 1 or more")
     spans, ends_s = [], []  # of layers that are transferred
     for number, layer in enumerate(layers):
-        ways = list(_ways(machine, layer, plan))
-        transferred = any(step.stage in ("read", "copy") for _, steps in ways for step in steps)
-        begin_s = ends_s[-plan.buffers] if transferred and len(ends_s) >= plan.buffers else 0.0
-        for op, steps in ways:
+        routes = list(_routes(machine, layer, way))
+        transferred = any(step.stage in ("read", "copy") for _, steps in routes for step in steps)
+        begin_s = ends_s[-slots] if transferred and len(ends_s) >= slots else 0.0
+        for op, steps in routes:
             end_s = begin_s
             for step in steps:
-                start_s = max(end_s, free_s[resource_of(step)])
-                end_s = free_s[resource_of(step)] = start_s + step.seconds
+                resource = step.resource if policy.overlaps else "everything"
+                start_s = max(end_s, free_s[resource])
+                end_s = free_s[resource] = start_s + step.seconds
                 spans.append(Span(step.stage, op, step.tier, start_s, end_s, step.nbytes, number))
         if transferred:
             ends_s.append(end_s)
     return Timeline(tuple(spans), "modelled")
 
 
-def _ways(machine: Profile, layer: Layer, plan: Plan) -> Iterator[tuple[str, list[Step]]]:
+def _routes(machine: Profile, layer: Layer, way: Way) -> Iterator[tuple[str, list[Step]]]:
     for weight in layer.weights:
-        yield weight.op, list(_way(machine, weight, layer.placement, plan))
+        yield weight.op, list(_steps(machine, weight, layer.placement, way))
     if layer.overhead_s:
-        yield "rest", [Step("other", DEVICES[plan.device], 0, layer.overhead_s)]
+        yield "rest", [Step("other", DEVICES[way.device], 0, layer.overhead_s)]
 
 
-def _way(machine: Profile, weight: Weight, placement: str, plan: Plan) -> Iterator[Step]:
+def _steps(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterator[Step]:
     """From where the weight is to its product. What lives in device memory is dense there, unless it is used packed."""
-    method, target = METHODS[plan.method], DEVICES[plan.device]
+    method, target = way.stored, DEVICES[way.device]
     form = "dense" if placement == "device" and method.decoded_in else method.format
     decoder = method.decoded_in and ("dram" if target == "dram" else method.decoded_in)
-    for tier, following in pairwise([*_route(placement, target, plan.path), None]):
+    for tier, following in pairwise([*_tiers(placement, target, way.path), None]):
         if tier == decoder and form != "dense":
             yield _decode(machine, tier, form, weight)
             form = "dense"
@@ -205,13 +175,11 @@ def _way(machine: Profile, weight: Weight, placement: str, plan: Plan) -> Iterat
     yield Step("compute", target, nbytes, memory.matvec_fixed_s.get(form, 0.0) + nbytes / GB / gb_s)
 
 
-def _route(placement: str, target: str, path: str) -> list[str]:
+def _tiers(placement: str, target: str, path: str) -> list[str]:
     """The tiers that a weight passes, from the one it lives in to the one it is used in."""
     tiers = TIERS[TIERS.index(placement) : TIERS.index(target) + 1]
     if not tiers:
-        raise UserError(
-            f"a layer in {placement!r} with a plan that computes in {target!r}: place it in dram or storage"
-        )
+        raise UserError(f"a layer in {placement!r} with a way that computes in {target!r}: place it in dram or storage")
     return [tier for tier in tiers if not (path == "direct" and placement == "storage" and tier == "dram")]
 
 
@@ -234,5 +202,5 @@ def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
 def _memory(machine: Profile, tier: str) -> Memory:
     memory = getattr(machine, tier)
     if memory is None:
-        raise UserError(f"{machine.id} has no {tier}: expected a machine with one, or a plan without it")
+        raise UserError(f"{machine.id} has no {tier}: expected a machine with one, or a way without it")
     return memory

@@ -7,18 +7,18 @@ from toolkit.errors import UserError
 # what tells two timelines of one table apart; all other columns are numbers about them
 LABELS = (
     *("profile", "model", "dtype", "sparsity", "op", "placement", "mapping"),
-    *("method", "path", "policy", "device", "buffers", "stage", "evidence"),
+    *("method", "path", "policy", "device", "stage", "evidence"),
 )
 DENSE = {"method": "dense", "path": "host"}
 
 
-def over(table: pd.DataFrame, column: str, **baseline: object) -> pd.Series:
-    """`column` of each row over that of the row which has the baseline's labels, and otherwise the row's own.
+def relative_to(table: pd.DataFrame, column: str, **baseline: object) -> pd.Series:
+    """Divide each row's column by that of its baseline row, which has the same labels except those given.
 
-    `over(table, "seconds", op="fc1")` sets every operation's time, method by method and stage by stage, beside fc1's;
-    `over(table, "seconds", evidence="measured")` every modelled time beside the one that was measured.
-    NaN where there is no such row. Raises `UserError` for a baseline that is no label of the table, or rows that the
-    labels do not tell apart.
+    `relative_to(table, "seconds", op="fc1")` divides every operation's time by fc1's, method by method and stage by
+    stage; `relative_to(table, "seconds", evidence="measured")` every modelled time by the measured one. NaN where there
+    is no baseline row. Raises `UserError` for a baseline that is no label of the table, or rows that the labels do not
+    tell apart.
     """
     keys = [label for label in LABELS if label in table]
     if missing := baseline.keys() - set(keys):
@@ -38,12 +38,12 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
     Further labels of the baseline by name, `mapping="published"` say. NaN for a stage that dense weights do not have.
     """
     baseline = DENSE | baseline
-    time = over(table, "seconds", **baseline)
+    time = relative_to(table, "seconds", **baseline)
     return table.assign(
         speedup=1 / time,
         time_over_dense=time,
-        bytes_over_dense=over(table, "nbytes", **baseline),
-        bandwidth_over_dense=over(table, "gb_s", **baseline),
+        bytes_over_dense=relative_to(table, "nbytes", **baseline),
+        bandwidth_over_dense=relative_to(table, "gb_s", **baseline),
     )
 
 
@@ -53,7 +53,7 @@ def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
     Measured are the stage's `median_s` over all repetitions, since a single one may hold a pause that no other has.
     """
     typical = table.assign(seconds=table["median_s"].fillna(table["seconds"]))
-    ratio = over(typical, "seconds", evidence="measured")
+    ratio = relative_to(typical, "seconds", evidence="measured")
     return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))
 
 
@@ -67,7 +67,7 @@ def model_error(table: pd.DataFrame) -> pd.Series:
     return pd.Series({"stages": off[single].median(), "totals": off[table["stage"] == "total"].median()})
 
 
-def ways(table: pd.DataFrame, *labels: str) -> pd.Series:
+def way_names(table: pd.DataFrame, *labels: str) -> pd.Series:
     """A name for each row's way, to call a bar by: the labels named, the method, `direct` and `pipelined` if so."""
     names = table[[*labels, "method"]].astype(str).agg(", ".join, axis=1)
     for column, plain in (("path", "host"), ("policy", "sequential")):
@@ -77,6 +77,6 @@ def ways(table: pd.DataFrame, *labels: str) -> pd.Series:
 
 
 def stage_seconds(table: pd.DataFrame, *labels: str) -> pd.DataFrame:
-    """To be looked at: a row a way (`ways`, with these labels) and kind of evidence, a column a stage."""
-    named = table.assign(way=ways(table, *labels))
+    """To be looked at: a row a way (`way_names`, with these labels) and kind of evidence, a column a stage."""
+    named = table.assign(way=way_names(table, *labels))
     return named.pivot_table(index=["way", "evidence"], columns="stage", values="seconds", sort=False)

@@ -7,12 +7,11 @@ import pytest
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.machine import Links, Memory, Profile, Storage
-from toolkit.measure import repetitions
-from toolkit.measure import this_machine as here
+from toolkit.measure import operations, rates, repetitions, spans
 from toolkit.measure.accelerate import DiskOffloaded
-from toolkit.measure.passes import Case
 from toolkit.models import shapes
-from toolkit.papers.endor import Workload
+from toolkit.models.workload import Workload
+from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}
@@ -23,22 +22,22 @@ MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memor
 def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     monkeypatch.setitem(shapes.SHAPES, "toy", TOY)
-    monkeypatch.setattr(here, "RATES_MODEL", "toy")
-    monkeypatch.setattr(here, "RATES_PARTS", (1, 4))
-    monkeypatch.setattr(here, "probe", lambda: MACHINE)
+    monkeypatch.setattr(rates, "RATES_MODEL", "toy")
+    monkeypatch.setattr(rates, "RATES_PARTS", (1, 4))
+    monkeypatch.setattr(rates, "probe", lambda: MACHINE)
     monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
 
 
 @pytest.fixture
 def measurements(monkeypatch):
     """How often something was measured."""
-    count, really = [], here.timed_passes
-    monkeypatch.setattr(here, "timed_passes", lambda *arguments: count.append(arguments) or really(*arguments))
+    count, really = [], spans.timed_passes
+    monkeypatch.setattr(spans, "timed_passes", lambda *arguments: count.append(arguments) or really(*arguments))
     return count
 
 
 def test_operations_are_measured_and_modelled_alike():
-    table = here.operations_here(Workload("toy"), ["fc1", "fc2"], repetitions=3)
+    table = operations.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3)
     measured, modelled = (table[table["evidence"] == kind] for kind in ("measured", "modelled"))
     labels = ["profile", "model", "op", "placement", "method", "path", "policy", "device", "stage"]
     assert set(measured[labels].itertuples(index=False)) == set(modelled[labels].itertuples(index=False))
@@ -52,7 +51,7 @@ def test_operations_are_measured_and_modelled_alike():
 
 
 def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
-    table = here.operations_here(Workload("toy", "int8"), ["fc1"], repetitions=3)
+    table = operations.operation_measurements(Workload("toy", "int8"), ["fc1"], repetitions=3)
     measured = table[table["evidence"] == "measured"]
     assert (measured["low_s"] <= measured["seconds"]).all()
     assert (measured["seconds"] <= measured["high_s"]).all()
@@ -63,37 +62,37 @@ def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
 
 
 def test_a_layer_in_both_tiers_and_read_ahead():
-    table = here.layer_here(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
+    table = operations.layer_measurements(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
     measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")]
     found = set(measured[["placement", "policy", "method"]].itertuples(index=False, name=None))
     methods = ("dense", "endor", "endor_packed")
     kinds = [("storage", "sequential"), ("storage", "pipelined"), ("dram", "sequential")]
     assert found == {(*kind, method) for kind in kinds for method in methods}
-    spans = here.layer_spans(Workload("toy"), Case("endor"), repetitions=1)
-    assert spans["op"].unique().tolist() == ["fc1", "fc2"]
-    assert spans["stage"].tolist() == ["read", "decode", "compute"] * 2
+    found_spans = operations.layer_spans(Workload("toy"), Way("endor", device="cpu"), repetitions=1)
+    assert found_spans["op"].unique().tolist() == ["fc1", "fc2"]
+    assert found_spans["stage"].tolist() == ["read", "decode", "compute"] * 2
     whole = measured.set_index(["placement", "policy", "method"])["seconds"]["storage", "sequential", "endor"]
-    assert spans["end_s"].max() - spans["start_s"].min() == pytest.approx(whole)
+    assert found_spans["end_s"].max() - found_spans["start_s"].min() == pytest.approx(whole)
 
 
 def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
-    first = here.operations_here(Workload("toy"), ["fc1"], repetitions=1)
+    first = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1)
     assert len(measurements) == 2  # the operation, and the rates
     pd.testing.assert_frame_equal(
-        here.operations_here(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
+        operations.operation_measurements(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
         (first[first["method"] == "dense"].reset_index(drop=True)),
     )
     assert len(measurements) == 2
-    fresh = here.operations_here(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
+    fresh = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
     assert len(measurements) == 4
     assert not fresh["seconds"].equals(first["seconds"])
-    pd.testing.assert_frame_equal(here.operations_here(Workload("toy"), ["fc1"], repetitions=1), fresh)
+    pd.testing.assert_frame_equal(operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
 def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch):
     turns, really = [], DiskOffloaded.timed
     monkeypatch.setattr(DiskOffloaded, "timed", lambda self, *x: turns.append(self) or really(self, *x))
-    table = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    table = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     assert len(measurements) == 2  # the operation, and the rates
     assert len(turns) == 3
     measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")].set_index("method")
@@ -103,10 +102,12 @@ def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monke
     assert measured["speedup"]["accelerate"] == pytest.approx(
         measured["seconds"]["dense"] / measured["seconds"]["accelerate"]
     )
-    again = here.operations_here(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    again = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     pd.testing.assert_frame_equal(again, table)
     assert len(turns) == 3
-    without = here.operations_here(Workload("toy"), ["fc1"], repetitions=2)  # another measurement: nobody between ours
+    without = operations.operation_measurements(
+        Workload("toy"), ["fc1"], repetitions=2
+    )  # another measurement: nobody between ours
     assert "accelerate" not in set(without["method"])
     assert len(measurements) == 3
 
@@ -124,8 +125,8 @@ def test_fixed_times_and_rates_are_lines_over_the_sizes_of_another_matrix(monkey
             times = {"start_s": 1.0, "end_s": 1.0 + (fixed_s + s_per_gb * nbytes / part) * factor}
             labels = {"method": method, "stage": stage, "op": f"fc1/{part}", "repetition": repetition}
             rows.append(labels | {"nbytes": nbytes * 1e9 / part} | times)
-    monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
-    machine = here.machine_here()
+    monkeypatch.setattr(rates, "measured_spans", lambda *arguments: pd.DataFrame(rows))
+    machine = rates.this_machine()
     assert machine.links.storage_to_dram_gb_s == pytest.approx(4.0)
     assert machine.links.storage_to_dram_fixed_s == pytest.approx(1.0)
     assert machine.dram.decode_gb_s == pytest.approx({"endor": 8.0, "zstd": 1.0})
@@ -137,7 +138,7 @@ def test_fixed_times_and_rates_are_lines_over_the_sizes_of_another_matrix(monkey
 
 def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypatch):
     workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
-    monkeypatch.setattr(here, "machine_here", lambda *arguments: machine)
+    monkeypatch.setattr(operations, "this_machine", lambda *arguments: machine)
     nbytes = 2 * 96 * 64
     rows = []
     for repetition, (read_s, compute_s) in enumerate([(9, 9), (1, 30), (2, 4), (20, 3)]):  # totals 31, 6, 23
@@ -145,9 +146,10 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
         for stage, tier, start_s, end_s in times:
             span = {"stage": stage, "op": "fc1", "tier": tier, "start_s": start_s, "end_s": end_s, "nbytes": nbytes}
             rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
+            rows[-1] |= {"path": "host", "device": "cpu"}
             rows[-1] |= {"repetition": repetition, "mode": "direct", "measured_at": "2024-02-03T04:05:06+00:00"}
-    monkeypatch.setattr(here, "_spans", lambda *arguments: pd.DataFrame(rows))
-    table = here.operations_here(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
+    monkeypatch.setattr(operations, "measured_spans", lambda *arguments: pd.DataFrame(rows))
+    table = operations.operation_measurements(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
     measured, modelled = table.loc["measured"], table.loc["modelled"]
     assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}
     assert modelled["measured_at"].isna().all()
@@ -161,9 +163,9 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
 
 def test_unknown_names_are_refused_before_anything_is_measured(measurements):
     with pytest.raises(UserError, match="unknown method for layers 'zstd'"):
-        here.layer_here(Workload("toy"), ["zstd"])
+        operations.layer_measurements(Workload("toy"), ["zstd"])
     with pytest.raises(UserError, match="unknown layer of toy 'fc3'"):
-        here.operations_here(Workload("toy"), ["fc3"])
+        operations.operation_measurements(Workload("toy"), ["fc3"])
     assert measurements == []
     with pytest.raises(UserError, match="repetitions=0"):
-        here.operations_here(Workload("toy"), ["fc1"], repetitions=0)
+        operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=0)

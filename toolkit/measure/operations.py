@@ -1,0 +1,103 @@
+"""ENDOR's operations and layers on this machine: measured, and predicted by the cost model from what it can do.
+
+    operation_measurements(Workload("opt-66b/8"), ["fc1"])     # beside operation_table(profile("endor-rtx4080"), ...)
+    layer_measurements(Workload("opt-66b/16"))                 # beside layer_table(...)
+
+The device is the CPU. What the model predicts from (`toolkit.measure.rates`) is measured apart from what it predicts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+import pandas as pd
+
+from toolkit.errors import unknown
+from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.passes import PLACEMENTS
+from toolkit.measure.rates import this_machine
+from toolkit.measure.repetitions import CIRCUMSTANCES, median_repetition, median_stages, timeline_of
+from toolkit.measure.spans import labels, measured_spans, spans_of
+from toolkit.models.workload import Workload
+from toolkit.policies.methods import METHODS
+from toolkit.policies.ways import Placed, Way, all_ways
+from toolkit.simulation.tables import layer_table, operation_table
+from toolkit.timeline.tables import beside_dense, beside_measured
+
+PROFILE = "this-machine"
+LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
+
+
+def operation_measurements(
+    workload: Workload,
+    ops: Sequence[str],
+    methods: Iterable[str] = tuple(METHODS),
+    repetitions: int = 7,
+    fresh: bool = False,
+    accelerate: bool = False,
+) -> pd.DataFrame:
+    """Linear operations read from the disk, as `operation_table` has them, measured and modelled.
+
+    With `accelerate`, Hugging Face Accelerate's disk offload of the same weights takes its turns as one more method.
+
+    More columns: low_s, median_s and high_s, the stage's least, median and most seconds of all repetitions but the
+    first; `mode`, "direct" if the page cache was passed by; `measured_at`, in UTC; `modelled_over_measured`, in the
+    rows that are modelled: their seconds over median_s, since one repetition's may hold a pause that no other has.
+    Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
+    """
+    choices = all_ways(device="cpu", methods=methods)
+    rivals = [RIVAL] * accelerate
+    timed = [(way, "storage") for way in all_ways(device="cpu")] + rivals
+    tables = []
+    for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
+        spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh)
+        tables.append(_stages(spans, workload, [(way, "storage") for way in choices] + rivals, op))
+    measured = beside_dense(pd.concat(tables, ignore_index=True))
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
+    modelled = operation_table(machine, workload, ops, choices=choices)
+    return beside_measured(pd.concat([measured, modelled], ignore_index=True))
+
+
+def layer_measurements(
+    workload: Workload,
+    methods: Iterable[str] = LAYER_METHODS,
+    placements: Sequence[str] = PLACEMENTS,
+    repetitions: int = 5,
+    fresh: bool = False,
+    policies: Iterable[str] = ("sequential",),
+) -> pd.DataFrame:
+    """A decoder layer's linears as `layer_table` has them, measured and modelled; see `operation_measurements`.
+
+    `methods` are of `LAYER_METHODS`; "pipelined" is measured of layers in storage.
+    """
+    for name in methods:
+        if name not in LAYER_METHODS:
+            raise unknown("method for layers", name, LAYER_METHODS)
+    choices = all_ways(policies, "cpu", methods)
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh)
+    wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in _layer_ways()]
+    measured = beside_dense(_stages(spans, workload, wanted, "layer"))
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
+    modelled = layer_table(machine, workload, placements, choices)
+    return beside_measured(pd.concat([measured, modelled], ignore_index=True))
+
+
+def layer_spans(workload: Workload, way: Way, placement: str = "storage", repetitions: int = 5) -> pd.DataFrame:
+    """The spans of one pass through a layer, the one that `layer_measurements` shows, as `Timeline.table` has them."""
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh=False)
+    chosen = spans_of(spans, (way, placement))
+    table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
+    shared = {"profile": PROFILE, "model": workload.model, **labels((way, placement))}
+    return table.assign(**shared, **chosen[CIRCUMSTANCES].iloc[0])
+
+
+def _layer_ways() -> list[Placed]:
+    one_by_one = all_ways(device="cpu", methods=LAYER_METHODS)
+    pipelined = all_ways(["pipelined"], "cpu", LAYER_METHODS)
+    return [(way, place) for place in PLACEMENTS for way in one_by_one] + [(way, "storage") for way in pipelined]
+
+
+def _stages(spans: pd.DataFrame, workload: Workload, ways: Iterable[Placed], op: str) -> pd.DataFrame:
+    """Rows of `Timeline.stages()` of each way: those of the repetition whose total is the median."""
+    shared = {"profile": PROFILE, **asdict(workload), "op": op}
+    tables = [median_stages(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
+    return pd.concat(tables, ignore_index=True)

@@ -1,0 +1,81 @@
+"""Ways of running: how weights are stored, by which path they come, and how the steps of a pass follow each other."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from toolkit.errors import UserError, unknown
+from toolkit.policies.methods import METHODS, RIVALS, Method
+
+PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
+DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How the steps of a pass follow each other.
+
+    `slots`: buffers that layers pass through. `overlaps`: whether links and processors work beside each other.
+    """
+
+    slots: int
+    overlaps: bool
+
+
+POLICIES = {"sequential": Policy(slots=1, overlaps=False), "pipelined": Policy(slots=2, overlaps=True)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of running a model: method, path, policy and the device that computes.
+
+    The runtime, the cost model and the measurements all take this record. `sequential`: each step starts when the one
+    before it has ended. `pipelined`: reads, copies and each processor work beside each other, each on one weight at a
+    time, in order. Raises `UserError` for an unknown name, or a direct path past the CPU that should decode.
+    """
+
+    method: str = "endor"
+    path: str = "host"
+    policy: str = "sequential"
+    device: str = "gpu"
+
+    def __post_init__(self):
+        """Refuse what cannot be done."""
+        choices = {"method": METHODS | RIVALS, "path": PATHS, "policy": POLICIES, "device": DEVICES}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        if self.path == "direct" and (self.device == "cpu" or self.stored.decoded_in == "dram"):
+            raise UserError(
+                f"path 'direct' with method {self.method!r} on {self.device!r}: the CPU never sees the weight"
+            )
+
+    @property
+    def stored(self) -> Method:
+        """The format that weights are stored in, and where they are decoded."""
+        return (METHODS | RIVALS)[self.method]
+
+
+Placed = tuple[Way, str]  # a way, and where its layers are: the name of a tier, or of a map of layers
+
+
+def all_ways(
+    policies: Iterable[str] = ("sequential",),
+    device: str = "gpu",
+    methods: Iterable[str] = tuple(METHODS),
+    paths: Iterable[str] = PATHS,
+) -> list[Way]:
+    """Every method on every path that it can take, of those named. Raises `UserError` for an unknown method.
+
+    Without a GPU nothing is direct, and Endor is decoded in one place only: `endor_cpu` is `endor` then.
+    """
+    for name in methods:
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+    routes = [(name, path) for name in methods for path in _paths(METHODS[name], device) if path in paths]
+    if device == "cpu":
+        routes = [route for route in routes if route != ("endor_cpu", "host")]
+    return [Way(*route, policy, device) for policy in policies for route in routes]
+
+
+def _paths(method: Method, device: str) -> tuple[str, ...]:
+    return ("host",) if device == "cpu" or method.decoded_in == "dram" else PATHS
