@@ -1,10 +1,9 @@
 import pytest
 import torch
 
-from toolkit import text
 from toolkit.errors import UserError
 from toolkit.models import hub, load_model
-from toolkit.text import CORPORA, SPLITS, load_articles, load_tokens
+from toolkit.text import CORPORA, SPLITS, corpora, load_articles, load_tokens
 
 
 @pytest.fixture(scope="module")
@@ -86,5 +85,5 @@ def test_c4_takes_its_first_documents(monkeypatch):
     monkeypatch.setattr(hub, "reachable", lambda: True)
     rows = datasets.Dataset.from_dict({"text": [str(number) for number in range(5000)]})
     monkeypatch.setattr(datasets, "load_dataset", lambda **_: rows)
-    for split, count in text.C4_DOCUMENTS.items():
+    for split, count in corpora.C4_DOCUMENTS.items():
         assert CORPORA["c4"](split) == " ".join(map(str, range(count)))
