@@ -29,7 +29,7 @@ def _main(options: argparse.Namespace) -> int:
         print(_listing())
         return 0
     if options.lab:
-        as_root = ["--allow-root"] if os.geteuid() == 0 else []  # a container's only user, as a rule
+        as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container, as a rule
         folder = str(paths.root() / "notebooks")
         os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", folder, *as_root])
     if options.jobs < 1:
@@ -78,7 +78,7 @@ def _check_names(jobs: list[Job]) -> set[str]:
 
 
 def _fetch(names: set[str]) -> None:
-    """Have what is embedded on this machine, while a missing network can still be said in one line."""
+    """Download embedded models and text now, so that a missing network gives a one-line error."""
     from toolkit.models import downloads
 
     for name in sorted(names & downloads.DOWNLOADS.keys()):

@@ -1,4 +1,4 @@
-"""Start Snakemake on the stale jobs, tell how far they are, and end with a table and the report."""
+"""Start Snakemake on the stale jobs, print their progress, and end with a table and the report."""
 
 import ctypes
 import signal
@@ -21,7 +21,7 @@ SNAKEFILE = Path(__file__).with_name("Snakefile")
 
 
 def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
-    """Run what is stale, then report on all; the exit status: 1 if any job has failed.
+    """Run the stale jobs, then report on all. The exit status is 1 if any job has failed.
 
     Raises `UserError` if another sweep is writing to the same results.
     """
@@ -107,7 +107,7 @@ def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end Snakemake when the driver is killed (Linux; elsewhere the jobs' own watch must do)."""
+    """Make the kernel end Snakemake when the driver is killed (Linux only; elsewhere each job watches its driver)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
