@@ -13,6 +13,8 @@ from numba.extending import intrinsic, models, register_model
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 CACHE_LINE = 64  # bytes
+# how far ahead to prefetch what is read in bursts, with which the hardware's own prefetching does not keep up
+PREFETCH_BYTES = 4096
 
 
 class Vector(types.Type):
@@ -138,6 +140,49 @@ def zeros(typing_context, lanes):
 
 
 @intrinsic
+def bfloat16_lanes(typing_context, vector):
+    """bf16 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        wide = builder.zext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
+        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * vector.lanes)), _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def float16_lanes(typing_context, vector):
+    """fp16 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        halves = builder.bitcast(arguments[0], ir.VectorType(ir.HalfType(), vector.lanes))
+        return builder.fpext(halves, _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def float32_lanes(typing_context, vector):
+    """fp32 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def int8_lanes(typing_context, vector):
+    """Signed bytes to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        wide = builder.sext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
+        return builder.sitofp(wide, _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
 def fma(typing_context, a, b, c):
     """a · b + c of fp32 vectors, rounded once."""
 
@@ -197,3 +242,7 @@ def constant_table(builder, name: str, rows: list[list[int]]) -> ir.Value:
         table = cgutils.global_constant(builder, name, ir.Constant(kind, [ir.Constant(row, r) for r in rows]))
         table.align = len(rows[0])
     return builder.bitcast(table, row.as_pointer())
+
+
+def _floats(lanes: int) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType(), lanes)
