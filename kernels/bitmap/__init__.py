@@ -25,8 +25,9 @@ from torch import Tensor
 from toolkit.errors import UserError, unknown
 from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
-from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, expect, row_bytes
+from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.common.simd import CACHE_LINE, host_has
 from toolkit.kernels.common.threads import over_rows
 
