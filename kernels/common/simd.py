@@ -105,16 +105,25 @@ def stream(typing_context, array, at, vector):
 
 @intrinsic
 def prefetch(typing_context, array, at):
-    """Ask for the cache line that holds this element, which may lie beyond the array's end."""
+    """Ask all caches for the line that holds this element, which may lie beyond the array's end."""
+    return types.void(array, types.int64), _prefetch_into(array, 3)
 
+
+@intrinsic
+def prefetch_l2(typing_context, array, at):
+    """Ask the second cache for the line that holds this element, which may lie beyond the array's end."""
+    return types.void(array, types.int64), _prefetch_into(array, 2)
+
+
+def _prefetch_into(array, locality: int):
     def generate(context, builder, signature, arguments):
         place = pointer(context, builder, array, *arguments, ir.IntType(8))
         kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
         ask = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
-        builder.call(ask, [place, I32(0), I32(3), I32(1)])  # to read, into all caches, data
+        builder.call(ask, [place, I32(0), I32(locality), I32(1)])  # to read; data, not code
         return context.get_dummy_value()
 
-    return types.void(array, types.int64), generate
+    return generate
 
 
 @intrinsic

@@ -25,13 +25,13 @@ class Backend:
     """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
 
     features: frozenset[str]
-    matvec: Callable  # number of vectors -> compiled function of rows
+    matvec: Callable  # compiled function of rows
 
 
 # fastest first; LLVM writes the first with wider registers where the CPU has them
 BACKENDS = {
     "avx2": Backend(frozenset({"avx2", "fma"}), cpu_simd.matvec),
-    "portable": Backend(frozenset(), lambda batch: cpu.matvec),
+    "portable": Backend(frozenset(), cpu.matvec),
 }
 
 
@@ -57,7 +57,7 @@ def matvec(
         out = torch.empty(*batch, rows, dtype=torch.float32)
     expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
     vectors = batch[0] if batch else 1
-    run = _choose(backend).matvec(vectors)
+    run = _choose(backend).matvec
     each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
     over_rows(run, rows, weight.nbytes, weight.numpy(), each_x.numpy(), each_out.numpy())
     return out
