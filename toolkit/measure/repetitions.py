@@ -13,7 +13,7 @@ from toolkit.machines.probe import describe
 from toolkit.timeline.spans import Span, Timeline
 
 SPAN = list(Span.__dataclass_fields__)
-CIRCUMSTANCES = ["mode", "measured_at"]  # of all spans of a pass alike
+CIRCUMSTANCES = ["mode", "measured_at"]  # the same for all spans of a pass
 VERSIONED = ("torch", "numba", "transformers", "accelerate")
 
 
