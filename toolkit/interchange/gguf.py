@@ -40,9 +40,7 @@ def write_gguf(model: nn.Module, file: Path, quantization: str = "F16") -> int:
     if quantization not in QUANTIZATIONS:
         raise unknown("GGUF type", quantization, QUANTIZATIONS)
     if model.config.model_type != "llama":
-        raise UserError(
-            f"a model of type {model.config.model_type!r}: expected 'llama'"
-        )
+        raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama'")
     kind = gguf.GGMLQuantizationType[quantization]
     linear_dtype = np.float16 if quantization == "F16" else np.float32
     check_space(file.parent, 2 * sum(parameter.numel() for parameter in model.parameters()))

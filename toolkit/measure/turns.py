@@ -58,9 +58,7 @@ def pass_spans(
     if min(repetitions, tokens) < 1:
         raise UserError(f"repetitions={repetitions}, tokens={tokens}: expected 1 or more of each")
     for way, mapping in ways:
-        place_layers(
-            way, mapping, layers
-        )  # early; `refilled` is placed again once bytes are known
+        place_layers(way, mapping, layers)  # early; `refilled` is placed again once bytes are known
     with (
         tempfile.TemporaryDirectory(prefix=".passes-", dir=folder) as place,
         _prepared(workload, layers, ways, Path(place), tokens) as turns,
@@ -163,7 +161,7 @@ class Turns:
             yield turn.timeline.table()[SPAN].assign(**labels)
 
     def timed(self, way: Way, where: LayerMap) -> Turn:
-        """A window over `tokens` tokens. Raises `UserError` if a token's logits are not those of the model in memory."""
+        """A window over `tokens` tokens. Raises `UserError` if its logits are not those of the model in memory."""
         if way.method == ACCELERATE:
             return self._accelerate(way)
         if way.method in LLAMA_CPP:
