@@ -72,3 +72,12 @@ def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
         hides=found["cpu_gb_s"] >= found["pays_pipelined_gb_s"],
         basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
     )
+
+
+def goal_words(goals: pd.DataFrame) -> str:
+    """The rows of `goals_table` as a sentence's part. A fault of the measurement stands in the place of the verdict."""
+    verdicts = goals["fault"].where(goals["fault"] != "", goals["met"].map({True: "met", False: "missed"}))
+    return "; ".join(
+        f"{goal.ours} {goal.ratio:.2f} times as fast as {goal.other} (wanted {goal.wanted:.1f}: {verdict})"
+        for goal, verdict in zip(goals.itertuples(), verdicts, strict=True)
+    )
