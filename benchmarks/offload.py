@@ -3,9 +3,9 @@
     python benchmarks/offload.py [--folder DIR] [--layers 6] [--repetitions 7] [--markdown]
 
 The model is a twin of TinyLlama-1.1B (hidden 2048, FFN 5632) with random bfloat16 weights, half of them zero, and fewer
-layers; no layer stays in memory. Ways take turns, and a turn is a window over four tokens (`toolkit.measure.turns`). Ours
-must give the logits of the model in memory; those of `endor_packed`, whose sums run in another order, and of llama.cpp's
-F16 may differ by rounding. Ours read past the page cache, or, where the file system has no direct reads, with their
+layers; no layer stays in memory. Ways take turns, and a turn is a window over four tokens (`toolkit.measure.turns`).
+Ours must give the logits of the model in memory; those of `endor_packed`, whose sums run in another order, and of
+llama.cpp's F16 may differ by rounding. Ours read past the page cache, or, without direct reads, with their
 pages dropped before each token. Accelerate and llama.cpp map their files, whose pages are dropped before each token
 (`mode` says which). llama.cpp gets an environment of its own under the cache; where that cannot be made, the
 output says why. Ratios are medians over the turns, with quartiles. `dense, pipelined` is the fair baseline: the same

@@ -114,7 +114,7 @@ def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
         comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
         limit = first["stored_bytes"][other] / first["stored_bytes"][ours] if comparable else float("nan")
         read = [float(shares[key].median()) for key in keys]
-        faults = [f"above the byte limit {limit:.2f}"] if middle > limit + (high - low) / 2 else []
+        faults = [f"above the byte limit {limit:.2f}"] if above_limit(middle, low, high, limit) else []
         slack = [1 / (first["storage_layers"][key] * first["tokens"][key]) for key in keys]
         faults += [
             f"{name} read {share:.0%} of its bytes in the window"
@@ -125,6 +125,11 @@ def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
         found |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
         rows.append(names | found | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
+
+
+def above_limit(ratio: float, low: float, high: float, limit: float) -> bool:
+    """Whether a ratio exceeds its limit by more than half the distance of its quartiles; also for whole columns."""
+    return ratio > limit + (high - low) / 2
 
 
 def seconds_table(table: pd.DataFrame) -> pd.DataFrame:

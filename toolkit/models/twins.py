@@ -7,7 +7,7 @@ from toolkit.errors import UserError
 from toolkit.models import hub
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
-VOCABULARY, POSITIONS, HEAD = 1000, 64, 64  # small, but for the heads' usual size: the layers are what is timed
+VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, but for the heads' usual size: the layers are what is timed
 
 
 def twin_model(
