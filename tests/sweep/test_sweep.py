@@ -14,7 +14,7 @@ def test_only_what_changed_runs_again(checkout):
     assert first.returncode == 0, first.stdout + first.stderr
     assert checkout.executed() == ["toy/a", "toy/b"]
     assert "toy/a" in first.stdout
-    assert "claims met" in first.stdout
+    assert "predictions met" in first.stdout
     assert (checkout.results / "report" / "index.html").exists()
     assert (checkout.results / "report" / "toy-a.html").exists()
 

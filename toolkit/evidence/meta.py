@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from toolkit.evidence.cards import Card
+from toolkit.evidence.cards import MOST_BARS, Card
 from toolkit.files import read_json
 
 KINDS = ("prediction", "arithmetic", "input", "context")
@@ -81,7 +81,7 @@ def _ordered(names: Mapping[str, object], order: tuple[str, ...]) -> list[str]:
 
 def _card(value: Mapping[str, object]) -> Card | None:
     bars = {label: number for label, number in _numbers(value.get("bars")).items() if number >= 0}
-    return Card(_text(value.get("caption")) or "", bars) if bars else None
+    return Card(_text(value.get("caption")) or "", dict(list(bars.items())[:MOST_BARS])) if bars else None
 
 
 def _commit(raw: Mapping[str, object]) -> str | None:

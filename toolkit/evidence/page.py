@@ -149,6 +149,7 @@ def _tables(text: str) -> str:
     soup = BeautifulSoup(text, "html.parser")
     for table in soup.find_all("table"):
         table.wrap(soup.new_tag("div", attrs={"class": "scroll"}))
+        del table["border"]
         for row in table.find_all("tr"):
             del row["style"]
         for cell in table.find_all("td"):

@@ -36,7 +36,8 @@ def read_cells(notebook: Path) -> list[Cell]:
 def read_parameters(notebook: Path, tag: str = PARAMETERS) -> dict[str, object]:
     """Names and default values of a notebook's `parameters` cell: assignments of plain literals and nothing else.
 
-    Another `tag` reads another cell of that kind. Raises `UserError` if there is no such cell or it holds anything else.
+    Another `tag` reads another cell of that kind.
+    Raises `UserError` if there is no such cell or it holds anything else.
     """
     tagged = [cell for cell in read_cells(notebook) if cell.kind == "code" and tag in cell.tags]
     if len(tagged) != 1:

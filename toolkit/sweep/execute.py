@@ -17,7 +17,8 @@ import papermill
 import psutil
 from papermill.exceptions import PapermillExecutionError
 
-from toolkit.evidence.report import write_page
+from toolkit.evidence.catalogue import find
+from toolkit.evidence.page import write_page
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP, Job, publish, read_job
@@ -39,7 +40,7 @@ def main(plan: Path, id: str) -> int:
         if error is None:
             _finish(job, staging)
         else:
-            _keep_failure(job, staging)
+            _keep_failure(job, staging, error)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     outcome = replace(
@@ -88,20 +89,21 @@ def _missing(staging: Path) -> str | None:
 
 
 def _finish(job: Job, staging: Path) -> None:
-    write_page(staging / "notebook.ipynb", staging / "page.html", job.title)
-    files = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
+    write_page(staging / "notebook.ipynb", staging / "page.html", find(job.id))
+    written = (file for file in sorted(staging.rglob("*")) if file.is_file())
+    files = {file.relative_to(staging).as_posix(): file.stat().st_size for file in written}
     digests = {name: file_sha256(staging / name) for name in files}
     write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
     publish(staging, job.folder)
     state.failed_page(job.id).unlink(missing_ok=True)
 
 
-def _keep_failure(job: Job, staging: Path) -> None:
+def _keep_failure(job: Job, staging: Path, error: str) -> None:
     executed = staging / "notebook.ipynb"
     if executed.is_file():
         kept = state.failed_page(job.id)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_page(executed, executed.with_suffix(".html"), f"{job.title} (failed)")
+        write_page(executed, executed.with_suffix(".html"), find(job.id), error)
         executed.with_suffix(".html").replace(kept.with_suffix(".html"))
         executed.replace(kept)
 
