@@ -4,7 +4,6 @@ A page is one HTML file: figures embedded, maths as MathML, no script, nothing f
 """
 
 import base64
-import html
 import json
 import re
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
 QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
 NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s*%?")
 NOTHING = ("", "NaN", "None", "<NA>", "nan")
+LONG_TEXT = 24  # characters: more may break into lines
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
 
 
@@ -128,6 +128,8 @@ def _cells(book: dict) -> str:
     import nbformat
     from nbconvert import HTMLExporter
 
+    if not book["cells"]:
+        raise UserError("there is no notebook, or it has no cells")
     book = nbformat.reads(json.dumps(book), as_version=4)
     book.cells = [cell for cell in book.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))]
     if book.cells and book.cells[0].cell_type == "markdown":
@@ -152,32 +154,34 @@ def _tables(text: str) -> str:
         del table["border"]
         for row in table.find_all("tr"):
             del row["style"]
-        for cell in table.find_all("td"):
-            cell["class"] = _cell_classes(cell.get_text().strip())
-        _align_heads(table)
+        _mark_columns(table)
     for style in soup.find_all("style"):
         style.decompose()
     return str(soup)
 
 
-def _cell_classes(text: str) -> list[str]:
+def _mark_columns(table) -> None:
+    """Classes for a table's columns, counted from the right, since cells that name the row stand on the left."""
+    rows = [row.find_all("td")[::-1] for row in table.find_all("tr")]
+    heads = [row.find_all("th")[::-1] for row in table.select("thead tr")]
+    for place in range(max(map(len, rows), default=0)):
+        cells = [row[place] for row in rows if place < len(row)]
+        kinds = [_kind(cell.get_text().strip()) for cell in cells]
+        number = "number" in kinds and set(kinds) <= {"number", "nothing"}
+        for cell, kind in zip(cells, kinds, strict=True):
+            cell["class"] = [kind, "right"] if number else [kind]
+        for head in heads:
+            if number and place < len(head) and not any(cell.get("colspan") for cell in head[: place + 1]):
+                head[place]["class"] = ["right"]
+
+
+def _kind(text: str) -> str:
+    """What a cell holds, as the class that styles it."""
     if text in NOTHING:
-        return ["number", "nothing"]
+        return "nothing"
     if text in VERDICTS:
-        return ["verdict", text.replace(" ", "-")]
-    return ["number"] if NUMBER.fullmatch(text) else ["text"] if len(text) > 24 else []
-
-
-def _align_heads(table) -> None:
-    """Column heads as their columns: counted from the right, since cells that name the row stand on the left."""
-    rows = [row.find_all("td") for row in table.find_all("tr")]
-    rows = [row for row in rows if row]
-    count = max(map(len, rows), default=0)
-    numeric = [all("number" in row[place]["class"] for row in rows if len(row) == count) for place in range(count)]
-    for head in table.select("thead tr"):
-        for place, cell in enumerate(reversed(head.find_all("th")[-count:])):
-            if count and not cell.get("colspan") and numeric[count - 1 - place]:
-                cell["class"] = ["number"]
+        return f"verdict {text.replace(' ', '-')}"
+    return "number" if NUMBER.fullmatch(text) else "text" if len(text) > LONG_TEXT else "word"
 
 
 def _mathml(match: re.Match) -> str:
@@ -188,7 +192,7 @@ def _mathml(match: re.Match) -> str:
     try:
         return convert((block or match["inline"]).strip(), display="block" if block else "inline")
     except Exception:  # its parser raises whatever comes up
-        return f"<code>{html.escape(match[0])}</code>"
+        return f"`{match[0]}`"
 
 
 def _parameters(executed: Path, tag: str) -> dict[str, object]:
