@@ -38,7 +38,11 @@ def latency_card(table: pd.DataFrame) -> Card | None:
     unit, factor = ("s", 1.0) if totals["seconds"].max() >= 1 else ("ms", 1e3)
     what, model = totals[["op", "model"]].iloc[0]
     labels, shared = _without_shared_start(totals["way"].tolist())
-    about = [f"{unit} a {what if what in ('layer', 'pass') else 'product'} of {model}", "measured", *shared]
+    about = [
+        f"{unit} a {what if what in ('layer', 'pass') else 'product'} of {model}",
+        "measured",
+        *(word for word in shared if word != model),
+    ]
     return Card(", ".join(about), dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True)))
 
 
