@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-MOST_BARS = 8
+MOST_BARS = 9
 
 
 @dataclass(frozen=True)
