@@ -14,7 +14,7 @@ def test_only_what_changed_runs_again(checkout):
     assert first.returncode == 0, first.stdout + first.stderr
     assert checkout.executed() == ["toy/a", "toy/b"]
     assert "toy/a" in first.stdout
-    assert "claims met" in first.stdout
+    assert "predictions met" in first.stdout
     assert (checkout.results / "report" / "index.html").exists()
     assert (checkout.results / "report" / "toy-a.html").exists()
 
@@ -97,6 +97,22 @@ def test_a_notebook_that_saves_nothing_has_failed(checkout):
     done = checkout.sweep("--only", "toy/a")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
+
+
+def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(checkout):
+    more = "(run.folder / 'more').mkdir(parents=True)\n(run.folder / 'more' / 'log').write_text('kept')"
+    checkout.notebook("a", "alpha", body=more)
+    checkout.notebook("b", "beta", body="(run.folder / 'page.html').mkdir(parents=True)")
+    (checkout.results / ".sweep" / "state").mkdir(parents=True)
+    (checkout.results / ".sweep" / "state" / "toy__c.json").write_text('{"status": "failed", "seconds": "many"}')
+    done = checkout.sweep()
+    assert done.returncode == 1
+    assert "toy/b done" not in done.stdout
+    assert "its results cannot be kept: IsADirectoryError" in done.stdout
+    assert (checkout.results / "toy" / "a" / "more" / "log").read_text() == "kept"
+    assert "its results cannot be kept" in (checkout.results / "report" / "index.html").read_text()
+    checkout.executed()
+    assert "1 of 1 notebooks up to date" in checkout.sweep("--only", "toy/a").stdout
 
 
 def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout):

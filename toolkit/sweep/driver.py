@@ -61,14 +61,14 @@ def _outcome(id: str, fresh: bool) -> Outcome:
 
 
 def summary(jobs: list[Job], started: float = 0.0) -> str:
-    """A table of notebook, status, seconds, peak memory and claims met."""
-    rows = [("notebook", "status", "seconds", "peak memory", "claims met")]
+    """A table of notebook, status, seconds, peak memory and predictions within tolerance."""
+    rows = [("notebook", "status", "seconds", "peak memory", "predictions met")]
     for job in jobs:
         last = state.load(job.id)
         status = _status(job, last, started)
         seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
         memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
-        rows.append((job.id, status, seconds, memory, report.claims_met(job.folder)))
+        rows.append((job.id, status, seconds, memory, report.predictions_met(job.folder)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
