@@ -1,6 +1,7 @@
 """A format that only a test knows: it is registered, and the runtime runs a model in it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -54,7 +55,7 @@ class Multiplied(Backwards):
     """The same with a product of its own, which is counted."""
 
     has_matvec = True
-    products: list = []
+    products: ClassVar[list] = []
 
     def matvec(self, x):
         self.products.append(self.shape)

@@ -80,10 +80,11 @@ def test_a_read_span_ends_with_the_read_and_not_when_somebody_hears_of_it(store)
     recorder = Recorder(clock)
     plan = Plan(store.layers_of("dense"), ["storage"] * LAYERS, way())
     with Late(store.files("dense")) as reader, Streamer(plan, reader, Budget("DRAM"), recorder) as streamer:
+        begun_s = clock.now_s
         for number in range(LAYERS):
             streamer.layer(number)
             assert len(recorder.timeline().spans) == number + 1  # known before the layer is used
-    starts = [number * (READ_S + LATE_S) for number in range(LAYERS)]
+    starts = [begun_s + number * (READ_S + LATE_S) for number in range(LAYERS)]
     assert [(span.start_s, span.end_s) for span in recorder.timeline().spans] == [(s, s + READ_S) for s in starts]
 
 
