@@ -1,4 +1,4 @@
-"""The command line for people who want no notebook: `python -m toolkit pack` and `python -m toolkit run`."""
+"""The command line without notebooks: `python -m toolkit pack` and `python -m toolkit run`."""
 
 import argparse
 import re

@@ -1,8 +1,8 @@
-"""Artefacts that are dear to make, kept under `data/cache/` and checked each time they are used.
+"""Artefacts that take long to make, kept under `data/cache/` and checked each time they are used.
 
 An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files, `key.json` (what it was made from, for
-people) and `checksums.json`. The digest covers the kind, the key and the code that made it, so a changed parameter or a
-changed function makes a new artefact and never finds the old one.
+people) and `checksums.json`. The digest covers the kind, the key and the code that made it. A changed parameter or
+function therefore makes a new artefact and never finds the old one.
 """
 
 import contextlib
@@ -35,14 +35,14 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
     """The folder of an artefact, made by `make(folder)` unless a sound one is there already.
 
     Args:
-        kind: the shelf, such as `"pruned"`; a folder name.
+        kind: the name of a folder under the cache, such as `"pruned"`.
         key: every parameter that the artefact depends on, as plain JSON.
-        code: the project files that make it (`sources.dependencies("toolkit.pruning")`); none if the key says it all.
-        make: fills the empty folder that it is given. What it raises passes through, and nothing is kept.
+        code: the project files that make it, such as `sources.dependencies("toolkit.pruning")`.
+        make: fills the empty folder that it is given. If it raises, nothing is kept and the error passes through.
 
-    Two processes that want the same artefact are safe: the second waits and uses what the first made. An artefact with
-    an altered, missing or unreadable file is made anew, with a warning that names the file. What a killed process left
-    behind is removed. Raises `UserError` when there is no space left, or the folder cannot be written.
+    Two processes may ask for the same artefact: the second waits and uses what the first made. An artefact with an
+    altered, missing or unreadable file is made again, with a warning that names the file. Remains of a killed process
+    are removed. Raises `UserError` when no space is left or the folder cannot be written.
     """
     recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
     digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
@@ -58,8 +58,9 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
 def cached_table(
     kind: str, key: dict, code: Iterable[Path], measure: Callable[[], "pd.DataFrame"], fresh: bool = False
 ) -> "pd.DataFrame":
-    """A table that is dear to measure, from the cache unless `fresh`: it is measured again then, and replaced once that
-    is done. `kind`, `key` and `code` as in `cached`.
+    """A table that takes long to measure, from the cache. `kind`, `key` and `code` as in `cached`.
+
+    With `fresh` it is measured again, and the kept one is replaced once that has succeeded.
     """
     import pandas as pd
 
@@ -76,7 +77,7 @@ def cached_table(
 
 
 def fault(folder: Path) -> str | None:
-    """What is wrong with an artefact, in words that name the file; None if every checksum holds."""
+    """The fault of an artefact, in words that name the file. None if every checksum holds."""
     try:
         sums = json.loads((folder / CHECKSUMS).read_text())
         return next(

@@ -1,4 +1,4 @@
-"""Errors meant for the person at the keyboard."""
+"""Errors that are written for the user."""
 
 from collections.abc import Iterable
 
@@ -11,5 +11,5 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
-    """The error for a name that a registry does not hold: it lists the names that it does."""
+    """The error for a name that a registry does not hold. It lists the names that the registry holds."""
     return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(sorted(choices))}")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from toolkit.errors import UserError
 
-RESULTS_SCHEMA = 1  # of what `Run.save` writes; results of another one are shown as out of date
+RESULTS_SCHEMA = 1  # of what `Run.save` writes; results of another schema are out of date
 
 
 def root() -> Path:
@@ -20,7 +20,7 @@ def root() -> Path:
 
 
 def cache_dir() -> Path:
-    """What is dear to make and can be made again: `data/cache/`, or `$TOOLKIT_CACHE_DIR`."""
+    """What takes long to make and can be made again: `data/cache/`, or `$TOOLKIT_CACHE_DIR`."""
     return Path(os.environ.get("TOOLKIT_CACHE_DIR") or root() / "data" / "cache")
 
 

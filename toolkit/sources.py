@@ -1,6 +1,6 @@
-"""Which project files a piece of code really uses, found by reading its imports and running nothing.
+"""Finds the project files that a piece of code uses. It reads imports and runs nothing.
 
-The sweep reruns a notebook when one of these files changes; the cache makes an artefact anew.
+When one of these files changes, the sweep reruns the notebook and the cache makes the artefact again.
 """
 
 import ast
@@ -18,7 +18,7 @@ PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
 def dependencies(*modules: str) -> list[Path]:
     """Every project file that the named modules import, themselves included, transitively and sorted.
 
-    Imports inside functions count: a lazy import is a use all the same.
+    Imports inside functions count too.
     """
     return _closure({file for module in modules for file in _files(module)})
 
@@ -29,7 +29,7 @@ def imports(code: str) -> list[Path]:
 
 
 def fingerprint(files: Iterable[Path]) -> str:
-    """A digest of the files' names and meaning: comments, blank lines and layout do not change it."""
+    """A digest of the files' names and contents. Comments, blank lines and layout of Python code do not change it."""
     return digest(*(f"{file.relative_to(paths.root())}\0{_meaning(file)}" for file in sorted(files)))
 
 
@@ -58,7 +58,7 @@ def _direct(file: Path) -> frozenset[Path]:
 
 @cache
 def _direct_at(file: Path, mtime_ns: int) -> frozenset[Path]:
-    del mtime_ns  # only a key: a file edited in a running notebook is read again
+    del mtime_ns  # only a cache key: an edited file is read again
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     modules = _imported(tree, _package_of(file))
     return frozenset(found for module in modules for found in _files(module))
@@ -78,7 +78,7 @@ def _imported(tree: ast.AST, package: str) -> set[str]:
 
 
 def _files(module: str) -> list[Path]:
-    """The files that importing `module` runs: its own and its parents' `__init__`; none if it is not ours."""
+    """The files that importing `module` runs: its own and its parents' `__init__`. None for a foreign module."""
     parts = module.split(".")
     found = (_file(".".join(parts[:end])) for end in range(1, len(parts) + 1))
     return [file for file in found if file]

@@ -46,6 +46,35 @@ def test_preset_and_set_reach_the_notebook(checkout):
     assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [9, 1]
 
 
+def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, tmp_path):
+    checkout.notebook("a", "alpha", parameters="value = 1\nlabel = 'x'\nmodel = 'smollm2-135m'")
+    assert 'label="some text"' in checkout.sweep("--dry-run", "--only", "toy/a", "--set", "label=some text").stdout
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    environment = checkout.environment | {"TOOLKIT_CALLED_FROM": str(tmp_path / "elsewhere")}
+    command = checkout.command("--dry-run", "--only", "toy/a", "--model", "./mine")
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert f"{tmp_path}/elsewhere/mine" in told.stdout + told.stderr
+
+
+def test_a_report_without_a_preset_calls_no_results_of_another_one_out_of_date(checkout):
+    assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
+    assert checkout.sweep("--report-only").returncode == 0
+    index = checkout.results / "report" / "index.html"
+    assert "out of date" not in index.read_text()
+    assert checkout.sweep("--report-only", "--preset", "standard").returncode == 0
+    assert "out of date" in index.read_text()
+
+
+def test_an_interrupted_driver_stops_its_job_at_once(checkout):
+    checkout.notebook("a", "alpha", body="import time\ntime.sleep(600)")
+    driver = subprocess.Popen(checkout.command("--only", "toy/a"), env=checkout.environment, stdout=subprocess.DEVNULL)
+    _wait_for(lambda: "toy/a" in _log(checkout))
+    family = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGINT)  # to the driver alone
+    assert driver.wait(timeout=60) == 130
+    _wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), seconds=5)
+
+
 def test_a_failure_keeps_other_results_and_its_own_previous_ones(checkout):
     assert checkout.sweep().returncode == 0
     before = (checkout.results / "toy" / "a" / "table.csv").read_bytes()
@@ -108,8 +137,8 @@ def test_second_sweep_on_the_same_results_is_refused(checkout):
         (["--only", "toy/z"], ["toy/z", "toy/a", "toy/b"]),
         (["--preset", "slow"], ["slow", "quick", "standard", "paper"]),
         (["--set", "wrong=1"], ["wrong", "label", "value"]),
-        (["--set", "value"], ["NAME=JSON"]),
-        (["--set", "value=one"], ["not JSON"]),
+        (["--set", "value"], ["NAME=VALUE"]),
+        (["--set", "value=one"], ['"one"', "expected int"]),
         (["--set", 'value="one"'], ["expected int"]),
         (["--jobs", "0"], ["--jobs 0"]),
         (["--profile", "nowhere"], ["nowhere"]),

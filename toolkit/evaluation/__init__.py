@@ -1,4 +1,4 @@
-"""How good a model still is: perplexity as the papers count it, and accuracy on tasks through lm-eval."""
+"""The quality of a model: perplexity as the papers count it, and accuracy on tasks through lm-eval."""
 
 from toolkit.evaluation.harness import HUB_TASKS, evaluate_tasks
 from toolkit.evaluation.likelihood import Perplexity, perplexity

@@ -5,8 +5,8 @@
     checkpoint.packed("model.layers.0.mlp.up_proj.weight")  # as the Endor that kernels multiply with
     model = load_dense_model("pruned-model")
 
-compressed-tensors dropped the layout in 0.15, the least that transformers 5 takes: the two load such a folder with its
-packed weights drawn at random, and only warn. Neither package's support is needed here.
+compressed-tensors dropped the layout in 0.15, the oldest version that transformers 5 accepts. Together they load such a
+folder with random numbers in place of its packed weights, and only warn. This module needs neither package's support.
 """
 
 from toolkit.interchange.reading import Checkpoint, load_dense_model, open_checkpoint

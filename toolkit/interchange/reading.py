@@ -1,4 +1,4 @@
-"""Open a `sparse-bitmask` checkpoint: its tensors one at a time, dense or packed. Nothing in it is ever executed."""
+"""Read a `sparse-bitmask` checkpoint one tensor at a time, dense or packed. No code in it is executed."""
 
 import contextlib
 import json
@@ -23,11 +23,11 @@ FORMAT = "sparse-bitmask"
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An open checkpoint; it holds names only, and reads a tensor when it is asked for.
+    """An open checkpoint. It holds names only and reads a tensor on request.
 
     Weights of a module `m` are stored as `m.shape`, `m.compressed`, `m.bitmask` and `m.row_offsets`, and named
-    `m.weight` here, as the model names them. If the checkpoint is quantised as well, its scales are tensors like any
-    other and its weights are the quantised ones: only the sparse packing is undone.
+    `m.weight` here, as the model names them. If the checkpoint is also quantised, only the sparse packing is undone:
+    its scales are ordinary tensors and its weights stay quantised.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Checkpoint:
         return Endor(**{key: value.clone() if torch.is_tensor(value) else value for key, value in vars(packed).items()})
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All tensors, dense, one after the other: in memory there is one at a time, unless the caller keeps them."""
+        """All tensors, dense, one after the other. Only one is in memory at a time, unless the caller keeps them."""
         for name in self.names:
             yield name, self.tensor(name)
 
@@ -115,7 +115,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {_line(error)}") from error
         for entry in ENTRIES:
-            vars(config).pop(entry, None)  # or it would look for the package that it names
+            vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
         model, told = architecture.from_pretrained(
             None, config=config, state_dict=dict(checkpoint.tensors()), dtype=dtype, output_loading_info=True
         )
@@ -127,7 +127,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
 
 
 def split(name: str) -> tuple[str, str]:
-    """Module and part of a packed weight's tensor; "" for the part of any other."""
+    """Module and part of a packed weight's tensor. The part of any other tensor is ""."""
     module, _, part = name.rpartition(".")
     return (module, part) if module and part in PARTS else (name, "")
 
@@ -174,7 +174,7 @@ def _read(path: Path, name: str) -> Tensor:
 
 @contextlib.contextmanager
 def _opened(path: Path, what: str) -> Iterator[object]:
-    """The safetensors file; what goes wrong with `what` becomes a `FormatError`."""
+    """Open a safetensors file. Errors become a `FormatError` that names `what`."""
     from safetensors import SafetensorError, safe_open
 
     try:

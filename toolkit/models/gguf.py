@@ -4,23 +4,23 @@ from pathlib import Path
 
 
 def dequantise(gguf: Path, folder: Path) -> None:
-    """Write config, tokenizer and every weight, dequantised to float32, of `gguf` into `folder`.
+    """Write the model in `gguf` to `folder`: config, tokenizer and every weight, dequantised to float32.
 
-    transformers keeps the config of a model that came from GGUF marked as quantised, and refuses to save it: the
-    weights move to a fresh model of the same config.
+    transformers marks the config of a model that came from GGUF as quantised and refuses to save it, so the weights
+    move to a fresh model of the same config.
     """
     import torch
     import transformers
 
     origin = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     options = {}
-    if hasattr(transformers, "GgufConfig"):  # versions without it always dequantise
+    if hasattr(transformers, "GgufConfig"):  # versions without this argument always dequantise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     quantised = transformers.AutoModelForCausalLM.from_pretrained(**origin, dtype=torch.float32, **options)
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    config.name_or_path = ""  # no path of this machine in what is kept
+    config.name_or_path = ""  # what is kept names no path of this machine
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(quantised.state_dict(), assign=True)

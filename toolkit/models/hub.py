@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether it can be reached, asked once and quickly; and keeping its libraries quiet."""
+"""Whether the Hugging Face hub can be reached, and how to keep its libraries quiet."""
 
 import contextlib
 import logging
@@ -8,7 +8,7 @@ from functools import cache
 
 from toolkit.errors import UserError
 
-# tqdm asks for widgets in every notebook that imports transformers; its bars are text here
+# tqdm would ask for widgets in every notebook that imports transformers; text bars do
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 PROBE_S = 5
@@ -17,7 +17,7 @@ CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval
 
 @cache
 def reachable() -> bool:
-    """Whether the hub (`HF_ENDPOINT`) answers within seconds; False under `HF_HUB_OFFLINE`. Asked once a process."""
+    """Whether the hub (`HF_ENDPOINT`) answers within seconds. False under `HF_HUB_OFFLINE`. One process asks once."""
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session
 

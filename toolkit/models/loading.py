@@ -17,10 +17,12 @@ from toolkit.models import downloads, hub
 
 log = logging.getLogger(__name__)
 
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+
 
 @dataclass(frozen=True)
 class Model:
-    """A model that needs no hub: where it comes from and how to have it as a folder in Hugging Face's layout."""
+    """A model that needs no hub: its source, its licence, and a function that makes its folder."""
 
     source: str
     licence: str
@@ -34,19 +36,22 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         name: a key of `MODELS`, a folder in Hugging Face's layout, or an id on the hub.
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
-    The embedded `smollm2-135m` is a Q4_1 GGUF (token embedding Q8_0). Its blocks are dequantised once, in float32,
-    which holds `scale · q + minimum` to the last bit that GGUF's own reader gives, and kept so under the cache; `dtype`
-    rounds that copy. Every weight is then an ordinary `nn.Parameter`, free to be pruned.
+    The embedded `smollm2-135m` is a Q4_1 GGUF (token embedding Q8_0). Its blocks are dequantised once to float32, which
+    holds `scale · q + minimum` to the last bit that GGUF's own reader gives. That copy is kept under the cache, and
+    `dtype` rounds it. Every weight is then an ordinary `nn.Parameter` that can be pruned.
 
-    Raises `UserError` if the name is unknown, or is not embedded and cannot be had from the hub.
+    Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
+    unknown, the model cannot be had from the hub, or it needs either of these.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, options = _place(name)
     with _loading(name, options):
-        # transformers looks for an adapter too, and unless told otherwise waits half a minute for a hub that is away
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, adapter_kwargs=dict(options), **options)
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, use_safetensors=True, adapter_kwargs=dict(options), **NO_CODE, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -58,15 +63,19 @@ def check_model(name: str) -> None:
 
     place, options = _place(name)
     with _loading(name, options):
-        AutoConfig.from_pretrained(place, **options)
+        AutoConfig.from_pretrained(place, **NO_CODE, **options)
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 
 
 def fast_dtype() -> torch.dtype:
-    """The quicker of bfloat16 and float32 for a model's arithmetic: float32 where bfloat16 is only emulated."""
+    """The faster of bfloat16 and float32 for a model's arithmetic: float32 where bfloat16 is only emulated."""
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
     elif (cpu := torch.cpu.get_capabilities())["architecture"] == "x86_64":
-        native = cpu["avx512_bf16"]  # oneDNN says yes to any AVX-512, but emulates it at a quarter of float32's rate
+        native = cpu[
+            "avx512_bf16"
+        ]  # oneDNN says yes for any AVX-512, but may emulate bfloat16 at a quarter of float32's rate
     else:
         native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native else torch.float32
@@ -84,12 +93,21 @@ def _place(name: str) -> tuple[str, dict]:
 
 @contextlib.contextmanager
 def _loading(name: str, options: dict) -> Iterator[None]:
-    """Quiet, but for the progress of a download from the hub; what goes wrong becomes a `UserError`."""
+    """Silence libraries, except for the progress of a download from the hub. Errors become a `UserError`."""
     try:
         with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
+        raise UserError(f"cannot load model {name!r}: {_reason(error)}; {_offline_models()}") from error
+
+
+def _reason(error: Exception) -> str:
+    words = str(error)
+    if "trust_remote_code" in words:
+        return "its config.json asks for code of its own (auto_map), which is never run here"
+    if "safetensors" in words and "no file named" in words:
+        return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
+    return _first_line(error)
 
 
 def _offline_models() -> str:
@@ -114,7 +132,7 @@ def _convert_smollm2(folder: Path) -> None:
 
     gguf = downloads.fetch("smollm2-135m")
     log.info("dequantising %s, once", gguf.name)
-    with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its bar heeds no setting
+    with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
         dequantise(gguf, folder)
 
 

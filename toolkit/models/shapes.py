@@ -1,4 +1,4 @@
-"""Shape-only twins of paper-scale layers: time does not depend on the values of weights, so random ones are timed."""
+"""Shape-only twins of paper-scale layers. Time does not depend on the values of weights, so random ones are timed."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +30,7 @@ def _opt(hidden: int) -> dict[str, tuple[int, int]]:
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
 SHAPES = {
-    "opt-1536": _opt(1536),  # no released model's: the smallest layer (57 MB in fp16) that hides fixed costs
+    "opt-1536": _opt(1536),  # of no released model: the smallest layer (57 MB in fp16) that hides fixed costs
     "opt-1.3b": _opt(2048),
     "opt-2.7b": _opt(2560),
     "opt-6.7b": _opt(4096),
@@ -63,8 +63,8 @@ def random_pruned(
 ) -> Float[Tensor, "outputs inputs"]:
     """A random weight whose `round(sparsity · inputs)` smallest values of each row are exactly zero, and no other.
 
-    Values are normal with a standard deviation of 0.02, in int8 of 32; none that is kept rounds to zero. The same
-    arguments give the same weight on any number of threads. Peak memory is the weight plus a few blocks of rows.
+    Values are normal with a standard deviation of 0.02 (int8: 32). No kept value rounds to zero. The same arguments
+    give the same weight on any number of threads. Peak memory is the weight plus a few blocks of rows.
     Raises `UserError` if the sparsity is outside [0, 1].
     """
     if not 0 <= sparsity <= 1:
@@ -89,7 +89,7 @@ def random_pruned(
 def _smallest(values: np.ndarray, count: int) -> np.ndarray:
     """Mask of exactly `count` smallest magnitudes in each row.
 
-    The bits of |x| order as x does; the column in their lowest bits makes every key unique, so ties cannot add zeros.
+    The bits of |x| have the order of |x|. Their lowest bits hold the column: every key is unique, so ties add no zeros.
     """
     columns = values.shape[1]
     keys = np.abs(values).view(np.uint32) >> columns.bit_length() << columns.bit_length()

@@ -1,4 +1,4 @@
-"""Whole models as shape-only twins: decoders that run, with random pruned weights and as many layers as asked for."""
+"""Whole models as shape-only twins: decoders that run, with random pruned weights and any number of layers."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from toolkit.errors import UserError
 from toolkit.models import hub
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
-VOCABULARY, POSITIONS, HEAD = 1000, 64, 64  # small, but for the heads' usual size: the layers are what is timed
+VOCABULARY, POSITIONS, HEAD = 1000, 64, 64  # small, since the layers are what is timed; heads have their usual size
 
 
 def twin_model(
@@ -15,8 +15,8 @@ def twin_model(
 ) -> nn.Module:
     """An OPT or Llama decoder with layers of a model of `toolkit.models.shapes`, on the CPU, without gradients.
 
-    Every layer has the same weights, its rows in another order, so no layer can stand in for another. Embeddings and
-    head are small. Raises `UserError` for an unknown model or a part of one (its matrices do not fit together), or
+    Every layer has the same weights with its rows in another order, so no layer can stand in for another. Embeddings
+    and head are small. Raises `UserError` for an unknown model or a part of one (its matrices do not fit together), or
     fewer than one layer.
     """
     from accelerate import init_empty_weights
@@ -58,7 +58,7 @@ def _config(model: str, layers: int):
 
 
 def _value(name: str, parameter: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """Of a layer's linear its rolled weight; of the rest small random values, ones in norms, zeros in biases."""
+    """A layer's linear gets its rolled weight. The rest gets small random values, ones in norms, zeros in biases."""
     *path, op, kind = name.split(".")
     if kind == "weight" and op in weights:
         layer = next(int(part) for part in path if part.isdecimal())

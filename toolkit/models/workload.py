@@ -1,4 +1,4 @@
-"""What is brought and multiplied: a model's shapes, its data type and its share of zeros."""
+"""A workload: the shapes of a model, its data type and its share of zeros."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Workload:
         twin_shapes(self.model)
 
     def shapes(self, ops: Sequence[str] = ()) -> dict[str, tuple[int, int]]:
-        """Outputs × inputs of these operations, of all of a layer if none is named; `UserError` for an unknown one."""
+        """Outputs × inputs of the named operations (default: all of a layer). Raises `UserError` for an unknown one."""
         known = twin_shapes(self.model)
         for op in ops:
             if op not in known:

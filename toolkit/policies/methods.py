@@ -1,4 +1,4 @@
-"""How a weight is stored, and which processor makes it dense before it is used, if any (ENDOR, section 5)."""
+"""Methods: the format that a weight is stored in, and the processor that decodes it, if any (ENDOR, section 5)."""
 
 from dataclasses import dataclass
 
@@ -25,4 +25,4 @@ METHODS = {
 }
 
 ACCELERATE = "accelerate"
-RIVALS = {ACCELERATE: Method("dense")}  # other people's runtimes: what they store; they are measured, never modelled
+RIVALS = {ACCELERATE: Method("dense")}  # runtimes of others, with the format that they store; measured, never modelled

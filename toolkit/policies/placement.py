@@ -1,4 +1,4 @@
-"""Which tier each layer of a model lives in."""
+"""The tier that each layer of a model lives in."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from toolkit.storage.buffers import buffer_bytes
 
 @dataclass(frozen=True)
 class LayerMap:
-    """How many layers live in each tier, the first ones nearest to the device. Raises `UserError` for fewer than 0."""
+    """The number of layers in each tier. The first layers are nearest to the device. Raises `UserError` below 0."""
 
     device: int
     dram: int
@@ -26,20 +26,19 @@ class LayerMap:
         return ("device",) * self.device + ("dram",) * self.dram + ("storage",) * self.storage
 
     def refilled(self, dense_bytes: int, packed_bytes: int) -> "LayerMap":
-        """The map once layers are packed, and DRAM takes as many as fit into the bytes that its dense ones took.
+        """The map with packed layers: DRAM takes as many as fit into the bytes of the dense layers that it held.
 
-        8 layers become 14 at 56 % of their size (ENDOR, section 5.1). Layers come from storage only; device memory is
-        left as it is, since what lives there is dense.
+        8 layers become 14 at 56 % of their size (ENDOR, section 5.1). Only layers in storage move. Layers in device
+        memory stay, since they are dense there.
         """
         dram = min(self.dram * dense_bytes // packed_bytes, self.dram + self.storage)
         return LayerMap(self.device, dram, self.dram + self.storage - dram)
 
 
 def fitting(staying: Sequence[int], passing: Sequence[int], slots: int, budget_bytes: float) -> int:
-    """How many of the first layers a tier's budget can keep, beside the slots that the others pass through.
+    """How many of the first layers a tier's budget can keep beside the slots that the other layers pass through.
 
-    Bytes of each layer, if it stays and if it passes; they are what is stored, so packed layers make room for more.
-    0 if not even the slots fit.
+    `staying` and `passing` are each layer's bytes if it stays and if it passes through. 0 if not even the slots fit.
     """
     for count in range(len(staying), -1, -1):
         if needed_bytes(staying[:count], passing[count:], slots) <= budget_bytes:
@@ -48,5 +47,5 @@ def fitting(staying: Sequence[int], passing: Sequence[int], slots: int, budget_b
 
 
 def needed_bytes(staying: Sequence[int], passing: Sequence[int], slots: int) -> int:
-    """What layers that stay take, and the slots for the others: each a buffer of whole huge pages."""
+    """Bytes of the layers that stay and of the slots for the others. Each is a buffer of whole huge pages."""
     return buffer_bytes(sum(staying)) + buffer_bytes(min(slots, len(passing)) * max(passing, default=0))

@@ -64,9 +64,10 @@ def all_ways(
     methods: Iterable[str] = tuple(METHODS),
     paths: Iterable[str] = PATHS,
 ) -> list[Way]:
-    """Every method on every path that it can take, of those named. Raises `UserError` for an unknown method.
+    """Every way that combines the named methods, paths and policies, as far as it exists on the device.
 
-    Without a GPU nothing is direct, and Endor is decoded in one place only: `endor_cpu` is `endor` then.
+    Without a GPU there is no direct path, and `endor_cpu` is left out, since it is `endor` there. Raises `UserError`
+    for an unknown method.
     """
     for name in methods:
         if name not in METHODS:

@@ -1,4 +1,4 @@
-"""The sequential walk: what each decoder block's linears see, with every earlier block already pruned."""
+"""The sequential walk: the inputs of each decoder block's linears, with every earlier block already pruned."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 
 
 def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> Int[Tensor, "windows tokens"]:
-    """The first `windows` windows of a row of token ids; all that fit if None.
+    """Cut the first `windows` windows from a row of token ids; None cuts all that fit.
 
     Raises `UserError` if there are too few tokens, or tokens or numbers are of the wrong kind.
     """
@@ -37,7 +37,7 @@ def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> In
 def calibration_windows(
     model: nn.Module, tokens: Tensor, windows: int | None, sequence_length: int
 ) -> Int[Tensor, "windows tokens"]:
-    """`cut_windows`, of tokens that the model can read. Raises `UserError` as that does, and for those it cannot."""
+    """`cut_windows`, with a check that the model knows the tokens. Raises `UserError` as that does, or if not."""
     cut = cut_windows(tokens, windows, sequence_length)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
     if sequence_length > positions:
@@ -54,8 +54,8 @@ def walk(
 ) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
 
-    The caller prunes the block before it asks for the next: the block then runs again, and its pruned outputs are what
-    the next one sees. The windows' hidden states, overwritten in place, and one block's Gram matrices are all that is
+    The caller prunes the block before it asks for the next one. The block then runs again, and its pruned outputs are
+    the next block's inputs. Only the windows' hidden states (overwritten in place) and one block's Gram matrices are
     held. Raises `UserError` if an input is not finite or a linear is never reached.
     """
     blocks = decoder_blocks(model)
@@ -75,12 +75,12 @@ def walk(
 
 @contextmanager
 def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Tensor, "columns columns"]]]:
-    """While entered, add up XᵀX over all inputs of each linear, in float32; give them by the linear's name.
+    """Inside the block, add up XᵀX over all inputs of each linear, in float32. Gives the sums by the linear's name.
 
     Linears fed by the very same tensor (q, k and v; gate and up) share one matrix.
     """
     grams: dict[str, Tensor] = {}
-    last: tuple[Tensor | None, str] = (None, "")  # held, so that its identity cannot pass to a later tensor
+    last: tuple[Tensor | None, str] = (None, "")  # kept alive, so that no later tensor gets the same identity
 
     def add(name: str, _: nn.Module, args: tuple[Any, ...]) -> None:
         nonlocal last
@@ -106,7 +106,7 @@ def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Te
 class _Call:
     """What the model passes to a block beside the hidden states: position embeddings, mask and the like.
 
-    Taken from one window and used for all: windows have one length and no padding, and batches broadcast.
+    They are recorded for one window and used for all, since windows have one length and no padding.
     """
 
     args: tuple[Any, ...]
@@ -130,7 +130,7 @@ def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> l
 
 
 class _ReachedError(Exception):
-    """Ends a forward pass at the first block; carries the block's input."""
+    """Ends a forward pass at the first block and carries that block's input."""
 
 
 def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_size: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""The door: prune a model's decoder linears in place, block after block."""
+"""Prune a model's decoder linears in place, block after block."""
 
 import logging
 import math
@@ -67,9 +67,9 @@ def prune(
     `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
     `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
     `calibration` holds token ids, int64 [n], cut from its start into `windows` windows of `sequence_length` (None: all
-    that fit; the papers take 128); magnitude pruning does without. `batch_size` windows run at once: 1 on a CPU.
-    Blocks are walked in order, each seeing what the pruned ones before it put out. Works in any floating dtype and on
-    any device; statistics and solves are float32.
+    that fit; the papers take 128); magnitude pruning needs none. `batch_size` windows run at once: 1 on a CPU.
+    Blocks are pruned in order, and each gets the outputs of the pruned blocks before it. Works in any floating dtype
+    and on any device. Statistics and solves are float32.
 
     Raises `UserError` before any weight changes for arguments that don't fit the model or each other, and later, with
     the earlier blocks pruned, if the activations overflow or SparseGPT's damping is too small.
@@ -103,7 +103,7 @@ def _prune_linear(
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
     pruned = linear.weight.float()
-    reached = (pruned == 0).float().mean().item()  # waits for the device, so the clock below is true
+    reached = (pruned == 0).float().mean().item()  # waits for the device, so that the clock below counts its work
     seconds = time.perf_counter() - start
     error = None if gram is None else relative_output_error(dense, pruned, gram)
     return LayerStatistics(name, *dense.shape, reached, error, seconds)
@@ -150,7 +150,7 @@ def _cut(
 
 @contextmanager
 def _inference(model: nn.Module) -> Iterator[None]:
-    """Dropout off, and the model's mode put back afterwards."""
+    """Evaluation mode, which turns dropout off. The model's own mode is restored afterwards."""
     training = model.training
     model.eval()
     try:

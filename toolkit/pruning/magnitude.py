@@ -1,4 +1,4 @@
-"""Magnitude pruning, the baseline of the Wanda and SparseGPT papers: the smallest weights of a layer go."""
+"""Magnitude pruning, the baseline of the Wanda and SparseGPT papers: the smallest weights of a layer become zero."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,7 +11,7 @@ from toolkit.pruning.patterns import Pattern, lowest, lowest_in_groups
 
 @dataclass(frozen=True)
 class Magnitude:
-    """One threshold on |W| for the whole layer, or one per N:M group; no data needed."""
+    """One threshold on |W| for the whole layer, or one per N:M group. Needs no data."""
 
     needs_calibration: ClassVar[bool] = False
 
@@ -22,7 +22,7 @@ class Magnitude:
         sparsity: float,
         pattern: Pattern | None,
     ) -> Float[Tensor, "rows columns"]:
-        """Return the pruned float32 weight; `gram` is not looked at."""
+        """Return the pruned float32 weight; `gram` is ignored."""
         scores = weight.abs()
         if pattern:
             mask = lowest_in_groups(scores, pattern)

@@ -1,4 +1,4 @@
-"""Which weights go: masks of the lowest scores, and N:M patterns."""
+"""Masks of the lowest scores, unstructured or in N:M patterns."""
 
 import math
 import re
@@ -38,7 +38,7 @@ class Pattern:
 
 
 def resolve(sparsity: float, text: str | None) -> tuple[float, Pattern | None]:
-    """The sparsity meant and the pattern, if any: a pattern decides the sparsity, so 0.5, the default, may stay.
+    """The sparsity and the pattern, if there is one. A pattern decides the sparsity; the default 0.5 is then ignored.
 
     Raises `UserError` for a sparsity outside [0, 1), a malformed pattern, or two that contradict each other.
     """
@@ -53,7 +53,7 @@ def resolve(sparsity: float, text: str | None) -> tuple[float, Pattern | None]:
 
 
 def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batch n"]:
-    """Mark exactly `count` of the lowest scores along the last dimension; of equal ones the earlier."""
+    """Mark exactly `count` of the lowest scores along the last dimension. Of equal scores the earlier is marked."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.kthvalue(count, dim=-1, keepdim=True).values  # several times faster than a sort

@@ -33,20 +33,20 @@ def load_pruned(
     seed: int = 0,
     dtype: torch.dtype | None = None,
 ) -> tuple[nn.Module, object, list[LayerStatistics]]:
-    """A pruned model, its tokenizer and one record per pruned linear: made by the first call, read by later ones.
+    """A pruned model, its tokenizer and one record per pruned linear. The first call makes them, later ones read them.
 
     Args:
         model_name: as `load_model` takes it.
-        method: a name in `METHODS`, or "dense" for the model as it is, without records.
+        method: a name in `METHODS`, or "dense" for the unpruned model without records.
         sparsity: the share of zeros, as in `prune`.
         pattern: "N:M", as in `prune`.
-        corpus: where the calibration windows come from, as `load_tokens` takes it; magnitude pruning uses none.
-        windows: how many are drawn, without overlap (None: all there are; the papers take 128).
+        corpus: the source of the calibration windows, as `load_tokens` takes it; magnitude pruning uses none.
+        windows: the number of windows that are drawn without overlap (None: all there are; the papers take 128).
         sequence_length: tokens in a window.
-        seed: of the draw.
+        seed: seeds that draw.
         dtype: of weights and activations; None for the quickest on this machine.
 
-    What is kept are the pruned linears alone, keyed by the dense weights, the arguments and the code behind them.
+    Only the pruned linears are kept. Their key covers the dense weights, the arguments and the code.
     Raises `UserError` as `load_model`, `load_tokens` and `prune` do, before the work starts.
     """
     dtype = dtype or fast_dtype()
@@ -72,7 +72,7 @@ def load_pruned(
 
 
 def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
-    """`windows` windows of a row of tokens, at random and without overlap, one after the other.
+    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
 
     Raises `UserError` if there are fewer.
     """
@@ -103,7 +103,7 @@ def restore(folder: Path, model: nn.Module) -> list[LayerStatistics]:
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """SHA-256 of all parameters: a model folder, or a hub id, may hold other weights tomorrow."""
+    """SHA-256 of all parameters, since a model folder or hub id may hold other weights tomorrow."""
     digest = hashlib.sha256()
     for name, parameter in model.named_parameters():
         digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
@@ -112,7 +112,7 @@ def weights_sha256(model: nn.Module) -> str:
 
 
 def _code() -> list[Path]:
-    """The files that decide the result; what merely stores or fetches is left out, so a change there costs nothing."""
+    """The files that decide the result. Files that only store or fetch are left out."""
     named = {"models.py", "text.py", "wikipedia.py", "downloads.py"}
     files = sources.dependencies("toolkit.pruning.pruned")
     return [file for file in files if file.parent.name == "pruning" or file.name in named]

@@ -10,15 +10,15 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.pruning.patterns import Pattern, lowest
 
-STEP = 8  # columns updated one by one; small enough for one thread, which busy machines take better
+STEP = 8  # columns updated one by one: small enough for one thread
 
 
 @dataclass(frozen=True)
 class SparseGPT:
-    """Optimal-brain-surgeon pruning, one column after the other, the later columns making up for each loss.
+    """Optimal-brain-surgeon pruning, column after column; later columns compensate for each loss.
 
-    Algorithm 1. `damping` is added to the Hessian's diagonal as a share of its mean; masks are chosen, and updates of
-    the columns to the right are put off, in blocks of `block_size` columns (N:M masks: at each group's first column).
+    Algorithm 1. `damping` is added to the Hessian's diagonal as a share of its mean. Masks are chosen for `block_size`
+    columns at once (N:M masks: at each group's first column). Columns to the right are updated after each block.
     """
 
     damping: float = 0.01
@@ -53,12 +53,14 @@ class SparseGPT:
 def inverse_factor(gram: Float[Tensor, "n n"], damping: float) -> Float[Tensor, "n n"]:
     """The upper U with UᵀU = H⁻¹, H being `gram` with a damped diagonal.
 
-    The paper's Cholesky factor of the inverse, had with one factorisation: with rows and columns reversed, H = RRᵀ for
-    an upper R, and U = R⁻¹. No inverse is formed, which float32 takes better.
+    This is the paper's Cholesky factor of the inverse, found with one factorisation: with rows and columns reversed,
+    H = RRᵀ for an upper R, and U = R⁻¹. No inverse is formed, which is more accurate in float32.
     """
     diagonal = gram.diagonal()
     hessian = gram.clone()
-    hessian.diagonal().add_(damping * diagonal.mean()).masked_fill_(diagonal == 0, 1)  # no input: any value does
+    hessian.diagonal().add_(damping * diagonal.mean()).masked_fill_(
+        diagonal == 0, 1
+    )  # no input ever arrives here, so any value will do
     lower, failed = torch.linalg.cholesky_ex(hessian.flip(0, 1))
     if failed:
         raise UserError(f"the Hessian is not positive definite with damping {damping}; take a larger one")
@@ -74,7 +76,7 @@ def _prune_block(
 ) -> Float[Tensor, "block rows"]:
     """Prune a block of columns in place; return each column's error over its diagonal entry of the factor.
 
-    Updates reach the next few columns at once and the rest of the block in one product: the same sums, less traffic.
+    Updates reach the next few columns at once and the rest of the block in one product. The sums are the same.
     """
     columns = weight.T.contiguous()  # every step below then works on contiguous rows
     errors = torch.zeros_like(columns)

@@ -11,7 +11,7 @@ from toolkit.pruning.patterns import Pattern, lowest, lowest_in_groups
 
 @dataclass(frozen=True)
 class Wanda:
-    """Scores |W_ij|·‖X_j‖₂, compared within each output row (section 3, equation 1); survivors keep their values."""
+    """Scores |W_ij|·‖X_j‖₂, compared within each output row (section 3, equation 1). Kept weights do not change."""
 
     needs_calibration: ClassVar[bool] = True
 
@@ -22,7 +22,7 @@ class Wanda:
         sparsity: float,
         pattern: Pattern | None,
     ) -> Float[Tensor, "rows columns"]:
-        """Return the pruned float32 weight; of `gram` = XᵀX only the diagonal, the squared input norms, is used.
+        """Return the pruned float32 weight. Only the diagonal of `gram` = XᵀX is used: the squared input norms.
 
         Every row gets exactly int(columns · sparsity) zeros, or M − N in each N:M group.
         """

@@ -1,4 +1,4 @@
-"""Fewer bits a weight: int8 with a scale a row (`absmax`), made easier by `smoothquant`."""
+"""Fewer bits per weight: int8 with one scale per row (`absmax`), and `smoothquant`, which prepares a model for it."""
 
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 

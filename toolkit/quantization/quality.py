@@ -1,4 +1,4 @@
-"""What int8 costs a pruned model in perplexity, with smoothing and without, as a tidy table."""
+"""The perplexity of pruned models in int8, with smoothing and without, as a tidy table."""
 
 import pandas as pd
 from torch import nn

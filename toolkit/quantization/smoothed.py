@@ -1,4 +1,4 @@
-"""Pruned models, smoothed for int8: the factors are made once and kept under `data/cache/`."""
+"""Pruned models, smoothed for int8. The factors are made once and kept under `data/cache/`."""
 
 from pathlib import Path
 
@@ -28,9 +28,8 @@ def load_smoothed(
 ) -> tuple[nn.Module, object]:
     """The model that `load_pruned` gives, smoothed, and its tokenizer.
 
-    Its weights are not in int8 yet: `round_to_int8` rounds them in place, `Scaled.encode` packs them. The windows that
-    pruning saw serve once more. `alpha` as in `smooth`, all else as in `load_pruned`, whose `UserError`s this raises,
-    and those of `smooth`.
+    Its weights are not in int8 yet: `round_to_int8` rounds them in place, `Scaled.encode` packs them. The calibration
+    windows are those of pruning. `alpha` is as in `smooth`, the rest as in `load_pruned`; errors are those of both.
     """
     check_alpha(alpha)
     calibration = {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed}

@@ -1,8 +1,8 @@
 """SmoothQuant: Xiao et al., "Accurate and Efficient Post-Training Quantization for Large Language Models", ICML 2023.
 
-Channels that are large in the activations are made small there and large in the weights, by factors that a norm takes
-in on one side and the linears that read it on the other. Linears that read no norm (o_proj and down_proj, or out_proj
-and fc2) stay as they are, as in the method's own release.
+Factors move large values from the channels of the activations to the weights: a norm is divided by them, and the
+linears that read it are multiplied. Linears that read no norm (o_proj and down_proj, or out_proj and fc2) stay as they
+are, as in the method's own release.
 
 Wanda's scores |W_ij|·‖X_j‖ keep their values when channel j goes from X to W, so smoothing and pruning may come in
 either order (but for rounding). Here pruning comes first: factors then belong to the weights that are left.
@@ -42,7 +42,7 @@ def check_alpha(alpha: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _BlockCall:
-    """How a block was called, and what it gave."""
+    """The arguments of a block's call, and its output."""
 
     block: nn.Module
     args: tuple
@@ -50,9 +50,9 @@ class _BlockCall:
     output: Tensor | tuple
 
     def change(self) -> float:
-        """How far the block is from adding the same again: the difference's norm over that of what it added.
+        """The relative change of what a block adds to its input: norm of the difference over norm of the old addition.
 
-        Added to the hidden states it was given, which are so much larger that they would hide a wrong fold.
+        The input itself is left out. It is so much larger that it would hide a wrong fold.
         """
         before, after = map(_hidden, (self.output, self.block(*self.args, **self.kwargs)))
         return float((after - before).norm() / (before - _hidden(self.args)).norm())
@@ -68,8 +68,8 @@ def smooth(
 ) -> dict[str, Float[Tensor, " channels"]]:
     """Move the activations' outliers into the weights, in place; return the factors by the norm's name.
 
-    `calibration` is cut as `prune` does it; `alpha` is how much of the trouble goes to the weights, 0 to 1. The model's
-    function stays what it was, up to rounding. Raises what `smoothing_factors` and `fold` raise.
+    `calibration` is cut as `prune` does it; `alpha`, 0 to 1, is the share of the difficulty that goes to the weights.
+    The model computes the same function as before, up to rounding. Raises what `smoothing_factors` and `fold` raise.
     """
     factors = smoothing_factors(model, calibration, alpha, windows, sequence_length)
     fold(model, factors)
@@ -131,13 +131,13 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
 
 
 def groups(model: nn.Module) -> dict[str, Group]:
-    """The norms of the decoder blocks that linears read, by name: seen by whose output it is that a linear is given.
+    """The norms that linears of the decoder blocks read, by name. A linear reads a norm if its input is its output.
 
     Raises `UserError` if there is none.
     """
     names = {module: name for name, module in model.named_modules()}
     readers: dict[nn.Module, list[nn.Linear]] = {}
-    made: list[tuple[nn.Module, Tensor]] = []  # outputs are held, so that none takes another's identity
+    made: list[tuple[nn.Module, Tensor]] = []  # outputs are kept alive, so that no two have the same identity
 
     def read(linear: nn.Module, args: tuple) -> None:
         norm = next((norm for norm, output in made if output is args[0]), None)
@@ -157,7 +157,7 @@ def groups(model: nn.Module) -> dict[str, Group]:
 
 @torch.no_grad()
 def round_to_int8(model: nn.Module) -> None:
-    """Give every decoder linear the weight that int8 leaves of it, in its own type: what a packed one decodes to."""
+    """Round every decoder linear's weight to int8 and back, in its own type: to what a packed weight decodes to."""
     for block in decoder_blocks(model):
         for linear in decoder_linears(block).values():
             scales = row_scales(linear.weight)
@@ -166,9 +166,9 @@ def round_to_int8(model: nn.Module) -> None:
 
 @contextmanager
 def int8_activations(model: nn.Module) -> Iterator[None]:
-    """While entered, the inputs of decoder linears are rounded to int8, each token by its own largest magnitude.
+    """Inside the block, round the inputs of decoder linears to int8, each token by its own largest magnitude.
 
-    The paper's setting "per-token, dynamic" (section 3), simulated: products are taken in the model's own type.
+    This simulates the paper's setting "per-token, dynamic" (section 3): products are taken in the model's own type.
     """
 
     def rounded(_: nn.Module, args: tuple) -> Tensor:
@@ -189,7 +189,7 @@ def _norms(blocks: nn.ModuleList) -> list[nn.Module]:
 
 @contextmanager
 def _largest_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Float[Tensor, " channels"]]]:
-    """While entered, keep the largest magnitude that each channel of the modules' outputs has had, in float32."""
+    """Inside the block, record the largest magnitude of each channel of the modules' outputs, in float32."""
     largest: dict[str, Tensor] = {}
 
     def recorder(name: str):
@@ -209,7 +209,7 @@ def _largest_weights(group: Group) -> Float[Tensor, " channels"]:
 
 @contextmanager
 def _removed(handles: list) -> Iterator[None]:
-    """Take hooks away afterwards."""
+    """Remove hooks at the end of the block."""
     try:
         yield
     finally:

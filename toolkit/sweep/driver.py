@@ -1,5 +1,6 @@
-"""Start Snakemake on the stale jobs, tell how far they are, and end with a table and the report."""
+"""Start Snakemake on the stale jobs, print their progress, and end with a table and the report."""
 
+import contextlib
 import ctypes
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from toolkit.errors import UserError
@@ -18,10 +20,11 @@ from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
+STOPPING_S = 10  # for an interrupted job to stop by itself
 
 
 def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
-    """Run what is stale, then report on all; the exit status: 1 if any job has failed.
+    """Run the stale jobs, then report on all. The exit status is 1 if any job has failed.
 
     Raises `UserError` if another sweep is writing to the same results.
     """
@@ -89,12 +92,22 @@ def _sweep(stale: list[Job], parallel: int, profile: Path | None) -> int:
         try:
             _watch(engine, stale)
         except KeyboardInterrupt:
-            engine.send_signal(signal.SIGINT)
-            engine.wait()
+            _interrupt(engine)
             raise
     if engine.returncode and not any(_failed(job) for job in stale):
         raise UserError(f"Snakemake stopped with status {engine.returncode}; its log: {log}")
     return engine.returncode
+
+
+def _interrupt(engine: subprocess.Popen) -> None:
+    """Stop Snakemake and its jobs at once, as Ctrl-C in a terminal does; kill those that do not stop."""
+    family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    for signal_them in (lambda member: member.send_signal(signal.SIGINT), lambda member: member.kill()):
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                signal_them(member)
+        psutil.wait_procs(family, timeout=STOPPING_S)
+    engine.wait()
 
 
 def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:
@@ -107,7 +120,7 @@ def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """Have the kernel end Snakemake when the driver is killed (Linux; elsewhere the jobs' own watch must do)."""
+    """Make the kernel end Snakemake when the driver is killed (Linux only; elsewhere each job watches its driver)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 

@@ -1,7 +1,7 @@
 """Run one notebook of a plan with papermill: `python -m toolkit.sweep.execute PLAN ID`.
 
-Results are made in a staging folder that replaces `results/<id>/` once everything is there; a notebook that fails
-leaves the previous results as they were.
+Results are made in a staging folder, which replaces `results/<id>/` once everything is there. A notebook that fails
+leaves the previous results unchanged.
 """
 
 import os
@@ -56,7 +56,7 @@ def main(plan: Path, id: str) -> int:
 
 
 def _execute(job: Job, staging: Path) -> str | None:
-    """Run the notebook; the error's last line if it failed."""
+    """Run the notebook. Returns the first line of its error, or None."""
     threads = str(job.threads)
     os.environ |= {
         "TOOLKIT_STAGING_DIR": str(staging),
@@ -77,7 +77,7 @@ def _execute(job: Job, staging: Path) -> str | None:
         )
     except PapermillExecutionError as error:
         return f"{error.ename}: {error.evalue}".splitlines()[0]
-    except Exception as error:  # a kernel that died, a disk that filled: whatever it is, the sweep goes on and says so
+    except Exception as error:  # a dead kernel, a full disk: the sweep goes on and reports it
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
 
@@ -107,13 +107,13 @@ def _keep_failure(job: Job, staging: Path) -> None:
 
 
 def _peak_memory_bytes() -> int:
-    """The largest resident size of any process that this one waited for: the notebook's kernel."""
+    """The largest resident size of the processes that this one waited for, which is the notebook's kernel."""
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _die_with(driver: dict | None) -> None:
-    """End this process and its kernel once the driver is gone; a driver on another host is left to the scheduler."""
+    """End this process and its kernel once the driver is gone. On another host the scheduler does that."""
     if not driver or driver["host"] != state.this_process()["host"]:
         return
 

@@ -1,4 +1,4 @@
-"""What a sweep is to do: each notebook's parameters, and whether its results still answer to them."""
+"""What a sweep does: each notebook's parameters, and whether its results are still valid for them."""
 
 import json
 import os

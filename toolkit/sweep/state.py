@@ -1,4 +1,4 @@
-"""What each job is doing, in one small file a job: written by `execute`, read by the driver and the report."""
+"""The state of each job in a small file of its own. `execute` writes it; the driver and the report read it."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from toolkit.files import read_json, write_json
 
 @dataclass(frozen=True)
 class State:
-    """The last that is known of a job; `status` is running, done or failed. A pid alone could be another process."""
+    """The last known state of a job. `status` is running, done or failed. The start time guards against reused pids."""
 
     id: str
     status: str
@@ -44,23 +44,23 @@ def failed_page(id: str) -> Path:
 
 
 def staging_dir(id: str) -> Path:
-    """A folder of this process's own for a job's results-to-be: no second writer can meet it."""
+    """This process's own folder for a job's new results, so that two writers never share one."""
     return folder() / "staging" / f"{_flat(id)}.{os.getpid()}"
 
 
 def load(id: str) -> State | None:
-    """What is known of a job; None if nothing is."""
+    """The last known state of a job, or None."""
     found = read_json(_file(id))
     return State(**found) if found else None
 
 
 def this_process() -> dict[str, object]:
-    """The fields that name the running process."""
+    """The fields of `State` that identify the running process."""
     return {"host": socket.gethostname(), "pid": os.getpid(), "process_started": psutil.Process().create_time()}
 
 
 def stop_leftovers() -> None:
-    """End what a killed sweep left running on this machine, and drop what it had not finished."""
+    """End the processes that a killed sweep left on this machine, and remove its unfinished results."""
     for file in folder().glob("state/*.json"):
         found = read_json(file)
         if found.get("status") == "running" and found.get("host") == socket.gethostname():
@@ -70,7 +70,7 @@ def stop_leftovers() -> None:
 
 
 def is_alive(pid: int, process_started: float) -> bool:
-    """Whether that very process still runs (a pid alone may have been handed out again)."""
+    """Whether that process still runs, and not another one with the same pid."""
     try:
         return abs(psutil.Process(pid).create_time() - process_started) < 0.5
     except psutil.NoSuchProcess:

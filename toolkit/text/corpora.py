@@ -21,7 +21,7 @@ C4_DOCUMENTS = {"calibration": 4000, "evaluation": 1100}  # 1100: what SparseGPT
 
 @dataclass(frozen=True)
 class Article:
-    """One article of the Wikipedia slice as plain text, paragraphs apart by blank lines."""
+    """One article of the Wikipedia slice as plain text. Blank lines separate paragraphs."""
 
     title: str
     text: str
@@ -33,9 +33,9 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     Args:
         corpus: `"wiki-slice"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
         tokenizer: as `load_model` returns it.
-        split: `"calibration"` or `"evaluation"`. For the hub's corpora these are the training split and the test (c4:
-            validation) split, joined as the SparseGPT and Wanda authors' code joins them; of c4, the first 4000 and
-            1100 documents.
+        split: `"calibration"` or `"evaluation"`. Of wikitext-2 these are the training and the test split, of c4 the
+            first 4000 documents of the training and the first 1100 of the validation split. Documents are joined as
+            the code of SparseGPT and Wanda joins them.
 
     Raises `UserError` if corpus or split is unknown, or the corpus needs a hub that cannot be reached.
     """

@@ -1,4 +1,4 @@
-"""Wikipedia's markup as plain text."""
+"""Turns Wikipedia's markup into plain text."""
 
 import bz2
 import re
@@ -20,12 +20,12 @@ NAMESPACE = re.compile(
 )
 REFERENCE = re.compile(r"<ref\b[^>]*?/>|<ref\b[^>]*>.*?</ref>", re.IGNORECASE | re.DOTALL)
 SECTION = re.compile(r"^==([^=\n]+)==[ \t]*(?:<!--.*?-->)?[ \t]*$", re.MULTILINE)  # the second level is the outermost
-# markup too broken to parse stays as text: its line goes
+# markup that is too broken to parse stays as text, so its line is dropped
 MARKUP = re.compile(r"^[|!{]|\[\[|\]\]|\{\{|\}\}|</?[a-z]+[^<>]*>|^[\w-]+ ?= ?\S+$|\|")
 
 
 def articles(dump: Path) -> Iterator[tuple[str, str]]:
-    """Title and plain text of every article of a bz2 MediaWiki export, in its order; redirects are left out."""
+    """Title and plain text of every article of a bz2 MediaWiki export, in its order, without redirects."""
     with bz2.open(dump) as export:
         for title, wikitext in _pages(export):
             text = plain_text(wikitext)
@@ -42,7 +42,7 @@ def plain_text(wikitext: str) -> str:
 
 
 def _section_text(wikitext: str) -> str:
-    """One section's text: each is parsed alone, so that markup left open spoils no other."""
+    """The text of one section. Each is parsed alone, so that unclosed markup spoils no other."""
     import mwparserfromhell
 
     code = mwparserfromhell.parse(wikitext)
@@ -82,7 +82,7 @@ def _tidy(text: str) -> str:
 
 
 def _pages(dump: BinaryIO) -> Iterator[tuple[str, str]]:
-    """Title and markup of every encyclopedia page of a MediaWiki export that is no redirect."""
+    """Title and markup of every article of a MediaWiki export, without redirects."""
     for _, page in ElementTree.iterparse(dump):
         if page.tag.rpartition("}")[2] != "page":
             continue

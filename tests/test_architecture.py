@@ -1,0 +1,60 @@
+"""The floors of the house: imports go from a higher one to a lower one only."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from toolkit import paths
+
+LINT = [sys.executable, "-c", "import sys; from importlinter.cli import lint_imports_command as run; run()"]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """A copy of the sources with the kernels where they are imported from, `toolkit.kernels`."""
+    folder = tmp_path_factory.mktemp("house")
+    ignore = shutil.ignore_patterns("__pycache__", "kernels")
+    shutil.copytree(paths.root() / "toolkit", folder / "toolkit", ignore=ignore)
+    shutil.copytree(paths.root() / "kernels", folder / "toolkit" / "kernels")
+    shutil.copyfile(paths.root() / "pyproject.toml", folder / "pyproject.toml")
+    return folder
+
+
+def lint(folder) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    command = [*LINT, "--no-cache", "--no-logo"]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_imports_keep_the_contract(house):
+    found = lint(house)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "1 kept, 0 broken" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("toolkit/timeline/spans.py", "def later():\n    from toolkit.sweep import plan\n"),
+        ("toolkit/kernels/bitmap/layout.py", "from toolkit.storage import store\n"),
+        ("toolkit/simulation/cost_model.py", "import toolkit.offload.model\n"),
+    ],
+)
+def test_an_import_of_a_higher_floor_breaks_it(house, tmp_path, module, line):
+    copy = tmp_path / "house"
+    shutil.copytree(house, copy)
+    (copy / module).write_text((copy / module).read_text() + line)
+    found = lint(copy)
+    assert found.returncode == 1
+    assert module.removesuffix(".py").replace("/", ".") in found.stdout
+
+
+def test_every_module_of_the_root_is_on_a_floor():
+    contract = tomllib.loads((paths.root() / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
+    floors = {name.strip(" ()") for layer in contract["layers"] for name in layer.split(":")}
+    modules = {path.stem for path in (paths.root() / "toolkit").iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {f"toolkit.{name}" for name in modules - {"__init__", "__pycache__"}} | {"toolkit.kernels"} == floors
