@@ -18,10 +18,11 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.files import replacing
+from toolkit.kernels import int8
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
-ROWS_AT_ONCE = 64  # of an int8 matrix are widened together, so that they stay in the cache
+ROWS_AT_ONCE = 64  # rows of an int8 matrix that are widened together, so that they stay in the cache
 
 
 class FormatError(UserError):
@@ -217,11 +218,13 @@ def carve(scratch: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> tuple[
 def dense_matvec(matrix: Tensor, x: Tensor) -> Tensor:
     """A dense matrix times a vector, as fp32. Floating-point types are multiplied by torch, in the matrix's own type.
 
-    torch has no quick product of int8 and one vector on a CPU: a few rows at a time are widened to fp32.
+    torch has no product of int8 and an fp32 vector. The CPU has a kernel for it; a GPU widens a few rows at a time.
     """
-    if matrix.dtype == torch.int8:
-        return torch.cat([rows.float() @ x.float() for rows in matrix.split(ROWS_AT_ONCE)])
-    return (matrix @ x.to(matrix.dtype)).float()
+    if matrix.dtype != torch.int8:
+        return (matrix @ x.to(matrix.dtype)).float()
+    if matrix.device.type == "cpu":
+        return int8.matvec(matrix, x)
+    return torch.cat([rows.float() @ x.float() for rows in matrix.split(ROWS_AT_ONCE)])
 
 
 def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
