@@ -64,10 +64,10 @@ class Packed(ABC):
         raise UserError(f"the size of format {cls.name!r} depends on the values: encode a matrix to know it")
 
     def unpack_into(self, out: Tensor) -> Tensor:
-        """Unpack the matrix into `out` [rows, columns], on all cores, and return it.
+        """Unpack the matrix into `out` [rows, columns], which is on the device of the packed tensors, and return it.
 
-        `out` is on the device of the packed tensors, and nothing of the matrix's size is allocated but by `csr` and
-        `lz4`. Raises `ValueError` for an `out` of another shape or type, or with gaps between its rows.
+        `endor`, `zstd` and `dense` use all cores and allocate nothing of the matrix's size. Raises `ValueError` for an
+        `out` of another shape or type, or one that is not contiguous.
         """
         expect("out", out, self.dtype, tuple(self.shape))
         if not out.is_contiguous():

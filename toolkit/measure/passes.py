@@ -109,7 +109,7 @@ def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed
     Weights are checked against what their buffer holds, so it is read first.
     """
     with open_reader("threads", store, form) as reader:
-        reader.read([store.layer(0, form)], buffer)
+        reader.read(store.layer(0, form).ranges, buffer)
     return store.layer(0, form).view(buffer)
 
 
@@ -124,13 +124,13 @@ def _pass(
 ) -> Timeline:
     vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
     if placement == "dram":
-        reader.read([layer], buffer)
+        reader.read(layer.ranges, buffer)
     recorder = Recorder()
 
     def read(run: OpRun) -> OpRun:
         if placement == "storage":
             with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
-                reader.read([run], buffer[run.offset - layer.offset :][: run.nbytes])
+                reader.read(run.ranges, buffer[run.offset - layer.offset :][: run.nbytes])
         return run
 
     with ThreadPoolExecutor(1) as link:
