@@ -12,11 +12,10 @@ import jinja2
 
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, rows
-from toolkit.evidence.claims import MET, NOT_RUN, SHAPE
+from toolkit.evidence.comparison import WITHIN
 from toolkit.files import read_json, replacing
 
 TEMPLATES = Path(__file__).with_name("templates")
-NEAR = (MET, SHAPE)
 PAPERS = {
     "endor": "ENDOR",
     "flash": "LLM in a flash",
@@ -92,15 +91,8 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
             old.unlink()
     index = folder / "index.html"
     groups = [(PAPERS.get(paper), list(group)) for paper, group in itertools.groupby(cards, lambda card: card.paper)]
-    _render("index.html", index, groups=groups, tally=_tally(cards), near=NEAR)
+    _render("index.html", index, groups=groups, tally=_tally(cards), near=(WITHIN,))
     return index
-
-
-def claims_met(folder: Path) -> str:
-    """How many of the paper's numbers a notebook's own came near: '3 of 4', or '–' if it compares none."""
-    verdicts = read_json(folder / "meta.json").get("verdicts") or {}
-    compared = sum(count for verdict, count in verdicts.items() if verdict != NOT_RUN)
-    return f"{sum(verdicts.get(verdict, 0) for verdict in NEAR)} of {compared}" if compared else "–"
 
 
 def _card(notebook: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Card:
@@ -117,7 +109,7 @@ def _card(notebook: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> 
         _publish_page(notebook, executed, folder, rebuild),
         _thumbnail(results, meta),
         note,
-        meta.get("verdicts") or {},
+        (meta.get("verdicts") or {}).get("prediction", {}),
         tuple(meta.get("evidence") or ()),
         meta.get("wall_s") if outcome.seconds is None else outcome.seconds,
     )
@@ -161,12 +153,9 @@ def _thumbnail(results: Path, meta: dict) -> str | None:
 
 
 def _tally(cards: Sequence[Card]) -> str:
-    verdicts = [verdict for card in cards for verdict, count in card.verdicts.items() for _ in range(count)]
     statuses = [card.status for card in cards]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    met, run = sum(verdict in NEAR for verdict in verdicts), sum(verdict != NOT_RUN for verdict in verdicts)
-    compared = f" {met} of the {run} published numbers compared here are met." if run else ""
-    return f"{len(cards)} figures and tables: {counts}.{compared}"
+    return f"{len(cards)} figures and tables: {counts}."
 
 
 def _mathml(match: re.Match) -> str:

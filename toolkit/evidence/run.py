@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import find
+from toolkit.evidence.comparison import count_verdicts, score
 from toolkit.evidence.parameters import read_parameters
 from toolkit.files import replacing, write_json
 from toolkit.machines.provenance import provenance
@@ -74,7 +75,6 @@ class Run:
         return self.folder
 
     def _meta(self, table, figures, comparison) -> dict:
-        verdicts = [] if comparison is None else comparison["verdict"].tolist()
         return {
             "schema": paths.RESULTS_SCHEMA,
             "id": self.identifier,
@@ -82,7 +82,8 @@ class Run:
             "inputs": _inputs(self.parameters),
             "evidence": sorted(table["evidence"].unique()),
             "figures": sorted(figures),
-            "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+            "verdicts": {} if comparison is None else count_verdicts(comparison),
+            "score": {} if comparison is None else score(comparison),
             "wall_s": round(time.time() - self.started, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **provenance(),

@@ -1,0 +1,39 @@
+"""The null model: bytes over links and nothing else.
+
+A prediction is worth what it adds to this. The cost model runs on a machine whose links keep their bandwidths, while
+everything else takes no time: no decoding, no products, no fixed times, no software.
+
+    links_only(profile("endor-rtx4080"))
+"""
+
+import math
+from dataclasses import fields, replace
+from types import MappingProxyType
+
+from toolkit.machines.machine import NOTHING, Memory, Profile
+
+
+def links_only(machine: Profile) -> Profile:
+    """The same machine with infinite rates, no fixed times and no software; only its links take time."""
+    fixed = {field.name: 0.0 for field in fields(machine.links) if field.name.endswith("_fixed_s")}
+    return replace(
+        machine,
+        dram=_instant(machine.dram),
+        device=_instant(machine.device),
+        links=replace(machine.links, **fixed),
+        software=None,
+    )
+
+
+def _instant(memory: Memory | None) -> Memory | None:
+    if memory is None:
+        return None
+    return replace(
+        memory,
+        bandwidth_gb_s=math.inf,
+        tflop_s=NOTHING,
+        decode_gb_s=MappingProxyType(dict.fromkeys(memory.decode_gb_s, math.inf)),
+        decode_fixed_s=NOTHING,
+        matvec_gb_s=NOTHING,
+        matvec_fixed_s=NOTHING,
+    )
