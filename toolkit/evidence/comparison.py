@@ -44,7 +44,7 @@ def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
       range of what it is beside do not meet (`_range`).
     - `same sign`: ours lies on the same side; or a stand-in keeps the limit.
     - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance.
-    - `not run`: `table` holds no row that the claim is about.
+    - `not run`: `table` holds no number that the claim is about.
     """
     records = claims(figure.split("/")[0])
     chosen = {record["id"]: record for record in records[records["figure"] == figure].to_dict("records")}
@@ -115,22 +115,38 @@ def score(comparison: pd.DataFrame) -> dict[str, object]:
     return result
 
 
-def score_sentence(comparison: pd.DataFrame) -> str:
-    """The score in words, verdicts apart, for a notebook to print."""
-    counts = count_verdicts(comparison)
-    words = [f"{kind}: {', '.join(f'{count} {verdict}' for verdict, count in counts[kind].items())}" for kind in counts]
+def prediction_words(comparison: pd.DataFrame) -> str:
+    """The score in words: how many predictions, how far off, and how far the null model is; "no predictions"."""
     found = score(comparison)
-    if found:
-        words.append(
-            f"{found['n']} predictions on the paper's machine, off by {found['median_error']:.0%} (median) and "
-            f"{found['largest_error']:.0%} (at most, {found['largest']})"
-        )
+    if not found:
+        return "no predictions"
+    words = (
+        f"{found['n']} predictions, off by {found['median_error']:.0%} (median) and {found['largest_error']:.0%} "
+        f"(at most, {found['largest']})"
+    )
     if "null_median_error" in found:
-        words.append(
-            f"bytes over links and nothing else would be off by {found['null_median_error']:.0%} and "
+        words += (
+            f", where bytes over links and nothing else are off by {found['null_median_error']:.0%} and "
             f"{found['null_largest_error']:.0%}"
         )
-    return "; ".join(words) + "." if words else "The paper prints no number of this figure."
+    return words
+
+
+def score_sentence(comparison: pd.DataFrame) -> str:
+    """Verdicts by kind and the predictions' score in words, for a notebook to print."""
+    if comparison.empty:
+        return "The paper prints no number of this figure."
+    kinds = count_verdicts(comparison).items()
+    verdicts = (f"{kind}: {', '.join(f'{count} {name}' for name, count in counts.items())}" for kind, counts in kinds)
+    return f"{'; '.join(verdicts)}. On the machine of the paper: {prediction_words(comparison)}."
+
+
+def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
+    """To be looked at: the columns that a reader needs, numbers to three digits after the point."""
+    wanted = ["claim", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence", "reason"]
+    numbers = [name for name in ("published", "ours", "null") if name in comparison]
+    rounded = comparison.assign(**{name: comparison[name].astype(float).round(3) for name in numbers})
+    return rounded[[name for name in wanted if name in comparison]].fillna({"reason": ""})
 
 
 def _first_machine(comparison: pd.DataFrame) -> pd.Series:
@@ -143,6 +159,8 @@ def _first_machine(comparison: pd.DataFrame) -> pd.Series:
 
 def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dict:
     row, stand_in = _counterpart(table, record)
+    if row is not None and pd.isna(row[record["column"]]):
+        row = None  # such a stage has no such number
     ours = float(row[record["column"]]) if row is not None else None
     verdict = NOT_RUN if row is None else _verdict(table, record, records, row, stand_in)
     return {
@@ -166,8 +184,6 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dic
 
 def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series, stand_in: bool) -> str:
     ours, bound = float(row[record["column"]]), _or(record.get("bound"), None)
-    if math.isnan(ours):
-        return DIFFERS
     if bound in ("at_least", "at_most") and _kept(ours, record["value"], bound):
         return SAME_SIGN if stand_in else WITHIN
     if bound == "up_to" and _beyond(ours, record, records):

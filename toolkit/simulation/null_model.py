@@ -7,8 +7,11 @@ everything else takes no time: no decoding, no products, no fixed times, no soft
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import fields, replace
 from types import MappingProxyType
+
+import pandas as pd
 
 from toolkit.machines.machine import NOTHING, Memory, Profile
 
@@ -37,3 +40,8 @@ def _instant(memory: Memory | None) -> Memory | None:
         matvec_gb_s=NOTHING,
         matvec_fixed_s=NOTHING,
     )
+
+
+def with_null_model(make: Callable[..., pd.DataFrame], machine: Profile, *args, **settings) -> list[pd.DataFrame]:
+    """A table of the cost model (`operation_table`, say) on the machine, and the same by the null model."""
+    return [make(chosen, *args, **settings) for chosen in (machine, links_only(machine))]
