@@ -77,13 +77,14 @@ def claims(paper: str) -> pd.DataFrame:
     for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(records):
         record = records[error.path[0]] if error.path else records
         raise UserError(f"{file.name}: record {json.dumps(record)[:120]}: {error.message}")
+    table = pd.DataFrame(records)
+    if twice := table["id"][table["id"].duplicated()].tolist():
+        raise UserError(f"{file.name}: id {twice[0]!r} is used twice")
     by_id = {record["id"]: record for record in records}
     for record in records:
-        if by_id[record["id"]] is not record:
-            raise UserError(f"{file.name}: id {record['id']!r} is used twice")
         if wrong := _wrong_reference(record, by_id):
             raise UserError(f"{file.name}: record {record['id']}: {wrong}")
-    return pd.DataFrame(records)
+    return table
 
 
 def _wrong_reference(record: dict, by_id: dict[str, dict]) -> str | None:

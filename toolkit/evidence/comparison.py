@@ -33,8 +33,8 @@ NULL = ["null", "null_ratio", "null_verdict"]
 def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
     """The published numbers of a figure beside ours, each with a verdict.
 
-    Columns: `COLUMNS`; a row a claim, none if the paper prints no number of the figure. `reason` is the claim's, where
-    the verdict is `same sign` or `differs`. The verdicts, in order of preference:
+    Columns: `COLUMNS`; a row a claim, none if the paper prints no number of the figure. `reason` is the claim's,
+    where ours is another number. The verdicts, in order of preference:
 
     - `within tolerance`: ours is within the claim's relative tolerance (10 % unless it says otherwise) or its absolute
       slack of the published value. A limit (`at_least`, `at_most`) is kept by any number on the side that it leaves
@@ -154,7 +154,8 @@ def _first_machine(comparison: pd.DataFrame) -> pd.Series:
     if "profile" not in comparison:
         return pd.Series(True, comparison.index)
     papers = comparison["paper"] if "paper" in comparison else pd.Series("", comparison.index)
-    return comparison["profile"] == comparison.groupby(papers)["profile"].transform("first")
+    first = comparison["profile"].groupby(papers).transform("first")  # skips rows of no machine
+    return comparison["profile"].fillna("") == first.fillna("")
 
 
 def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dict:
@@ -178,7 +179,7 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dic
         "evidence": row["evidence"] if row is not None and "evidence" in row else None,
         "ratio": ours / record["value"] if ours is not None and record["value"] else None,
         "verdict": verdict,
-        "reason": _or(record.get("reason"), None) if verdict in (SAME_SIGN, DIFFERS) else None,
+        "reason": None if _as_published(verdict, ours, record) else _or(record.get("reason"), None),
     }
 
 
@@ -191,6 +192,12 @@ def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: p
     if bound not in ("at_least", "at_most") and not stand_in and abs(ours - record["value"]) <= _slack(record):
         return WITHIN
     return _by_effect(table, record, records, row)
+
+
+def _as_published(verdict: str, ours: float | None, record: dict) -> bool:
+    """Whether there is nothing to give a reason for: ours was not run, is within tolerance, or keeps the limit."""
+    limit = _or(record.get("bound"), None) in ("at_least", "at_most")
+    return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, record["value"], record["bound"]))
 
 
 def _kept(ours: float, limit: float, bound: str) -> bool:
