@@ -69,9 +69,14 @@ def test_maths_become_mathml_and_money_stays_money(tmp_path):
 def results(tmp_path, monkeypatch):
     """A results folder with one sound notebook, one of an older schema, one foreign and one that lost its figure."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
-    sound = {"schema": paths.RESULTS_SCHEMA, "figures": ["plot"], "evidence": ["measured"], "verdicts": {"differs": 1}}
+    sound = {
+        "schema": paths.RESULTS_SCHEMA,
+        "figures": ["plot"],
+        "evidence": ["measured"],
+        "verdicts": {"prediction": {"differs": 1}},
+    }
     metas = {
-        "quickstart": sound | {"id": "quickstart", "verdicts": {"within tolerance": 2, "not run": 1}},
+        "quickstart": sound | {"id": "quickstart", "verdicts": {"prediction": {"within tolerance": 2, "not run": 1}}},
         "endor/fig04": sound | {"id": "endor/fig04", "schema": 0},
         "endor/fig01": {"another": "program's"},
         "endor/tab_perplexity": sound | {"id": "endor/tab_perplexity"},

@@ -133,12 +133,12 @@ def test_the_headline_is_predictions_beside_the_null_model(comparison):
 
 
 def test_the_null_model_gets_arithmetic_right_and_predictions_less_often(comparison):
-    """Bytes over two links give every number that needs no more; decoding, which takes no time there, they get wrong."""
+    """Bytes over two links give every number that needs no more. Decoding takes no time there: those they get wrong."""
     both = comparison.dropna(subset="null")
     ours, guessed = count_verdicts(both), count_verdicts(both.assign(verdict=both["null_verdict"]))
     assert guessed["arithmetic"] == ours["arithmetic"]
-    assert ours["prediction"] == {WITHIN: 13}
-    assert guessed["prediction"] == {WITHIN: 6, SAME_EFFECT: 5, "differs": 2}
+    assert ours["prediction"] == {WITHIN: 14}
+    assert guessed["prediction"] == {WITHIN: 7, SAME_EFFECT: 5, "differs": 2}
     assert guessed["input"][WITHIN] < ours["input"][WITHIN]
 
 
@@ -156,21 +156,20 @@ def perturbed(machine: Profile, seed: int) -> Profile:
     return machine
 
 
-@pytest.fixture(scope="module", params=[1, 2])
-def moved(request, machine):
-    """How far each number moves on another machine, relative to the larger of both."""
+def test_arithmetic_is_what_no_number_of_the_machine_moves(machine, comparison):
+    """And all else is moved by some of them. Endor's 8 bytes a row move fc2 over fc1 by less than 0.1 %."""
     ways = all_ways(methods=["dense", "zstd", "endor_cpu", "endor"])
-    both = [modelled(chosen, ways, PUBLISHED_WAYS) for chosen in (machine, perturbed(machine, request.param))]
-    before, after = (compared(tables, tables)["ours"].dropna().astype(float) for tables in both)
-    return ((after - before) / pd.concat([before, after], axis=1).max(axis=1)).abs()
-
-
-def test_arithmetic_is_what_no_number_of_the_machine_moves(comparison, moved):
-    """And a prediction is moved by at least one. Endor's 8 bytes a row move fc2 over fc1 by less than 0.1 %."""
-    kinds = comparison["kind"][moved.index]
+    before = comparison["ours"].dropna().astype(float)
+    moves = []
+    for seed in (1, 2):
+        other = modelled(perturbed(machine, seed), ways, PUBLISHED_WAYS)
+        after = compared(other, other)["ours"].dropna().astype(float)
+        assert after.index.equals(before.index)
+        moves.append((after - before).abs() / pd.concat([before, after], axis=1).max(axis=1))
+    farthest, kinds = pd.concat(moves, axis=1).max(axis=1), comparison["kind"][before.index]
     assert set(kinds) == {"input", "arithmetic", "prediction"}
-    assert moved[kinds == "arithmetic"].max() < 1e-3
-    assert moved[kinds != "arithmetic"].min() > 1e-3
+    assert farthest[kinds == "arithmetic"].max() < 1e-3
+    assert farthest[kinds != "arithmetic"].min() > 1e-3
 
 
 def test_passes_that_nothing_was_fitted_to(comparison):

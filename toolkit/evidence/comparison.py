@@ -281,7 +281,7 @@ def _row(table: pd.DataFrame, record: dict, where: object) -> pd.Series | None:
 
 def _once(comparison: pd.DataFrame, worse: pd.Series) -> pd.DataFrame:
     """One row a quantity (and a paper and machine, where there are several): the one with the largest `worse`."""
-    quantity = comparison["same_as"].fillna(comparison["claim"])
+    quantity = comparison["same_as"].where(comparison["same_as"].notna(), comparison["claim"])
     keys = [name for name in ("paper", "profile") if name in comparison]
     ordered = comparison.assign(quantity_id=quantity, worse=worse).sort_values("worse", ascending=False, kind="stable")
     return ordered.drop_duplicates(["quantity_id", *keys]).drop(columns=["quantity_id", "worse"]).sort_index()
