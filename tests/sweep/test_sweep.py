@@ -14,7 +14,7 @@ def test_only_what_changed_runs_again(checkout):
     assert first.returncode == 0, first.stdout + first.stderr
     assert checkout.executed() == ["toy/a", "toy/b"]
     assert "toy/a" in first.stdout
-    assert "predictions met" in first.stdout
+    assert "predictions" in first.stdout
     assert (checkout.results / "report" / "index.html").exists()
     assert (checkout.results / "report" / "toy-a.html").exists()
 
@@ -37,6 +37,34 @@ def test_only_what_changed_runs_again(checkout):
     (checkout.results / "toy" / "a" / "table.csv").unlink()
     checkout.sweep("--set", "value=5", "--only", "toy/a")
     assert checkout.executed() == ["toy/a"]
+
+
+def test_a_changed_digit_in_kept_results_runs_its_notebook_again(checkout):
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    table = checkout.results / "toy" / "a" / "table.csv"
+    kept = table.read_text()
+    table.write_text(kept.replace("1", "3", 1))
+    assert len(table.read_text()) == len(kept)
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a"]
+    assert table.read_text() == kept
+
+
+def test_a_changed_data_file_runs_only_what_reads_it_again(checkout):
+    """Module beta reads machines; `Run` compares with the claims of its notebook's paper."""
+    reads = 'READS = ("data/machines/*.yaml",)\ndef helper():\n    return 1\n'
+    (checkout.root / "toolkit" / "beta.py").write_text(reads)
+    files = {name: checkout.root / "data" / f"{name}.yaml" for name in ("machines/one", "claims/toy", "claims/other")}
+    for file in files.values():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("- value: 1\n")
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    for name, stale in {"claims/other": [], "machines/one": ["toy/b"], "claims/toy": ["toy/a", "toy/b"]}.items():
+        files[name].write_text("- value: 2\n")
+        checkout.sweep()
+        assert checkout.executed() == stale, name
 
 
 def test_preset_and_set_reach_the_notebook(checkout):

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit.evidence.cards import MOST_BARS, Card
+from toolkit.evidence.comparison import VERDICTS
 from toolkit.files import read_json
 
-KINDS = ("prediction", "arithmetic", "input", "context")
-WITHIN, NOT_RUN = "within tolerance", "not run"
-VERDICTS = (WITHIN, "same effect", "same sign", "differs", NOT_RUN)
+SHOWN_KINDS = ("prediction", "arithmetic", "input", "context")  # predictions first
 HEADLINES = ("gain", "cost", "negative")
 UNSORTED = "claim"  # older results do not say of which kind a claim is
 
@@ -67,7 +66,7 @@ def _verdicts(value: object) -> dict[str, dict[str, int]]:
     found = _mapping(value)
     by_kind = {kind: _counts(counts) for kind, counts in found.items() if isinstance(counts, dict)}
     by_kind[UNSORTED] = by_kind.get(UNSORTED, {}) | _counts(found)
-    return {kind: by_kind[kind] for kind in _ordered(by_kind, KINDS) if by_kind[kind]}
+    return {kind: by_kind[kind] for kind in _ordered(by_kind, SHOWN_KINDS) if by_kind[kind]}
 
 
 def _counts(value: dict) -> dict[str, int]:

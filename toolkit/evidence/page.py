@@ -13,8 +13,9 @@ import jinja2
 
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import PRESETS, Notebook
+from toolkit.evidence.comparison import VERDICTS
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.meta import VERDICTS, Meta, read_meta
+from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.parameters import PARAMETERS, read_parameters
 from toolkit.files import replacing
 

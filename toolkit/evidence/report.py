@@ -9,7 +9,7 @@ from pathlib import Path
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, rows
 from toolkit.evidence.literature import PAPERS, Paper
-from toolkit.evidence.meta import HEADLINES, NOT_RUN, WITHIN, Meta, read_meta
+from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import answer, main_figure, matching_presets, preset_words, read_book, render, write_page
 
 
@@ -80,13 +80,6 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
         circumstances=_circumstances(entries),
     )
     return index
-
-
-def predictions_met(folder: Path) -> str:
-    """How many of a notebook's predictions are within tolerance: '3 of 4', or '–' if it compares none."""
-    verdicts = read_meta(folder).verdicts.get("prediction", {})
-    compared = sum(count for verdict, count in verdicts.items() if verdict != NOT_RUN)
-    return f"{verdicts.get(WITHIN, 0)} of {compared}" if compared else "–"
 
 
 def _entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:

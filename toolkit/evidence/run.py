@@ -21,6 +21,7 @@ from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
+from toolkit.evidence.comparison import count_verdicts, score
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.parameters import read_parameters
 from toolkit.files import replacing, write_json
@@ -87,7 +88,6 @@ class Run:
         return self.folder
 
     def _meta(self, table, figures, comparison) -> dict:
-        verdicts = [] if comparison is None else comparison["verdict"].tolist()
         return {
             "schema": paths.RESULTS_SCHEMA,
             "id": self.identifier,
@@ -95,7 +95,8 @@ class Run:
             "inputs": _inputs(self.parameters),
             "evidence": sorted(table["evidence"].unique()),
             "figures": list(figures),
-            "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+            "verdicts": {} if comparison is None else count_verdicts(comparison),
+            "score": {} if comparison is None else score(comparison),
             "wall_s": round(time.time() - self.started, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **provenance(),

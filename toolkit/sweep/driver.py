@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 from toolkit.errors import UserError
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
+from toolkit.evidence.comparison import DIFFERS
+from toolkit.evidence.meta import read_meta
 from toolkit.evidence.report import Outcome
 from toolkit.files import read_json, write_json
 from toolkit.sweep import state
@@ -61,16 +63,24 @@ def _outcome(id: str, fresh: bool) -> Outcome:
 
 
 def summary(jobs: list[Job], started: float = 0.0) -> str:
-    """A table of notebook, status, seconds, peak memory and predictions within tolerance."""
-    rows = [("notebook", "status", "seconds", "peak memory", "predictions met")]
+    """A table of notebook, status, seconds, peak memory, the verdicts on predictions, and what of any kind differs."""
+    rows = [("notebook", "status", "seconds", "peak memory", "predictions", "differs")]
     for job in jobs:
         last = state.load(job.id)
         status = _status(job, last, started)
         seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
         memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
-        rows.append((job.id, status, seconds, memory, report.predictions_met(job.folder)))
+        rows.append((job.id, status, seconds, memory, *_verdicts(job.folder)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _verdicts(folder: Path) -> tuple[str, str]:
+    """The predictions' verdicts side by side, and how many claims of any kind differ; '–' where there are none."""
+    by_kind = read_meta(folder).verdicts
+    predictions = [f"{count} {verdict}" for verdict, count in by_kind.get("prediction", {}).items()]
+    differing = sum(counts.get(DIFFERS, 0) for counts in by_kind.values())
+    return ", ".join(predictions) or "–", str(differing or "–")
 
 
 def _status(job: Job, last: state.State | None, started: float) -> str:
