@@ -23,6 +23,7 @@ PAPERS = {
     "spqr": "SpQR's inference kernel",
     "hermes": "Hermes",
     "corm": "CORM",
+    "beyond": "Beyond the papers",
 }
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 
