@@ -188,3 +188,24 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     found = found.assign(**spread, **groups[["mode", "measured_at"]].first()).reset_index()
     found.loc[found["method"] == ACCELERATE, "byte_limit"] = float("nan")
     return found.assign(fault=above_limit(found["speedup"], found["low"], found["high"], found["byte_limit"]))
+
+
+def generation_words(table: pd.DataFrame) -> str:
+    """Sentences about `generation_measurements`: each phase and batch, where packing pays, and faults."""
+    parts = []
+    for (phase, batch), rows in table.groupby(["phase", "batch"], sort=False):
+        unit = "to the first token" if phase == "prompt" else "a step"
+        each = [
+            f"{row.method} {row.seconds:.2f} s {unit}, {row.tokens_per_s:.1f} tokens/s, "
+            f"{row.bytes_a_token / 1e6:.2f} MB a token ({row.speedup:.2f} times as fast as dense)"
+            for row in rows.itertuples()
+        ]
+        parts.append(f"{phase}, batch {batch}: {'; '.join(each)}")
+    packed = table[~table["method"].isin(["dense", ACCELERATE])]
+    losing = packed[packed["speedup"] <= 1]
+    names = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in losing.itertuples()]
+    faults = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in table[table["fault"]].itertuples()]
+    parts.append(f"packing does not pay for {', '.join(names)}" if names else "packing pays throughout")
+    if faults:
+        parts.append(f"faulty measurements, above their byte limit: {', '.join(faults)}")
+    return ". ".join(part[0].upper() + part[1:] for part in parts) + "."

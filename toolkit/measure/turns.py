@@ -257,7 +257,7 @@ def _placed(store: Store, way: Way, mapping: str) -> LayerMap:
 
 def _by_turn(spans: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> pd.DataFrame:
     found = {key: value(rows) for key, rows in spans.groupby(["repetition", *PLACED])}
-    return pd.Series(found).unstack([1, 2, 3])
+    return pd.Series(found).rename_axis(["repetition", *PLACED]).unstack(PLACED)
 
 
 def _logits(model: nn.Module) -> Tensor:
