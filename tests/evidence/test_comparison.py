@@ -262,7 +262,7 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     }
     errors = {"n": 1, "median_error": 0.15, "largest_error": 0.15, "largest": "x-2"}
     assert score(found) == pytest.approx(errors | {"null_median_error": 0.2, "null_largest_error": 0.2})
-    expected = "1 predictions, off by 15% (median) and 15% (at most, x-2), where bytes over links and nothing else are "
+    expected = "1 prediction, off by 15% (median) and 15% (at most, x-2), where bytes over links and nothing else are "
     assert prediction_words(found) == expected + "off by 20% and 20%"
     assert score_sentence(found).startswith("input: 1 within tolerance; prediction: 1 within tolerance, 1 same effect.")
     assert verdict_table(found)["reason"].tolist() == ["", "rounded", "", ""]

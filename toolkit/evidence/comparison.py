@@ -121,8 +121,8 @@ def prediction_words(comparison: pd.DataFrame) -> str:
     if not found:
         return "no predictions"
     words = (
-        f"{found['n']} predictions, off by {found['median_error']:.0%} (median) and {found['largest_error']:.0%} "
-        f"(at most, {found['largest']})"
+        f"{found['n']} prediction{'s' * (found['n'] > 1)}, off by {found['median_error']:.0%} (median) and "
+        f"{found['largest_error']:.0%} (at most, {found['largest']})"
     )
     if "null_median_error" in found:
         words += (
