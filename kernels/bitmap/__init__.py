@@ -57,6 +57,7 @@ def _simd(expand, *features: str) -> Backend:
 # fastest first
 BACKENDS = {
     "avx512": _simd(cpu_simd.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
+    "avx512_widening": _simd(cpu_simd.by_widening, "avx512f", "avx512bw", "avx512vl"),
     "avx2": _simd(cpu_simd.by_shuffle, "avx2", "fma", "f16c"),
     "portable": Backend(frozenset(), lambda streaming: portable.decompress, portable.matvec),
 }

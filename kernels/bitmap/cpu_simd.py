@@ -128,6 +128,51 @@ def by_instruction(typing_context, values, at, word):
     return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
 
 
+@intrinsic
+def by_widening(typing_context, values, at, word):
+    """With the expand instruction for 32-bit lanes, which every AVX-512 CPU has: narrower values are widened first.
+
+    For a CPU without it each lane is picked by itself: right, and of use only to test the code around it.
+    """
+    lanes = simd.CACHE_LINE // 4
+    wide = ir.VectorType(I32, lanes)
+
+    def generate(context, builder, signature, arguments):
+        array, at_value, word_value = arguments
+        narrow = context.get_value_type(Vector(values.dtype, lanes))
+        bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
+        expand = _expand_instruction if simd.has("avx512f") else _expand_by_lane
+
+        def expanded(start: int):
+            place = _place(builder, at_value, word_value, start)
+            data = builder.load(simd.pointer(context, builder, values, array, place, narrow), align=1)
+            widened = data if narrow == wide else builder.zext(data, wide)
+            return expand(builder, simd.in_register(builder, widened), bits, word_value, start)
+
+        both = simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
+        whole = context.get_value_type(Vector(values.dtype, WORD))
+        return both if both.type == whole else builder.trunc(both, whole)
+
+    return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
+
+
+def _expand_instruction(builder, data, bits, word, start: int) -> ir.Value:
+    mask = simd.take(builder, bits, range(start, start + data.type.count))
+    function = ir.FunctionType(data.type, [data.type, data.type, mask.type])
+    expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.v{data.type.count}i32", (), function)
+    return builder.call(expand, [data, ir.Constant(data.type, None), mask])
+
+
+def _expand_by_lane(builder, data, bits, word, start: int) -> ir.Value:
+    result = ir.Constant(data.type, None)
+    for lane in range(data.type.count):
+        earlier = builder.and_(builder.lshr(word, I32(start)), I32((1 << lane) - 1))
+        value = builder.extract_element(data, builder.ctpop(earlier))
+        present = builder.extract_element(bits, I32(start + lane))
+        result = builder.insert_element(result, builder.select(present, value, I32(0)), I32(lane))
+    return result
+
+
 def _place(builder, at, word, start: int) -> ir.Value:
     """Where the values of the word's bits from `start` on begin."""
     before = builder.ctpop(builder.and_(word, I32((1 << start) - 1)))
