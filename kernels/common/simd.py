@@ -222,7 +222,7 @@ def total(typing_context, vector):
 def in_register(builder, value) -> ir.Value:
     """The same vector, which LLVM must then hold in a register instead of folding its load into the instruction."""
     kind = ir.FunctionType(value.type, [value.type])
-    return builder.asm(kind, "", "=v,0" if has("avx512f") else "=x,0", [value], side_effect=False)
+    return builder.asm(kind, "", "=v,0", [value], side_effect=False)
 
 
 def take(builder, value, lanes) -> ir.Value:
