@@ -1,9 +1,9 @@
-"""The int8 product beside what torch offers and beside the memory's rate, in one run: times, shares of the limit, ratios.
+"""The int8 product beside what torch offers and beside the memory's rate, in one run: times, shares, ratios.
 
     python benchmarks/int8.py --rows 9216 --columns 9216
 
 Contestants take turns; minima are compared. The limit is what both threads together read (`torch.sum` of as many
-bytes). Goal: 0.8 of it. torch's public products of int8 weights with an fp32 vector are none; the nearest two are shown.
+bytes). Goal: 0.8 of it. torch has no public product of int8 weights with an fp32 vector; the nearest ones are shown.
 Writes results/benchmarks/int8.json.
 """
 
