@@ -1,1 +1,5 @@
-"""Numba kernels, one folder a family: `__init__` is the door, `cpu` and `cuda` the implementations."""
+"""Numba kernels, one folder a family.
+
+In each: `__init__` is the door with contracts and dispatch, `layout` the packed form, `shared` scalar maths, `cpu` the
+kernels for any CPU, `cpu_simd` those with SIMD, `cuda` those for GPUs. `common` holds what families share.
+"""

@@ -1,7 +1,8 @@
 """Bitmap-packed matrices: one bit per element and the non-zero values (ENDOR, section 4.1).
 
-One door per operation: `encode`, `decompress`, `matvec`. `backend="auto"` takes the fastest that this CPU can run, or
-the CUDA kernels if that is where the tensors are.
+One door per operation: `encode`, `decompress`, `matvec`. `backend="auto"` takes the CUDA kernels if that is where the
+tensors are. On a CPU it takes what was fastest there for this operation and element type: the first large matrix has
+that measured once a machine (`toolkit.kernels.common.tuning`). Small matrices take the first of `available()`.
 
     [[1, 0, 0, 2],      bitmap       0b1001, 0b0000, 0b0010   (lowest bit = first column; rows padded to 32 bits)
      [0, 0, 0, 0],      row_offsets  0, 2, 2, 3
@@ -10,7 +11,6 @@ the CUDA kernels if that is where the tensors are.
 `block_offsets` holds, for each row, the number of its values before column 0, 4096, 8192 ...: here 0, 0, 0.
 """
 
-import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +27,7 @@ from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common import tuning
 from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.common.simd import CACHE_LINE, host_has
 from toolkit.kernels.common.threads import over_rows
@@ -37,8 +38,10 @@ __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decom
 SIGNIFICANT = {torch.float32: 0x7FFFFFFF, torch.float16: 0x7FFF, torch.bfloat16: 0x7FFF, torch.int8: 0xFF}
 STREAM_BYTES = 8 << 20
 CUDA = "cuda"
-
-log = logging.getLogger(__name__)
+DECODE = "decode"  # a way of `matvec`: rows are decoded into the caches and multiplied there
+# fewer elements are not worth measuring; the matrix to measure with fills more than a core's caches, and the batch
+# stands for all of more than one vector
+LARGE, PROBE, PROBE_BATCH = 1 << 20, (2048, 4096), 4
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,18 @@ class Backend:
     features: frozenset[str]
     decompress: Callable  # streaming -> compiled function of rows
     matvec: Callable  # dtype -> compiled function of rows
+    decode_and_multiply: Callable | None = None  # dtype -> compiled function of rows, for several vectors
 
 
 def _simd(expand, *features: str) -> Backend:
-    return Backend(frozenset(features), partial(cpu_simd.decompress, expand), partial(cpu_simd.matvec, expand))
+    operations = (cpu_simd.decompress, cpu_simd.matvec, cpu_simd.decode_and_multiply)
+    return Backend(frozenset(features), *(partial(operation, expand) for operation in operations))
 
 
 # fastest first
 BACKENDS = {
     "avx512": _simd(cpu_simd.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
+    "avx512_widening": _simd(cpu_simd.by_widening, "avx512f", "avx512bw", "avx512vl"),
     "avx2": _simd(cpu_simd.by_shuffle, "avx2", "fma", "f16c"),
     "portable": Backend(frozenset(), lambda streaming: portable.decompress, portable.matvec),
 }
@@ -96,6 +102,8 @@ def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto"
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
     the tensors', and `ValueError` for an `out` of the wrong shape, type or device.
     """
+    if backend == "auto" and encoded.device.type == "cpu":
+        backend = chosen_decompress(encoded)
     kernels = _choose(backend, encoded.device)
     if out is None:
         out = torch.empty(encoded.shape, dtype=encoded.dtype, device=encoded.device)
@@ -113,12 +121,15 @@ def matvec(
     """The product of the packed matrix with `x`, [columns] or [batch, columns], read straight from the packed form.
 
     `x` is taken as fp32 and the sums are kept in fp32, in an order that depends on the backend. Entries of `x` must be
-    finite: a backend may multiply the zeros too. A CPU reads the matrix once for each vector, a GPU once for sixteen.
+    finite: a backend may multiply the zeros too. A CPU reads the packed matrix once for each vector, a GPU once for
+    sixteen. `backend="decode"` decodes a few rows at a time on a CPU with SIMD and multiplies them with all vectors.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
     the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device.
     """
-    kernels = _choose(backend, encoded.device)
+    if backend == "auto" and encoded.device.type == "cpu":
+        backend = chosen_matvec(encoded, x.shape[0] if x.ndim == 2 else 1)
+    kernels = _decoding(encoded.device) if backend == DECODE else _choose(backend, encoded.device)
     rows, columns = encoded.shape
     batch = tuple(x.shape[:1] if x.ndim == 2 else ())
     expect("x", x, x.dtype, (*batch, columns), encoded.device)
@@ -129,8 +140,13 @@ def matvec(
     if not isinstance(kernels, Backend):
         kernels.matvec(encoded, each_x, each_out)
         return out
+    each_x = each_x.to(torch.float32)
+    if backend == DECODE:
+        run, arrays = kernels.decode_and_multiply(encoded.dtype), _arrays(encoded)
+        over_rows(run, rows, encoded.values.nbytes, *arrays, each_x.numpy(), each_out.numpy())
+        return out
     run = kernels.matvec(encoded.dtype)
-    for one, result in zip(each_x.to(torch.float32), each_out, strict=True):
+    for one, result in zip(each_x, each_out, strict=True):
         over_rows(run, rows, encoded.values.nbytes, *_arrays(encoded), one.numpy(), result.numpy())
     return out
 
@@ -138,6 +154,67 @@ def matvec(
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
     return [name for name, backend in BACKENDS.items() if all(map(host_has, backend.features))]
+
+
+def chosen_decompress(encoded: Bitmap) -> str:
+    """The backend that `decompress` takes on a CPU when it may choose."""
+    return _fastest_decompress(encoded.dtype, torch.get_num_threads()) if _large(encoded) else available()[0]
+
+
+def chosen_matvec(encoded: Bitmap, vectors: int = 1) -> str:
+    """The backend, or "decode", that `matvec` takes on a CPU when it may choose."""
+    several = vectors > 1
+    return _fastest_matvec(encoded.dtype, several, torch.get_num_threads()) if _large(encoded) else available()[0]
+
+
+def _large(encoded: Bitmap) -> bool:
+    return encoded.shape[0] * encoded.shape[1] >= LARGE
+
+
+@cache
+def _fastest_decompress(dtype: torch.dtype, threads: int) -> str:
+    names = _simd_backends() or tuple(available())
+
+    def prepare():
+        packed = _probe(dtype)
+        out = torch.zeros(PROBE, dtype=dtype)
+        return {name: partial(decompress, packed, out, name) for name in names}
+
+    return tuning.fastest(f"bitmap decompress {_name(dtype)}", names, prepare, threads)
+
+
+@cache
+def _fastest_matvec(dtype: torch.dtype, several: bool, threads: int) -> str:
+    names = (*_simd_backends(), DECODE) if _simd_backends() else tuple(available())
+    batch = PROBE_BATCH if several else 1
+
+    def prepare():
+        packed, x = _probe(dtype), torch.ones(batch, PROBE[1])
+        return {name: partial(matvec, packed, x, None, name) for name in names}
+
+    return tuning.fastest(f"bitmap matvec {_name(dtype)} batch {batch}", names, prepare, threads)
+
+
+def _probe(dtype: torch.dtype) -> Bitmap:
+    """A matrix to measure with: half zeros."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randint(1, 100, PROBE, generator=generator, dtype=torch.int8)
+    return encode(weight.masked_fill_(torch.rand(PROBE, generator=generator) < 0.5, 0).to(dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _simd_backends() -> tuple[str, ...]:
+    return tuple(name for name in available() if BACKENDS[name].decode_and_multiply)
+
+
+def _decoding(device: torch.device) -> Backend:
+    """The first backend that decodes and multiplies."""
+    if not _simd_backends():
+        raise UserError(f"backend {DECODE!r} needs a CPU with SIMD; this one can run: {', '.join(available())}")
+    return _choose(_simd_backends()[0], device)
 
 
 def _choose(name: str, device: torch.device):
@@ -148,8 +225,6 @@ def _choose(name: str, device: torch.device):
         return _cuda(device)
     if device.type != "cpu":
         raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
-    if name == "auto":
-        return BACKENDS[_fastest()]
     if name not in available():
         missing = ", ".join(sorted(feature for feature in BACKENDS[name].features if not host_has(feature)))
         raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(available())}")
@@ -168,13 +243,6 @@ def _cuda(device: torch.device):
     from toolkit.kernels.bitmap import cuda
 
     return cuda
-
-
-@cache
-def _fastest() -> str:
-    name = available()[0]
-    log.info("bitmap kernels: %s backend", name)
-    return name
 
 
 def _streaming(out: Tensor) -> bool:

@@ -9,16 +9,9 @@ from functools import cache
 import numba
 import torch
 
-from toolkit.kernels.bitmap import shared
 from toolkit.kernels.bitmap.shared import BLOCK, WORD, lowest_bit, popcount
+from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.threads import COMPILE
-
-TO_FLOAT32 = {
-    torch.float32: shared.float32_from_float32,
-    torch.float16: shared.float32_from_float16,
-    torch.bfloat16: shared.float32_from_bfloat16,
-    torch.int8: shared.float32_from_int8,
-}
 
 
 @numba.njit(**COMPILE)

@@ -11,14 +11,17 @@ remains of a row, or of the values, goes bit by bit.
 from functools import cache
 
 import numba
+import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.bitmap.cpu import TO_FLOAT32, dot, scatter
+from toolkit.kernels.bitmap.cpu import dot, scatter
 from toolkit.kernels.bitmap.shared import WORD, popcount
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.elements import TO_FLOAT32
+from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
 from toolkit.kernels.common.simd import (
     I32,
     I64,
@@ -38,13 +41,6 @@ from toolkit.kernels.common.threads import COMPILE
 
 REGISTER = 16  # bytes that one byte shuffle moves
 ABSENT = 0x80  # a shuffle index that gives a zero
-
-LANES_TO_FLOAT32 = {
-    torch.float32: simd.float32_lanes,
-    torch.float16: simd.float16_lanes,
-    torch.bfloat16: simd.bfloat16_lanes,
-    torch.int8: simd.int8_lanes,
-}
 
 
 @intrinsic
@@ -128,6 +124,51 @@ def by_instruction(typing_context, values, at, word):
     return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
 
 
+@intrinsic
+def by_widening(typing_context, values, at, word):
+    """With the expand instruction for 32-bit lanes, which every AVX-512 CPU has: narrower values are widened first.
+
+    For a CPU without it each lane is picked by itself: right, and of use only to test the code around it.
+    """
+    lanes = simd.CACHE_LINE // 4
+    wide = ir.VectorType(I32, lanes)
+
+    def generate(context, builder, signature, arguments):
+        array, at_value, word_value = arguments
+        narrow = context.get_value_type(Vector(values.dtype, lanes))
+        bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
+        expand = _expand_instruction if simd.has("avx512f") else _expand_by_lane
+
+        def expanded(start: int):
+            place = _place(builder, at_value, word_value, start)
+            data = builder.load(simd.pointer(context, builder, values, array, place, narrow), align=1)
+            widened = data if narrow == wide else builder.zext(data, wide)
+            return expand(builder, widened, bits, word_value, start)
+
+        both = simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
+        whole = context.get_value_type(Vector(values.dtype, WORD))
+        return both if both.type == whole else builder.trunc(both, whole)
+
+    return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
+
+
+def _expand_instruction(builder, data, bits, word, start: int) -> ir.Value:
+    mask = simd.take(builder, bits, range(start, start + data.type.count))
+    function = ir.FunctionType(data.type, [data.type, data.type, mask.type])
+    expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.v{data.type.count}i32", (), function)
+    return builder.call(expand, [simd.in_register(builder, data), ir.Constant(data.type, None), mask])
+
+
+def _expand_by_lane(builder, data, bits, word, start: int) -> ir.Value:
+    result = ir.Constant(data.type, None)
+    for lane in range(data.type.count):
+        earlier = builder.and_(builder.lshr(word, I32(start)), I32((1 << lane) - 1))
+        value = builder.extract_element(data, builder.ctpop(earlier))
+        present = builder.extract_element(bits, I32(start + lane))
+        result = builder.insert_element(result, builder.select(present, value, I32(0)), I32(lane))
+    return result
+
+
 def _place(builder, at, word, start: int) -> ir.Value:
     """Where the values of the word's bits from `start` on begin."""
     before = builder.ctpop(builder.and_(word, I32((1 << start) - 1)))
@@ -141,30 +182,62 @@ def safe_words(at, size, index, full):
 
 
 @cache
+def decode_row(expand, streaming: bool):
+    """The function that decodes `row` into `dense[target]`."""
+    put = stream if streaming else store
+
+    @numba.njit(inline="always")
+    def decode_row(bitmap, offsets, values, row, dense, target):
+        columns, ahead = dense.shape[1], PREFETCH_BYTES // values.itemsize
+        at = offsets[row]
+        index = 0
+        while safe_words(at, values.size, index, columns // WORD) > 0:
+            for _ in range(safe_words(at, values.size, index, columns // WORD)):
+                word = item(bitmap, row * bitmap.shape[1] + index)
+                prefetch(values, at + ahead)
+                put(dense, target * columns + WORD * index, expand(values, at, word))
+                at += popcount(word)
+                index += 1
+        for rest in range(index, bitmap.shape[1]):
+            at = scatter(bitmap[row, rest], values, at, dense, target, WORD * rest)
+
+    return decode_row
+
+
+@cache
 def decompress(expand, streaming: bool):
     """The function that fills rows of `dense`; `streaming` past the caches, for rows that start on a cache line."""
-    put = stream if streaming else store
+    decode = decode_row(expand, streaming)
 
     @numba.njit(**COMPILE)
     def decompress(bitmap, offsets, values, dense, first, last):
-        columns = dense.shape[1]
-        ahead = PREFETCH_BYTES // values.itemsize
         for row in range(first, last):
-            at = offsets[row]
-            index = 0
-            while safe_words(at, values.size, index, columns // WORD) > 0:
-                for _ in range(safe_words(at, values.size, index, columns // WORD)):
-                    word = item(bitmap, row * bitmap.shape[1] + index)
-                    prefetch(values, at + ahead)
-                    put(dense, row * columns + WORD * index, expand(values, at, word))
-                    at += popcount(word)
-                    index += 1
-            for rest in range(index, bitmap.shape[1]):
-                at = scatter(bitmap[row, rest], values, at, dense, row, WORD * rest)
+            decode(bitmap, offsets, values, row, dense, row)
         if streaming:
             fence()
 
     return decompress
+
+
+@cache
+def decode_and_multiply(expand, dtype: torch.dtype):
+    """The function that decodes a few rows, which the caches hold, and sets `y[vector, row]` for each vector of `x`."""
+    decode, multiply = decode_row(expand, False), multiply_rows(LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype])
+
+    @numba.njit(**COMPILE)
+    def decode_and_multiply(bitmap, offsets, values, x, y, first, last):
+        dense = np.empty((ROWS, x.shape[1]), values.dtype)
+        for row in range(first, last, ROWS):
+            rows = min(ROWS, last - row)
+            for target in range(rows):
+                decode(bitmap, offsets, values, row + target, dense, target)
+            if rows == ROWS:
+                multiply(dense, 0, ROWS, x, y, row)
+                continue
+            for target in range(rows):
+                multiply(dense, target, 1, x, y, row + target)
+
+    return decode_and_multiply
 
 
 @cache

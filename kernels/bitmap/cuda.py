@@ -20,9 +20,9 @@ from numba import cuda, float32, int32, types, uint32, uint64
 from numba.extending import intrinsic
 from torch import Tensor
 
-from toolkit.kernels.bitmap import shared
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common import elements
 from toolkit.kernels.common.gpu import SIMULATED, address, item, prefetch, sum_all, sum_before, sync
 from toolkit.kernels.common.launch import LANES, WARPS, Launch
 
@@ -98,10 +98,10 @@ def _float32_from_float16(typing_context, bits):
 
 
 TO_FLOAT32 = {
-    torch.float32: shared.float32_from_float32,
-    torch.float16: shared.float32_from_float16 if SIMULATED else _float32_from_float16,
-    torch.bfloat16: shared.float32_from_bfloat16,
-    torch.int8: shared.float32_from_int8,
+    torch.float32: elements.float32_from_float32,
+    torch.float16: elements.float32_from_float16 if SIMULATED else _float32_from_float16,
+    torch.bfloat16: elements.float32_from_bfloat16,
+    torch.int8: elements.float32_from_int8,
 }
 ELEMENT = {1: numba.uint8, 2: numba.uint16, 4: numba.uint32}  # by width in bytes
 

@@ -1,6 +1,5 @@
-"""Scalar maths of the bitmap kernels: counting bits and turning stored bits into fp32."""
+"""Scalar maths of the bitmap kernels: counting bits."""
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
@@ -24,45 +23,3 @@ def lowest_bit(typing_context, word):
     return types.int64(word), lambda context, builder, signature, values: builder.zext(
         builder.cttz(values[0], ir.Constant(ir.IntType(1), 1)), ir.IntType(64)
     )
-
-
-@intrinsic
-def as_float32(typing_context, bits):
-    """The fp32 number that these 32 bits are."""
-    return types.float32(types.uint32), lambda context, builder, signature, values: builder.bitcast(
-        values[0], ir.FloatType()
-    )
-
-
-@numba.njit(inline="always")
-def float32_from_bfloat16(bits):
-    """bf16 is the upper half of fp32."""
-    return as_float32(numba.uint32(bits) << numba.uint32(16))
-
-
-@numba.njit(inline="always")
-def float32_from_float16(bits):
-    """fp16 to fp32 in integer arithmetic, for processors that have no such instruction; exact, subnormals included."""
-    magnitude = numba.uint32(bits & 0x7FFF) << numba.uint32(13)
-    sign = numba.uint32(bits & 0x8000) << numba.uint32(16)
-    exponent = magnitude & numba.uint32(0x0F800000)
-    magnitude = numba.uint32(magnitude + numba.uint32(112 << 23))  # the exponent's bias: 127 − 15
-    if exponent == numba.uint32(0x0F800000):  # infinities and NaNs
-        magnitude = numba.uint32(magnitude + numba.uint32(112 << 23))
-    elif exponent == 0:  # zero and subnormals: let a subtraction normalise them
-        magnitude = numba.uint32(magnitude + numba.uint32(1 << 23))
-        value = as_float32(magnitude) - as_float32(numba.uint32(113 << 23))
-        return -value if sign else value
-    return as_float32(magnitude | sign)
-
-
-@numba.njit(inline="always")
-def float32_from_float32(bits):
-    """The bits as they are."""
-    return as_float32(bits)
-
-
-@numba.njit(inline="always")
-def float32_from_int8(bits):
-    """The signed integer as fp32."""
-    return numba.float32(numba.int8(bits))

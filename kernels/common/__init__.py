@@ -1,1 +1,1 @@
-"""What kernel families share: SIMD features, GPU helpers, launches, threads."""
+"""What kernel families share: SIMD, dense products, elements, GPU helpers, launches, threads, tuning, contracts."""

@@ -14,15 +14,18 @@ from toolkit.kernels.common.simd import host_has
 
 
 @pytest.mark.parametrize(
-    ("operation", "dtype", "expand", "use"),
+    ("operation", "backend", "dtype", "cpu", "expand", "use"),
     [
-        ("decompress", "bfloat16", "vpexpandw", "vmovdq[au]|vmovups"),
-        ("matvec", "float16", "vpexpandw", "vcvtph2ps"),
-        ("decompress", "float32", "vpexpandd|vexpandps", "vmov"),
+        ("decompress", "avx512", "bfloat16", "icelake-server", "vpexpandw", "vmovdq[au]|vmovups"),
+        ("matvec", "avx512", "float16", "icelake-server", "vpexpandw", "vcvtph2ps"),
+        ("decompress", "avx512", "float32", "icelake-server", "vpexpandd|vexpandps", "vmov"),
+        ("decompress", "avx512_widening", "float16", "skylake-avx512", "vpexpandd", "vpmovdw"),
+        ("matvec", "avx512_widening", "bfloat16", "skylake-avx512", "vpexpandd", "vpmovzxwd"),
+        ("matvec", "avx512_widening", "int8", "skylake-avx512", "vpexpandd", "vpmovzxbd"),
     ],
 )
-def test_avx512_code_expands_in_registers(tmp_path, operation, dtype, expand, use):
-    path = ahead.build("bitmap", operation, "avx512", dtype, "icelake-server", tmp_path / "kernel.o")
+def test_avx512_code_expands_in_registers(tmp_path, operation, backend, dtype, cpu, expand, use):
+    path = ahead.build("bitmap", operation, backend, dtype, cpu, tmp_path / "kernel.o")
     assert path.read_bytes()[:4] == b"\x7fELF"
     lines = path.with_suffix(".s").read_text().splitlines()
     expanding = [line for line in lines if re.search(rf"\t({expand})\t", line)]

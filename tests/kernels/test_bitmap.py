@@ -203,22 +203,86 @@ def test_nothing_is_read_beyond_the_values(backend, dtype, columns):
 
 def test_backends_that_cannot_run_are_refused(monkeypatch):
     encoded = bitmap.encode(torch.ones(2, 2))
-    with pytest.raises(UserError, match="unknown backend 'gpu'; choose from: auto, avx2, avx512, cuda, portable"):
+    with pytest.raises(
+        UserError, match="unknown backend 'gpu'; choose from: auto, avx2, avx512, avx512_widening, cuda"
+    ):
         bitmap.decompress(encoded, backend="gpu")
     monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
-    with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx2, port"):
+    with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx512_w"):
         bitmap.matvec(encoded, torch.ones(2), backend="avx512")
     monkeypatch.setattr(bitmap, "host_has", lambda feature: False)
     assert bitmap.available() == ["portable"]
 
 
-def test_auto_takes_the_fastest_and_says_so_once(monkeypatch, caplog):
-    bitmap._fastest.cache_clear()
-    encoded = bitmap.encode(torch.ones(2, 2))
-    with caplog.at_level("INFO", logger="toolkit.kernels.bitmap"):
+def test_decode_is_the_product_for_any_shape_and_batch(dtype):
+    if not bitmap._simd_backends():
+        pytest.skip("decoding and multiplying needs a CPU with SIMD")
+    for seed, shape in enumerate(SHAPES):
+        matrix = sparse(shape, dtype, 0.5, seed)
+        x = torch.randn(1 + seed % 5, shape[1], generator=torch.Generator().manual_seed(seed))
+        y = bitmap.matvec(bitmap.encode(matrix), x, backend="decode")
+        for result, vector in zip(y, x, strict=True):
+            expected, magnitude = naive.matvec(matrix, vector)
+            assert ((result - expected).abs() <= 4e-7 * max(4, shape[1] ** 0.5) * magnitude).all(), shape
+
+
+@pytest.fixture
+def choosing(monkeypatch, tmp_path):
+    """Two backends with SIMD, and seconds that a test sets instead of a clock: `{part of a way's name: seconds}`."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
+    monkeypatch.setattr(bitmap, "LARGE", 100)
+    seconds = {"avx512_widening": 3.0, "avx2": 2.0, "decode": 5.0}
+
+    def measure(runs):
+        measured.append(list(runs))
+        return {name: seconds[name] for name in runs}
+
+    measured = []
+    monkeypatch.setattr(bitmap.tuning, "measure", measure)
+    _forget()
+    yield seconds, measured
+    _forget()
+
+
+def _forget():
+    bitmap._fastest_decompress.cache_clear()
+    bitmap._fastest_matvec.cache_clear()
+
+
+def test_auto_takes_what_was_measured_to_be_fastest_and_says_so_once(choosing, caplog):
+    measured = choosing[1]
+    encoded = bitmap.encode(torch.ones(10, 10))
+    with caplog.at_level("INFO", logger="toolkit.kernels"):
         for _ in range(3):
-            assert torch.equal(bitmap.decompress(encoded), torch.ones(2, 2))
-    assert caplog.messages == [f"bitmap kernels: {bitmap.available()[0]} backend"]
+            assert torch.equal(bitmap.decompress(encoded), torch.ones(10, 10))
+            assert torch.equal(bitmap.matvec(encoded, torch.ones(10)), torch.full((10,), 10.0))
+    decompress = "bitmap decompress float32: avx2 (avx512_widening 3000.00 ms, avx2 2000.00 ms)"
+    assert caplog.messages[0] == decompress
+    assert caplog.messages[1].startswith("bitmap matvec float32 batch 1: avx2 (")
+    assert len(caplog.messages) == 2
+    assert measured == [["avx512_widening", "avx2"], ["avx512_widening", "avx2", "decode"]]
+
+
+def test_each_operation_and_batch_has_its_own_choice_which_is_kept(choosing):
+    seconds, measured = choosing
+    encoded = bitmap.encode(torch.ones(10, 10))
+    assert bitmap.chosen_matvec(encoded, 1) == "avx2"
+    seconds["decode"] = 1.0
+    assert bitmap.chosen_matvec(encoded, 3) == "decode"
+    assert torch.equal(bitmap.matvec(encoded, torch.ones(3, 10)), torch.full((3, 10), 10.0))
+    seconds["avx512_widening"] = 0.5
+    assert bitmap.chosen_decompress(encoded) == "avx512_widening"
+    _forget()  # as another process would begin
+    times = len(measured)
+    assert (bitmap.chosen_matvec(encoded, 1), bitmap.chosen_matvec(encoded, 4)) == ("avx2", "decode")
+    assert len(measured) == times, "what is kept is not measured again"
+
+
+def test_small_matrices_are_not_measured(choosing):
+    encoded = bitmap.encode(torch.ones(9, 9))
+    assert bitmap.chosen_matvec(encoded) == bitmap.chosen_decompress(encoded) == "avx512_widening"
+    assert choosing[1] == []
 
 
 def test_wrong_arguments_are_refused_before_any_kernel_runs():

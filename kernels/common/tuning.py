@@ -1,0 +1,102 @@
+"""Which way of doing an operation is fastest on this machine: measured at first need, and kept in a file.
+
+The file lies in the toolkit's cache. Its name is a digest of all that a choice depends on: the CPU and its features,
+the number of threads, the versions of Numba and torch, and the kernels' code. Nothing is measured at import.
+"""
+
+import json
+import logging
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from llvmlite import binding
+
+from toolkit import paths, sources
+from toolkit.errors import UserError
+from toolkit.files import read_json, write_json
+
+REPETITIONS = 7
+WORTH_CHANGING = 0.95  # of the first one's time: a way that is hardly faster does not replace it
+
+log = logging.getLogger(__name__)
+
+Runs = Mapping[str, Callable[[], object]]
+
+
+def fastest(operation: str, names: tuple[str, ...], prepare: Callable[[], Runs], threads: int) -> str:
+    """The name of the fastest way; the first name wins ties.
+
+    Args:
+        operation: its key in the file, such as `"bitmap matvec bfloat16"`; the first word is the kernel family.
+        names: the ways to choose from, the one to prefer first.
+        prepare: makes a run of each name; called only if nothing fitting is kept.
+        threads: how many the runs use.
+
+    A cache that cannot be written, or code that cannot be read, gives the first name, with a warning.
+    """
+    if len(names) == 1:
+        return names[0]
+    try:
+        file = _file(operation.split()[0], threads)
+        seconds = read_json(file).get(operation, {})
+        if set(seconds) != set(names):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, read_json(file))  # an unwritable cache shows before the measurement
+            seconds = measure(prepare())
+            write_json(file, read_json(file) | {operation: seconds})
+    except (OSError, UserError) as error:
+        log.warning("%s: %s, unmeasured, since no choice can be kept: %s", operation, names[0], error)
+        return names[0]
+    best = choose(names, seconds)
+    log.info("%s: %s (%s)", operation, best, ", ".join(f"{name} {seconds[name] * 1e3:.2f} ms" for name in names))
+    return best
+
+
+def choose(names: tuple[str, ...], seconds: Mapping[str, float]) -> str:
+    """The name with the least time, or the first one if that takes hardly longer."""
+    best = min(names, key=seconds.__getitem__)
+    return best if seconds[best] < WORTH_CHANGING * seconds[names[0]] else names[0]
+
+
+def measure(runs: Runs, clock: Callable[[], float] = time.perf_counter) -> dict[str, float]:
+    """The least seconds of several runs of each; they take turns, so that a disturbance meets all of them."""
+    seconds = {name: float("inf") for name in runs}
+    for run in runs.values():
+        run()  # compile, touch memory
+    for _ in range(REPETITIONS):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            seconds[name] = min(seconds[name], clock() - start)
+    return seconds
+
+
+def _file(family: str, threads: int) -> Path:
+    key = json.dumps([*_machine(), threads, _code(family)])
+    return paths.cache_dir() / "kernels" / f"{family}-{sources.digest(key)[:16]}.json"
+
+
+@cache
+def _machine() -> tuple[str, ...]:
+    features = binding.get_host_cpu_features().flatten()
+    return _cpu(), features, str(os.cpu_count()), torch.__version__, version("numba"), version("llvmlite")
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, f"{platform.processor()} {binding.get_host_cpu_name()}")
+
+
+@cache
+def _code(family: str) -> str:
+    return sources.fingerprint(sources.dependencies(f"toolkit.kernels.{family}"))
