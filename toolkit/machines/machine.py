@@ -7,6 +7,7 @@ from types import MappingProxyType
 import pandas as pd
 
 from toolkit.errors import UserError, unknown
+from toolkit.machines.curve import Curve
 
 GB = 1e9
 NOTHING = MappingProxyType({})
@@ -71,11 +72,14 @@ class Storage:
 class Memory:
     """A memory and the processor that computes on it: DRAM with the CPU, or device memory with the GPU.
 
-    `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two); half-precision
-    GPU rates accumulate in fp32 unless the source says otherwise. `decode_gb_s` maps a format to the dense bytes that
-    decoding makes a second, `matvec_gb_s` one to the stored bytes that a mat-vec goes through a second; a format that
-    the latter does not name is read at `bandwidth_gb_s`. `decode_fixed_s` and `matvec_fixed_s` map a format to what
-    decoding one weight, or one product, takes however small it is (starting threads, launching a kernel): 0 if absent.
+    `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two). Half-precision
+    rates of GPUs accumulate in fp32 unless the source says otherwise.
+
+    All other mappings are by format. `decode_gb_s` is the dense bytes that decoding makes a second, `matvec_gb_s` the
+    stored bytes that a mat-vec goes through a second; a format without one is read at `bandwidth_gb_s`.
+    `decode_fixed_s` and `matvec_fixed_s` are what decoding one weight, or one product, takes however small it is
+    (starting threads, launching a kernel): 0 if absent. `decode_curves` and `matvec_curves` are measured times by
+    bytes; where there is one, it is used instead of the rate and the fixed time.
     """
 
     name: str
@@ -86,6 +90,20 @@ class Memory:
     matvec_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     decode_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     matvec_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    decode_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
+    matvec_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
+
+    def decode_s(self, form: str, nbytes: float) -> float:
+        """Seconds that decoding a weight of so many dense bytes takes, of a format that has a rate or a curve."""
+        if form in self.decode_curves:
+            return self.decode_curves[form].at(nbytes)
+        return self.decode_fixed_s.get(form, 0.0) + nbytes / GB / self.decode_gb_s[form]
+
+    def matvec_s(self, form: str, nbytes: float) -> float:
+        """Seconds that a product with a weight of so many stored bytes takes."""
+        if form in self.matvec_curves:
+            return self.matvec_curves[form].at(nbytes)
+        return self.matvec_fixed_s.get(form, 0.0) + nbytes / GB / self.matvec_gb_s.get(form, self.bandwidth_gb_s)
 
     def attainable_tflop_s(self, intensity: float, dtype: str) -> float:
         """The roofline: rate in TFLOP/s of a kernel that does `intensity` operations per byte it moves.

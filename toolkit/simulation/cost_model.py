@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from toolkit.errors import UserError, unknown
+from toolkit.machines.curve import Curve
 from toolkit.machines.machine import GB, NOTHING, Memory, Profile
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import DEVICES, POLICIES, Way
@@ -108,20 +109,24 @@ def with_rates(
     matvec_gb_s: Mapping[str, float] = NOTHING,
     decode_fixed_s: Mapping[str, float] = NOTHING,
     matvec_fixed_s: Mapping[str, float] = NOTHING,
+    decode_curves: Mapping[str, Curve] = NOTHING,
+    matvec_curves: Mapping[str, Curve] = NOTHING,
 ) -> Profile:
-    """The same machine with these rates and fixed times of the processor of `dram` or `device`, by format.
+    """The same machine with these rates, fixed times and curves of the processor of `dram` or `device`, by format.
 
     Others stay as they are. A probed profile knows bandwidths only: what kernels reach on that machine is added here.
     """
+    added = {
+        "decode_gb_s": decode_gb_s,
+        "matvec_gb_s": matvec_gb_s,
+        "decode_fixed_s": decode_fixed_s,
+        "matvec_fixed_s": matvec_fixed_s,
+        "decode_curves": decode_curves,
+        "matvec_curves": matvec_curves,
+    }
     memory = _memory(machine, tier)
-    rates = replace(
-        memory,
-        decode_gb_s={**memory.decode_gb_s, **decode_gb_s},
-        matvec_gb_s={**memory.matvec_gb_s, **matvec_gb_s},
-        decode_fixed_s={**memory.decode_fixed_s, **decode_fixed_s},
-        matvec_fixed_s={**memory.matvec_fixed_s, **matvec_fixed_s},
-    )
-    return replace(machine, **{tier: rates})
+    merged = {name: {**getattr(memory, name), **numbers} for name, numbers in added.items()}
+    return replace(machine, **{tier: replace(memory, **merged)})
 
 
 def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | None = None) -> Timeline:
@@ -170,9 +175,8 @@ def _steps(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterat
             form = "dense"
         if following and not (machine.unified and tier == "dram"):
             yield _transfer(machine, tier, following, weight.nbytes(form))
-    memory, nbytes = _memory(machine, target), weight.nbytes(form)
-    gb_s = memory.matvec_gb_s.get(form, memory.bandwidth_gb_s)
-    yield Step("compute", target, nbytes, memory.matvec_fixed_s.get(form, 0.0) + nbytes / GB / gb_s)
+    nbytes = weight.nbytes(form)
+    yield Step("compute", target, nbytes, _memory(machine, target).matvec_s(form, nbytes))
 
 
 def _tiers(placement: str, target: str, path: str) -> list[str]:
@@ -193,10 +197,9 @@ def _transfer(machine: Profile, source: str, target: str, nbytes: int) -> Step:
 
 def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
     memory = _memory(machine, tier)
-    if form not in memory.decode_gb_s:
+    if form not in {**memory.decode_gb_s, **memory.decode_curves}:
         raise UserError(f"{machine.id} gives no rate of decoding {form} in {tier}: add it by with_rates()")
-    seconds = memory.decode_fixed_s.get(form, 0.0) + weight.dense_bytes / GB / memory.decode_gb_s[form]
-    return Step("decode", tier, weight.dense_bytes, seconds)
+    return Step("decode", tier, weight.dense_bytes, memory.decode_s(form, weight.dense_bytes))
 
 
 def _memory(machine: Profile, tier: str) -> Memory:

@@ -36,15 +36,25 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
 
     speedup (of the stage's seconds), time_over_dense (the same upside down), bytes_over_dense, bandwidth_over_dense.
     Further labels of the baseline by name, `mapping="published"` say. NaN for a stage that dense weights do not have.
+    Where the table has low_s and high_s, the least and most seconds of repetitions, so have speedup and
+    time_over_dense: the quickest repetition over the baseline's slowest, and the slowest over its quickest.
     """
     baseline = DENSE | baseline
     time = relative_to(table, "seconds", **baseline)
-    return table.assign(
+    table = table.assign(
         speedup=1 / time,
         time_over_dense=time,
         bytes_over_dense=relative_to(table, "nbytes", **baseline),
         bandwidth_over_dense=relative_to(table, "gb_s", **baseline),
     )
+    return table if "low_s" not in table else table.assign(**_ranges(table, baseline))
+
+
+def _ranges(table: pd.DataFrame, baseline: dict) -> dict[str, pd.Series]:
+    dense_low_s, dense_high_s = (table[name] / relative_to(table, name, **baseline) for name in ("low_s", "high_s"))
+    quickest, slowest = table["low_s"] / dense_high_s, table["high_s"] / dense_low_s
+    over_dense = {"time_over_dense_low": quickest, "time_over_dense_high": slowest}
+    return over_dense | {"speedup_low": 1 / slowest, "speedup_high": 1 / quickest}
 
 
 def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
@@ -60,11 +70,22 @@ def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
 def model_error(table: pd.DataFrame) -> pd.Series:
     """How far the model is off, as a share of what was measured: medians over single `stages` and over `totals`.
 
-    Of rows with `modelled_over_measured`, as `beside_measured` gives them.
+    And the largest of each: `stages_largest`, `totals_largest`. Of rows with `modelled_over_measured`, as
+    `beside_measured` gives them.
     """
     off = (table["modelled_over_measured"] - 1).abs()
-    single = ~table["stage"].isin(["transfer", "total"])
-    return pd.Series({"stages": off[single].median(), "totals": off[table["stage"] == "total"].median()})
+    single, total = ~table["stage"].isin(["transfer", "total"]), table["stage"] == "total"
+    medians = {"stages": off[single].median(), "totals": off[total].median()}
+    return pd.Series(medians | {"stages_largest": off[single].max(), "totals_largest": off[total].max()})
+
+
+def error_words(table: pd.DataFrame) -> str:
+    """`model_error` in words: "stages by 9% (median; 31% at most) and totals by 3% (7% at most)"."""
+    off = model_error(table)
+    return (
+        f"stages by {off['stages']:.0%} (median; {off['stages_largest']:.0%} at most) and "
+        f"totals by {off['totals']:.0%} ({off['totals_largest']:.0%} at most)"
+    )
 
 
 def way_names(table: pd.DataFrame, *labels: str) -> pd.Series:
