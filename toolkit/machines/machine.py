@@ -1,7 +1,7 @@
 """What a machine is to the models here: disk, memories, processors and links as plain numbers, each with its source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import pandas as pd
@@ -176,6 +176,22 @@ class Profile:
         part, quantity, *dtype = name.split(".")
         value = getattr(getattr(self, part), quantity)
         return value[dtype[0]] if dtype else value
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Low and high end of every number whose source gives both, by dotted name."""
+        found = {name: (source.low, source.high) for name, source in self.sources.items()}
+        return {name: ends for name, ends in found.items() if None not in ends}
+
+    def with_values(self, values: Mapping[str, float]) -> "Profile":
+        """The same machine with other numbers, by dotted name. Raises what `value` does."""
+        machine = self
+        for name, value in values.items():
+            self.value(name)
+            part, quantity, *key = name.split(".")
+            whole = getattr(machine, part)
+            number = {**getattr(whole, quantity), key[0]: value} if key else value
+            machine = replace(machine, **{part: replace(whole, **{quantity: number})})
+        return machine
 
     def table(self) -> pd.DataFrame:
         """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source, evidence."""
