@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.timeline.tables import beside_dense, model_error, relative_to, stage_seconds, way_names
+from toolkit.timeline.tables import beside_dense, error_words, model_error, relative_to, stage_seconds, way_names
 
 # op, method, path, stage, seconds, nbytes, gb_s
 ROWS = [
@@ -61,10 +61,22 @@ def test_ways_are_named_by_labels_method_path_and_policy():
     ]
 
 
-def test_the_models_error_is_the_median_over_stages_and_over_totals():
+def test_a_speed_up_has_the_range_of_its_repetitions():
+    """Dense takes 8 to 12 s, packed 4 to 6: 8 / 6 = 1.33 to 12 / 4 = 3 times faster."""
+    table = pd.DataFrame({"method": ["dense", "endor"], "path": "host", "stage": "total", "seconds": [10.0, 5.0]})
+    table = table.assign(nbytes=1, gb_s=1.0, low_s=[8.0, 4.0], high_s=[12.0, 6.0])
+    packed = beside_dense(table).iloc[1]
+    assert (packed["speedup_low"], packed["speedup"], packed["speedup_high"]) == pytest.approx((8 / 6, 2, 3))
+    assert (packed["time_over_dense_low"], packed["time_over_dense_high"]) == pytest.approx((1 / 3, 0.75))
+
+
+def test_the_models_error_is_the_median_and_the_largest_over_stages_and_over_totals():
     rows = [("read", 1.1), ("decode", 0.7), ("compute", 1.2), ("transfer", 9.0), ("total", 0.95), ("total", None)]
     error = model_error(pd.DataFrame(rows, columns=["stage", "modelled_over_measured"]))
-    assert error.to_dict() == pytest.approx({"stages": 0.2, "totals": 0.05})
+    largest = {"stages_largest": 0.3, "totals_largest": 0.05}
+    assert error.to_dict() == pytest.approx({"stages": 0.2, "totals": 0.05} | largest)
+    words = "stages by 20% (median; 30% at most) and totals by 5% (5% at most)"
+    assert error_words(pd.DataFrame(rows, columns=["stage", "modelled_over_measured"])) == words
 
 
 def test_seconds_are_shown_by_way_and_stage():

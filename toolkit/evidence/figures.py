@@ -22,6 +22,8 @@ PUBLISHED = {
     "linestyle": "none",
     "zorder": 5,
 }
+WHISKER = {"color": "black", "linewidth": 1.2, "marker": "|", "markersize": 6, "zorder": 4}
+RANGE = "range: least to most"
 SUMS = ("transfer", "total")  # of stages
 HATCHES = {"measured": "", "modelled": "///"}  # and plain where published
 
@@ -60,6 +62,14 @@ def use_style() -> None:
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:
     """Hollow black diamonds for the paper's own numbers, the same mark in every figure."""
     axes.plot(x, y, label=label, **PUBLISHED)
+
+
+def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
+    """A whisker from low to high on each horizontal bar, the first on top; none where either is NaN."""
+    ends = [(place, low, high) for place, (low, high) in enumerate(zip(lows, highs, strict=True))]
+    known = [(place, low, high) for place, low, high in ends if low < high]
+    for number, (place, low, high) in enumerate(known):
+        axes.plot([low, high], [place, place], label=RANGE if not number else "_nolegend_", **WHISKER)
 
 
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
