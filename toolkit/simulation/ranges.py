@@ -18,6 +18,7 @@ number's range says how likely its ends are, and numbers without a range count a
 from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 
+import numpy as np
 import pandas as pd
 
 from toolkit.machines.machine import Profile
@@ -54,16 +55,22 @@ def corners(machine: Profile, names: Iterable[str]) -> list[dict[str, float]]:
 
 
 def with_ranges(
-    table: pd.DataFrame, at: Callable[[Mapping[str, float]], pd.DataFrame], places: Iterable[Mapping[str, float]]
+    table: pd.DataFrame, seconds_at: Callable[[Mapping[str, float]], np.ndarray], places: Iterable[Mapping[str, float]]
 ) -> pd.DataFrame:
-    """The table with the columns of `RANGED` more: the least and the most of each over the table at every corner.
+    """The table with the columns of `RANGED` more: the least and the most of each over all corners and itself.
 
-    `at` gives the table at a corner, its rows in the same order. NaN where no number with a range matters.
+    `table` as `beside_dense` gives it, with the column `dense_row`: the number of the row that a row is compared with,
+    NaN where there is none. `seconds_at` gives the seconds of its rows, in order, at a corner. A range is NaN where no
+    number with a range matters.
     """
-    every = [table, *(at(corner) for corner in places)]
+    compared = table["dense_row"].notna().to_numpy()
+    dense_row = table["dense_row"].fillna(0).astype(int).to_numpy()
+    seconds = np.stack([table["seconds"].to_numpy(), *(seconds_at(corner) for corner in places)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        over_dense = np.where(compared, seconds / seconds[:, dense_row], np.nan)
+        values = {"seconds": seconds, "time_over_dense": over_dense, "speedup": 1 / over_dense}
     columns = {}
     for column, (low, high) in RANGED.items():
-        values = pd.concat([found[column] for found in every], axis=1)
-        uncertain = values.max(axis=1) > values.min(axis=1)
-        columns |= {low: values.min(axis=1).where(uncertain), high: values.max(axis=1).where(uncertain)}
-    return table.assign(**columns)
+        least, most = values[column].min(axis=0), values[column].max(axis=0)
+        columns |= {low: np.where(least < most, least, np.nan), high: np.where(least < most, most, np.nan)}
+    return table.assign(**columns).drop(columns="dense_row")

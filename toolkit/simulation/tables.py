@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import cache, partial
 from itertools import chain
 
+import numpy as np
 import pandas as pd
 
 from toolkit.machines.machine import Profile
@@ -25,7 +26,7 @@ from toolkit.policies.ways import Way, all_ways
 from toolkit.simulation.cost_model import Layer, predict, weights
 from toolkit.simulation.ranges import corners, numbers_that_matter, with_ranges
 from toolkit.timeline.spans import TIERS
-from toolkit.timeline.tables import LABELS, beside_dense, relative_to
+from toolkit.timeline.tables import DENSE, LABELS, beside_dense, relative_to
 
 
 @dataclass(frozen=True)
@@ -115,19 +116,18 @@ def _table(machine: Profile, workload: Workload, cases: Sequence[Case], **baseli
     matter = [numbers_that_matter(machine, case.layers, case.way) for case in cases]
 
     @cache
-    def stages(number: int, changed: tuple[tuple[str, float], ...]) -> pd.DataFrame:
-        case = cases[number]
-        other = machine.with_values(dict(changed))
-        timeline = predict(other, case.layers(other), case.way)
-        return timeline.stages().assign(**shared, **asdict(case.way), **case.labels)
+    def stages(number: int, changed: tuple[tuple[str, float], ...] = ()) -> pd.DataFrame:
+        case, other = cases[number], machine.with_values(dict(changed))
+        return predict(other, case.layers(other), case.way).stages()
 
-    def at(corner: Mapping[str, float]) -> pd.DataFrame:
-        rows = [
-            stages(number, tuple((name, corner[name]) for name in names if name in corner))
-            for number, names in enumerate(matter)
-        ]
-        return beside_dense(pd.concat(rows, ignore_index=True), **baseline)
+    def seconds_at(corner: Mapping[str, float]) -> np.ndarray:
+        changed = [tuple((name, corner[name]) for name in names) for names in matter]
+        return np.concatenate([stages(number, values)["seconds"] for number, values in enumerate(changed)])
 
-    table = with_ranges(at({}), at, corners(machine, dict.fromkeys(chain(*matter))))
+    rows = [stages(number).assign(**shared, **asdict(case.way), **case.labels) for number, case in enumerate(cases)]
+    table = beside_dense(pd.concat(rows, ignore_index=True), **baseline)
+    numbered = table.assign(row=np.arange(1.0, len(table) + 1))
+    dense_row = (numbered["row"] / relative_to(numbered, "row", **DENSE, **baseline)).round() - 1
+    ranged = with_ranges(table.assign(dense_row=dense_row), seconds_at, corners(machine, dict.fromkeys(chain(*matter))))
     first = [label for label in LABELS if label in table]
-    return table[[*first, *table.columns.drop(first)]]
+    return ranged[[*first, *ranged.columns.drop(first)]]
