@@ -1,4 +1,4 @@
-"""What a machine is to the models here: disk, memories, processors and links as plain numbers, each with its source."""
+"""A machine as the models here see it: disk, memories, processors and links as plain numbers, each with its source."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -44,8 +44,9 @@ class Source:
 class Storage:
     """A disk. `bandwidth_gb_s` is its limit for long reads; the two times say what short ones cost.
 
-    `latency_s`: from a request to its data on an idle disk, without the transfer; requests of several threads overlap
-    here. `request_s`: the part of a request's cost that does not overlap, so 1 / `request_s` bounds the reads a second.
+    `latency_s` is the time from a request to its data on an idle disk, without the transfer; requests of several
+    threads overlap in it. `request_s` is the part of a request's cost that does not overlap, so a disk serves at most
+    1 / `request_s` reads a second.
     """
 
     name: str
@@ -57,10 +58,10 @@ class Storage:
     def read_gb_s(self, chunk_bytes: int, threads: int) -> float:
         """Random-read bandwidth in GB/s when `threads` threads each wait for one chunk at a time.
 
-        Every read waits `latency_s` beside the others, then its turn at the disk behind them: with s(c) =
-        `request_s` + c / bandwidth, threads · c / (latency + threads · s(c)). This is the pessimistic bound of
-        operational analysis for a closed system of one server and a delay; it rises with chunk and threads towards the
-        bandwidth, as FLASH, figure 2b, shows. Raises `UserError` for a disk of unknown latency.
+        Every read first waits `latency_s` beside the others, then for its turn at the disk behind them. With s(c) =
+        `request_s` + c / bandwidth, the bandwidth is threads · c / (latency + threads · s(c)). This is the pessimistic
+        bound of operational analysis for a closed system of one server and a delay. It rises with chunk and threads
+        towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk of unknown latency.
         """
         if self.latency_s is None:
             raise UserError(f"the profile gives no latency for {self.name}: short reads cannot be modelled")
@@ -117,7 +118,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Links:
-    """Copies in one direction between two tiers: bandwidth, and what one request takes however few its bytes are.
+    """Copies in one direction between two tiers: bandwidth, and the time that even the smallest request takes.
 
     A bandwidth is None where there is no such path or no number.
     """
@@ -144,7 +145,7 @@ class NearData:
 
 @dataclass(frozen=True)
 class Software:
-    """What runs the model. `layer_s`: seconds of a decoder layer that are neither transfer nor a linear's product."""
+    """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product."""
 
     name: str
     layer_s: float
