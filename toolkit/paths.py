@@ -5,7 +5,7 @@ from pathlib import Path
 
 from toolkit.errors import UserError
 
-RESULTS_SCHEMA = 1  # of what `Run.save` writes; results of another schema are out of date
+RESULTS_SCHEMA = 2  # of what `Run.save` writes; results of another schema are out of date
 
 
 def root() -> Path:

@@ -1,11 +1,14 @@
 """Finds the project files that a piece of code uses. It reads imports and runs nothing.
 
-When one of these files changes, the sweep reruns the notebook and the cache makes the artefact again.
+A module that reads data files says so in a constant, `READS = ("data/hardware/*.yaml",)`: patterns below the checkout.
+The caller fills in a name in braces, such as `{paper}`; without a value it stands for every name. When one of these
+files changes, the sweep reruns the notebook and the cache makes the artefact again.
 """
 
 import ast
 import hashlib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -16,16 +19,19 @@ PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
 
 
 def dependencies(*modules: str) -> list[Path]:
-    """Every project file that the named modules import, themselves included, transitively and sorted.
+    """Every project file that the named modules import, themselves and the data they read included, sorted.
 
     Imports inside functions count too.
     """
-    return _closure({file for module in modules for file in _files(module)})
+    return _closure({file for module in modules for file in _files(module)}, {})
 
 
-def imports(code: str) -> list[Path]:
-    """Every project file that a piece of Python source imports, transitively and sorted."""
-    return _closure({file for module in _imported(ast.parse(code), package="") for file in _files(module)})
+def imports(code: str, **names: str) -> list[Path]:
+    """Every project file that a piece of Python source imports, transitively and sorted, with the data they read.
+
+    `names` fills in the names that `READS` leaves open: `imports(code, paper="endor")`.
+    """
+    return _closure({file for module in _imported(ast.parse(code), package="") for file in _files(module)}, names)
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -40,28 +46,47 @@ def digest(*texts: str) -> str:
 
 def _meaning(file: Path) -> str:
     text = file.read_text(encoding="utf-8")
-    return ast.dump(ast.parse(text)) if file.suffix == ".py" else text
+    if file.suffix == ".py":
+        return ast.dump(ast.parse(text))
+    if file.suffix == ".yaml":
+        return "\n".join(line for line in text.splitlines() if not re.match(r"\s*(#|$)", line))
+    return text
 
 
-def _closure(files: set[Path]) -> list[Path]:
-    found, todo = set(), set(files)
+def _closure(files: set[Path], names: Mapping[str, str]) -> list[Path]:
+    found, data, todo = set(), set(), set(files)
     while todo:
         file = todo.pop()
         found.add(file)
-        todo |= _direct(file) - found
-    return sorted(found)
+        imported, patterns = _direct(file)
+        todo |= imported - found
+        data |= {match for pattern in patterns for match in paths.root().glob(_filled(pattern, names))}
+    return sorted(found | data)
 
 
-def _direct(file: Path) -> frozenset[Path]:
+def _filled(pattern: str, names: Mapping[str, str]) -> str:
+    return re.sub(r"\{(\w+)\}", lambda match: names.get(match[1], "*"), pattern)
+
+
+def _direct(file: Path) -> tuple[frozenset[Path], tuple[str, ...]]:
+    """The files that a module imports itself, and the patterns of those that it reads."""
     return _direct_at(file, file.stat().st_mtime_ns)
 
 
 @cache
-def _direct_at(file: Path, mtime_ns: int) -> frozenset[Path]:
+def _direct_at(file: Path, mtime_ns: int) -> tuple[frozenset[Path], tuple[str, ...]]:
     del mtime_ns  # only a cache key: an edited file is read again
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
     modules = _imported(tree, _package_of(file))
-    return frozenset(found for module in modules for found in _files(module))
+    return frozenset(found for module in modules for found in _files(module)), _reads(tree)
+
+
+def _reads(tree: ast.Module) -> tuple[str, ...]:
+    """The value of the module's constant `READS`; nothing if it has none."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and any(isinstance(it, ast.Name) and it.id == "READS" for it in node.targets):
+            return ast.literal_eval(node.value)
+    return ()
 
 
 def _imported(tree: ast.AST, package: str) -> set[str]:

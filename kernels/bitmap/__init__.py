@@ -24,9 +24,10 @@ from torch import Tensor
 
 from toolkit.errors import UserError, unknown
 from toolkit.kernels.bitmap import cpu as portable
-from toolkit.kernels.bitmap import expand, vector
-from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, expect, row_bytes
+from toolkit.kernels.bitmap import cpu_simd
+from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.common.simd import CACHE_LINE, host_has
 from toolkit.kernels.common.threads import over_rows
 
@@ -49,14 +50,14 @@ class Backend:
     matvec: Callable  # dtype -> compiled function of rows
 
 
-def _vector(expand, *features: str) -> Backend:
-    return Backend(frozenset(features), partial(vector.decompress, expand), partial(vector.matvec, expand))
+def _simd(expand, *features: str) -> Backend:
+    return Backend(frozenset(features), partial(cpu_simd.decompress, expand), partial(cpu_simd.matvec, expand))
 
 
 # fastest first
 BACKENDS = {
-    "avx512": _vector(expand.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
-    "avx2": _vector(expand.by_shuffle, "avx2", "fma", "f16c"),
+    "avx512": _simd(cpu_simd.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
+    "avx2": _simd(cpu_simd.by_shuffle, "avx2", "fma", "f16c"),
     "portable": Backend(frozenset(), lambda streaming: portable.decompress, portable.matvec),
 }
 

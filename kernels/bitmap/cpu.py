@@ -11,8 +11,7 @@ import torch
 
 from toolkit.kernels.bitmap import shared
 from toolkit.kernels.bitmap.shared import BLOCK, WORD, lowest_bit, popcount
-
-COMPILE = {"nogil": True, "error_model": "numpy"}
+from toolkit.kernels.common.threads import COMPILE
 
 TO_FLOAT32 = {
     torch.float32: shared.float32_from_float32,

@@ -10,6 +10,7 @@ from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.contracts import expect
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.int8: torch.uint8}
 
@@ -107,14 +108,6 @@ def block_counts(bitmap: UInt8[Tensor, "rows row_bytes"], columns: int) -> Int64
 def starts(counts: Int64[np.ndarray, "rows blocks"]) -> Int64[np.ndarray, "rows blocks"]:
     """Values of the row before each block."""
     return counts.cumsum(axis=1) - counts
-
-
-def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
-    """Raise `ValueError` for a tensor that a kernel cannot take as it is."""
-    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
-        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
-    if tensor.device != device or not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous and on {device}")
 
 
 def _names(dtypes) -> str:

@@ -13,6 +13,8 @@ from numba.extending import intrinsic, models, register_model
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 CACHE_LINE = 64  # bytes
+# how far ahead to prefetch what is read in bursts, with which the hardware's own prefetching does not keep up
+PREFETCH_BYTES = 4096
 
 
 class Vector(types.Type):
@@ -103,16 +105,25 @@ def stream(typing_context, array, at, vector):
 
 @intrinsic
 def prefetch(typing_context, array, at):
-    """Ask for the cache line that holds this element, which may lie beyond the array's end."""
+    """Ask all caches for the line that holds this element, which may lie beyond the array's end."""
+    return types.void(array, types.int64), _prefetch_into(array, 3)
 
+
+@intrinsic
+def prefetch_l2(typing_context, array, at):
+    """Ask the second cache for the line that holds this element, which may lie beyond the array's end."""
+    return types.void(array, types.int64), _prefetch_into(array, 2)
+
+
+def _prefetch_into(array, locality: int):
     def generate(context, builder, signature, arguments):
         place = pointer(context, builder, array, *arguments, ir.IntType(8))
         kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
         ask = builder.module.declare_intrinsic("llvm.prefetch.p0", (), kind)
-        builder.call(ask, [place, I32(0), I32(3), I32(1)])  # to read, into all caches, data
+        builder.call(ask, [place, I32(0), I32(locality), I32(1)])  # to read; data, not code
         return context.get_dummy_value()
 
-    return types.void(array, types.int64), generate
+    return generate
 
 
 @intrinsic
@@ -135,6 +146,49 @@ def zeros(typing_context, lanes):
         return ir.Constant(context.get_value_type(vector), None)
 
     return vector(lanes), generate
+
+
+@intrinsic
+def bfloat16_lanes(typing_context, vector):
+    """bf16 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        wide = builder.zext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
+        return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * vector.lanes)), _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def float16_lanes(typing_context, vector):
+    """fp16 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        halves = builder.bitcast(arguments[0], ir.VectorType(ir.HalfType(), vector.lanes))
+        return builder.fpext(halves, _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def float32_lanes(typing_context, vector):
+    """fp32 bits to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
+
+
+@intrinsic
+def int8_lanes(typing_context, vector):
+    """Signed bytes to fp32."""
+
+    def generate(context, builder, signature, arguments):
+        wide = builder.sext(arguments[0], ir.VectorType(ir.IntType(32), vector.lanes))
+        return builder.sitofp(wide, _floats(vector.lanes))
+
+    return Vector(types.float32, vector.lanes)(vector), generate
 
 
 @intrinsic
@@ -197,3 +251,7 @@ def constant_table(builder, name: str, rows: list[list[int]]) -> ir.Value:
         table = cgutils.global_constant(builder, name, ir.Constant(kind, [ir.Constant(row, r) for r in rows]))
         table.align = len(rows[0])
     return builder.bitcast(table, row.as_pointer())
+
+
+def _floats(lanes: int) -> ir.VectorType:
+    return ir.VectorType(ir.FloatType(), lanes)

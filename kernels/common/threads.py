@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import torch
 
+COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 # below this a second thread costs more to wake than it saves
 ROWS_WORTH_BYTES = 256 * 1024
 

@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from toolkit import paths
-from toolkit.evidence.claims import UNITS, claims
+from toolkit.evidence.claims import KINDS, UNITS, claims
+from toolkit.machines.hardware import profiles
 
 PAPERS = ("endor", "flash", "spqr", "hermes", "corm")
 # rows whose figure is a picture, an illustration or a text: no number of theirs is in the paper's words
-WITHOUT_NUMBERS = {"endor/fig12", "flash/fig11", "flash/tab07", "spqr/fig3_2", "corm/fig06"}
+WITHOUT_NUMBERS = {"endor/fig12", "flash/fig11", "flash/tab07"}
 # typed from the papers, apart from the files
 SPOT_VALUES = [
     ("endor/tab_e2e-llama-remapped-direct", 24, "s"),
@@ -30,6 +31,10 @@ SPOT_VALUES = [
     ("hermes/fig17-batch-16", 24.4, "percent"),
     ("corm/tab02-deepseek-corm-mmlu", 43.7, "percent"),
     ("corm/tab03-mixtral-corm-overlap", 328, "ms"),
+    ("corm/fig06-imbalance-16", 5.56, "ratio"),
+    ("hermes/fig14-tabii-tfaw", 26, "cycles"),
+    ("spqr/fig4_3-accuracy-loss", 1, "points"),
+    ("endor/fig03-fc-share", 66, "percent"),
     ("corm/fig07-deepseek-over-mixtral-offload-128", 1.27, "speedup"),
 ]
 
@@ -85,6 +90,55 @@ def test_shares_are_shares_and_only_changes_are_negative(records):
 @pytest.mark.parametrize(("claim", "value", "unit"), SPOT_VALUES, ids=[claim for claim, *_ in SPOT_VALUES])
 def test_spot_values(records, claim, value, unit):
     assert (records.at[claim, "value"], records.at[claim, "unit"]) == (value, unit)
+
+
+def test_inputs_are_what_the_profiles_sources_name_and_nothing_else(records):
+    """Both ways: what a profile was derived from is an input, and every input is named by a source of its paper."""
+    named = {
+        f"{machine.paper}/{id}"
+        for machine in profiles().values()
+        for source in machine.sources.values()
+        for id in source.claims
+    }
+    inputs = records[records["kind"] == "input"]
+    counted = (inputs["paper"] + "/" + inputs["same_as"].fillna(inputs["id"])).unique()
+    assert named == set(counted)
+
+
+def test_a_number_of_a_profile_that_equals_a_claim_names_it(records):
+    """A stated capacity, bandwidth or rate that a claim of its paper has in the same unit is that claim."""
+    units = {"GB/s": ("bandwidth_gb_s", "link_gb_s", "_to_"), "ops/s": ("tflop_s",)}
+    for machine in profiles().values():
+        for name, source in machine.sources.items():
+            if source.basis != "paper" or source.claims:
+                continue
+            for unit, quantities in units.items():
+                value = machine.value(name) * (1e12 if unit == "ops/s" else 1)
+                same = records[(records["paper"] == machine.paper) & (records["unit"] == unit)]
+                found = same[(same["value"] == value) & (same["kind"] != "input")]
+                assert found.empty or not any(word in name for word in quantities), (name, found["id"].tolist())
+
+
+def test_every_kind_is_used_by_every_paper(records):
+    for paper, rows in records.groupby("paper"):
+        assert set(rows["kind"]) == set(KINDS), paper
+
+
+def test_words_turned_into_numbers_are_marked(records):
+    said = records["conditions"].str.contains("said to") & ~records["id"].isin(["fig06-gpu-ratio", "fig16-gpu-ratio"])
+    assert records.index[said & records["worded"].isna()].tolist() == []
+
+
+def test_a_contradiction_in_a_paper_is_noted_at_both_its_numbers(records):
+    for claim, other in {
+        "corm/fig07-mixtral-over-baseline-128": "1.91",
+        "corm/tab01-offloading-latency": "2.45",
+        "corm/tab03-mixtral-token": "3.9 s",
+        "flash/fig09-opt-fired": "5.36",
+        "flash/tab06-layer32-dense": "less than 5",
+        "spqr/fig4_1-headline": "1.59",
+    }.items():
+        assert other in records.at[claim, "conditions"], claim
 
 
 def test_the_parts_of_a_latency_add_up_to_its_total(records):

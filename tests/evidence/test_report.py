@@ -1,4 +1,4 @@
-"""The report as a browser shows it; without Chromium these are skipped."""
+"""The index of the report, and the report as a browser shows it; without Chromium the latter tests are skipped."""
 
 import base64
 import json
@@ -10,108 +10,166 @@ import nbformat
 import pytest
 
 from toolkit import paths
+from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
-from toolkit.evidence.report import write_page, write_report
+from toolkit.evidence.literature import PAPERS
+from toolkit.evidence.report import Outcome, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--hide-scrollbars"]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+SOUND = {"schema": paths.RESULTS_SCHEMA, "figures": ["plot"], "evidence": ["measured"], "git": "0123456789abcdef"}
+SOUND |= {"cpu": "A CPU", "finished": "2026-01-02T03:04:05Z"}
+WIDE = "<table><tr>" + "".join(f"<td>a column of number {number}</td>" for number in range(20)) + "</tr></table>"
 
 
-@pytest.fixture
-def page(tmp_path):
-    cell = nbformat.v4.new_code_cell("1 < 2")
-    cell.outputs = [
-        nbformat.v4.new_output("stream", text="<b>not markup</b>"),
-        nbformat.v4.new_output("display_data", data={"image/png": PIXEL}),
-        nbformat.v4.new_output("error", ename="ValueError", evalue="", traceback=["\x1b[31mValueError\x1b[0m"]),
-    ]
-    cells = [nbformat.v4.new_markdown_cell("# A title\n\nwith *text*"), cell]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "notebook.ipynb")
-    write_page(tmp_path / "notebook.ipynb", tmp_path / "page.html", "A <title>")
-    return tmp_path / "page.html"
-
-
-def test_a_page_is_self_contained(page):
-    text = page.read_text()
-    assert "<script" not in text
-    assert re.findall(r'(?:src|href)="(?!data:|#|index\.html)[^"]*"', text) == []
-    assert "url(" not in text
-    assert "<title>A &lt;title&gt;</title>" in text
-    assert "&lt;b&gt;not markup" in text
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
-@pytest.mark.parametrize("width", [1280, 400])
-def test_a_browser_shows_it(page, tmp_path, width):
-    shot = tmp_path / "shot.png"
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900"]
-    subprocess.run([*command, f"--screenshot={shot}", page.as_uri()], capture_output=True, timeout=120, check=True)
-    assert shot.stat().st_size > 5000
-    dom = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "A title" in dom.stdout
-    assert "ValueError" in dom.stdout
-
-
-def test_maths_become_mathml_and_money_stays_money(tmp_path):
-    cells = [nbformat.v4.new_markdown_cell(r"the norm $\|x_j\|_2$, a sum $$\sum_i x_i^2$$ and $2,500 against $50,000")]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "notebook.ipynb")
-    write_page(tmp_path / "notebook.ipynb", tmp_path / "page.html", "maths")
-    text = (tmp_path / "page.html").read_text()
-    assert text.count("<math") == 2
-    assert 'display="block"' in text
-    assert "$2,500 against $50,000" in text
+def save(results, id, meta, figure=True, html=None):
+    """A results folder as a run leaves it, with a notebook that prints a conclusion."""
+    folder = results / id
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta | {"id": id}))
+    cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output("stream", text=f"Seen: {id} works.")])
+    if html:
+        cell.outputs.append(nbformat.v4.new_output("display_data", data={"text/html": html}))
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), folder / "notebook.ipynb")
+    if figure:
+        (folder / "plot.png").write_bytes(base64.b64decode(PIXEL))
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A results folder with one sound notebook, one of an older schema, one foreign and one that lost its figure."""
+    """A results folder with two sound notebooks, one of an older schema, one foreign and one that lost its figure."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
-    sound = {"schema": paths.RESULTS_SCHEMA, "figures": ["plot"], "evidence": ["measured"], "verdicts": {"differs": 1}}
-    metas = {
-        "quickstart": sound | {"id": "quickstart", "verdicts": {"within tolerance": 2, "not run": 1}},
-        "endor/fig04": sound | {"id": "endor/fig04", "schema": 0},
-        "endor/fig01": {"another": "program's"},
-        "endor/tab_perplexity": sound | {"id": "endor/tab_perplexity"},
-    }
-    for id, meta in metas.items():
-        (tmp_path / id).mkdir(parents=True)
-        (tmp_path / id / "meta.json").write_text(json.dumps(meta))
-        (tmp_path / id / "page.html").write_text("<p>page</p>")
-        if id != "endor/tab_perplexity":
-            (tmp_path / id / "plot.png").write_bytes(base64.b64decode(PIXEL))
-    (tmp_path / "flash" / "fig02").mkdir(parents=True)
-    (tmp_path / "flash" / "fig02" / "meta.json").write_text("{half")
+    kinds = {"context": {"not run": 1}, "prediction": {"within tolerance": 2, "differs": 1}}
+    score = {"n": 3, "median_error": 0.04, "largest_error": 0.25, "null_median_error": 0.5}
+    card = {"caption": "ms, measured", "bars": {"dense": 20.0, "packed": 10.0}}
+    save(tmp_path, "quickstart", SOUND | {"verdicts": {"within tolerance": 2, "not run": 1}})
+    more = {"headline": {"gain": "It is fast.", "negative": "It is <not> always."}, "card": card, "score": score}
+    save(tmp_path, "endor/fig05", SOUND | more | {"verdicts": kinds}, html=WIDE)
+    save(tmp_path, "flash/fig02", SOUND | {"headline": {"system": "endor", "cost": "It takes room."}})
+    save(tmp_path, "endor/fig04", SOUND | {"schema": 0})
+    save(tmp_path, "endor/fig01", {"another": "program's"} | {"schema": None})
+    save(tmp_path, "endor/tab_perplexity", SOUND, figure=False)
+    save(tmp_path, "spqr/tab1_1", "{half")
     return tmp_path
 
 
+def cards(text):
+    found = re.findall(r'<(article|dt)( class="card[^"]*")? id="([^"]+)">(.*?)</(?:article|dd)>', text, re.DOTALL)
+    return {id: words for _, _, id, words in found}
+
+
+def systems(text):
+    return dict(re.findall(r'<article class="system[^"]*" data-system="(\w+)">(.*?)</article>', text, re.DOTALL))
+
+
 def test_each_row_has_its_card_and_unsound_results_say_why(results):
-    text = write_report({}).read_text()
-    cards = dict(re.findall(r'<article class="card[^"]*" id="([^"]+)">(.*?)</article>', text, re.DOTALL))
-    assert cards.keys() == rows().keys()
-    assert "2 within tolerance" in cards["quickstart"]
-    assert "schema 0" in cards["endor/fig04"]
-    assert "run it again" in cards["endor/fig01"]
-    assert "plot.png is missing" in cards["endor/tab_perplexity"]
-    assert "run it again" in cards["flash/fig02"]
-    assert "not yet" in cards["corm/tab01"]
+    found = cards(write_report({}).read_text())
+    assert found.keys() == rows().keys()
+    assert "2 within tolerance" in found["quickstart"]
+    assert "quickstart works." in found["quickstart"]
+    assert "schema 0" in found["endor/fig04"]
+    assert "run it again" in found["endor/fig01"]
+    assert "plot.png is missing" in found["endor/tab_perplexity"]
+    assert "run it again" in found["spqr/tab1_1"]
     assert (results / "report" / "quickstart.html").exists()
+
+
+def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(results):
+    card = cards(write_report({}).read_text())["endor/fig05"]
+    chips = re.findall(r'<span class="chip ([^"]+)">([^<]+)<', card)
+    assert chips == [
+        ("within-tolerance predicted", "2 within tolerance"),
+        ("differs predicted", "1 differs"),
+        ("not-run", "1 not run"),
+    ]
+    assert "3 predictions</strong>: median error 4.0 %, largest 25 %" in card
+    assert "null model: 50 %" in card
+
+
+def test_a_card_draws_its_numbers_or_else_the_first_figure(results):
+    found = cards(write_report({}).read_text())
+    assert re.findall(r'class="bar"><i style="width: ([\d.]+)%', found["endor/fig05"]) == ["100.0", "50.0"]
+    assert "<img" not in found["endor/fig05"]
+    assert PIXEL in found["quickstart"]
+
+
+def test_every_system_has_a_card_that_begins_the_index(results):
+    text = write_report({}).read_text()
+    found = systems(text)
+    assert found.keys() == PAPERS.keys()
+    sentences = [
+        found["endor"].index(words) for words in ("It is fast.", "It takes room.", "It is &lt;not&gt; always.")
+    ]
+    assert sentences == sorted(sentences)
+    assert 'href="flash-fig02.html"' in found["endor"]
+    assert "Not yet" in found["flash"]
+    assert "Not yet" in found["hermes"]
+    assert text.index('class="system') < text.index('class="card')
+
+
+def test_the_index_names_machine_date_commit_and_parameters(results):
+    head = write_report({}).read_text().split('class="systems"')[0]
+    for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
+        assert words in head
+
+
+def test_a_page_that_cannot_be_made_is_shown_as_such(results, monkeypatch):
+    def fail(executed, page, about, error):
+        if about.id == "quickstart":
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "write_page", fail)
+    found = cards(write_report({}, rebuild=True).read_text())
+    assert "cannot be shown" in found["quickstart"]
+    assert "No space left" in found["quickstart"]
+    assert "cannot be shown" not in found["endor/fig05"]
+
+
+def test_folders_where_files_are_expected_do_not_cost_the_report(results):
+    for name in ("plot.png", "notebook.ipynb"):
+        (results / "quickstart" / name).unlink()
+        (results / "quickstart" / name).mkdir()
+    shutil.rmtree(results / "endor" / "fig05")
+    (results / "endor" / "fig05").write_text("a file")
+    (results / "endor" / "fig04" / "more").mkdir()
+    (results / "report" / "old.html").mkdir(parents=True)
+    found = cards(write_report({}).read_text())
+    assert "plot.png is missing" in found["quickstart"]
+    assert "run it again" in found["endor/fig05"]
+
+
+def test_a_failed_run_shows_its_error_and_its_own_notebook(results):
+    failed = results / ".sweep" / "failed" / "quickstart.ipynb"
+    failed.parent.mkdir(parents=True)
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("raise")]), failed)
+    text = write_report({"quickstart": Outcome(False, "ValueError: on purpose", 3, failed)}).read_text()
+    assert "ValueError: on purpose" in cards(text)["quickstart"]
+    assert "ValueError: on purpose" in (results / "report" / "quickstart.html").read_text()
+
+
+def test_rebuilding_leaves_the_results_as_they_are(results):
+    (results / "quickstart" / "page.html").write_text("of an older toolkit")
+    assert "older" in (write_report({}).parent / "quickstart.html").read_text()
+    assert "older" not in (write_report({}, rebuild=True).parent / "quickstart.html").read_text()
+    assert (results / "quickstart" / "page.html").read_text() == "of an older toolkit"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
 @pytest.mark.parametrize("width", [1280, 400])
-def test_the_index_fits_the_window_and_asks_for_nothing(results, width):
-    index = write_report({})
+@pytest.mark.parametrize("name", ["index.html", "endor-fig05.html"])
+def test_a_browser_shows_it_within_the_window_and_asks_for_nothing(results, name, width):
     asked = "performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:')).length"
-    probe = f"<script>document.title = document.documentElement.scrollWidth + ' ' + {asked}</script>"
-    page = results / "report" / "probe.html"
-    page.write_text(index.read_text().replace("</body>", probe + "</body>"))
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={results / 'profile'}", f"--window-size={width},900"]
-    dom = subprocess.run(
-        [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    ).stdout
-    wide, requests = map(int, re.search(r"<title>(\d+) (\d+)</title>", dom).groups())
-    assert wide <= max(width, 500)  # a headless window is 500 wide at least
-    assert requests == 0
+    wide = "document.documentElement.scrollWidth"
+    probe = f"<script>onload = () => parent.postMessage({wide} + ' ' + {asked}, '*')</script>"
+    text = (write_report({}).parent / name).read_text()
+    (results / "report" / "probe.html").write_text(text.replace("</body>", probe + "</body>"))
+    # a headless window is 500 wide at least: a frame is as narrow as it is told to be
+    frame = results / "report" / "frame.html"
+    listen = "<script>onmessage = message => document.title = message.data</script>"
+    frame.write_text(f'{listen}<iframe src="probe.html" style="border: 0; width: {width}px; height: 900px"></iframe>')
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={results / 'profile'}", "--window-size=1400,1000"]
+    command += ["--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert re.search(r"<title>(.*)</title>", dom)[1] == f"{width} 0"

@@ -24,7 +24,9 @@ def run(tmp_path, monkeypatch):
 def test_everything_is_saved_with_its_circumstances(run):
     figure = Figure()
     figure.subplots().plot([1, 2])
-    comparison = pd.DataFrame({"verdict": ["within tolerance", "not run", "not run"]})
+    rows = [("x-1", None, "within tolerance", 1.05), ("x-2", "x-1", "same effect", 1.2), ("x-3", None, "not run", None)]
+    comparison = pd.DataFrame(rows, columns=["claim", "same_as", "verdict", "ratio"])
+    comparison = comparison.assign(kind="prediction", bound=None, stand_in=False)
     folder = run.save(TABLE, {"curve": figure}, evidence="measured", comparison=comparison)
     names = {file.name for file in folder.iterdir()}
     assert names >= {"table.csv", "table.parquet", "comparison.csv", "curve.svg", "curve.png", "meta.json"}
@@ -32,7 +34,8 @@ def test_everything_is_saved_with_its_circumstances(run):
     pd.testing.assert_frame_equal(pd.read_csv(folder / "table.csv"), TABLE.assign(evidence="measured"))
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["parameters"] == notebooks()[ID].parameters | {"seed": 3}
-    assert meta["verdicts"] == {"within tolerance": 1, "not run": 2}
+    assert meta["verdicts"] == {"prediction": {"same effect": 1, "not run": 1}}
+    assert meta["score"] == pytest.approx({"n": 1, "median_error": 0.2, "largest_error": 0.2, "largest": "x-2"})
     assert meta["inputs"].keys() == {"smollm2-135m", "wiki-slice"}
     assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
 

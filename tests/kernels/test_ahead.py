@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from toolkit.kernels import bitmap
-from toolkit.kernels.bitmap import ahead
+from toolkit.kernels.common import ahead
 from toolkit.kernels.common.simd import host_has
 
 
@@ -22,7 +22,7 @@ from toolkit.kernels.common.simd import host_has
     ],
 )
 def test_avx512_code_expands_in_registers(tmp_path, operation, dtype, expand, use):
-    path = ahead.build(operation, "avx512", dtype, "icelake-server", tmp_path / "kernel.o")
+    path = ahead.build("bitmap", operation, "avx512", dtype, "icelake-server", tmp_path / "kernel.o")
     assert path.read_bytes()[:4] == b"\x7fELF"
     lines = path.with_suffix(".s").read_text().splitlines()
     expanding = [line for line in lines if re.search(rf"\t({expand})\t", line)]
@@ -39,7 +39,7 @@ def test_c_can_call_them(tmp_path):
     x, y = torch.ones(100), torch.empty(6)
     dense = torch.empty(6, 100, dtype=torch.float16)
     for operation, outputs in (("decompress", [dense]), ("matvec", [x, y])):
-        built = ahead.build(operation, "avx2", "float16", "x86-64-v3", tmp_path / f"{operation}.o")
+        built = ahead.build("bitmap", operation, "avx2", "float16", "x86-64-v3", tmp_path / f"{operation}.o")
         library = tmp_path / f"{operation}.so"
         link = ["cc", "-shared", "-Wl,--no-undefined", "-o", library, built]
         subprocess.run(link, check=True, capture_output=True)

@@ -186,7 +186,7 @@ def at_the_end_of_memory(tensor):
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + pages * page), page, 0) == 0
     copy = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=pages * page - tensor.nbytes)
-    return copy.copy_(tensor)
+    return copy.view(tensor.shape).copy_(tensor)
 
 
 @pytest.mark.parametrize("columns", [64, 1000])

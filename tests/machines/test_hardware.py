@@ -93,6 +93,15 @@ def test_numbers_come_in_the_units_of_their_names(write):
     assert toy.value("device.tflop_s.fp32") == 0.002
 
 
+def test_a_number_names_the_claims_that_it_was_taken_from(write):
+    write(replaced("storage.bandwidth.claims", ["fig01-disk"]))
+    assert profile("toy").sources["storage.bandwidth_gb_s"].claims == ("fig01-disk",)
+    assert profile("toy").sources["storage.capacity_bytes"].claims == ()
+    write(replaced("storage.bandwidth.claims", "fig01-disk"))
+    with pytest.raises(UserError, match=r"storage\.bandwidth\.claims: 'fig01-disk' is not of type 'array'"):
+        profiles()
+
+
 def test_rates_of_decoding_and_the_softwares_part_are_read(write):
     software = {"name": "a library", "layer": NUMBER | {"unit": "ms"}}
     write(replaced("device.decode", {"endor": RATE | {"unit": "GiB/s"}}) | {"software": software})

@@ -10,11 +10,19 @@ from tests.measure.test_operations import MACHINE
 from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.machines.machine import Links, Memory, Profile, Source, Storage
 from toolkit.measure import end_to_end, repetitions
-from toolkit.measure.end_to_end import GOALS, decoding_pays, default_ways, goal_ratios, goals_table, pass_measurements
+from toolkit.measure.end_to_end import (
+    default_ways,
+    goal_ratios,
+    goals_table,
+    pass_measurements,
+    seconds_table,
+    software_ways,
+)
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
+from toolkit.papers.endor import GOALS
+from toolkit.policies.methods import LLAMA_CPP
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.timeline.tables import LABELS
@@ -82,21 +90,19 @@ def test_the_model_counts_layers_where_the_map_has_them(table):
 def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, monkeypatch):
     monkeypatch.setattr(end_to_end, "pass_spans", None)  # measuring again would fail
     pd.testing.assert_frame_equal(pass_measurements("toy-opt", 4, repetitions=2), table)
-    goals = goal_ratios("toy-opt", 4, repetitions=2)
-    assert goals["wanted"].tolist() == [*GOALS.values()]
+    goals = goal_ratios("toy-opt", 4, GOALS, repetitions=2)
+    assert goals["wanted"].tolist() == [*GOALS.values()][:3]  # llama.cpp is not among the default ways
     assert (goals["met"] == (goals["ratio"] >= goals["wanted"])).all()
 
 
 def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
     keys = []
     monkeypatch.setattr(repetitions, "cached_table", lambda kind, key, *rest: keys.append(key))
-    spans = partial(end_to_end._spans, Workload("toy-opt"), 4, METHODS, 2, False)
-    spans()
-    with monkeypatch.context() as patch:
-        patch.setattr(end_to_end, "default_ways", lambda methods: [(Way("dense", device="cpu"), "storage")])
-        spans()
+    spans = partial(end_to_end._spans, Workload("toy-opt"), 4, repetitions=2, fresh=False)
+    spans(default_ways(METHODS))
+    spans([(Way("dense", device="cpu"), "storage")])
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
-    spans()
+    spans(default_ways(METHODS))
     assert len({json.dumps(key) for key in keys}) == 3
     assert keys[1]["ways"] == [[asdict(Way("dense", device="cpu")), "storage"]]
     assert {"torch", "numba"} <= keys[2]["versions"].keys()
@@ -111,61 +117,80 @@ def test_rows_say_when_they_were_measured(table):
     assert table[~measured]["measured_at"].isna().all()
 
 
-def turns(**seconds: list[float]) -> pd.DataFrame:
-    """Spans of passes that take these seconds, turn by turn."""
+STORED = {"dense": 160, "endor": 90, "endor_packed": 90, "accelerate": 160, "llama.cpp F16": 160}
+
+
+def turns(read: float = 1.0, **seconds: list[float]) -> pd.DataFrame:
+    """Windows over 4 tokens and 5 layers that take these seconds, turn by turn, and read this share of their bytes."""
     rows = [
-        {"method": method, "policy": "sequential" if method == "accelerate" else "pipelined", "repetition": number}
-        | {"start_s": 0.0, "end_s": end_s}
+        {"method": method.replace("llama_cpp", "llama.cpp F16"), "repetition": number, "end_s": end_s}
         for method, ends in seconds.items()
         for number, end_s in enumerate(ends, 1)
     ]
-    shared = {"mapping": "storage", "stage": "read", "op": "fc1", "tier": "storage", "nbytes": 1, "layer": 0}
-    return pd.DataFrame(rows).assign(**shared)
+    shared = {"mapping": "storage", "stage": "read", "op": "fc1", "tier": "storage", "layer": 0, "start_s": 0.0}
+    table = pd.DataFrame(rows).assign(**shared, tokens=4, storage_layers=5)
+    stored = table["method"].map(STORED)
+    ours = table["method"].isin(METHODS)
+    policy = ours.map({True: "pipelined", False: "sequential"})
+    return table.assign(policy=policy, stored_bytes=stored, nbytes=(4 * read * stored).astype(int))
 
 
 def test_goals_by_hand():
-    goals = goals_table(turns(dense=[2, 4, 3], endor=[1, 4, 1.5], accelerate=[6, 4, 3.0])).set_index("other")
-    assert goals["ratio"].to_dict() == {"dense, pipelined": 2, "accelerate, sequential": 2}
-    assert goals["low"].to_dict() == {"dense, pipelined": 1.5, "accelerate, sequential": 1.5}
-    assert goals["met"].tolist() == [True, False]
+    goals = goals_table(turns(dense=[2, 4, 3], endor=[1, 4, 2], accelerate=[6, 4, 4.0]), GOALS).set_index("other")
+    assert goals["ratio"].to_dict() == {"dense, pipelined": 1.5, "accelerate, sequential": 2}
+    assert goals["low"].to_dict() == {"dense, pipelined": 1.25, "accelerate, sequential": 1.5}
+    assert goals["met"].tolist() == [False, False]
+    assert goals["byte_limit"]["dense, pipelined"] == pytest.approx(160 / 90)
+    assert goals["fault"].tolist() == ["", ""]
 
 
-def unpacked(decode_s: float, compute_s: float) -> pd.DataFrame:
-    """A measured pass over 24 dense GB, half of it read at 3 GB/s: in 4 s."""
-    seconds = {"read": 4.0, "decode": decode_s, "compute": compute_s}
-    stages = pd.DataFrame({"stage": [*seconds], "seconds": [*seconds.values()], "nbytes": [12e9, 24e9, 24e9]})
-    labels = {"method": "endor", "policy": "sequential", "mapping": "storage", "evidence": "measured"}
-    return stages.assign(gb_s=stages["nbytes"] / 1e9 / stages["seconds"], **labels)
+def test_a_ratio_above_its_byte_limit_is_a_fault():
+    """160 / 90 bytes allow 1.78 times; 2.5 times in every turn is more, whatever the goal says."""
+    goals = goals_table(turns(dense=[5, 5, 5], endor=[2, 2, 2]), GOALS)
+    assert goals["met"].tolist() == [True]
+    assert goals["fault"].tolist() == ["above the byte limit 1.78"]
+    assert goals_table(turns(dense=[1.7] * 3, endor=[1.0] * 3), GOALS)["fault"].tolist() == [""]
 
 
-def theirs(decode_gb_s: float) -> Profile:
-    dram = Memory("cpu", 1e10, 50.0, decode_gb_s={"endor": decode_gb_s})
-    sources = {"dram.decode_gb_s.endor": Source("assumed", "a guess")}
-    return Profile("theirs", "toy", None, Storage("disk", 1e12, 2.0), dram, None, Links(2.0), sources=sources)
+def test_the_spread_of_turns_is_no_fault():
+    """Ratios 1.6, 1.9 and 2.2: the median is above 1.78 by less than half of the quartiles' 0.3."""
+    spans = turns(dense=[1.6, 1.9, 2.2], endor=[1.0] * 3)
+    assert goals_table(spans, GOALS)["fault"].tolist() == [""]
+    assert goals_table(turns(dense=[1.85, 1.9, 1.95], endor=[1.0] * 3), GOALS)["fault"].tolist() != [""]
 
 
-def test_decoding_pays_by_hand():
-    """Packed bytes are half of the dense ones: a disk of 3 GB/s asks for 6 GB/s either way."""
-    found = decoding_pays(unpacked(decode_s=3.0, compute_s=0.75), theirs(decode_gb_s=3.0))
-    assert found.loc["this-machine"].to_dict() == {
-        "decode_gb_s": 8,
-        "cpu_gb_s": 6.4,
-        "read_gb_s": 3,
-        "pays_sequential_gb_s": 6,
-        "pays_pipelined_gb_s": 6,
-        "pays": True,
-        "hides": True,
-        "basis": "measured",
-    }
-    assert found.loc["theirs", ["cpu_gb_s", "pays_sequential_gb_s"]].tolist() == [3, 4]
-    assert found.loc["theirs", ["pays", "hides", "basis"]].tolist() == [False, False, "assumed"]
+def test_other_software_has_no_byte_limit():
+    goals = goals_table(turns(endor=[1.0], endor_packed=[1.0], accelerate=[9.0], llama_cpp=[9.0]), GOALS)
+    assert goals["other"].tolist() == ["accelerate, sequential", "llama.cpp F16, sequential"]
+    assert goals["byte_limit"].isna().all()
+    assert goals["fault"].tolist() == ["", ""]
 
 
-def test_decoding_hides_only_together_with_the_product():
-    """Both run on the same cores: 3 s and 2 s are longer than a read of 4 s."""
-    found = decoding_pays(unpacked(decode_s=3.0, compute_s=2.0), theirs(decode_gb_s=5.0))
-    assert found["pays"].tolist() == [True, True]
-    assert found["hides"].tolist() == [False, True]
+@pytest.mark.parametrize(("read", "fault"), [(0.96, False), (0.9, True), (1.1, True)])
+def test_a_window_that_reads_another_number_of_bytes_is_a_fault(read, fault):
+    """A layer is a twentieth of what 4 tokens read."""
+    goals = goals_table(turns(read, dense=[1.7], endor=[1.0]), GOALS)
+    words = f"endor, pipelined read {read:.0%} of its bytes in the window; dense, pipelined read {read:.0%}"
+    assert goals["fault"].iloc[0].startswith(words) == fault
+    assert goals["read_share_ours"].iloc[0] == pytest.approx(read, abs=0.01)
+
+
+def test_seconds_from_disk_in_one_table(table):
+    found = seconds_table(table)
+    assert set(found.index.get_level_values("method")) == {*METHODS, "accelerate"}
+    assert found["seconds"].is_monotonic_increasing
+    total = table[(table["evidence"] == "measured") & (table["stage"] == "total") & (table["mapping"] == "storage")]
+    rows = total.set_index(["method", "policy"])
+    assert (found["seconds"] == rows["median_s"].reindex(found.index)).all()
+    dense = rows["stored_bytes"]["dense", "sequential"]
+    assert found["bytes_a_token"]["dense", "sequential"] == dense
+
+
+@pytest.mark.parametrize("reason", [None, "no network"])
+def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
+    monkeypatch.setattr(end_to_end, "missing", lambda: reason)
+    found = [way.method for way, _ in software_ways(["dense", "endor"])]
+    assert found == ["dense", "endor", "accelerate", *([] if reason else LLAMA_CPP)]
 
 
 @pytest.mark.parametrize(

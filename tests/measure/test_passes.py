@@ -7,6 +7,9 @@ import torch
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.formats.dense import Dense
+from toolkit.formats.endor import Endor
+from toolkit.formats.scaled import Scaled
 from toolkit.measure import passes
 from toolkit.measure.passes import PLACEMENTS, timed_passes, twin_store
 from toolkit.policies.methods import METHODS
@@ -63,27 +66,31 @@ def test_repetitions_are_the_outer_loop_with_one_before_them(store):
 
 @pytest.mark.parametrize(("policy", "ahead"), [("sequential", False), ("pipelined", True)])
 def test_only_a_pipeline_reads_ahead(store, monkeypatch, policy, ahead):
-    monkeypatch.setattr(passes, "product", lambda weight, x: time.sleep(0.2))
+    monkeypatch.setattr(Dense, "matvec", lambda weight, x: time.sleep(0.2))
     _, _, _, timeline = next(timed_passes(store, [placed("endor", policy=policy)], repetitions=1))
     second_read = next(span for span in timeline.spans if (span.op, span.stage) == ("fc2", "read"))
     first_product = next(span for span in timeline.spans if (span.op, span.stage) == ("fc1", "compute"))
     assert (second_read.start_s < first_product.end_s) == ahead
 
 
-def test_the_products_operand_is_the_pruned_weight(store, monkeypatch):
-    seen = []
-    monkeypatch.setattr(passes, "product", lambda weight, x: seen.append(weight))
+@pytest.fixture
+def seen(monkeypatch):
+    """The weights that products were taken with."""
+    found = []
+    for kind in (Dense, Endor, Scaled):
+        monkeypatch.setattr(kind, "matvec", lambda weight, x: found.append(weight))
+    return found
+
+
+def test_the_products_operand_is_the_pruned_weight(store, seen):
     for case in (placed("dense"), placed("zstd"), placed("endor"), placed("endor_packed", "dram")):
         seen.clear()
         next(timed_passes(store, [case], repetitions=1))
-        last = seen[-1] if isinstance(seen[-1], torch.Tensor) else seen[-1].decode()
-        assert torch.equal(last, passes.random_pruned(SHAPES["q_proj"], 0.5, torch.float16, seed=2))
+        assert torch.equal(seen[-1].decode(), passes.random_pruned(SHAPES["q_proj"], 0.5, torch.float16, seed=2))
 
 
-def test_int8_products_are_taken_with_scales(tmp_path, monkeypatch):
+def test_int8_products_are_taken_with_scales(tmp_path, monkeypatch, seen):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
-    seen = []
-    monkeypatch.setattr(passes, "product", lambda weight, x: seen.append(weight))
     with twin_store(SHAPES, torch.int8, 0.5, FORMS) as store:
         for method in ON_CPU:
             next(timed_passes(store, [placed(method)], repetitions=1))

@@ -9,13 +9,22 @@ from toolkit.measure import turns
 from toolkit.measure.accelerate import DiskOffloaded
 from toolkit.measure.end_to_end import default_ways
 from toolkit.measure.repetitions import timeline_of
-from toolkit.measure.turns import PLACED, layer_maps, pass_spans, turn_seconds
+from toolkit.measure.turns import (
+    PLACED,
+    layer_maps,
+    one_after_another,
+    pass_spans,
+    read_shares,
+    turn_bytes,
+    turn_seconds,
+)
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.policies.methods import ACCELERATE, METHODS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
+from toolkit.timeline.spans import Span, Timeline
 
 LAYERS = 4
 
@@ -53,11 +62,14 @@ def test_every_contestant_has_its_turns(spans_of_turns):
 def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
     dense_bytes = sum(rows * columns * 2 for rows, columns in TOYS["toy-opt"].values())
     for (method, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
-        moved = rows.groupby("stage")["nbytes"].sum()
+        assert set(rows["tokens"]) == {turns.TOKENS}
+        moved = rows.groupby("stage")["nbytes"].sum() / turns.TOKENS
         if method == ACCELERATE:
-            assert moved["read"] > LAYERS * dense_bytes  # embeddings, norms and head as well
+            assert LAYERS * dense_bytes < moved["read"] == rows["stored_bytes"].iloc[0]  # biases and norms as well
             continue
         stored = moved.get("read", 0) / max(rows["storage_layers"].iloc[0], 1)
+        if policy == "sequential":
+            assert moved.get("read", 0) == rows["stored_bytes"].iloc[0]
         if policy == "sequential" and method != "zstd":
             least = (1 if method == "dense" else 0.5625) * dense_bytes
             assert least <= stored <= least + 8192 * len(TOYS["toy-opt"])  # whole blocks
@@ -114,7 +126,7 @@ def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
 
 def test_packed_products_may_differ_by_rounding_and_no_more():
     expected = torch.tensor([[1.0, -2.0]])
-    judge = turns.Turns(None, None, expected, {})
+    judge = turns.Turns(None, None, {}, expected, {})
     judge.check(Way("endor_packed"), expected + 0.03)
     with pytest.raises(UserError, match="endor_packed"):
         judge.check(Way("endor_packed"), expected + 0.06)
@@ -178,7 +190,7 @@ def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monke
     assert set(spans["mode"]) == {"buffered"}
     if not after[1]:
         pytest.skip("this file system keeps no pages")
-    assert before[2] == 0  # of the token that is timed; the others are in memory, and the first one
+    assert before[2:] == [0] * turns.TOKENS  # the first two are of the model in memory, and not timed
 
 
 @pytest.mark.parametrize(("kind", "dropped"), [("refused", LAYERS), (None, 0)])
@@ -192,7 +204,7 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(tmp_path, mo
     if not kind and set(spans["mode"]) != {"direct"}:
         pytest.skip("this file system knows no direct reads")
     shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
-    assert events == ["token", "token", *shards, "token"]
+    assert events == ["token", "token", *turns.TOKENS * [*shards, "token"]]
 
 
 @pytest.mark.parametrize(
@@ -208,16 +220,67 @@ def test_unknown_names_are_refused(tmp_path, name, words):
         pass_spans(Workload("toy-opt"), 2, [placed(**name)], 1, tmp_path)
 
 
-def test_turns_are_needed(tmp_path):
-    with pytest.raises(UserError, match="repetitions=0"):
-        pass_spans(Workload("toy-opt"), 2, [placed("dense")], 0, tmp_path)
+@pytest.mark.parametrize(("repetitions", "tokens"), [(0, 4), (1, 0)])
+def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
+    with pytest.raises(UserError, match=f"repetitions={repetitions}, tokens={tokens}"):
+        pass_spans(Workload("toy-opt"), 2, [placed("dense")], repetitions, tmp_path, tokens)
 
 
 def test_seconds_of_turns_by_hand():
+    """Windows over two tokens: 3 and 5 s for dense weights, 1 s for Endor."""
     rows = [("dense", 1, 0.0, 2.0), ("dense", 1, 2.0, 3.0), ("endor", 1, 0.0, 1.0), ("dense", 2, 0.0, 5.0)]
     spans = pd.DataFrame(rows, columns=["method", "repetition", "start_s", "end_s"]).assign(
-        policy="sequential", mapping="storage", stage="read", op="fc1", tier="storage", nbytes=1, layer=0
+        policy="sequential", mapping="storage", stage="read", op="fc1", tier="storage", nbytes=1, layer=0, tokens=2
     )
-    turns = turn_seconds(spans)
-    assert turns["dense", "sequential", "storage"].tolist() == [3, 5]
-    assert turns["endor", "sequential", "storage"].dropna().tolist() == [1]
+    seconds = turn_seconds(spans)
+    assert seconds["dense", "sequential", "storage"].tolist() == [1.5, 2.5]
+    assert seconds["endor", "sequential", "storage"].dropna().tolist() == [0.5]
+
+
+def pipeline(tokens: int) -> Timeline:
+    """Two layers of 10 bytes, each read in 1 s while the one before is used; the first token starts at 1 s."""
+    reads = [Span("read", "layer", "storage", start, start + 1, 10) for start in range(2 * tokens + 2)]
+    products = [Span("compute", "fc1", "dram", start + 1, start + 2, 10) for start in range(2 * tokens)]
+    return Timeline((*reads, *products), "measured")
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_bytes_in_a_window_by_hand(tokens):
+    """A window from the second token on has two reads a token, though none began in the token that it is for."""
+    window = pipeline(tokens + 1).window(3, 3 + 2 * tokens)
+    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
+    spans = window.table().assign(**labels, tokens=tokens, stored_bytes=20)
+    assert turn_seconds(spans).iloc[0].tolist() == [2]
+    assert turn_bytes(spans).iloc[0].tolist() == [20]
+    assert read_shares(spans).iloc[0].tolist() == [1]
+    assert read_shares(spans.assign(stored_bytes=0)).isna().all(axis=None)
+
+
+def test_a_read_that_the_window_cuts_counts_in_proportion():
+    """The first read ends 0.25 s after the window begins; the last one begins 0.5 s before it ends."""
+    reads = [Span("read", "layer", "storage", *times, 40) for times in ((0, 1.25), (2, 2.5), (3.5, 5.5))]
+    window = Timeline(tuple(reads), "measured").window(1, 4)
+    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
+    assert turn_bytes(window.table().assign(**labels, tokens=2)).iloc[0].tolist() == [(8 + 40 + 10) / 2]
+
+
+def test_windows_follow_each_other_without_what_lay_between():
+    first = Timeline((Span("read", "a", "storage", 0, 2, 5), Span("other", "pass", "dram", 2, 3)), "measured")
+    second = Timeline((Span("read", "b", "storage", 0, 1, 7),), "measured")
+    joined = one_after_another([first, second, first])
+    assert [(span.op, span.start_s, span.end_s) for span in joined.spans] == [
+        ("a", 0, 2),
+        ("pass", 2, 3),
+        ("b", 3, 4),
+        ("a", 4, 6),
+        ("pass", 6, 7),
+    ]
+    assert joined.total_s == 7
+
+
+def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
+    """A layer's read may begin on either side of a window's end; with one thing at a time nothing is left to chance."""
+    shares = read_shares(spans_of_turns)
+    for method, policy, mapping in shares:
+        slack = 0 if policy == "sequential" else 1 / LAYERS
+        assert shares[method, policy, mapping].to_numpy() == pytest.approx(1, abs=slack)

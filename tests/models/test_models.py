@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 import transformers
@@ -5,7 +7,7 @@ from torch import nn
 
 from toolkit import models
 from toolkit.errors import UserError
-from toolkit.models import MODELS, decoder_blocks, decoder_linears, hub, load_model
+from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, hub, load_model
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2}
@@ -108,6 +110,33 @@ def test_a_local_folder(tmp_path):
     load_model("smollm2-135m")[1].save_pretrained(tmp_path)
     model, _ = load_model(str(tmp_path), dtype=torch.float32)
     assert torch.equal(model.lm_head.weight, origin.lm_head.weight)
+
+
+@pytest.mark.parametrize("call", [load_model, check_model])
+def test_code_in_a_models_folder_is_never_run(tmp_path, monkeypatch, call):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever asks gets a yes
+    ran = tmp_path / "ran"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "custom.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\nclass Config: pass\nModel = Config\n"
+    )
+    auto_map = {"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": "custom", "auto_map": auto_map}))
+    (tmp_path / "model" / "model.safetensors").touch()
+    with pytest.raises(UserError, match="code of its own") as caught:
+        call(str(tmp_path / "model"))
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("call", [load_model, check_model])
+def test_pickled_weights_are_never_read(tmp_path, call):
+    origin = small("Llama", **LLAMA)
+    origin.config.save_pretrained(tmp_path)
+    torch.save(origin.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="pickled weights are not read") as caught:
+        call(str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["smollm3", "nobody/nothing", "./no/such/folder", "/no/such/folder", "a/b/c", ""])

@@ -84,8 +84,8 @@ class DirectThreads(Threads):
 
     name, into = "direct", "device"
 
-    def submit(self, ranges, target):
-        return super().submit(ranges, target.numpy())
+    def submit(self, ranges, target, within=None):
+        return super().submit(ranges, target.numpy(), within)
 
 
 def whole(nbytes: int) -> int:

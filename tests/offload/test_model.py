@@ -13,9 +13,9 @@ from tests.offload.conftest import FAMILIES, LAYERS, pruned
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.ring import SLOTS
 from toolkit.policies.methods import METHODS
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import POLICIES
 from toolkit.pruning import load_pruned
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
@@ -33,7 +33,7 @@ def logits(model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", SLOTS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_every_family_gives_the_same_logits_and_tokens_from_disk(packed, family, policy):
     model, folder = packed(family)
     with OffloadedModel.open(folder, placement=LayerMap(0, 1, LAYERS - 1), policy=policy) as ours:

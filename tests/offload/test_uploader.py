@@ -10,9 +10,9 @@ from tests.offload.pretend import DirectThreads, PretendGpu, whole
 from toolkit.errors import UserError
 from toolkit.offload import model as module
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.ring import SLOTS
 from toolkit.policies.methods import METHODS
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import POLICIES
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS
@@ -37,7 +37,7 @@ def logits(model) -> torch.Tensor:
         return model(PROMPT).logits
 
 
-@pytest.mark.parametrize("policy", SLOTS)
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("placement", SPREAD)
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_the_same_tokens_wherever_layers_live(packed, method, placement, policy):
@@ -95,7 +95,7 @@ def test_spans_tell_where_each_stage_took_place(packed, method):
     assert sum(span.nbytes for span in spans if span.stage == "copy" and span.layer == 1) == expected[copied]
 
 
-@pytest.mark.parametrize("policy", SLOTS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_no_slot_is_written_before_its_last_reader_was_waited_for(packed, gpu, policy):
     _, folder = packed("llama")
     per_layer = 2 * 7  # a decode and a product for each of seven matrices
@@ -103,7 +103,7 @@ def test_no_slot_is_written_before_its_last_reader_was_waited_for(packed, gpu, p
         for _ in range(2):
             logits(ours.model)
     slots: dict[int, int] = {}
-    assert len({target for target, *_ in gpu.copies}) == SLOTS[policy]
+    assert len({target for target, *_ in gpu.copies}) == POLICIES[policy].slots
     for number, (target, waited, _) in enumerate(gpu.copies):
         if target in slots:
             assert waited >= per_layer * (slots[target] + 1)  # the work of the layer that was there, and all before

@@ -14,7 +14,7 @@ def test_only_what_changed_runs_again(checkout):
     assert first.returncode == 0, first.stdout + first.stderr
     assert checkout.executed() == ["toy/a", "toy/b"]
     assert "toy/a" in first.stdout
-    assert "claims met" in first.stdout
+    assert "predictions" in first.stdout
     assert (checkout.results / "report" / "index.html").exists()
     assert (checkout.results / "report" / "toy-a.html").exists()
 
@@ -39,11 +39,68 @@ def test_only_what_changed_runs_again(checkout):
     assert checkout.executed() == ["toy/a"]
 
 
+def test_a_changed_digit_in_kept_results_runs_its_notebook_again(checkout):
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    table = checkout.results / "toy" / "a" / "table.csv"
+    kept = table.read_text()
+    table.write_text(kept.replace("1", "3", 1))
+    assert len(table.read_text()) == len(kept)
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a"]
+    assert table.read_text() == kept
+
+
+def test_a_changed_data_file_runs_only_what_reads_it_again(checkout):
+    """Module beta reads machines; `Run` compares with the claims of its notebook's paper."""
+    reads = 'READS = ("data/machines/*.yaml",)\ndef helper():\n    return 1\n'
+    (checkout.root / "toolkit" / "beta.py").write_text(reads)
+    files = {name: checkout.root / "data" / f"{name}.yaml" for name in ("machines/one", "claims/toy", "claims/other")}
+    for file in files.values():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("- value: 1\n")
+    checkout.sweep()
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    for name, stale in {"claims/other": [], "machines/one": ["toy/b"], "claims/toy": ["toy/a", "toy/b"]}.items():
+        files[name].write_text("- value: 2\n")
+        checkout.sweep()
+        assert checkout.executed() == stale, name
+
+
 def test_preset_and_set_reach_the_notebook(checkout):
     assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
     assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [7, 1]
     assert checkout.sweep("--preset", "quick", "--set", "value=9", "--only", "toy/a").returncode == 0
     assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [9, 1]
+
+
+def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, tmp_path):
+    checkout.notebook("a", "alpha", parameters="value = 1\nlabel = 'x'\nmodel = 'smollm2-135m'")
+    assert 'label="some text"' in checkout.sweep("--dry-run", "--only", "toy/a", "--set", "label=some text").stdout
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    environment = checkout.environment | {"TOOLKIT_CALLED_FROM": str(tmp_path / "elsewhere")}
+    command = checkout.command("--dry-run", "--only", "toy/a", "--model", "./mine")
+    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert f"{tmp_path}/elsewhere/mine" in told.stdout + told.stderr
+
+
+def test_a_report_without_a_preset_calls_no_results_of_another_one_out_of_date(checkout):
+    assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
+    assert checkout.sweep("--report-only").returncode == 0
+    index = checkout.results / "report" / "index.html"
+    assert "out of date" not in index.read_text()
+    assert checkout.sweep("--report-only", "--preset", "standard").returncode == 0
+    assert "out of date" in index.read_text()
+
+
+def test_an_interrupted_driver_stops_its_job_at_once(checkout):
+    checkout.notebook("a", "alpha", body="import time\ntime.sleep(600)")
+    driver = subprocess.Popen(checkout.command("--only", "toy/a"), env=checkout.environment, stdout=subprocess.DEVNULL)
+    _wait_for(lambda: "toy/a" in _log(checkout))
+    family = psutil.Process(driver.pid).children(recursive=True)
+    driver.send_signal(signal.SIGINT)  # to the driver alone
+    assert driver.wait(timeout=60) == 130
+    _wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), seconds=5)
 
 
 def test_a_failure_keeps_other_results_and_its_own_previous_ones(checkout):
@@ -68,6 +125,22 @@ def test_a_notebook_that_saves_nothing_has_failed(checkout):
     done = checkout.sweep("--only", "toy/a")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
+
+
+def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(checkout):
+    more = "(run.folder / 'more').mkdir(parents=True)\n(run.folder / 'more' / 'log').write_text('kept')"
+    checkout.notebook("a", "alpha", body=more)
+    checkout.notebook("b", "beta", body="(run.folder / 'page.html').mkdir(parents=True)")
+    (checkout.results / ".sweep" / "state").mkdir(parents=True)
+    (checkout.results / ".sweep" / "state" / "toy__c.json").write_text('{"status": "failed", "seconds": "many"}')
+    done = checkout.sweep()
+    assert done.returncode == 1
+    assert "toy/b done" not in done.stdout
+    assert "its results cannot be kept: IsADirectoryError" in done.stdout
+    assert (checkout.results / "toy" / "a" / "more" / "log").read_text() == "kept"
+    assert "its results cannot be kept" in (checkout.results / "report" / "index.html").read_text()
+    checkout.executed()
+    assert "1 of 1 notebooks up to date" in checkout.sweep("--only", "toy/a").stdout
 
 
 def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout):
@@ -108,8 +181,8 @@ def test_second_sweep_on_the_same_results_is_refused(checkout):
         (["--only", "toy/z"], ["toy/z", "toy/a", "toy/b"]),
         (["--preset", "slow"], ["slow", "quick", "standard", "paper"]),
         (["--set", "wrong=1"], ["wrong", "label", "value"]),
-        (["--set", "value"], ["NAME=JSON"]),
-        (["--set", "value=one"], ["not JSON"]),
+        (["--set", "value"], ["NAME=VALUE"]),
+        (["--set", "value=one"], ['"one"', "expected int"]),
         (["--set", 'value="one"'], ["expected int"]),
         (["--jobs", "0"], ["--jobs 0"]),
         (["--profile", "nowhere"], ["nowhere"]),

@@ -36,11 +36,11 @@ class Notebook:
 
     @cached_property
     def code(self) -> str:
-        """A digest of the notebook's cells and of every project file they import."""
+        """A digest of the notebook's cells, of every project file they import and of the data files those read."""
         cells = read_cells(self.path)
         code = "\n".join(_without_magics(cell.source) for cell in cells if cell.kind == "code")
         text = "\0".join(f"{cell.kind}\0{cell.source}" for cell in cells)
-        return sources.digest(text, sources.fingerprint(sources.imports(code)))
+        return sources.digest(text, sources.fingerprint(sources.imports(code, paper=self.paper)))
 
     def preset(self, name: str) -> dict[str, object]:
         """The parameters under a preset. Raises `UserError` if it names one that the notebook does not have."""

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +13,8 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.claims import MET
+from toolkit.evidence.claims import KINDS
+from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
 
@@ -23,13 +25,15 @@ KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 def save(machine: str) -> Path:
     """Copy the tables, figures and circumstances of every notebook's last results to `results/reference/<machine>/`.
 
-    Raises `UserError` if there are none.
+    Raises `UserError` if there are none, or if they are not all of one commit with a clean working tree: it names the
+    notebooks that differ.
     """
     folder = reference_dir() / machine
     metas = {id: paths.results_dir() / id / "meta.json" for id in notebooks()}
     present = {id: meta for id, meta in metas.items() if meta.is_file()}
     if not present:
         raise UserError(f"no results in {paths.results_dir()}; run ./papermill_runs.sh first")
+    _check_one_commit({id: json.loads(meta.read_text()) for id, meta in present.items()})
     for id, meta in present.items():
         shutil.rmtree(folder / id, ignore_errors=True)
         (folder / id).mkdir(parents=True)
@@ -43,45 +47,99 @@ def reference_dir() -> Path:
     return paths.root() / "results" / "reference"
 
 
+def _check_one_commit(metas: Mapping[str, dict]) -> None:
+    """Refuse results that one commit cannot make again."""
+    commits = [meta["git"] for meta in metas.values()]
+    usual = max(commits, key=commits.count)
+    odd = [
+        f"{id} ({'changed files' if meta['git_dirty'] else meta['git'][:10]})"
+        for id, meta in metas.items()
+        if meta["git_dirty"] or meta["git"] != usual
+    ]
+    if odd:
+        raise UserError(
+            f"kept results must come from one commit with no changed files, {usual[:10]} say; "
+            f"commit all changes and run these again: {', '.join(odd)}"
+        )
+
+
 def readme_tables(folder: Path) -> str:
     """README's results as Markdown, from one machine's kept results."""
-    sizes, quality = _table(folder, "endor/fig04"), _table(folder, "endor/tab_perplexity")
-    meta = json.loads((folder / "endor/tab_perplexity/meta.json").read_text())
-    used = meta["parameters"]
-    rows = json.loads((folder / "endor/fig04/meta.json").read_text())["parameters"]["twin_rows"]
-    passed = json.loads((folder / "endor/tab_e2e/meta.json").read_text())["parameters"]
+    meta = _meta(folder, "endor/tab_perplexity")
     relative = folder.relative_to(paths.root())
-    return "\n".join(
+    parts = [
+        f"Measured on {meta['cpu']}, {meta['gpu'] or 'no GPU'}, {meta['finished'][:10]}; all of it in `{relative}/`.",
+        _score_part(folder),
+        _quality_part(folder),
+        _sizes_part(folder, relative),
+        _passes_part(folder),
+        _errors_part(folder),
+    ]
+    return "\n\n".join(parts)
+
+
+def _score_part(folder: Path) -> str:
+    """The headline: predictions against the null model; then all verdicts apart, and what differs with its reason."""
+    compared = _comparisons(folder)
+    words = [f"`{paper}`: {prediction_words(rows)}." for paper, rows in compared.groupby("paper", sort=False)]
+    differing = compared[compared["verdict"] == DIFFERS]
+    lines = [
+        f"* `{row.paper}/{row.claim}`: {row.published:g} published, {row.ours:.3g} {row.evidence}"
+        + (f", {row.profile}" if isinstance(row.profile, str) else "")
+        + (f": {row.reason}." if isinstance(row.reason, str) else ".")
+        for row in differing.itertuples()
+    ]
+    return "\n\n".join(
         [
-            f"Measured on {meta['cpu']} (no GPU), {meta['finished'][:10]}; all of it in `{relative}/`.",
-            "",
-            f"**What pruning costs** `{used['model']}` on `{used['corpus']}`: perplexity over "
-            f"{used['evaluation_windows']} windows of {used['sequence_length']} tokens, "
-            f"{used['calibration_windows']} calibration windows; accuracy on "
-            f"{used['task_limit'] or 'all'} items a task (± standard error).",
-            "",
-            markdown(_quality(quality)),
-            "",
-            "**What packing saves**, bytes over dense bytes at 50 % sparsity: a random twin of ENDOR's first FFN "
-            f"matrix (36864 × 9216), scaled up from {rows} of its rows, so modelled; the same on the real model is in "
-            "the report.",
-            "",
-            markdown(_sizes(sizes)),
-            "",
-            f"![Bytes over sparsity, by format]({relative}/endor/fig04/sizes.png)",
-            "",
-            f"**What it buys**, one token through {passed['measured_layers']} layers of `{passed['measured_model']}`'s "
-            "shapes with half zeros, all on disk, run on the CPU; measured. Sequential: one thing after the other. "
-            "Pipelined: the next layer is read meanwhile, the fair rival.",
-            "",
-            markdown(_passes(_table(folder, "endor/tab_e2e"))),
-            "",
-            "**What the cost model is worth.** On the paper's machine: how many published numbers it comes close "
-            "to, by the tolerances in `data/claims/`. On this one: its median error beside what was measured; the disk "
-            "alone drifts by as much within minutes.",
-            "",
-            markdown(_model(folder)),
+            "**What is predicted, and how well.** A quantity counts once, limits and stand-ins are left out. "
+            + " ".join(words),
+            "Verdicts on the published numbers compared so far; `toolkit/evidence/comparison.py` has the rules. "
+            "An `input` is what a profile was derived from, `arithmetic` follows from shapes and formats.",
+            markdown(_verdicts(compared)),
+            "What differs:" if lines else "Nothing differs.",
+            *(["\n".join(lines)] if lines else []),
         ]
+    )
+
+
+def _quality_part(folder: Path) -> str:
+    used = _meta(folder, "endor/tab_perplexity")["parameters"]
+    return (
+        f"**What pruning costs** `{used['model']}` on `{used['corpus']}`: perplexity over "
+        f"{used['evaluation_windows']} windows of {used['sequence_length']} tokens, "
+        f"{used['calibration_windows']} calibration windows; accuracy on "
+        f"{used['task_limit'] or 'all'} items a task (± standard error).\n\n"
+        + markdown(_quality(_table(folder, "endor/tab_perplexity")))
+    )
+
+
+def _sizes_part(folder: Path, relative: Path) -> str:
+    sizes = _table(folder, "endor/fig04")
+    half = sizes[sizes["source"].str.startswith("opt-66b") & sizes["sparsity"].eq(0.5)]
+    rows = _meta(folder, "endor/fig04")["parameters"]["twin_rows"]
+    scaled = f"scaled up from {rows} of its rows, so modelled" if "modelled" in set(half["evidence"]) else "measured"
+    return (
+        "**What packing saves**, bytes over dense bytes at 50 % sparsity: a random twin of ENDOR's first FFN "
+        f"matrix (36864 × 9216), {scaled}; the same on the real model is in the report.\n\n"
+        f"{markdown(_sizes(sizes))}\n\n"
+        f"![Bytes over sparsity, by format]({relative}/endor/fig04/sizes.png)"
+    )
+
+
+def _passes_part(folder: Path) -> str:
+    used, table = _meta(folder, "endor/tab_e2e")["parameters"], _table(folder, "endor/tab_e2e")
+    devices = table.loc[table["evidence"] == "measured", "device"].dropna().str.upper().unique()
+    return (
+        f"**What it buys**, one token through {used['measured_layers']} layers of `{used['measured_model']}`'s "
+        f"shapes with half zeros, all on disk, run on the {' and '.join(devices)}; measured. Sequential: one thing "
+        "after the other. Pipelined: the next layer is read meanwhile, the fair rival.\n\n" + markdown(_passes(table))
+    )
+
+
+def _errors_part(folder: Path) -> str:
+    return (
+        "**What the cost model is worth on this machine**: how far it is off what was measured, as the median and the "
+        "largest error.\n\n" + markdown(_errors(folder))
     )
 
 
@@ -132,21 +190,43 @@ def _passes(table: pd.DataFrame) -> pd.DataFrame:
     return named.rename(columns={"took": "seconds", "times": "times as fast as dense, pipelined"})
 
 
-def _model(folder: Path) -> pd.DataFrame:
-    present = {id: _table(folder, id) for id in notebooks() if (folder / id / "comparison.csv").is_file()}
+def _errors(folder: Path) -> pd.DataFrame:
+    present = {id: _table(folder, id) for id in notebooks() if (folder / id / "table.csv").is_file()}
     predicted = {id: table for id, table in present.items() if "modelled_over_measured" in table}
-    compared = {id: pd.read_csv(folder / id / "comparison.csv") for id in predicted}
-    together = "all together"
-    predicted[together] = pd.concat(predicted.values())
-    compared[together] = pd.concat(compared.values())
+    if predicted:
+        predicted["all together"] = pd.concat(predicted.values())
     rows = []
     for id, table in predicted.items():
-        of_paper = compared[id]["evidence"].eq("modelled") & compared[id]["stand_in"].eq(False)
-        verdicts = compared[id]["verdict"][of_paper]
-        met = f"{verdicts.eq(MET).sum()} of {len(verdicts)}" if len(verdicts) else "–"
-        off = {f"error here, {name}": f"{share:.0%}" for name, share in model_error(table).items()}
-        rows.append({"figure": id, "published numbers met": met} | off)
+        off = {name: f"{share:.0%}" for name, share in model_error(table).items()}
+        rows.append({"figure": id, **{name.replace("_largest", ", largest"): share for name, share in off.items()}})
     return pd.DataFrame(rows)
+
+
+def _verdicts(compared: pd.DataFrame) -> pd.DataFrame:
+    """A row a kind and machine (the paper's, or this one by measuring), a column a verdict."""
+    stands_in = compared["evidence"].eq("measured") | compared["stand_in"].astype(bool)
+    rows = []
+    for where, part in (("on the paper's machine, modelled", ~stands_in), ("on this machine, measured", stands_in)):
+        counts = count_verdicts(compared[part & compared["ours"].notna()])
+        for kind in (kind for kind in KINDS if kind in counts):
+            shown = {verdict: counts[kind].get(verdict, 0) for verdict in VERDICTS[:-1]}
+            rows.append({"kind": kind, "compared": where, **shown})
+    return pd.DataFrame(rows)
+
+
+def _comparisons(folder: Path) -> pd.DataFrame:
+    """Every notebook's comparison, with its paper; the columns of a machine and a null model where one has them."""
+    tables = [
+        pd.read_csv(folder / id / "comparison.csv").assign(paper=id.split("/")[0])
+        for id in notebooks()
+        if (folder / id / "comparison.csv").is_file()
+    ]
+    found = pd.concat([table for table in tables if len(table)], ignore_index=True)
+    return found if "profile" in found else found.assign(profile=None)
+
+
+def _meta(folder: Path, id: str) -> dict:
+    return json.loads((folder / id / "meta.json").read_text())
 
 
 def _table(folder: Path, id: str) -> pd.DataFrame:

@@ -1,30 +1,16 @@
-"""The HTML report: one self-contained page per notebook and an index of them, readable from `file://` offline."""
+"""The HTML report: an index of all systems, figures and tables, readable from `file://` offline, and their pages."""
 
-import base64
 import itertools
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import jinja2
-
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, rows
-from toolkit.evidence.claims import MET, NOT_RUN, SHAPE
-from toolkit.files import read_json, replacing
-
-TEMPLATES = Path(__file__).with_name("templates")
-NEAR = (MET, SHAPE)
-PAPERS = {
-    "endor": "ENDOR",
-    "flash": "LLM in a flash",
-    "spqr": "SpQR's inference kernel",
-    "hermes": "Hermes",
-    "corm": "CORM",
-}
-MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
+from toolkit.evidence.literature import PAPERS, Paper
+from toolkit.evidence.meta import HEADLINES, Meta, read_meta
+from toolkit.evidence.page import answer, main_figure, matching_presets, preset_words, read_book, render, write_page
 
 
 @dataclass(frozen=True)
@@ -46,138 +32,146 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Card:
-    """One figure on the index page; `status` is done, out of date, failed, not run or not yet."""
+class Entry:
+    """One figure on the index; `status` is done, out of date, failed, not run or not yet."""
 
-    id: str
-    paper: str
-    title: str
-    question: str
+    about: Notebook
     status: str
-    page: str | None = None
-    thumbnail: str | None = None
     note: str | None = None
-    verdicts: dict[str, int] = field(default_factory=dict)
-    evidence: tuple[str, ...] = ()
+    meta: Meta = field(default_factory=Meta)
+    page: str | None = None
+    answer: str | None = None
+    picture: str | None = None
     seconds: float | None = None
 
 
-def write_page(notebook: Path, page: Path, title: str) -> None:
-    """Write an executed notebook as one HTML file: figures embedded, maths as MathML, no script, nothing fetched."""
-    import nbformat
-    from nbconvert import HTMLExporter
-    from pygments.formatters import HtmlFormatter
+@dataclass(frozen=True)
+class Statement:
+    """A sentence on a system (`kind` gain, cost or negative) and the page of the notebook that found it."""
 
-    book = nbformat.read(notebook, as_version=4)
-    for cell in book.cells:
-        if cell.cell_type == "markdown":
-            cell.source = MATHS.sub(_mathml, cell.source)
-    body, _ = HTMLExporter(template_name="basic").from_notebook_node(book)
-    highlighting = HtmlFormatter(style="default").get_style_defs(".highlight")
-    _render("page.html", page, title=title, body=body, highlighting=highlighting)
+    kind: str
+    text: str
+    page: str | None
+    id: str
 
 
 def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path:
-    """Write `results/report/`, the notebooks' pages and the index of all figures; return the index.
+    """Write `results/report/`, the notebooks' pages and the index of all systems and figures; return the index.
 
     `outcomes` tells by id how each notebook's last run ended; one without an entry counts as fresh. `rebuild` converts
-    the executed notebooks anew instead of taking the pages made when they ran.
+    the executed notebooks anew instead of taking the pages made when they ran. A notebook whose page or entry cannot be
+    made is shown as such.
     """
     folder = paths.results_dir() / "report"
     folder.mkdir(parents=True, exist_ok=True)
-    cards = [_card(notebook, outcomes.get(notebook.id, Outcome()), folder, rebuild) for notebook in rows().values()]
-    wanted = {card.page for card in cards} | {"index.html"}
+    entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in rows().values()]
+    wanted = {entry.page for entry in entries} | {"index.html"}
     for old in folder.glob("*.html"):
-        if old.name not in wanted:
+        if old.name not in wanted and not old.is_dir():
             old.unlink()
     index = folder / "index.html"
-    groups = [(PAPERS.get(paper), list(group)) for paper, group in itertools.groupby(cards, lambda card: card.paper)]
-    _render("index.html", index, groups=groups, tally=_tally(cards), near=NEAR)
+    groups = [(paper, list(group)) for paper, group in itertools.groupby(entries, lambda entry: entry.about.paper)]
+    render(
+        "index.html",
+        index,
+        systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
+        groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups],
+        tally=_tally(entries),
+        circumstances=_circumstances(entries),
+    )
     return index
 
 
-def claims_met(folder: Path) -> str:
-    """How many of the paper's numbers a notebook's own came near: '3 of 4', or '–' if it compares none."""
-    verdicts = read_json(folder / "meta.json").get("verdicts") or {}
-    compared = sum(count for verdict, count in verdicts.items() if verdict != NOT_RUN)
-    return f"{sum(verdicts.get(verdict, 0) for verdict in NEAR)} of {compared}" if compared else "–"
+def _entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:
+    try:
+        return _read_entry(about, outcome, folder, rebuild)
+    except Exception as error:  # one notebook's results, whatever they are, never cost the report of all others
+        return Entry(about, "failed", f"it cannot be shown: {type(error).__name__}: {error}")
 
 
-def _card(notebook: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Card:
-    results = paths.results_dir() / notebook.id
-    meta = read_json(results / "meta.json")
+def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:
+    results = paths.results_dir() / about.id
+    meta = read_meta(results)
     executed = outcome.failed_notebook or results / "notebook.ipynb"
-    status, note = ("failed", outcome.error) if outcome.failed else _status(notebook, results, meta, outcome)
-    return Card(
-        notebook.id,
-        notebook.paper,
-        notebook.title,
-        notebook.question,
+    status, note = ("failed", outcome.error) if outcome.failed else _status(about, results, meta, outcome)
+    return Entry(
+        about,
         status,
-        _publish_page(notebook, executed, folder, rebuild),
-        _thumbnail(results, meta),
         note,
-        meta.get("verdicts") or {},
-        tuple(meta.get("evidence") or ()),
-        meta.get("wall_s") if outcome.seconds is None else outcome.seconds,
+        meta,
+        _publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
+        answer(read_book(executed)),
+        None if meta.card else main_figure(results, meta),
+        meta.wall_s if outcome.seconds is None else outcome.seconds,
     )
 
 
-def _status(notebook: Notebook, results: Path, meta: dict, outcome: Outcome) -> tuple[str, str | None]:
-    if not notebook.path.is_file():
+def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tuple[str, str | None]:
+    if not about.path.is_file():
         return "not yet", None
     if not results.exists():
         return "not run", None
-    if meta.get("id") != notebook.id:
+    if meta.id != about.id:
         return "not run", "its results folder has no meta.json of this notebook: run it again"
-    if meta.get("schema") != paths.RESULTS_SCHEMA:
-        return (
-            "out of date",
-            f"its results are of schema {meta.get('schema')}, this is {paths.RESULTS_SCHEMA}: run it again",
-        )
-    absent = [f"{name}.png" for name in meta.get("figures", []) if not (results / f"{name}.png").is_file()]
+    if meta.schema != paths.RESULTS_SCHEMA:
+        return "out of date", f"its results are of schema {meta.schema}, this is {paths.RESULTS_SCHEMA}: run it again"
+    absent = [f"{name}.png" for name in meta.figures if not (results / f"{name}.png").is_file()]
     if absent:
         return "out of date", f"{', '.join(absent)} is missing: run it again"
     return ("done" if outcome.fresh else "out of date"), None
 
 
-def _publish_page(notebook: Notebook, executed: Path, folder: Path, rebuild: bool) -> str | None:
+def _publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, error: str | None) -> str | None:
     """Copy the notebook's page into the report; its name there."""
     source = executed.with_suffix(".html") if executed.name != "notebook.ipynb" else executed.with_name("page.html")
-    if rebuild and executed.is_file():
-        write_page(executed, source, notebook.title)
-    if not source.is_file():
+    page = folder / (about.id.replace("/", "-") + ".html")
+    if executed.is_file() and (rebuild or not source.is_file()):
+        write_page(executed, page, about, error)
+    elif source.is_file():
+        shutil.copyfile(source, page)
+    else:
         return None
-    page = notebook.id.replace("/", "-") + ".html"
-    with replacing(folder / page) as copy:
-        shutil.copyfile(source, copy)
-    return page
+    return page.name
 
 
-def _thumbnail(results: Path, meta: dict) -> str | None:
-    """The first figure as a data URI, so that the index needs no file beside it."""
-    present = [file for name in meta.get("figures", []) if (file := results / f"{name}.png").is_file()]
-    return f"data:image/png;base64,{base64.b64encode(present[0].read_bytes()).decode()}" if present else None
+def _statements(entries: Sequence[Entry], system: str) -> list[Statement]:
+    """What the notebooks found of a system, in the order gain, cost, negative."""
+    found = [
+        Statement(kind, entry.meta.headline[kind], entry.page, entry.about.id)
+        for entry in entries
+        for kind in HEADLINES
+        if kind in entry.meta.headline and entry.meta.headline.get("system", entry.about.paper) == system
+    ]
+    return sorted(found, key=lambda statement: HEADLINES.index(statement.kind))
 
 
-def _tally(cards: Sequence[Card]) -> str:
-    verdicts = [verdict for card in cards for verdict, count in card.verdicts.items() for _ in range(count)]
-    statuses = [card.status for card in cards]
+def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
+    """How many of a system's notebooks have results, of how many rows in the catalogue."""
+    ours = [entry for entry in entries if entry.about.paper == system]
+    return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
+
+
+def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """Machine, dates, commit and preset of the results that the report is made of."""
+    with_results = [entry for entry in entries if entry.meta.finished]
+    metas = [entry.meta for entry in with_results]
+    if not metas:
+        return []
+    days = sorted({meta.finished[:10] for meta in metas})
+    presets = set.intersection(*(matching_presets(entry.about, entry.meta) for entry in with_results))
+    return [
+        ("Machine", "; ".join(_distinct(meta.machine for meta in metas))),
+        ("Date", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
+        ("Commit", "; ".join(_distinct(meta.commit for meta in metas))),
+        ("Parameters", preset_words(presets) if presets else "not of one preset; each page shows its own"),
+    ]
+
+
+def _distinct(values) -> list[str]:
+    return list(dict.fromkeys(value or "unknown" for value in values))
+
+
+def _tally(entries: Sequence[Entry]) -> str:
+    statuses = [entry.status for entry in entries]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    met, run = sum(verdict in NEAR for verdict in verdicts), sum(verdict != NOT_RUN for verdict in verdicts)
-    compared = f" {met} of the {run} published numbers compared here are met." if run else ""
-    return f"{len(cards)} figures and tables: {counts}.{compared}"
-
-
-def _mathml(match: re.Match) -> str:
-    from latex2mathml.converter import convert
-
-    block = match["block"]
-    return convert((block or match["inline"]).strip(), display="block" if block else "inline")
-
-
-def _render(template: str, target: Path, **values: object) -> None:
-    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    text = environment.get_template(template).render(**values)
-    with replacing(target) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    return f"{len(entries)} figures and tables: {counts}."

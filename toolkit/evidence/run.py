@@ -9,6 +9,7 @@ import os
 import random
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -17,8 +18,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from toolkit import paths
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
+from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
+from toolkit.evidence.comparison import count_verdicts, score
+from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.parameters import read_parameters
 from toolkit.files import replacing, write_json
 from toolkit.machines.provenance import provenance
@@ -54,14 +58,22 @@ class Run:
         figures: Mapping[str, Figure] = MappingProxyType({}),
         evidence: str | None = None,
         comparison: pd.DataFrame | None = None,
+        card: Card | None = None,
+        headline: Mapping[str, str] = MappingProxyType({}),
     ) -> Path:
         """Write `table` (CSV and Parquet), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
 
-        Every row says its evidence: in a column of that name, or by `evidence` for all of them.
-        Raises `UserError` for an empty table or an unknown kind of evidence.
+        Every row says its evidence: in a column of that name, or by `evidence` for all of them. The first figure is the
+        one that the report shows on top of the notebook's page. `card` holds the numbers that the report's index draws;
+        without one they are the measured totals of a table of latencies, or the first figure. `headline` is what the
+        results say of a whole system: sentences by `gain`, `cost` and `negative`, and under `system` the system's id if
+        it is another than the notebook's paper.
+        Raises `UserError` for an empty table, an unknown kind of evidence or an unknown key of the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
         _check(table, self.identifier)
+        if stray := set(headline) - {*HEADLINES, "system"}:
+            raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
         self.folder.mkdir(parents=True, exist_ok=True)
         _write_table(self.folder / "table", table)
         if comparison is not None:
@@ -70,19 +82,21 @@ class Run:
             for suffix in (".svg", ".png"):
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
-        write_json(self.folder / "meta.json", self._meta(table, figures, comparison))
+        card = card or latency_card(table)
+        meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": dict(headline)}
+        write_json(self.folder / "meta.json", meta)
         return self.folder
 
     def _meta(self, table, figures, comparison) -> dict:
-        verdicts = [] if comparison is None else comparison["verdict"].tolist()
         return {
             "schema": paths.RESULTS_SCHEMA,
             "id": self.identifier,
             "parameters": self.parameters,
             "inputs": _inputs(self.parameters),
             "evidence": sorted(table["evidence"].unique()),
-            "figures": sorted(figures),
-            "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
+            "figures": list(figures),
+            "verdicts": {} if comparison is None else count_verdicts(comparison),
+            "score": {} if comparison is None else score(comparison),
             "wall_s": round(time.time() - self.started, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **provenance(),

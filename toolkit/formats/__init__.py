@@ -1,4 +1,4 @@
-"""Ways to store a weight matrix, in a registry: pack, unpack, count the bytes, save and load."""
+"""The registry of formats that a weight matrix can be stored in, and the doors to pack, unpack, size and load one."""
 
 import os
 
@@ -19,20 +19,20 @@ FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFou
 
 
 def encode(name: str, weight: Tensor) -> Packed:
-    """Pack a matrix [rows, columns] of float32, float16, bfloat16 or int8; a tensor elsewhere is copied to the CPU.
+    """Pack a matrix [rows, columns] of float32, float16, bfloat16 or int8. A tensor on a GPU is copied to the CPU.
 
-    Raises `UserError` for an unknown format, or a tensor that the format cannot hold.
+    Raises `UserError` for an unknown format, or for a tensor that the format cannot hold.
     """
     return _format(name).encode(as_matrix(weight))
 
 
 def decode(encoded: Packed) -> Tensor:
-    """The dense matrix that was packed, to the bit (but −0.0 becomes +0.0 in `endor`, `csr` and `two_four`)."""
+    """The dense matrix that was packed, to the bit, except that `endor`, `csr` and `two_four` turn −0.0 into +0.0."""
     return encoded.decode()
 
 
 def load(path: str | os.PathLike) -> Packed:
-    """Read a packed matrix of any format. Raises `FormatError` for a file that is damaged or foreign."""
+    """Read a packed matrix of any format. Raises `FormatError` for a damaged file, or one of another program."""
     metadata, tensors = read(path)
     if metadata["format"] not in FORMATS:
         raise FormatError(f"{path}: {unknown('format', metadata['format'], FORMATS)}")
@@ -40,9 +40,9 @@ def load(path: str | os.PathLike) -> Packed:
 
 
 def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
-    """`nbytes` of a matrix of this shape, share of zeros and type, without making it.
+    """The `nbytes` of a packed matrix of this shape, share of zeros and type, without packing one.
 
-    Raises `UserError` for an unknown format, and for `zstd` and `lz4`, whose size depends on the values.
+    Raises `UserError` for an unknown format, and for `zstd` and `lz4`, whose sizes depend on the values.
     """
     return _format(name).expected_nbytes(shape, sparsity, dtype)
 

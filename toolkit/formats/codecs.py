@@ -1,6 +1,7 @@
-"""General-purpose compressors over the dense bytes: what ENDOR compares itself with (section 5.1).
+"""General-purpose compressors of the dense bytes, which ENDOR compares itself with (section 5.1).
 
-The bytes are cut into frames that are compressed one by one, since these libraries unpack a frame on one thread.
+The bytes are cut into frames, and each frame is compressed by itself, because these libraries unpack one frame on one
+thread.
 """
 
 from abc import abstractmethod
@@ -16,17 +17,18 @@ from torch import Tensor
 
 from toolkit.formats.packed import Packed, expect
 
-FRAME_BYTES = 4 << 20  # of the dense matrix: far beyond what the compressors look back, and enough frames for all cores
+FRAME_BYTES = 4 << 20  # of the dense matrix; the compressors look back much less, and all cores get frames
 
 
 @dataclass(frozen=True, eq=False)
 class Codec(Packed):
-    """The row-major bytes of the dense matrix as compressed frames; every bit is kept, −0.0 included.
+    """The row-major bytes of the dense matrix as compressed frames. Every bit is kept; −0.0 stays −0.0.
 
-    Frame i lies at `offsets[i]` to `offsets[i + 1]` of `frames`, and holds 4 MiB of the matrix, the last one the rest.
+    Frame i lies at `offsets[i]` to `offsets[i + 1]` of `frames`. Each frame holds 4 MiB of the matrix, the last one
+    what is left.
     """
 
-    version = 2  # 1 was a single frame
+    version = 2  # version 1 was a single frame
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -36,12 +38,12 @@ class Codec(Packed):
     @staticmethod
     @abstractmethod
     def compress(data: memoryview) -> bytes:
-        """One frame that tells its own length."""
+        """Compress to one frame, which tells its own length."""
 
     @staticmethod
     @abstractmethod
     def unpack(frame: memoryview, out: memoryview) -> None:
-        """Fill `out`. Raises `ValueError` if the frame holds another number of bytes or is broken."""
+        """Fill `out`. Raises `ValueError` if the frame is broken or holds another number of bytes."""
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
@@ -51,19 +53,14 @@ class Codec(Packed):
         frames = torch.from_numpy(np.frombuffer(bytearray().join(parts), np.uint8))
         return cls(tuple(weight.shape), weight.dtype, frames, offsets)
 
-    def decode(self) -> Tensor:
-        """The dense matrix."""
-        return self.decode_into(torch.empty(self.shape, dtype=self.dtype))
-
-    def decode_into(self, out: Tensor) -> Tensor:
-        """The dense matrix, in memory at hand, on all cores. Raises `ValueError` for a broken frame."""
+    def _fill(self, out: Tensor) -> None:
+        """Raises `ValueError` for a broken frame."""
         data, ends = memoryview(self.frames.numpy()), self.offsets.tolist()
         frames = [data[start:end] for start, end in pairwise(ends)]
         _each(self.unpack, frames, _cut(out))
-        return out
 
     def check(self) -> None:
-        """The frames can be unpacked to the size that the shape asks for."""
+        """The frames unpack to as many bytes as the shape asks for."""
         expect("frames", self.frames, torch.uint8, (self.frames.numel(),))
         nbytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
         expect("offsets", self.offsets, torch.int64, (-(-nbytes // FRAME_BYTES) + 1,))
@@ -87,7 +84,7 @@ class Zstd(Codec):
 
     @staticmethod
     def unpack(frame: memoryview, out: memoryview) -> None:
-        """Straight into `out`: the library's one call allocates what it returns, which costs about as much again."""
+        """Unpack straight into `out`. The library's one-call function allocates its result, which doubles the time."""
         import zstandard
 
         try:
@@ -112,7 +109,7 @@ class LZ4(Codec):
 
     @staticmethod
     def unpack(frame: memoryview, out: memoryview) -> None:
-        """By way of memory of the library's own."""
+        """Unpack through memory that the library allocates; it has no other way."""
         import lz4.frame
 
         try:
@@ -129,7 +126,7 @@ def _cut(matrix: Tensor) -> list[memoryview]:
 
 
 def _each(work, *arguments: list) -> list:
-    """The results for each frame, on as many threads as torch takes; compressors let go of the interpreter's lock."""
+    """Call `work` for each frame on as many threads as torch uses; the compressors release the interpreter's lock."""
     if len(arguments[0]) < 2:
         return list(map(work, *arguments))
     with ThreadPoolExecutor(min(len(arguments[0]), torch.get_num_threads())) as pool:

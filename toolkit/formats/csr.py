@@ -1,5 +1,6 @@
 """Compressed sparse rows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from toolkit.formats.packed import Packed, bits, expect
 from toolkit.kernels import bitmap
 
-BLOCK = 512  # rows worked on at once: torch's 64-bit indices of a whole paper-scale matrix would take gigabytes
+BLOCK = 512  # rows decoded at once; torch's 64-bit indices of a whole paper-scale matrix would take gigabytes
 
 
 def index_dtype(columns: int) -> torch.dtype:
@@ -20,10 +21,10 @@ def index_dtype(columns: int) -> torch.dtype:
 
 @dataclass(frozen=True, eq=False)
 class CSR(Packed):
-    """Non-zeros with their column, row by row, in ascending columns; −0.0 decodes as +0.0.
+    """The non-zeros and their columns, row by row, columns ascending. −0.0 decodes as +0.0.
 
-    Indices are as narrow as the columns allow, as ENDOR counts them (section 2.1: at 50 % and 16 bits, the indices
-    weigh what the zeros did). SciPy and torch would take int32 or int64.
+    Column indices are as narrow as the number of columns allows, as ENDOR counts them (section 2.1: at 50 % and 16
+    bits, the indices take as many bytes as the removed zeros did). SciPy and torch use int32 or int64.
 
         [[1, 0, 0, 2],      row_offsets  0, 2, 2, 3
          [0, 0, 0, 0],      columns      0, 3, 1
@@ -31,6 +32,7 @@ class CSR(Packed):
     """
 
     name = "csr"
+    row_index = ("row_offsets",)
 
     shape: tuple[int, int]
     row_offsets: Int64[Tensor, " rows+1"]
@@ -49,17 +51,14 @@ class CSR(Packed):
         columns = bitmap.columns(packed, index_dtype(weight.shape[1]))
         return cls(packed.shape, packed.row_offsets, columns, packed.values)
 
-    def decode(self) -> Tensor:
-        """The dense matrix."""
-        dense = torch.zeros(self.shape, dtype=self.dtype)
-        values = bits(self.values)
+    def _fill(self, out: Tensor) -> None:
+        values, dense = bits(self.values), bits(out).zero_()
         for first in range(0, self.shape[0], BLOCK):
-            block = bits(dense)[first : first + BLOCK]
+            block = dense[first : first + BLOCK]
             offsets = self.row_offsets[first : first + BLOCK + 1]
             rows = torch.arange(len(block)).repeat_interleave(offsets.diff())
             span = slice(int(offsets[0]), int(offsets[-1]))
             block[rows, self.columns[span].to(torch.int64)] = values[span]
-        return dense
 
     def check(self) -> None:
         """Offsets rise from zero to the number of values; columns rise within each row and lie in the matrix."""
@@ -82,6 +81,17 @@ class CSR(Packed):
         rising[starts[(starts > 0) & (starts < count)] - 1] = True  # a row's first column may be lower
         if not rising.all():
             raise ValueError("column indices do not rise within a row")
+
+    @classmethod
+    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
+        """The row offsets tell where the columns and values of each row begin."""
+        span = slice(int(index["row_offsets"][first]), int(index["row_offsets"][last]))
+        return {"row_offsets": slice(first, last + 1), "columns": span, "values": span}
+
+    @classmethod
+    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
+        """Row offsets count from the first of these rows."""
+        return cls.of_parts(shape, dtype, tensors | {"row_offsets": tensors["row_offsets"] - tensors["row_offsets"][0]})
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

@@ -1,19 +1,22 @@
-"""The matrix as it is: what the others are compared with."""
+"""The dense matrix, which the other formats are compared with."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from toolkit.formats.packed import Packed, expect
+from toolkit.formats.packed import Packed, dense_matvec, expect
 
 
 @dataclass(frozen=True, eq=False)
 class Dense(Packed):
-    """Every element, −0.0 included."""
+    """Every element; −0.0 stays −0.0."""
 
     name = "dense"
+    is_dense = True
+    has_matvec = True
 
     shape: tuple[int, int]
     values: Tensor  # [rows, columns]
@@ -28,13 +31,25 @@ class Dense(Packed):
         """Keep a copy of the matrix."""
         return cls(tuple(weight.shape), weight.clone())
 
-    def decode(self) -> Tensor:
-        """A copy of the matrix."""
-        return self.values.clone()
+    def _fill(self, out: Tensor) -> None:
+        out.copy_(self.values)
+
+    def dense_in(self, scratch: Tensor) -> Tensor:
+        """The stored values themselves; nothing is copied."""
+        return self.values
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """torch's product of the stored values and `x` [columns], as fp32 [rows]."""
+        return dense_matvec(self.values, x)
 
     def check(self) -> None:
         """The values have the shape that the header tells."""
         expect("values", self.values, self.dtype, self.shape)
+
+    @classmethod
+    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
+        """Rows are rows of `values`."""
+        return {"values": slice(first, last)}
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

@@ -1,5 +1,6 @@
 """ENDOR: a bitmap and the non-zeros (ENDOR, section 4.1, figure 4)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,10 +17,10 @@ from toolkit.kernels.bitmap.layout import block_count
 class Endor(Bitmap, Packed):
     """One bit per element and the non-zeros; `toolkit.kernels.bitmap` decompresses it and multiplies with it.
 
-    −0.0 decodes as +0.0. The paper stores rows × columns bits; starting each row on a 32-bit word, keeping its first
-    value's place (8 bytes) and those of its blocks of 4096 columns (4 bytes each, so that several warps of a GPU can
-    share a row) adds 0.2 % to a 9216 × 9216 fp16 matrix at 50 %. A GPU could count them itself after each load, with
-    another kernel and memory for its results; offsets this far apart are too small to be worth that.
+    −0.0 decodes as +0.0. The paper stores rows × columns bits. Here each row starts on a 32-bit word. The place of its
+    first value (8 bytes) is stored as well, and so is that of each of its blocks of 4096 columns (4 bytes), so that
+    several warps of a GPU can share a row. This adds 0.2 % to a 9216 × 9216 fp16 matrix at 50 %. A GPU could count the
+    blocks itself after each load, but it would need another kernel and memory for the counts.
 
         [[1, 0, 0, 2],      bitmap       0b1001, 0b0000, 0b0010
          [0, 0, 0, 0],      row_offsets  0, 2, 2, 3
@@ -28,16 +29,33 @@ class Endor(Bitmap, Packed):
     """
 
     name = "endor"
-    version = 2  # 1 had no block offsets
+    version = 2  # version 1 had no block offsets
+    has_matvec = True
+    row_index = ("row_offsets",)
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
         """Pack a matrix."""
         return cls(**vars(bitmap.encode(weight)))
 
-    def decode(self) -> Tensor:
-        """The dense matrix."""
-        return bitmap.decompress(self)
+    def _fill(self, out: Tensor) -> None:
+        bitmap.decompress(self, out=out)
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """The product with `x` [columns], read straight from the packed form, as fp32 [rows]."""
+        return bitmap.matvec(self, x)
+
+    @classmethod
+    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
+        """The row offsets tell where the values of each row begin."""
+        rows, starts = slice(first, last), index["row_offsets"]
+        values = slice(int(starts[first]), int(starts[last]))
+        return {"bitmap": rows, "row_offsets": slice(first, last + 1), "block_offsets": rows, "values": values}
+
+    @classmethod
+    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
+        """Row offsets count from the first of these rows."""
+        return cls.of_parts(shape, dtype, tensors | {"row_offsets": tensors["row_offsets"] - tensors["row_offsets"][0]})
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

@@ -1,7 +1,7 @@
-"""What all formats share: their contract, and how they are written to disk and read back.
+"""The contract of all formats, and how a packed matrix is written to a file and read back.
 
-A file is a safetensors file whose metadata hold the format's name and version, the matrix's shape and element type,
-and one SHA-256 over all of it and the tensors.
+A file is a safetensors file. Its metadata hold the format's name and version, the matrix's shape and element type, and
+one SHA-256 of all of that and the tensors.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -17,20 +18,29 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.files import replacing
+from toolkit.kernels import int8
 
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
+ROWS_AT_ONCE = 64  # rows of an int8 matrix that are widened together, so that they stay in the cache
 
 
 class FormatError(UserError):
-    """A file that does not hold what it should, or cannot be read: the message names file and reason."""
+    """A file cannot be read, or does not hold what it should. The message names the file and the reason."""
 
 
 class Packed(ABC):
-    """A packed matrix: a frozen dataclass of `shape` and tensors."""
+    """A packed matrix: a frozen dataclass of `shape` and tensors.
+
+    A format implements `encode`, `_fill` and `check`, and it is registered in `toolkit.formats.FORMATS`. Then stores
+    hold it and the runtime runs it: everything else has a default that works for every format.
+    """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
+    is_dense: ClassVar[bool] = False  # the stored tensor is the dense matrix, so nothing is ever decoded
+    has_matvec: ClassVar[bool] = False  # `matvec` reads the packed form and makes no dense matrix
+    row_index: ClassVar[tuple[str, ...]] = ()  # the tensors that must be known before `row_slices` can be told
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -38,11 +48,11 @@ class Packed(ABC):
     @classmethod
     @abstractmethod
     def encode(cls, weight: Tensor) -> Self:
-        """Pack a matrix that `as_matrix` let through."""
+        """Pack a matrix that `as_matrix` has checked."""
 
     @abstractmethod
-    def decode(self) -> Tensor:
-        """The dense matrix, on the CPU."""
+    def _fill(self, out: Tensor) -> None:
+        """Write every element of the dense matrix to `out`, which has its shape and type and is contiguous."""
 
     @abstractmethod
     def check(self) -> None:
@@ -50,22 +60,82 @@ class Packed(ABC):
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
-        """`nbytes` of such a matrix without making it. Raises `UserError` where it depends on the values."""
+        """`nbytes` of such a matrix without packing one. Raises `UserError` where it depends on the values."""
         raise UserError(f"the size of format {cls.name!r} depends on the values: encode a matrix to know it")
+
+    def unpack_into(self, out: Tensor) -> Tensor:
+        """Unpack the matrix into `out` [rows, columns], which is on the device of the packed tensors, and return it.
+
+        `endor`, `zstd` and `dense` use all cores and allocate nothing of the matrix's size. Raises `ValueError` for an
+        `out` of another shape or type, or one that is not contiguous.
+        """
+        expect("out", out, self.dtype, tuple(self.shape))
+        if not out.is_contiguous():
+            raise ValueError("out is not contiguous")
+        self._fill(out)
+        return out
+
+    def decode(self) -> Tensor:
+        """The dense matrix, in new memory on the device of the packed one."""
+        return self.unpack_into(torch.empty(self.shape, dtype=self.dtype, device=self.device))
+
+    def dense_in(self, scratch: Tensor) -> Tensor:
+        """The dense matrix, for a product: in the first `scratch_bytes` of `scratch`, which are bytes.
+
+        A format that is dense already returns its own tensor and leaves `scratch` alone.
+        """
+        return self.unpack_into(carve(scratch, self.shape, self.dtype)[0])
+
+    @classmethod
+    def scratch_bytes(cls, shape: tuple[int, int], dtype: torch.dtype) -> int:
+        """Bytes that `dense_in` needs for a matrix of this shape and type."""
+        return 0 if cls.is_dense else shape[0] * shape[1] * dtype.itemsize
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """The matrix times a vector: `x` [columns] → fp32 [rows]. The default decodes the matrix and multiplies."""
+        return dense_matvec(self.decode(), x)
+
+    @classmethod
+    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
+        """Where the rows from `first` up to, not including, `last` lie in each tensor, along its first dimension.
+
+        `index` holds the tensors that `row_index` names. Raises `UserError` if the format cannot tell.
+        """
+        raise UserError(f"format {cls.name!r} does not tell where its rows lie: read the whole matrix")
+
+    @classmethod
+    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
+        """A matrix of some rows only, made of the slices that `row_slices` names. Raises what `of_parts` raises."""
+        return cls.of_parts(shape, dtype, tensors)
+
+    @property
+    def stored(self) -> "Packed":
+        """The matrix as a registered format: itself. Of int8 weights with scales, the packed integers."""
+        return self
+
+    @property
+    def extras(self) -> dict[str, Tensor]:
+        """The tensors that are stored beside the matrix: none. Of int8 weights with scales, the scales."""
+        return {}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the tensors."""
+        return next(iter(self.tensors.values())).device
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that is stored, by name."""
+        """The stored tensors, by name."""
         stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of everything stored that depends on the matrix: values, positions, offsets; not the file's header."""
+        """Bytes of all stored tensors: values, positions and offsets. A file's header is not counted."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write to `path`: first under a temporary name beside it, then renamed, so no half-written file is seen."""
+        """Write to a temporary file beside `path`, then rename it, so that nobody ever sees half a file."""
         from safetensors.torch import save_file
 
         path = Path(path)
@@ -86,9 +156,9 @@ class Packed(ABC):
 
     @classmethod
     def of_parts(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
-        """An instance made of what is stored, without a copy. Raises `ValueError` or `TypeError` if it does not fit.
+        """Make an instance of stored tensors, without a copy. Raises `ValueError` or `TypeError` if they do not fit.
 
-        Far cheaper than `check`: contents are not looked at, so they must come from where they cannot be wrong.
+        This is far cheaper than `check`. It does not look at the contents, so their checksum must have been compared.
         """
         header = {"shape": shape, "dtype": dtype}
         names = {field.name for field in dataclasses.fields(cls)}
@@ -99,7 +169,7 @@ class Packed(ABC):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Self:
-        """What `read(path)` found, as an instance of this format. Raises `FormatError` if it is not one."""
+        """Make an instance of what `read(path)` returned. Raises `FormatError` if it is not of this format."""
         if metadata["format"] != cls.name:
             raise FormatError(f"{path}: holds format {metadata['format']!r}; expected {cls.name!r}")
         if metadata["version"] != str(cls.version):
@@ -116,7 +186,7 @@ class Packed(ABC):
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """The weight as a contiguous matrix on the CPU. Raises `UserError` for what no format holds."""
+    """The weight as a contiguous matrix on the CPU. Raises `UserError` for a tensor that no format can hold."""
     if not isinstance(weight, Tensor):
         raise UserError(f"cannot pack a {type(weight).__name__}; expected a torch.Tensor")
     if weight.ndim != 2:
@@ -128,15 +198,33 @@ def as_matrix(weight: Tensor) -> Tensor:
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory as signed integers of the elements' width: comparing and copying these is exact."""
+    """The same memory as signed integers of the same width: comparing and copying integers is exact."""
     return tensor.view(BITS[tensor.dtype])
 
 
 def non_zero(matrix: Tensor) -> Tensor:
-    """Where elements are not zero (−0.0 is; subnormals are not, whatever the processor is told to do with them)."""
+    """Where elements are not zero. −0.0 counts as zero; subnormals do not, even if the processor flushes them."""
     if matrix.dtype == torch.int8:
         return matrix != 0
     return bits(matrix) & torch.iinfo(BITS[matrix.dtype]).max != 0
+
+
+def carve(scratch: Tensor, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A matrix in the first bytes of `scratch`, and the bytes behind it."""
+    nbytes = shape[0] * shape[1] * dtype.itemsize
+    return scratch[:nbytes].view(dtype).view(shape), scratch[nbytes:]
+
+
+def dense_matvec(matrix: Tensor, x: Tensor) -> Tensor:
+    """A dense matrix times a vector, as fp32. Floating-point types are multiplied by torch, in the matrix's own type.
+
+    torch has no product of int8 and an fp32 vector. The CPU has a kernel for it; a GPU widens a few rows at a time.
+    """
+    if matrix.dtype != torch.int8:
+        return (matrix @ x.to(matrix.dtype)).float()
+    if matrix.device.type == "cpu":
+        return int8.matvec(matrix, x)
+    return torch.cat([rows.float() @ x.float() for rows in matrix.split(ROWS_AT_ONCE)])
 
 
 def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -146,7 +234,7 @@ def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 
 
 def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of a file, checksum verified. Raises `FormatError`."""
+    """The metadata and tensors of a file, after comparing its checksum. Raises `FormatError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -154,7 +242,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
             metadata = file.metadata() or {}
             if missing := {"format", "version", "shape", "dtype", "sha256"} - metadata.keys():
                 raise FormatError(f"{path}: not a packed matrix: its header lacks {', '.join(sorted(missing))}")
-            # cloned: the library's tensors are views of the file, and would change or fault with it
+            # the library's tensors are views of the file; a copy stays good if the file changes
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FormatError:
         raise

@@ -1,4 +1,4 @@
-"""How many bytes weights take in each format, as tidy tables (ENDOR, section 4.1 and figure 4)."""
+"""Tables of the bytes that weights take in each format (ENDOR, section 4.1 and figure 4)."""
 
 from collections.abc import Iterable, Mapping
 
@@ -18,8 +18,8 @@ def twin_sizes(
 ) -> pd.DataFrame:
     """Sizes of a random twin of one paper-scale layer, pruned row by row, over sparsity and data type.
 
-    At most `rows` rows are packed; a layer that has more is scaled up from them, and its rows say `modelled`. 2:4 is
-    sized by its closed form, at its own 50 %. What Endor consists of has rows of its own, `endor values` say.
+    At most `rows` rows are packed. The size of a layer with more rows is scaled up, and the table says `modelled`. The
+    size of 2:4 follows from its closed form, at 50 %. The parts of Endor have their own rows, such as `endor values`.
 
     Columns: source, format, dtype, sparsity, size_mb (10^6 bytes), ratio (over dense), evidence. Raises `UserError` for
     an unknown model or layer.
@@ -45,10 +45,10 @@ def twin_sizes(
 
 
 def model_sizes(models: Mapping[str, nn.Module], source: str, dtypes: Iterable[str]) -> pd.DataFrame:
-    """Sizes of all decoder linears of pruned models (pattern → model) together, in every format that can hold them.
+    """Total sizes of all decoder linears of pruned models (pattern → model), in every format that can hold them.
 
-    int8 weights are quantised by `absmax_int8`; `sparsity` is the share of zeros that is really there. Columns as
-    `twin_sizes` gives, and pattern. Measured.
+    int8 weights are quantised by `absmax_int8`. `sparsity` is the counted share of zeros. All rows are measured.
+    Columns: those of `twin_sizes`, and pattern.
     """
     found = [
         {"pattern": pattern, "dtype": dtype, **_totals(model, dtype, name)}

@@ -1,12 +1,12 @@
-"""The `sparse-bitmask` layout of compressed-tensors 0.9 to 0.14, which stores what `endor` stores in other tensors.
+"""The `sparse-bitmask` layout of compressed-tensors 0.9 to 0.14: the contents of `endor` in other tensors.
 
     [[1, 0, 0, 2],      shape        3, 4
      [0, 0, 0, 0],      bitmask      0b1001, 0b0000, 0b0010   (lowest bit = first column; rows padded to 8 bits)
      [0, 3, 0, 0]]      row_offsets  0, 2, 2
                         compressed   1, 2, 3
 
-So the bits are the same, with rows that end on a byte instead of a 32-bit word, and the last offset, the number of
-values, is left out. (Source: `compressors/sparse_compressors/sparse_bitmask.py` of compressed-tensors 0.14.0.1.)
+The bits are the same, but rows end on a byte instead of a 32-bit word, and the last offset, which is the number of
+values, is not stored. (Source: `compressors/sparse_compressors/sparse_bitmask.py` of compressed-tensors 0.14.0.1.)
 """
 
 from collections.abc import Mapping
@@ -24,17 +24,17 @@ from toolkit.formats.packed import DTYPES, as_matrix, expect
 from toolkit.kernels.bitmap.layout import block_counts, row_bytes, starts
 
 PARTS = ("shape", "compressed", "bitmask", "row_offsets")
-# one byte an element: the kernels take them for int8
+# types of one byte, which the kernels treat as int8
 BYTES = {str(t).removeprefix("torch."): t for t in (torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)}
 MINUS_ZERO = -128  # of both float8 types, read as int8
 
 
 @dataclass(frozen=True, eq=False)
 class SparseBitmask:
-    """A matrix, or a vector (which counts as one row), as the four tensors that a checkpoint holds.
+    """A matrix or a vector as the four tensors that a checkpoint holds. A vector counts as one row.
 
-    Elements are float32, float16, bfloat16, int8, uint8, float8_e4m3fn or float8_e5m2. −0.0 counts as zero and decodes
-    as +0.0; NaN and infinities are non-zeros: both as in compressed-tensors.
+    Elements are float32, float16, bfloat16, int8, uint8, float8_e4m3fn or float8_e5m2. As in compressed-tensors, −0.0
+    counts as zero and decodes as +0.0, and NaN and infinities are non-zeros.
     """
 
     shape: tuple[int, ...]
@@ -52,12 +52,12 @@ class SparseBitmask:
 
     @classmethod
     def from_endor(cls, packed: Endor) -> Self:
-        """The same matrix; where rows are whole 32-bit words, the same memory."""
+        """The same matrix. It shares memory with `packed` if rows are whole 32-bit words."""
         return cls._from_endor(packed, packed.shape, packed.dtype)
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The four `PARTS` as stored. Raises `ValueError` unless they agree; reads the whole bitmask."""
+        """Make a matrix of the four `PARTS`. Raises `ValueError` unless they agree, which takes reading the bitmask."""
         expect("shape", tensors["shape"], torch.int64, (tensors["shape"].numel(),))
         found = cls(tuple(tensors["shape"].tolist()), *(tensors[part].contiguous() for part in PARTS[1:]))
         found.check()
@@ -70,7 +70,7 @@ class SparseBitmask:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all four."""
+        """Bytes of all four tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def check(self) -> None:
@@ -90,9 +90,10 @@ class SparseBitmask:
         return self._to_endor().decode().view(self.compressed.dtype).view(self.shape)
 
     def to_endor(self) -> Endor:
-        """The same matrix, a vector as one row; where rows are whole 32-bit words, bitmap and values are shared.
+        """The same matrix in the format `endor`; a vector becomes one row.
 
-        Raises `UserError` if its elements are of a type that `endor` does not hold.
+        Bitmap and values are shared if rows are whole 32-bit words. Raises `UserError` for elements of a type that
+        `endor` does not hold.
         """
         if self.compressed.dtype not in DTYPES.values():
             raise UserError(f"format 'endor' holds no {self.compressed.dtype}; expected one of {', '.join(DTYPES)}")
@@ -114,7 +115,7 @@ class SparseBitmask:
 
 
 def _endor(shape: tuple[int, int], bitmap: Tensor, row_starts: Tensor, values: Tensor) -> Endor:
-    """The only place that makes one from parts."""
+    """Make an `Endor` of its parts; the block offsets are counted."""
     row_offsets = torch.cat([row_starts, torch.tensor([values.numel()])])
     counts = block_counts(bitmap, shape[1])
     block_offsets = torch.empty(counts.shape, dtype=torch.int32).copy_(torch.from_numpy(starts(counts)))
@@ -126,7 +127,7 @@ def _bytes(columns: int) -> int:
 
 
 def _carried(weight: Tensor) -> Tensor:
-    """The weight as a matrix of a type that the kernels know."""
+    """The weight as a matrix of a type that the kernels can pack."""
     matrix = weight[None] if weight.ndim == 1 else weight
     if weight.dtype not in BYTES.values():
         return as_matrix(matrix)

@@ -12,15 +12,15 @@ from toolkit.formats.packed import Packed, bits, expect, non_zero
 
 GROUP = 4
 KEPT = 2
-BLOCK = 1024  # rows worked on at once, to bound the memory that 64-bit indices take
+BLOCK = 1024  # rows packed or decoded at once, to bound the memory of 64-bit indices
 
 
 @dataclass(frozen=True, eq=False)
 class TwoFour(Packed):
-    """Two values of every four columns, and two bits for the place of each (arXiv:2104.08378, section 3).
+    """Two values of every group of four columns, and two bits for the place of each (arXiv:2104.08378, section 3).
 
-    A group with fewer non-zeros keeps zeros (+0.0) from the left, so the places are always two, in ascending order;
-    four of them make a byte, the first lowest. −0.0 decodes as +0.0.
+    A group with fewer than two non-zeros keeps zeros (+0.0) from the left, so every group has two places, ascending.
+    Four places make a byte; the first one is in its lowest bits. −0.0 decodes as +0.0.
 
         [[1, 0, 0, 2],      values   1 2, 0 0, 0 3
          [0, 0, 0, 0],      places   0 3, 0 1, 0 1   (two bits each)
@@ -56,16 +56,14 @@ class TwoFour(Packed):
             places[span] = kept.flatten(1).to(torch.uint8)
         return cls((rows, columns), values, _pack(places.flatten()))
 
-    def decode(self) -> Tensor:
-        """The dense matrix."""
+    def _fill(self, out: Tensor) -> None:
         rows, columns = self.shape
-        dense = torch.zeros(rows, columns // GROUP, GROUP, dtype=self.dtype)
+        dense = bits(out).zero_().view(rows, columns // GROUP, GROUP)
         places = _unpack(self.places, self.values.numel()).view(self.values.shape)
         for first in range(0, rows, BLOCK):
             span = slice(first, first + BLOCK)
             kept = places[span].to(torch.int64).unflatten(1, (-1, KEPT))
-            bits(dense)[span].scatter_(-1, kept, bits(self.values)[span].unflatten(1, (-1, KEPT)))
-        return dense.view(rows, columns)
+            dense[span].scatter_(-1, kept, bits(self.values)[span].unflatten(1, (-1, KEPT)))
 
     def check(self) -> None:
         """Sizes fit the shape, and each group's places rise."""
@@ -88,7 +86,7 @@ class TwoFour(Packed):
 
 
 def _kept(present: Tensor) -> Tensor:
-    """The places [rows, groups, 2] that are kept of each group: its non-zeros, and zeros from the left."""
+    """The places [rows, groups, 2] that each group keeps: its non-zeros first, then zeros from the left."""
     patterns = torch.tensor([[pattern >> place & 1 for place in range(GROUP)] for pattern in range(1 << GROUP)])
     table = patterns.argsort(dim=1, descending=True, stable=True)[:, :KEPT].sort().values
     first, second, third, fourth = present.to(torch.uint8).unbind(-1)

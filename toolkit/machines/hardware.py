@@ -20,6 +20,8 @@ from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import BASES, GB, Links, Memory, NearData, Profile, Software, Source, Storage
 
+READS = ("data/hardware/*.yaml",)  # for `toolkit.sources`: what is made with a profile is stale when one changes
+
 # How a number is written in a file: its key, the attribute it becomes, and each unit's factor to the attribute's.
 GIB = 2.0**30
 CAPACITY = ("capacity_bytes", {"GB": GB, "TB": 1e12, "GiB": GIB})
@@ -136,6 +138,7 @@ def _number(units: Iterable[str]) -> dict:
             "basis": {"enum": [basis for basis in BASES if basis != "measured"]},
             "source": {"type": "string", "minLength": 10},
             "range": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+            "claims": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
         },
     }
 
@@ -167,4 +170,5 @@ def _part(part: str, record: dict, sources: dict[str, Source]) -> object:
 def _scaled(number: dict, units: Mapping[str, float]) -> tuple[float, Source]:
     factor = units[number["unit"]]
     low, high = (factor * bound for bound in number["range"]) if "range" in number else (None, None)
-    return number["value"] * factor, Source(number["basis"], number["source"], low, high)
+    claims = tuple(number.get("claims", ()))
+    return number["value"] * factor, Source(number["basis"], number["source"], low, high, claims)

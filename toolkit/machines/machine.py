@@ -31,13 +31,15 @@ EVIDENCE = {  # the kind of evidence that a results table gives for a number of 
 class Source:
     """Where a number comes from: its basis (a key of `BASES`) and the words; `low` and `high` where it is uncertain.
 
-    `low` and `high` are in the unit of the number they belong to.
+    `low` and `high` are in the unit of the number they belong to. `claims` are the ids of the paper's published numbers
+    that the number was taken or worked out from: those are inputs, and no score may count them.
     """
 
     basis: str
     text: str
     low: float | None = None
     high: float | None = None
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from toolkit import paths, sources
 from toolkit.cache import cached_table
 from toolkit.errors import UserError
 from toolkit.machines import disk, memory
-from toolkit.machines.hardware import GB, Links, Memory, Profile, Source, Storage
+from toolkit.machines.machine import GB, Links, Memory, Profile, Source, Storage
 from toolkit.machines.provenance import cpu_name
 from toolkit.storage.direct import BLOCK_BYTES
 

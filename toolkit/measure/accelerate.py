@@ -1,4 +1,4 @@
-"""A rival that others wrote, made fit to be timed beside ours: Hugging Face Accelerate's disk offload."""
+"""Hugging Face Accelerate's disk offload, set up so that it can be timed beside our runtime."""
 
 import contextlib
 import tempfile
@@ -20,10 +20,10 @@ from toolkit.timeline.spans import Recorder, Span, Timeline
 class DiskOffloaded:
     """A module whose weights Accelerate keeps in files, as `accelerate.disk_offload` sets it up, on the CPU.
 
-    `offloaded` is the part of it that goes to disk, all of it unless told otherwise; what is left stays in memory, as
-    with a `device_map` of both. Every parameter of a submodule is copied out of its mapped file when that runs, and
-    let go afterwards: one thing at a time, through the page cache. These copies are spans of stage `read`; they take
-    place in `recorder`. Offloaded weights are gone from memory afterwards. `folder` must not exist.
+    `offloaded` is the part of the module that goes to disk; the default is all of it. The rest stays in memory, as
+    with a `device_map` that names both. When a submodule runs, each of its parameters is copied out of its mapped file,
+    through the page cache, and dropped afterwards. `recorder` has each copy as a span of stage `read`. The module loses
+    its offloaded weights. `stored_bytes` is their size on disk. `folder` must not exist.
     Raises `UserError` if its disk is too small.
     """
 
@@ -34,8 +34,9 @@ class DiskOffloaded:
         self.module, self.folder, self.recorder = module, folder, Recorder()
         offloaded = module if offloaded is None else offloaded
         tensors = offloaded.state_dict()
-        # Accelerate writes through a mapping: where the disk is full, that is the end of the process
-        check_space(folder.parent, sum(tensor.nbytes for tensor in tensors.values()))
+        self.stored_bytes = sum(tensor.nbytes for tensor in tensors.values())
+        # Accelerate writes through a mapping, so a full disk would end the process
+        check_space(folder.parent, self.stored_bytes)
         offload_state_dict(folder, tensors)
         weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
         # the body of disk_offload(), but that the mapping of weights is timed
@@ -43,12 +44,12 @@ class DiskOffloaded:
         attach_align_device_hook(offloaded, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
 
     def drop_pages(self) -> None:
-        """Have the page cache forget the files, so that the next pass reads the disk."""
+        """Remove the files from the page cache, so that the next pass reads the disk."""
         for file in self.folder.iterdir():
             drop_pages(file)
 
     def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
-        """What the module gives, read from the disk, and the pass's timeline; its products are stage `other`."""
+        """The module's result with weights read from the disk, and the pass's timeline. Products are stage `other`."""
         self.drop_pages()
         with torch.no_grad():
             begun_s = self.recorder.now_s()
@@ -81,9 +82,10 @@ class Recorded(Mapping):
 
 @contextlib.contextmanager
 def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Iterator[Callable[[], Timeline]]:
-    """A linear that Accelerate keeps on the disk of `folder`: each call takes one token's vector through it.
+    """A linear that Accelerate keeps on the disk of `folder`. Each call multiplies it with one token's vector.
 
-    Gone afterwards. A call raises `UserError` if the result is not to the bit that of the weight in memory.
+    The files are removed afterwards. A call raises `UserError` if a bit of the result differs from that of the weight
+    in memory.
     """
     linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
     linear.weight = nn.Parameter(weight, requires_grad=False)
@@ -108,7 +110,7 @@ RIVAL: Placed = (Way(ACCELERATE, device="cpu"), "storage")  # all on disk, one t
 def beside(
     passes: Iterable[tuple[Placed, int, str, Timeline]], last: Placed, turn: Callable[[], Timeline]
 ) -> Iterator[tuple[Placed, int, str, Timeline]]:
-    """Passes of `timed_passes`, and in each repetition one of the rival's, behind that of `last`."""
+    """The passes of `timed_passes`, and in each repetition one pass of Accelerate after that of `last`."""
     for case, repetition, mode, timeline in passes:
         yield case, repetition, mode, timeline
         if case == last:

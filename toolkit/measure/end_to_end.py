@@ -1,25 +1,26 @@
-"""One token through a whole model on this machine: methods and policies side by side, and Accelerate's disk offload.
+"""One token through a whole model on this machine: methods, policies and other people's software side by side.
 
     pass_measurements("opt-1536", layers=10)      # beside pass_table(profile("endor-rtx4080"), ...)
-    goal_ratios("opt-1536", layers=10)
+    goal_ratios("opt-1536", 10, GOALS)            # with the goals of toolkit.papers.endor
 
 The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU; `toolkit.measure.turns` times.
 Measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 import pandas as pd
 
 from toolkit import paths
-from toolkit.machines.machine import GB, Profile
+from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.llama_cpp import missing
 from toolkit.measure.rates import this_machine
 from toolkit.measure.repetitions import kept_spans, median_stages
-from toolkit.measure.turns import PLACED, pass_spans, turn_seconds
+from toolkit.measure.turns import PLACED, pass_spans, read_shares, turn_seconds
 from toolkit.models.workload import Workload
-from toolkit.policies.methods import ACCELERATE, RIVALS
+from toolkit.policies.methods import LLAMA_CPP, METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
 from toolkit.simulation.cost_model import predict
@@ -29,12 +30,7 @@ from toolkit.timeline.tables import beside_dense, beside_measured
 
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 REPETITIONS = 5
-# ours and other, each a method and policy with all layers on disk; how many times faster ours should be
-GOALS = {
-    (("endor", "pipelined"), ("dense", "pipelined")): 1.7,
-    (("endor_packed", "pipelined"), ("dense", "pipelined")): 1.7,
-    (("endor", "pipelined"), (ACCELERATE, "sequential")): 3.0,
-}
+Goals = Mapping[tuple[tuple[str, str], tuple[str, str]], float]
 
 
 def pass_measurements(
@@ -45,87 +41,106 @@ def pass_measurements(
     sparsity: float = 0.5,
     repetitions: int = REPETITIONS,
     fresh: bool = False,
+    ways: Sequence[Placed] = (),
 ) -> pd.DataFrame:
-    """One pass as `pass_table` has it, measured, and but for Accelerate's modelled; columns more as `operations_here`.
+    """One token as `pass_table` has it, measured, and for our own runtime modelled; more columns as in
+    `operation_measurements`.
 
-    `mapping` is `storage` with every layer on disk, for which both policies and Accelerate are measured; `published`,
-    the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). What neither reads, decodes nor
-    multiplies weights is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than
-    one repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not
-    those of the model in memory.
+    Stages are those of a window over several tokens, divided by their number; `tokens` is that number and
+    `stored_bytes` what one token must read. `ways` replaces `default_ways(methods)`. `mapping` is `storage` with every
+    layer on disk; `published`, the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in
+    which no weight is read, decoded or multiplied is stage `other`, which the model leaves out. Raises `UserError` for
+    unknown names, less than one repetition, so few layers that buffers keep them all, a disk too small, or a way whose
+    logits are not those of the model in memory.
     """
     workload = Workload(model, dtype, sparsity)
-    spans = _spans(workload, layers, methods, repetitions, fresh)
+    spans = _spans(workload, layers, ways or default_ways(methods), repetitions, fresh)
     machine = this_machine(dtype, sparsity, fresh)
     tables = []
     for (way, mapping), rows in _by_way(spans):
         where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
         labels = {"profile": machine.id, **asdict(workload), "op": "pass", **asdict(way)}
         labels |= {"mapping": mapping, "dram_layers": where.dram, "storage_layers": where.storage}
-        tables.append(median_stages(rows).assign(**labels))
+        tables.append(_a_token(rows).assign(**labels))
         if way.method not in RIVALS:
             modelled = _predicted(machine, workload, way, where)
             tables.append(modelled.stages().assign(**labels))
     table = pd.concat(tables, ignore_index=True)
     mapped = table["mapping"] != "storage"
-    compared = [beside_dense(table[~mapped]), beside_dense(table[mapped], mapping="published")]
+    compared = [beside_dense(table[~mapped])]
+    if mapped.any():
+        compared.append(beside_dense(table[mapped], mapping="published"))
     return beside_measured(pd.concat(compared, ignore_index=True))
 
 
 def goal_ratios(
     model: str,
     layers: int,
+    goals: Goals,
     methods: Sequence[str] = PASS_METHODS,
     dtype: str = "float16",
     sparsity: float = 0.5,
     repetitions: int = REPETITIONS,
     fresh: bool = False,
+    ways: Sequence[Placed] = (),
 ) -> pd.DataFrame:
-    """The ratios of `GOALS` among the passes that `pass_measurements` shows, with the same arguments: `goals_table`."""
-    return goals_table(_spans(Workload(model, dtype, sparsity), layers, methods, repetitions, fresh))
+    """`goals_table` of the passes that `pass_measurements` shows with the same arguments."""
+    spans = _spans(Workload(model, dtype, sparsity), layers, ways or default_ways(methods), repetitions, fresh)
+    return goals_table(spans, goals)
 
 
-def goals_table(spans: pd.DataFrame) -> pd.DataFrame:
-    """How many times faster ours was, turn by turn: median and quartiles, what was wanted, whether that was met.
+def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
+    """How many times faster ours was, turn by turn: median and quartiles, what was wanted, and whether that was met.
 
-    `spans` as `pass_spans` gives them; goals whose ways are not among them are left out.
+    `spans` are those of `pass_spans`. `goals` has pairs of (method, policy), ours and the other, with all layers on
+    disk, and how many times faster ours should be; pairs that are not among the spans are left out.
+
+    `byte_limit`, for two ways of our own with one policy, is the bytes that the other reads for a token over the bytes
+    that ours reads: what moves weights from the same disk with the same reader cannot gain more. It is NaN beside
+    other software, which is slower for more reasons. `read_share_ours` and `read_share_other` are the bytes read in the
+    window over those that its tokens need (medians over the turns). `fault` says what is wrong with a measurement, or
+    is empty: a ratio above `byte_limit` by more than half the distance of its quartiles, or reads in the window that
+    differ by more than one layer from what the tokens need.
     """
-    turns = turn_seconds(spans)
+    seconds, shares = turn_seconds(spans), read_shares(spans)
+    first = spans.groupby(PLACED)[["stored_bytes", "storage_layers", "tokens"]].first()
     rows = []
-    for (ours, other), wanted in GOALS.items():
-        if {(*ours, "storage"), (*other, "storage")} <= set(turns):
-            ratio = turns[*other, "storage"] / turns[*ours, "storage"]
-            low, middle, high = ratio.quantile([0.25, 0.5, 0.75])
-            names = {"ours": ", ".join(ours), "other": ", ".join(other)}
-            rows.append(names | {"ratio": middle, "low": low, "high": high, "wanted": wanted, "met": middle >= wanted})
+    for pair, wanted in goals.items():
+        ours, other = keys = [(*way, "storage") for way in pair]
+        if not {ours, other} <= set(seconds):
+            continue
+        low, middle, high = (seconds[other] / seconds[ours]).quantile([0.25, 0.5, 0.75])
+        names = {"ours": ", ".join(pair[0]), "other": ", ".join(pair[1])}
+        comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
+        limit = first["stored_bytes"][other] / first["stored_bytes"][ours] if comparable else float("nan")
+        read = [float(shares[key].median()) for key in keys]
+        faults = [f"above the byte limit {limit:.2f}"] if above_limit(middle, low, high, limit) else []
+        slack = [1 / (first["storage_layers"][key] * first["tokens"][key]) for key in keys]
+        faults += [
+            f"{name} read {share:.0%} of its bytes in the window"
+            for name, share, layer in zip(names.values(), read, slack, strict=True)
+            if abs(share - 1) > layer
+        ]
+        found = {"ratio": middle, "low": low, "high": high, "wanted": wanted, "met": middle >= wanted}
+        found |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
+        rows.append(names | found | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
 
 
-def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
-    """How quickly the CPU unpacks Endor, and how quickly it must for that to pay: a row this machine, a row the other.
+def above_limit(ratio: float, low: float, high: float, limit: float) -> bool:
+    """Whether a ratio exceeds its limit by more than half the distance of its quartiles; also for whole columns."""
+    return ratio > limit + (high - low) / 2
 
-    In dense GB a second: decode_gb_s alone; cpu_gb_s, decoding and what else the cores do with a weight, the product
-    (of a machine with a GPU nothing); read_gb_s of the disk; pays_sequential_gb_s, where decoding takes as long as the
-    shorter read saves; pays_pipelined_gb_s, where the cores take as long as the packed read and hide behind it. Then
-    pays and hides, and `basis`, a key of `BASES`: where decode_gb_s comes from.
-    `table` of `pass_measurements`, its sequential passes from disk; of the other machine what its profile says.
+
+def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each way measured with all layers on disk, the quickest first, from `pass_measurements`.
+
+    Columns: seconds a token (median), low_s, high_s, bytes_a_token that were read, gb_s of the whole pass, mode.
     """
-    chosen = table[(table["method"] == "endor") & (table["policy"] == "sequential") & (table["mapping"] == "storage")]
-    stages = chosen[chosen["evidence"] == "measured"].set_index("stage")
-    dense_gb = stages["nbytes"]["decode"] / GB
-    busy_s = stages["seconds"][["decode", "compute"]].sum()
-    here = {"decode_gb_s": stages["gb_s"]["decode"], "cpu_gb_s": dense_gb / busy_s, "read_gb_s": stages["gb_s"]["read"]}
-    decoded = other.dram.decode_gb_s["endor"]
-    there = {"decode_gb_s": decoded, "cpu_gb_s": decoded, "read_gb_s": other.links.storage_to_dram_gb_s}
-    found = pd.DataFrame([here, there], index=["this-machine", other.id])
-    share = stages["nbytes"]["read"] / stages["nbytes"]["decode"]
-    found["pays_sequential_gb_s"] = found["read_gb_s"] / (1 - share)
-    found["pays_pipelined_gb_s"] = found["read_gb_s"] / share
-    return found.assign(
-        pays=found["decode_gb_s"] > found["pays_sequential_gb_s"],
-        hides=found["cpu_gb_s"] >= found["pays_pipelined_gb_s"],
-        basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
-    )
+    chosen = (table["evidence"] == "measured") & (table["mapping"] == "storage") & (table["stage"] == "total")
+    rows = table[chosen].set_index(["method", "policy"]).sort_values("median_s")
+    shown = rows[["median_s", "low_s", "high_s", "nbytes", "gb_s", "mode"]]
+    return shown.rename(columns={"median_s": "seconds", "nbytes": "bytes_a_token"})
 
 
 def default_ways(methods: Sequence[str]) -> list[Placed]:
@@ -136,8 +151,16 @@ def default_ways(methods: Sequence[str]) -> list[Placed]:
     return found + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
 
 
-def _spans(workload: Workload, layers: int, methods: Sequence[str], repetitions: int, fresh: bool) -> pd.DataFrame:
-    ways = default_ways(methods)
+def software_ways(methods: Sequence[str]) -> list[Placed]:
+    """Every method, pipelined from disk, Accelerate, and llama.cpp where it can run (`llama_cpp.missing`).
+
+    llama.cpp runs Llama decoders only.
+    """
+    found = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
+    return found + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in LLAMA_CPP])
+
+
+def _spans(workload: Workload, layers: int, ways: Sequence[Placed], repetitions: int, fresh: bool) -> pd.DataFrame:
     named = [[asdict(way), mapping] for way, mapping in ways]
     key = asdict(workload) | {"layers": layers, "ways": named, "repetitions": repetitions}
 
@@ -146,6 +169,14 @@ def _spans(workload: Workload, layers: int, methods: Sequence[str], repetitions:
         return pass_spans(workload, layers, ways, repetitions, paths.cache_dir())
 
     return kept_spans(key, ("toolkit.measure.turns",), measure, fresh)
+
+
+def _a_token(spans: pd.DataFrame) -> pd.DataFrame:
+    """`median_stages` of windows over several tokens, for one of them."""
+    shared = spans[["tokens", "stored_bytes"]].iloc[0]
+    stages = median_stages(spans).assign(**shared)
+    summed = ["seconds", "low_s", "median_s", "high_s", "nbytes"]
+    return stages.assign(**{name: stages[name] / shared["tokens"] for name in summed})
 
 
 def _by_way(spans: pd.DataFrame) -> Iterator[tuple[Placed, pd.DataFrame]]:

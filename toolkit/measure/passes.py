@@ -21,9 +21,8 @@ from torch import Tensor
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.formats import Packed, encode
-from toolkit.formats.scaled import Scaled
+from toolkit.formats.scaled import Scaled, unpacked
 from toolkit.models.shapes import random_pruned
-from toolkit.offload.weights import product, unpack
 from toolkit.policies.ways import POLICIES, Placed, Way
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_reader
@@ -64,7 +63,7 @@ def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]
             yield Op.of(0, op, form, _with_scales(encode(form, weight)))
 
 
-def _with_scales(packed: Packed) -> Packed | Scaled:
+def _with_scales(packed: Packed) -> Packed:
     """Integers get the scales that int8 weights have; like them, of any size."""
     if packed.dtype != torch.int8:
         return packed
@@ -73,8 +72,7 @@ def _with_scales(packed: Packed) -> Packed | Scaled:
 
 def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
     for op, packed in _weights(store, form, aligned_buffer(store.slot_bytes(form))).items():
-        found = unpack(packed, torch.empty_like(weights[op]))
-        if not torch.equal(found.packed.values if isinstance(found, Scaled) else found, weights[op]):
+        if not torch.equal(packed.stored.unpack_into(torch.empty_like(weights[op])), weights[op]):
             raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
 
 
@@ -105,13 +103,13 @@ def timed_passes(
                 yield (way, placement), repetition, reader.mode, timeline
 
 
-def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed | Scaled]:
+def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed]:
     """Each weight where it is read to: made once, as a streamer does, since it takes as long as a small product.
 
     Weights are checked against what their buffer holds, so it is read first.
     """
     with open_reader("threads", store, form) as reader:
-        reader.read([store.layer(0, form)], buffer)
+        reader.read(store.layer(0, form).ranges, buffer)
     return store.layer(0, form).view(buffer)
 
 
@@ -121,18 +119,18 @@ def _pass(
     reader: Reader,
     layer: Layer,
     buffer: np.ndarray,
-    weights: Mapping[str, Packed | Scaled],
+    weights: Mapping[str, Packed],
     dense: np.ndarray,
 ) -> Timeline:
     vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
     if placement == "dram":
-        reader.read([layer], buffer)
+        reader.read(layer.ranges, buffer)
     recorder = Recorder()
 
     def read(run: OpRun) -> OpRun:
         if placement == "storage":
             with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
-                reader.read([run], buffer[run.offset - layer.offset :][: run.nbytes])
+                reader.read(run.ranges, buffer[run.offset - layer.offset :][: run.nbytes])
         return run
 
     with ThreadPoolExecutor(1) as link:
@@ -140,16 +138,14 @@ def _pass(
         for run in arrivals(read, layer.ops.values()):
             operand = _operand(way, recorder, run, weights[run.op], dense)
             with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
-                product(operand, vectors[run.shape[1]])
+                operand.matvec(vectors[run.shape[1]])
     return recorder.timeline()
 
 
-def _operand(
-    way: Way, recorder: Recorder, run: OpRun, packed: Packed | Scaled, dense: np.ndarray
-) -> Tensor | Packed | Scaled:
-    """What the product is taken with: the weight made dense, or as it was stored."""
+def _operand(way: Way, recorder: Recorder, run: OpRun, packed: Packed, dense: np.ndarray) -> Packed:
+    """The operand of the product: the weight made dense, or as it was stored."""
     if not way.stored.decoded_in:
         return packed
     out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
     with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
-        return unpack(packed, out)
+        return unpacked(packed, out)

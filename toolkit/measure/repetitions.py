@@ -1,4 +1,4 @@
-"""Passes that were timed several times over: a table with a row a span, kept on disk, and what to show of it."""
+"""Passes that were timed several times: a table with a row for each span, kept on disk, and summaries of it."""
 
 import importlib.metadata
 from collections.abc import Callable, Mapping
@@ -13,16 +13,16 @@ from toolkit.machines.probe import describe
 from toolkit.timeline.spans import Span, Timeline
 
 SPAN = list(Span.__dataclass_fields__)
-CIRCUMSTANCES = ["mode", "measured_at"]  # of all spans of a pass alike
+CIRCUMSTANCES = ["mode", "measured_at"]  # the same for all spans of a pass
 VERSIONED = ("torch", "numba", "transformers", "accelerate")
 
 
 def kept_spans(
     key: Mapping[str, object], modules: tuple[str, ...], measure: Callable[[], pd.DataFrame], fresh: bool
 ) -> pd.DataFrame:
-    """What `measure` gives, from the cache unless `fresh`; `measured_at` says when that was, in UTC.
+    """The table that `measure` gives, from the cache unless `fresh`. `measured_at` says when it was measured, in UTC.
 
-    It is another measurement with another key, code of `modules`, machine, disk, number of threads or library.
+    It is measured again for another key, code of `modules`, machine, disk, number of threads or version of a library.
     """
     versions = {name: importlib.metadata.version(name) for name in VERSIONED}
     key = {**key, "machine": describe(), "threads": torch.get_num_threads(), "versions": versions}
@@ -50,9 +50,9 @@ def median_repetition(spans: pd.DataFrame) -> int:
 
 
 def median_stages(spans: pd.DataFrame) -> pd.DataFrame:
-    """`Timeline.stages()` of that repetition; low_s, median_s and high_s: each stage's seconds in all of them.
+    """`Timeline.stages()` of the median repetition, with the columns of `CIRCUMSTANCES`.
 
-    And what all spans have alike: the columns of `CIRCUMSTANCES`.
+    low_s, median_s and high_s are each stage's least, median and most seconds of all repetitions but number 0.
     """
     every = [timeline_of(rows).stages() for number, rows in spans.groupby("repetition") if number > 0]
     seconds = pd.concat(every).groupby("stage")["seconds"]

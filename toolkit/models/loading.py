@@ -17,6 +17,8 @@ from toolkit.models import downloads, hub
 
 log = logging.getLogger(__name__)
 
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+
 
 @dataclass(frozen=True)
 class Model:
@@ -38,15 +40,18 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     holds `scale · q + minimum` to the last bit that GGUF's own reader gives. That copy is kept under the cache, and
     `dtype` rounds it. Every weight is then an ordinary `nn.Parameter` that can be pruned.
 
-    Raises `UserError` if the name is unknown, or is not embedded and cannot be had from the hub.
+    Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
+    unknown, the model cannot be had from the hub, or it needs either of these.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, options = _place(name)
     with _loading(name, options):
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=dtype, adapter_kwargs=dict(options), **options)
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, use_safetensors=True, adapter_kwargs=dict(options), **NO_CODE, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -58,7 +63,9 @@ def check_model(name: str) -> None:
 
     place, options = _place(name)
     with _loading(name, options):
-        AutoConfig.from_pretrained(place, **options)
+        AutoConfig.from_pretrained(place, **NO_CODE, **options)
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 
 
 def fast_dtype() -> torch.dtype:
@@ -91,7 +98,16 @@ def _loading(name: str, options: dict) -> Iterator[None]:
         with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot load model {name!r}: {_first_line(error)}; {_offline_models()}") from error
+        raise UserError(f"cannot load model {name!r}: {_reason(error)}; {_offline_models()}") from error
+
+
+def _reason(error: Exception) -> str:
+    words = str(error)
+    if "trust_remote_code" in words:
+        return "its config.json asks for code of its own (auto_map), which is never run here"
+    if "safetensors" in words and "no file named" in words:
+        return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
+    return _first_line(error)
 
 
 def _offline_models() -> str:

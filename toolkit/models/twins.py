@@ -7,7 +7,7 @@ from toolkit.errors import UserError
 from toolkit.models import hub
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
-VOCABULARY, POSITIONS, HEAD = 1000, 64, 64  # small, since the layers are what is timed; heads have their usual size
+VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, since the layers are what is timed; heads have their usual size
 
 
 def twin_model(

@@ -1,1 +1,1 @@
-"""Weights that live where there is room for them, and the time it takes to bring each to where it computes."""
+"""The runtime: weights that live on disk, in DRAM or on a GPU, and what brings them to the device that computes."""

@@ -1,6 +1,6 @@
-"""Where products are taken: the CPU, which reads weights in DRAM, or a GPU, into whose memory they are copied.
+"""The device that takes the products: the CPU, which reads weights in DRAM, or a GPU, to which they are copied.
 
-`Cuda` is all that the runtime asks of a GPU: memory, copies from pinned memory, and to wait for what was launched.
+`Cuda` is all that the runtime needs of a GPU: memory, copies from pinned memory, and waiting for launched work.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ MB = 1e6
 
 
 class Cpu:
-    """What it launches is done when the call returns."""
+    """The CPU. Its work is done when a call returns, so nothing is ever waited for."""
 
     tier, torch_device = "dram", torch.device("cpu")
 
@@ -36,12 +36,12 @@ class Cpu:
 
     @property
     def free_bytes(self) -> int:
-        """What programs can still have without swapping."""
+        """Memory that programs can still take without swapping."""
         return psutil.virtual_memory().available
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Nothing to add to what the system says."""
+        """Change nothing: the system reports memory that runs out."""
         yield
 
     def __enter__(self) -> Self:
@@ -53,9 +53,9 @@ class Cpu:
 
 
 class Cuda:
-    """A CUDA GPU by torch's name for it. Raises `UserError` if there is none, or no `numba-cuda` to run kernels with.
+    """A CUDA GPU, by torch's name for it. Raises `UserError` if there is none, or without `numba-cuda` for the kernels.
 
-    Copies have a stream of their own, and torch's current one goes on meanwhile.
+    Copies have a stream of their own, so torch's current stream goes on meanwhile.
     """
 
     tier = "device"
@@ -74,20 +74,20 @@ class Cuda:
 
     @property
     def free_bytes(self) -> int:
-        """What is not in use of its memory, by this process or another."""
+        """Memory of the GPU that neither this process nor another one uses."""
         with torch.cuda.device(self.torch_device):
-            torch.cuda.empty_cache()  # what torch keeps of tensors that are gone
+            torch.cuda.empty_cache()  # torch keeps the memory of deleted tensors
         return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def empty(self, nbytes: int) -> UInt8[Tensor, " nbytes"]:
-        """Memory of the GPU, whatever is in it, from a page's start. Raises `UserError` if it has too little."""
+        """Uninitialised memory of the GPU that starts on a page. Raises `UserError` if there is too little."""
         with self.within_memory():
             whole = torch.empty(nbytes + BLOCK_BYTES, dtype=torch.uint8, device=self.torch_device)
         return whole[-whole.data_ptr() % BLOCK_BYTES :][:nbytes]
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:
-        """Turn what torch raises when the GPU's memory runs out into a `UserError`."""
+        """Raise a `UserError` when torch reports that the GPU's memory has run out."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -97,10 +97,10 @@ class Cuda:
             ) from error
 
     def pinned_buffer(self, nbytes: int) -> UInt8[np.ndarray, " nbytes"]:
-        """Host memory that the GPU reads by itself: huge pages as for the disk, page-locked by hand.
+        """Host memory that the GPU can read by itself: the huge pages that suit the disk, page-locked.
 
-        torch's own pinned memory rounds each allocation up to a power of two. Raises `UserError` if the system lets no
-        so much memory be locked.
+        torch's own pinned memory rounds each allocation up to a power of two. Raises `UserError` if the system does not
+        allow so much locked memory.
         """
         buffer = aligned_buffer(nbytes)
         if nbytes:
@@ -112,19 +112,19 @@ class Cuda:
         return buffer
 
     def copy(self, source: UInt8[np.ndarray, " bytes"], target: UInt8[Tensor, " bytes"]) -> None:
-        """Copy from DRAM and wait until it is there. What was launched before may still be running."""
+        """Copy from DRAM and wait for the copy, but not for work that was launched before."""
         with torch.cuda.stream(self._copies):
             target.copy_(torch.from_numpy(source), non_blocking=True)
         self._copies.synchronize()
 
     def mark(self) -> torch.cuda.Event:
-        """A point in the work that was launched so far; its `synchronize()` waits for all before it."""
+        """A mark behind the work launched so far. Its `synchronize()` waits for all work before it."""
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.torch_device))
         return event
 
     def wait(self) -> None:
-        """Wait for what was launched on torch's current stream."""
+        """Wait for the work that was launched on torch's current stream."""
         torch.cuda.current_stream(self.torch_device).synchronize()
 
     def __enter__(self) -> Self:
@@ -132,7 +132,7 @@ class Cuda:
         return self
 
     def __exit__(self, *error) -> None:
-        """Let go of pinned memory, when nothing runs any more."""
+        """Wait for all work, then unpin the memory."""
         torch.cuda.synchronize(self.torch_device)
         self._pinned.close()
 

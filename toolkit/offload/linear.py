@@ -1,4 +1,4 @@
-"""A linear layer whose weight is elsewhere: it is fetched, made dense if its method asks for that, used and let go."""
+"""A linear layer whose weight is elsewhere: it is fetched, made dense if its method needs that, used and released."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,20 +8,17 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
-from toolkit.formats.dense import Dense
-from toolkit.formats.endor import Endor
-from toolkit.formats.scaled import Scaled
 from toolkit.offload.device import Cpu, Cuda
-from toolkit.offload.weights import product, widened
 from toolkit.timeline.spans import Recorder
 
 
 class OffloadedLinear(nn.Module):
-    """Stands in for an `nn.Linear` of the same shape and bias.
+    """Takes the place of an `nn.Linear` of the same shape and bias.
 
-    `fetch()` gives its weight, packed, whenever it runs. `scratch` are the bytes that weights are made dense in,
-    shared by all layers (`toolkit.offload.weights.scratch_bytes` tells how many); with `packed`, single tokens are
-    multiplied with the packed form, and only prompts use it. Both are where `device` computes.
+    `fetch()` returns its packed weight each time it runs. `scratch` are the bytes that weights are made dense in,
+    `OpRun.scratch_bytes` of the largest; all layers share them. With `packed`, single tokens are multiplied with the
+    packed form, if its format has such a product, and only prompts use `scratch`. Weight and scratch are in the memory
+    of `device`.
     """
 
     def __init__(
@@ -29,7 +26,7 @@ class OffloadedLinear(nn.Module):
         linear: nn.Linear,
         name: str,
         layer: int,
-        fetch: Callable[[], Packed | Scaled],
+        fetch: Callable[[], Packed],
         scratch: Tensor,
         packed: bool,
         recorder: Recorder,
@@ -41,38 +38,37 @@ class OffloadedLinear(nn.Module):
         self._fetch, self._scratch, self._recorder, self._device = fetch, scratch, recorder, device
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in_features] → [..., out_features]: to the bit what the dense layer gives, unless used packed."""
+        """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
         weight = self._fetch()
-        stored = weight.packed if isinstance(weight, Scaled) else weight
-        if self.packed and isinstance(stored, Endor) and x.numel() == self.in_features:
+        if self.packed and weight.has_matvec and x.numel() == self.in_features:
             return self._multiply(x, weight)
         dense = self._dense(weight)
         with self._timed("compute", dense.nbytes):
             return functional.linear(x, dense, self.bias)
 
     def close(self) -> None:
-        """Let go of the memory; from now on, running it raises `UserError`."""
+        """Release the memory. Running the layer afterwards raises `UserError`."""
         self._fetch, self._scratch = _closed, self._scratch[:0].clone()
 
     def extra_repr(self) -> str:
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
-    def _multiply(self, x: Tensor, weight: Packed | Scaled) -> Tensor:
+    def _multiply(self, x: Tensor, weight: Packed) -> Tensor:
         with self._timed("compute", weight.nbytes):
-            y = product(weight, x.reshape(-1)).to(x.dtype)
+            y = weight.matvec(x.reshape(-1)).to(x.dtype)
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
 
-    def _dense(self, weight: Packed | Scaled) -> Tensor:
-        if isinstance(weight, Dense):
-            return weight.values
+    def _dense(self, weight: Packed) -> Tensor:
+        if weight.is_dense:
+            return weight.dense_in(self._scratch)
         rows, columns = weight.shape
         with self._timed("decode", rows * columns * weight.dtype.itemsize):
-            return widened(weight, self._scratch)
+            return weight.dense_in(self._scratch)
 
     @contextmanager
     def _timed(self, stage: str, nbytes: int) -> Iterator[None]:
-        """A span that ends when the work is done; what is on its way to the device goes on meanwhile."""
+        """A span that ends when the work is done. Copies to the device go on meanwhile."""
         with self._recorder.span(stage, self.name, self._device.tier, nbytes, self.layer):
             yield
             self._device.wait()

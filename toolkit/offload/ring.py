@@ -1,4 +1,4 @@
-"""Slots that layers pass through in turn, the next one fetched while this one is used."""
+"""Slots that layers pass through in turn: the next layer is fetched while this one is used."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -13,9 +13,10 @@ Buffer = TypeVar("Buffer")
 
 @dataclass
 class Slot(Generic[Buffer]):
-    """A buffer, the layer whose bytes it gets or has (None: none to be relied on), and what brings them.
+    """A buffer, the number of the layer that is in it or on its way, and the future of that fetch.
 
-    `views` are what layers look like here: made once each, since that takes as long as a small layer's read.
+    `number` is None if the contents are undefined. `views` keep the weights of each layer in this buffer: making them
+    takes as long as reading a small layer, so it is done once.
     """
 
     buffer: Buffer
@@ -25,12 +26,12 @@ class Slot(Generic[Buffer]):
 
 
 class Ring(Generic[Buffer]):
-    """Layers `numbers`, over and over in this order: after the last comes the first, for the next token.
+    """The layers `numbers`, again and again in this order: the first follows the last, for the next token.
 
-    If there is a slot for each of them, they are fetched once and stay.
+    If there is a slot for each layer, every layer is fetched once and stays.
 
-    `fetch(number, buffer)` starts to bring a layer's bytes; `view(number, buffer)` makes weights of them. A layer asked
-    for out of turn is brought, too, only later.
+    `fetch(number, buffer)` starts to bring the bytes of a layer. `view(number, buffer)` makes weights of them. A layer
+    that is asked for out of order is brought as well, but nothing was fetched ahead for it.
     """
 
     def __init__(
@@ -45,34 +46,34 @@ class Ring(Generic[Buffer]):
         self._fetch, self._view = fetch, view
 
     def layer(self, number: int) -> Mapping[str, Packed]:
-        """A layer's weights, in place; they are good until the next call. Raises what `fetch` and its future do."""
+        """The weights of a layer, in place, good until the next call. Raises what `fetch` and its future raise."""
         slot = self._arrived(number)
         if number not in slot.views:
             slot.views[number] = self._view(number, slot.buffer)
         return slot.views[number]
 
     def content(self, number: int) -> Buffer:
-        """The buffer that holds a layer, until the next call. Raises what `layer` does."""
+        """The buffer that holds a layer, good until the next call. Raises what `layer` raises."""
         return self._arrived(number).buffer
 
     def close(self) -> None:
-        """Wait for what is on its way, and let go of the buffers."""
+        """Wait for the layers that are on their way, and release the buffers."""
         for slot in self._slots:
             if slot.coming is not None:
-                with suppress(Exception):  # nobody wants this layer any more
+                with suppress(Exception):  # this layer is not needed any more
                     slot.coming.result()
         self._slots = []
 
     def _arrived(self, number: int) -> Slot:
         slot = self._slot_for(number)
         if len(self._slots) > 1 and (following := self._following[number]) != number:
-            # before waiting: the layer before this one is done with, and the disk need not pause between two reads
+            # start this before waiting: its slot is free, and the disk does not pause between two reads
             self._start(next(other for other in self._slots if other is not slot), following)
         self._wait(slot)
         return slot
 
     def _slot_for(self, number: int) -> Slot:
-        """The slot that holds a layer, or that it is being fetched into."""
+        """The slot that holds a layer or that the layer is being fetched into."""
         slot = next((slot for slot in self._slots if slot.number == number), None)
         if slot is None:
             slot = next((slot for slot in self._slots if slot.number is None), self._slots[0])
@@ -80,7 +81,7 @@ class Ring(Generic[Buffer]):
         return slot
 
     def _wait(self, slot: Slot) -> None:
-        """Until the slot's bytes are all there; a layer that did not arrive is forgotten."""
+        """Wait until all bytes of the slot are there. A layer that failed to arrive is forgotten."""
         try:
             slot.coming.result()
         except BaseException:
@@ -92,8 +93,8 @@ class Ring(Generic[Buffer]):
         if slot.number == number:
             return
         if slot.coming is not None:
-            with suppress(Exception):  # of another layer, which is not asked for: out of turn
+            with suppress(Exception):  # it brings a layer that was not asked for
                 slot.coming.result()
-        slot.number = None  # should the next line raise
+        slot.number = None  # the next line may raise
         slot.coming = self._fetch(number, slot.buffer)
         slot.number = number

@@ -1,4 +1,4 @@
-"""ENDOR: its maps of layers, and its passes predicted.
+"""ENDOR: its maps of layers, its passes predicted, what we want to reach on one machine, and whether decoding pays.
 
 pass_table(profile("endor-rtx4080"), Workload("opt-66b"))      # the times in its text
 """
@@ -8,16 +8,27 @@ from collections.abc import Sequence
 import pandas as pd
 
 from toolkit.errors import unknown
-from toolkit.machines.machine import Profile
+from toolkit.machines.machine import GB, Profile
 from toolkit.models.workload import Workload
+from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
 from toolkit.simulation import tables
+from toolkit.timeline.tables import DENSE, LABELS
 
 # Sections 3.3 and 5.1, C.1 and C.3. The 20 remapped layers of Llama2-70B take more than the 10 dense ones did: 17 fit
 MAPS = {
     "opt-66b": {"published": LayerMap(5, 8, 51), "remapped": LayerMap(5, 14, 45)},
     "llama2-70b": {"published": LayerMap(6, 10, 64), "remapped": LayerMap(6, 20, 54)},
+}
+
+
+# ours and other, each a method and policy with all layers on disk; how many times faster ours should be
+GOALS = {
+    (("endor", "pipelined"), ("dense", "pipelined")): 1.7,
+    (("endor_packed", "pipelined"), ("dense", "pipelined")): 1.7,
+    (("endor", "pipelined"), (ACCELERATE, "sequential")): 3.0,
+    (("endor_packed", "pipelined"), ("llama.cpp F16", "sequential")): 1.7,
 }
 
 
@@ -30,3 +41,68 @@ def pass_table(machine: Profile, workload: Workload, choices: Sequence[Way] = ()
     if workload.model not in MAPS:
         raise unknown("mapped model", workload.model, MAPS)
     return tables.pass_table(machine, workload, MAPS[workload.model], choices)
+
+
+def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
+    """How fast the CPU unpacks Endor, and how fast it must be for that to pay: a row for this machine, one for `other`.
+
+    Columns in dense GB a second: decode_gb_s, decoding alone; cpu_gb_s, decoding and the product, which run on the same
+    cores (decoding alone on a machine whose GPU multiplies); read_gb_s of the disk; pays_sequential_gb_s, at which
+    decoding takes as long as the shorter read saves; pays_pipelined_gb_s, at which the cores take as long as the packed
+    read and so hide behind it. `pays` and `hides` say whether the rates reach these. `basis`, a key of `BASES`, says
+    where decode_gb_s comes from. This machine's row comes from `table` of `pass_measurements`, its sequential pass from
+    disk; the other's from its profile.
+    """
+    chosen = table[(table["method"] == "endor") & (table["policy"] == "sequential") & (table["mapping"] == "storage")]
+    stages = chosen[chosen["evidence"] == "measured"].set_index("stage")
+    dense_gb = stages["nbytes"]["decode"] / GB
+    busy_s = stages["seconds"][["decode", "compute"]].sum()
+    measured = {
+        "decode_gb_s": stages["gb_s"]["decode"],
+        "cpu_gb_s": dense_gb / busy_s,
+        "read_gb_s": stages["gb_s"]["read"],
+    }
+    decoded = other.dram.decode_gb_s["endor"]
+    profiled = {"decode_gb_s": decoded, "cpu_gb_s": decoded, "read_gb_s": other.links.storage_to_dram_gb_s}
+    found = pd.DataFrame([measured, profiled], index=["this-machine", other.id])
+    share = stages["nbytes"]["read"] / stages["nbytes"]["decode"]
+    found["pays_sequential_gb_s"] = found["read_gb_s"] / (1 - share)
+    found["pays_pipelined_gb_s"] = found["read_gb_s"] / share
+    return found.assign(
+        pays=found["decode_gb_s"] > found["pays_sequential_gb_s"],
+        hides=found["cpu_gb_s"] >= found["pays_pipelined_gb_s"],
+        basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
+    )
+
+
+def goal_words(goals: pd.DataFrame) -> str:
+    """The rows of `goals_table` as a sentence's part. A fault of the measurement stands in the place of the verdict."""
+    verdicts = goals["fault"].where(goals["fault"] != "", goals["met"].map({True: "met", False: "missed"}))
+    return "; ".join(
+        f"{goal.ours} {goal.ratio:.2f} times as fast as {goal.other} (wanted {goal.wanted:.1f}: {verdict})"
+        for goal, verdict in zip(goals.itertuples(), verdicts, strict=True)
+    )
+
+
+def fc_share(spans: pd.DataFrame) -> pd.DataFrame:
+    """A row with `share_of_transfer_percent`: what fc1 and fc2 take of the transfers of a layer (section 2.2: 66 %).
+
+    `spans` are those of one OPT layer, as `Timeline.table` gives them, with profile, model and evidence.
+    """
+    moved = spans[spans["stage"].isin(["read", "copy"])]
+    share = 100 * moved.loc[moved["op"].isin(["fc1", "fc2"]), "nbytes"].sum() / moved["nbytes"].sum()
+    row = {"op": "fc1 and fc2", "stage": "transfer", "share_of_transfer_percent": share}
+    return pd.DataFrame([dict(spans[["profile", "model", "evidence"]].iloc[0]) | row])
+
+
+def over_saved_copy(table: pd.DataFrame) -> pd.DataFrame:
+    """Add `decode_over_saved_copy` to rows of decoding: their time over what packing saves on the copy to the GPU.
+
+    Section 5.1 has it below 1. NaN in other rows, and for a way that copies dense weights.
+    """
+    keys = [label for label in LABELS if label in table and label != "stage"]
+    copies = table[table["stage"] == "copy"].set_index(keys)["seconds"]
+    own = copies.reindex(pd.MultiIndex.from_frame(table[keys])).to_numpy()
+    dense = copies.reindex(pd.MultiIndex.from_frame(table[keys].assign(**DENSE))).to_numpy()
+    ratio = table["seconds"] / pd.Series(dense - own, table.index).where(lambda saved: saved > 0)
+    return table.assign(decode_over_saved_copy=ratio.where(table["stage"] == "decode"))

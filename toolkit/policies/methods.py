@@ -25,4 +25,6 @@ METHODS = {
 }
 
 ACCELERATE = "accelerate"
-RIVALS = {ACCELERATE: Method("dense")}  # runtimes of others, with the format that they store; measured, never modelled
+LLAMA_CPP = {"llama.cpp F16": "F16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}  # method -> GGUF type
+# Runtimes of others, with the format they store (GGUF: 2, 1.0625 and 0.5625 bytes a weight); measured, not modelled
+RIVALS = {ACCELERATE: Method("dense")} | {name: Method(f"gguf {kind}") for name, kind in LLAMA_CPP.items()}

@@ -1,7 +1,7 @@
 """Symmetric round-to-nearest quantisation, the weights' side of SmoothQuant (Xiao et al. 2023, equation 1).
 
-One rule for all who unpack int8 weights: a weight is `values.to(dtype) * scales.to(dtype)`, rounded once, where `dtype`
-is the type that the weight had before. Scales are numbers of that type, so nothing is lost by turning them into it.
+All code that unpacks int8 weights follows one rule: a weight is `values.to(dtype) * scales`, rounded once, where
+`dtype` is the type that the weight had before. Scales are of that type, too.
 """
 
 import torch
@@ -14,7 +14,9 @@ LARGEST = 127
 
 
 def row_scales(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
-    """What 1 stands for in each row: its largest magnitude over 127, in the weight's type; 1 for rows of zeros.
+    """The value of the integer 1 in each row: the row's largest magnitude over 127, in the weight's type.
+
+    The scale of a row of zeros is 1.
 
     Raises `UserError` for a weight that is not finite.
     """
@@ -22,7 +24,7 @@ def row_scales(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
     if not largest.isfinite().all():
         raise UserError("cannot quantise a weight that is not finite; load the model anew")
     scales = (largest / LARGEST).to(weight.dtype)
-    return scales.masked_fill(scales == 0, 1)  # what float16 cannot scale is nothing to int8 either
+    return scales.masked_fill(scales == 0, 1)  # rows too small for a float16 scale become zeros
 
 
 def absmax_int8(

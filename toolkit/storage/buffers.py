@@ -1,7 +1,7 @@
 """Memory that disks can write into directly: aligned, and in huge pages where the system has them.
 
-A direct read into ordinary memory is one piece of work per 4 KiB page for the disk's driver, since the pages lie
-scattered; into a huge page it is one per read. `benchmarks/storage_fio.py` shows what that is worth.
+Ordinary memory lies scattered in pages of 4 KiB, and the disk's driver has work with each page of a direct read. A read
+into a huge page is a single piece of work. `benchmarks/storage_fio.py` shows the difference.
 """
 
 import contextlib
@@ -14,17 +14,17 @@ HUGE_PAGE_BYTES = 2 << 20
 
 
 def buffer_bytes(nbytes: int) -> int:
-    """What a buffer of so many bytes really takes: whole huge pages."""
+    """The memory that a buffer of so many bytes takes: whole huge pages."""
     return -(-nbytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
 
 
 def aligned_buffer(nbytes: int) -> UInt8[np.ndarray, " nbytes"]:
-    """Zeroed bytes that start on a huge page (so on a page and a block, too), all of them touched."""
+    """Zeroed bytes, all touched, that start on a huge page and so on a block."""
     padded = buffer_bytes(nbytes)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     region = mmap.mmap(-1, padded + HUGE_PAGE_BYTES, **private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel built without them: ordinary pages do the same, slower
+        with contextlib.suppress(OSError):  # a kernel without huge pages: ordinary pages are only slower
             region.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
     start = -whole.ctypes.data % HUGE_PAGE_BYTES

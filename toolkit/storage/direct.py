@@ -1,4 +1,4 @@
-"""Files opened past the page cache where the file system lets them (O_DIRECT), and what mode they are really in."""
+"""Files opened past the page cache (O_DIRECT) where the file system allows it, and the mode that they are really in."""
 
 import contextlib
 import ctypes
@@ -15,16 +15,16 @@ from jaxtyping import UInt8
 
 from toolkit.errors import UserError
 
-BLOCK_BYTES = 4096  # what O_DIRECT's offsets, lengths and addresses are multiples of: enough for any disk in use
+BLOCK_BYTES = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this, on any disk in use
 
 
 class ChangedError(UserError):
-    """A file is not what it was when it was opened."""
+    """A file was changed after it was opened."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What changes when a file is replaced, cut or written to."""
+    """The properties that change when a file is replaced, cut or written to."""
 
     device: int
     inode: int
@@ -33,32 +33,32 @@ class Identity:
 
     @classmethod
     def of(cls, file: Path | int) -> Self:
-        """Of a path, or an open descriptor. Raises `OSError`."""
+        """The identity of a path or of an open descriptor. Raises `OSError`."""
         status = os.stat(file)
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file that must stay as it was when it was first looked at."""
+    """A file that must not change while it is in use."""
 
     path: Path
     identity: Identity
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """As it is now. Raises `OSError`."""
+        """The file as it is now. Raises `OSError`."""
         return cls(path, Identity.of(path))
 
     def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
-        """A part of it, by way of the page cache. Raises `ChangedError` if it is not what it was."""
+        """A part of the file, read through the page cache. Raises `ChangedError` if the file has changed."""
         self.check()
         data = np.fromfile(self.path, np.uint8, size, offset=offset)
         self.check()
         return data
 
     def check(self, descriptor: int | None = None) -> None:
-        """Raise `ChangedError` if the path, or the open file behind the descriptor, is another than it was."""
+        """Raise `ChangedError` if the path, or the open file behind the descriptor, has changed."""
         try:
             found = {Identity.of(self.path)} | ({Identity.of(descriptor)} if descriptor is not None else set())
         except OSError as error:
@@ -78,7 +78,7 @@ class OpenFile:
 
 @contextlib.contextmanager
 def open_file(path: Path) -> Iterator[OpenFile]:
-    """A file that is there already, open for reading; its pages are dropped from the cache first."""
+    """Open an existing file for reading. Its pages are dropped from the page cache first."""
     reader, direct = open_direct(str(path))
     try:
         yield OpenFile(reader, os.fstat(reader).st_size, _mode(path, reader if direct else None))
@@ -88,7 +88,7 @@ def open_file(path: Path) -> Iterator[OpenFile]:
 
 @contextlib.contextmanager
 def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
-    """`open_file` of a file that must be the one first looked at. Raises `ChangedError` if it is another."""
+    """Open a file as `open_file` does. Raises `ChangedError` if the file has changed."""
     file.check()
     with open_file(file.path) as opened:
         file.check(opened.descriptor)
@@ -96,7 +96,7 @@ def open_unchanged(file: StoredFile) -> Iterator[OpenFile]:
 
 
 def drop_pages(path: Path) -> None:
-    """Have the page cache forget a file that is on the disk, so that the next buffered read is one of the disk."""
+    """Drop a file's pages from the page cache, so that the next buffered read comes from the disk."""
     with _plain(path):
         pass
 
@@ -108,7 +108,7 @@ def _mode(path: Path, direct: int | None) -> str:
 
 @contextlib.contextmanager
 def _plain(path: Path) -> Iterator[int]:
-    """A buffered descriptor of a file none of whose pages are cached."""
+    """A buffered descriptor of a file, after its pages were dropped from the page cache."""
     plain = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(plain, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -118,7 +118,7 @@ def _plain(path: Path) -> Iterator[int]:
 
 
 def open_direct(name: str) -> tuple[int, bool]:
-    """A descriptor for reading, and whether it is a direct one."""
+    """Open a file for reading, and say whether its descriptor is a direct one."""
     if hasattr(os, "O_DIRECT"):
         try:
             return os.open(name, os.O_RDONLY | os.O_DIRECT), True
@@ -129,7 +129,7 @@ def open_direct(name: str) -> tuple[int, bool]:
 
 
 def bypasses_cache(direct: int, plain: int) -> bool:
-    """Whether a read through `direct` leaves the page cache as it was: some file systems take the flag and ignore it.
+    """Whether a read through `direct` bypasses the page cache. Some file systems accept O_DIRECT and ignore it.
 
     `plain` is a buffered descriptor of the same file, none of whose pages should be cached.
     """

@@ -1,7 +1,7 @@
-"""A store's index: what lies where, as one JSON file that is checked before anything is read by it.
+"""The index of a store: one JSON file that says what lies where. It is checked before it is used.
 
-Every byte of every shard belongs to exactly one run (a header, an op, or a tensor that belongs to no op), and every run
-has its SHA-256; the index has one of its own. So any flipped bit is found.
+Every byte of every shard belongs to exactly one run: a header, an op, or a tensor that belongs to no op. Every run has
+its SHA-256, and the index has its own. So any flipped bit is found.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ SCHEMA = _object(
 
 @dataclass(frozen=True)
 class Index:
-    """The contents of a store. `files` are the small ones beside the shards (configuration, tokenizer)."""
+    """The contents of a store. `files` are the small files beside the shards (configuration, tokenizer)."""
 
     model: dict
     files: dict[str, str]
@@ -88,12 +88,12 @@ class Index:
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """Every run of every shard."""
+        """All runs of all shards."""
         return (*self.headers, *self.ops, *self.rest)
 
 
 def write(index: Index, path: Path) -> None:
-    """Write an index; where it goes must be a temporary folder, for this is not done in one step."""
+    """Write an index into a temporary folder: writing is not one step, so a reader could see half of it."""
     record = {
         "version": VERSION,
         "model": index.model,
@@ -106,7 +106,7 @@ def write(index: Index, path: Path) -> None:
 
 
 def read(path: Path) -> Index:
-    """Read an index and check all that it says of itself. Raises `FormatError` naming the file and what is wrong."""
+    """Read an index and check that it is consistent. Raises `FormatError`, which names the file and the fault."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -166,7 +166,7 @@ def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
 
 
 def _check_tiling(index: Index, path: Path) -> None:
-    """The runs of each shard follow each other from its first byte to its last, in whole blocks."""
+    """The runs of each shard are whole blocks and follow each other without a gap from its first byte to its last."""
     ends = dict.fromkeys(index.shards, 0)
     for run in sorted(index.runs, key=in_order):
         if run.shard not in ends:
@@ -183,7 +183,7 @@ def _check_tiling(index: Index, path: Path) -> None:
 
 
 def _check_layers(index: Index, path: Path) -> None:
-    """No op is there twice, and the ops of a layer and variant adjoin in one shard."""
+    """No op is listed twice, and the ops of a layer and variant adjoin in one shard."""
     seen, last = set(), {}
     for run in sorted(index.ops, key=in_order):
         before = last.get((run.layer, run.variant), run)

@@ -1,4 +1,4 @@
-"""A model as a store: each decoder linear in every variant asked for, and all the rest as it is."""
+"""Packing a model as a store: each decoder linear in every variant, and all other tensors as they are."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,11 +9,10 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
-from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage.writing import Op, write_store
 
-Pack = Callable[[Tensor], Packed | Scaled]
+Pack = Callable[[Tensor], Packed]
 
 
 def pack_model(
@@ -24,13 +23,13 @@ def pack_model(
     tokenizer: object | None = None,
     description: Mapping[str, object] | None = None,
 ) -> None:
-    """Write a model into a new folder, complete: with what `Store` and `transformers` need to run it again.
+    """Write a model into a new folder, with everything that `Store` and `transformers` need to run it again.
 
     Args:
-        model: decoder-only, with plain linears (see `decoder_linears`); pruned, if it is to become smaller.
+        model: decoder-only, with plain linears (see `decoder_linears`). Prune it first, so that it becomes smaller.
         folder: must not exist.
-        variants: names of formats, or a way to pack a weight by the variant's name (`Scaled.encode` for int8).
-        name: of the model, for people.
+        variants: names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8).
+        name: the model's name, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
 
@@ -58,7 +57,7 @@ def pack_model(
 
 
 def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All of a model's state but the weights of its decoder linears; what two names share is there under the first."""
+    """All tensors of a model but the weights of its decoder linears. A shared tensor is listed under its first name."""
     packed = {id(linear.weight) for block in decoder_blocks(model) for linear in decoder_linears(block).values()}
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
@@ -82,13 +81,13 @@ def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
 
 
 def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:
-    """What these formats will take, as far as it can be told beforehand."""
+    """The bytes that these formats will take, as far as they can be known beforehand."""
     total = 0
     for block in decoder_blocks(model):
         for linear in decoder_linears(block).values():
             weight = linear.weight
             sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
             for name in formats:
-                with contextlib.suppress(UserError):  # zstd's size, say
+                with contextlib.suppress(UserError):  # sizes of codecs depend on the values
                     total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype)
     return total

@@ -1,4 +1,4 @@
-"""Many positioned reads in one call that holds no interpreter lock: 32 threads of 32 KiB reads would wait for it."""
+"""Many positioned reads in one compiled call without the interpreter's lock, which many threads would wait for."""
 
 import os
 from functools import cache
@@ -28,24 +28,24 @@ def read_ranges(
         )
     if len(sizes) and (min(sizes.min(), places.min()) < 0 or (places + sizes).max() > target.nbytes):
         raise ValueError(f"a range does not lie within the target's {target.nbytes} bytes")
-    # one layout, one compiled function: a second would be compiled while a clock runs
+    # all calls have one memory layout, so that nothing is compiled again while a clock runs
     offsets, sizes, places = map(np.ascontiguousarray, (offsets, sizes, places))
     read, taken = _compiled(), np.zeros(1, np.int64) if taken is None else taken
     while (failed := read(descriptor, offsets, sizes, places, target, taken)) < len(offsets):
-        # it may be readable after all: a signal had interrupted it, say
+        # a signal may have interrupted the read: try again
         read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
 
 
 def warm_up() -> None:
-    """Compile what `read_ranges` runs, before a clock is started."""
+    """Compile the function that `read_ranges` calls, before a clock is started."""
     none = np.zeros(0, np.int64)
     read_ranges(-1, none, none, none, np.zeros(1, np.uint8))
 
 
 def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) -> None:
-    """Fill `target` from `offset` through the interpreter, which says why it fails.
+    """Fill `target` from `offset` by the interpreter's own read, whose errors tell the reason.
 
-    Raises `OSError` when that fails or falls short.
+    Raises `OSError` if the read fails or falls short.
     """
     got = os.preadv(descriptor, [memoryview(target)], offset)
     if got != target.nbytes:
@@ -62,7 +62,7 @@ def _compiled():
 
     @intrinsic
     def take_next(typing_context, address):
-        """Add one to the 64-bit integer at an address, as no other thread can in between; what it was before."""
+        """Add one to the 64-bit integer at an address, atomically, and return its old value."""
 
         def build(context, builder, signature, values):
             pointer = builder.inttoptr(values[0], ir.IntType(64).as_pointer())

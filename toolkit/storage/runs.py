@@ -1,16 +1,53 @@
-"""The parts of a store: runs of whole blocks in its shards, and how what was read of them becomes tensors again."""
+"""The parts of a store, and how the bytes that were read of them become tensors again.
+
+Everything that can be read has `ranges` (the blocks that a reader fetches), `nbytes` (the size of the buffer that they
+fill) and `view` (the weights in that buffer). A whole layer is one range. Parts of a layer are made like this:
+
+    layer.only("fc1", "fc2")                                 # some ops of a layer
+    Part({"fc1": layer.ops["fc1"].rows(128, 256)})           # some rows of an op; other ops could stand beside it
+    Part({"fc1": run.rows(128, 256, index)})                 # a format whose `row_index` was read before
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, FormatError, Packed
-from toolkit.formats.scaled import SCALES, Scaled
-from toolkit.storage.shards import Piece
+from toolkit.formats.dense import Dense
+from toolkit.formats.scaled import SCALES, with_extras
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.shards import Piece, layout
+
+Buffer = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bytes of a shard from `start` up to, not including, `stop`, and the whole blocks around them.
+
+    Readers fetch `nbytes` bytes from `offset`, since direct reads are of whole blocks.
+    """
+
+    shard: str
+    start: int
+    stop: int
+
+    @property
+    def offset(self) -> int:
+        """The first byte of the first block."""
+        return self.start // BLOCK_BYTES * BLOCK_BYTES
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all blocks."""
+        return -(-self.stop // BLOCK_BYTES) * BLOCK_BYTES - self.offset if self.stop > self.start else 0
 
 
 @dataclass(frozen=True)
@@ -24,13 +61,24 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A name for people."""
         return "header"
+
+    @property
+    def ranges(self) -> tuple["Run"]:
+        """The blocks that a reader fetches: the run itself."""
+        return (self,)
+
+    def range(self, start: int, stop: int) -> Range:
+        """Bytes `start` to `stop` of this run. Raises `UserError` if they do not lie within it."""
+        if not 0 <= start <= stop <= self.nbytes:
+            raise UserError(f"{self.label}: bytes {start} to {stop}: expected a range within its {self.nbytes} bytes")
+        return Range(self.shard, self.offset + start, self.offset + stop)
 
 
 @dataclass(frozen=True)
 class OpRun(Run):
-    """One variant of one linear of one layer: its packed weight, and tensors that go with it (`extras`)."""
+    """One variant of one linear of one layer: its packed weight, and the tensors stored with it (`extras`)."""
 
     layer: int
     op: str
@@ -44,34 +92,111 @@ class OpRun(Run):
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A name for people."""
         return f"layer {self.layer} {self.op} ({self.variant})"
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of what is packed when dense, be it integers that have scales."""
+        """Bytes of the packed matrix when dense. Of int8 weights with scales, these are the integers."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     @property
     def scales_dtype(self) -> torch.dtype | None:
-        """The type of the weight that integers with scales stand for; None without scales."""
+        """The type of the weight that int8 values and scales stand for; None without scales."""
         return self.extras[SCALES].dtype if SCALES in self.extras else None
 
-    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> Packed | Scaled:
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that `Packed.dense_in` needs for this weight: the matrix, and what its integers stand for."""
+        widened = self.shape[0] * self.shape[1] * self.scales_dtype.itemsize if self.scales_dtype else 0
+        return FORMATS[self.format].scratch_bytes(self.shape, self.dtype) + widened
+
+    def view(self, buffer: Buffer) -> Packed:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
 
-        Raises `FormatError` for tensors that the format cannot be made of. Contents are not checked here;
-        `Store.verify` does that once for all.
+        Raises `FormatError` for tensors that the format cannot be made of. Contents are not checked here, since
+        `Store.verify` checks them once.
         """
+        tensors, extras = views(self.pieces, buffer), self.view_extras(buffer)
+        return self._weight(FORMATS[self.format].of_parts, self.shape, tensors, extras)
+
+    def view_extras(self, buffer: Buffer) -> dict[str, Tensor]:
+        """The tensors stored with the weight, as views of `buffer`."""
+        return views(self.extras, buffer)
+
+    def rows(self, first: int, last: int, index: Mapping[str, Tensor] | None = None) -> "Rows":
+        """The rows from `first` up to, not including, `last`, with their scales.
+
+        `index` holds the tensors that say where rows lie, for a format that has them: read `row_index` first.
+        Raises `UserError` for rows that the matrix does not have, for a missing index, and for a format that does not
+        tell where its rows lie.
+        """
+        if not 0 <= first <= last <= self.shape[0]:
+            raise UserError(f"{self.label}: rows {first} to {last}: expected a range of its {self.shape[0]} rows")
+        form, index = FORMATS[self.format], index or {}
+        if missing := set(form.row_index) - index.keys():
+            raise UserError(f"{self.label}: {min(missing)} says where rows lie: read `row_index` and pass it on")
+        spans = form.row_slices(first, last, index)
+        scales = {SCALES: self.extras[SCALES].part(slice(first, last))} if SCALES in self.extras else {}
+        return Rows(self, {name: self.pieces[name].part(span) for name, span in spans.items()} | scales, last - first)
+
+    @property
+    def row_index(self) -> "Tensors":
+        """The tensors that `rows` needs to know: none for most formats, the row offsets for sparse ones."""
+        return Tensors(self, {name: self.pieces[name] for name in FORMATS[self.format].row_index})
+
+    def unpacked(self, offset: int) -> Self:
+        """The same op made dense, as it lies in memory from `offset` on. It describes a buffer and no file."""
+        kept = {name: piece for name, piece in self.extras.items() if name == SCALES}
+        pieces, nbytes = layout({"values": Piece(self.dtype, self.shape, 0), **kept})
+        dense = {"format": Dense.name, "format_version": Dense.version, "pieces": {"values": pieces.pop("values")}}
+        return replace(self, shard="", offset=offset, nbytes=nbytes, sha256="", extras=pieces, **dense)
+
+    def _weight(self, make, shape: tuple[int, int], tensors: dict[str, Tensor], extras: Mapping[str, Tensor]) -> Packed:
         try:
-            packed = FORMATS[self.format].of_parts(self.shape, self.dtype, views(self.pieces, buffer))
-            return Scaled(packed, self.view_extras(buffer)[SCALES]) if SCALES in self.extras else packed
+            return with_extras(make(shape, self.dtype, tensors), extras)
         except (ValueError, TypeError, RuntimeError) as error:
             raise FormatError(f"{self.shard}: {self.label}: {' '.join(str(error).split())}") from error
 
-    def view_extras(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> dict[str, Tensor]:
-        """The tensors stored with the weight, as views of `buffer`."""
-        return views(self.extras, buffer)
+
+@dataclass(frozen=True)
+class Tensors:
+    """Some of the tensors of an op, or slices of them: `pieces`, whose offsets count from the op's first byte."""
+
+    run: OpRun
+    pieces: Mapping[str, Piece]
+
+    @cached_property
+    def ranges(self) -> tuple[Range, ...]:
+        """The blocks that a reader fetches: one range for each tensor."""
+        return tuple(self.run.range(piece.offset, piece.end) for piece in self.pieces.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffer that the ranges fill, one behind the other."""
+        return sum(found.nbytes for found in self.ranges)
+
+    def tensors(self, buffer: Buffer) -> dict[str, Tensor]:
+        """Each tensor, as a view of `buffer`, which holds what was read."""
+        places, end = {}, 0
+        for (name, piece), found in zip(self.pieces.items(), self.ranges, strict=True):
+            places[name] = replace(piece, offset=end + found.start - found.offset)
+            end += found.nbytes
+        return views(places, buffer)
+
+
+@dataclass(frozen=True)
+class Rows(Tensors):
+    """Adjoining rows of an op, `count` of them, as `OpRun.rows` finds them."""
+
+    count: int
+
+    def view(self, buffer: Buffer) -> Packed:
+        """These rows as a packed weight, in place. Raises `FormatError` as `OpRun.view` does."""
+        tensors = self.tensors(buffer)
+        extras = {name: tensors.pop(name) for name in self.pieces if name not in self.run.pieces}
+        shape = (self.count, self.run.shape[1])
+        return self.run._weight(FORMATS[self.run.format].of_rows, shape, tensors, extras)
 
 
 @dataclass(frozen=True)
@@ -83,32 +208,77 @@ class RestRun(Run):
 
     @property
     def label(self) -> str:
-        """What it is, for people."""
+        """A name for people."""
         return self.name
 
 
 @dataclass(frozen=True)
-class Layer:
-    """All ops of a layer in one variant: adjoining runs, so that one read of `nbytes` from `offset` fetches them."""
+class Part:
+    """Ops of a layer, each whole or some rows of it, that are read together."""
 
-    shard: str
-    offset: int
-    nbytes: int
+    ops: Mapping[str, OpRun | Rows]
+
+    @property
+    def ranges(self) -> tuple[Range | Run, ...]:
+        """The blocks that a reader fetches, in the order of the ops."""
+        return tuple(found for op in self.ops.values() for found in op.ranges)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the buffer that the ranges fill, one behind the other."""
+        return sum(op.nbytes for op in self.ops.values())
+
+    def view(self, buffer: Buffer) -> dict[str, Packed]:
+        """The packed weight of each op, in place: `buffer` holds what was read."""
+        found, end = {}, 0
+        for name, op in self.ops.items():
+            found[name], end = op.view(buffer[end:]), end + op.nbytes
+        return found
+
+
+@dataclass(frozen=True)
+class Layer(Part):
+    """All ops of a layer in one variant. Their runs adjoin, so that one read of `nbytes` from `offset` fetches them."""
+
     ops: Mapping[str, OpRun]
 
-    def view(self, buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]) -> dict[str, Packed | Scaled]:
-        """Each op's packed weight, in place: `buffer` holds what was read of the layer."""
-        return {name: run.view(buffer[run.offset - self.offset :]) for name, run in self.ops.items()}
+    @property
+    def shard(self) -> str:
+        """The file."""
+        return next(iter(self.ops.values())).shard
+
+    @property
+    def offset(self) -> int:
+        """The first byte in the shard."""
+        return next(iter(self.ops.values())).offset
+
+    @property
+    def ranges(self) -> tuple["Layer"]:
+        """The blocks that a reader fetches: the layer itself."""
+        return (self,)
+
+    def only(self, *names: str) -> Part:
+        """Some of the ops, in this order. Raises `UserError` for an op that the layer does not have."""
+        for name in names:
+            if name not in self.ops:
+                raise unknown("op of this layer", name, self.ops)
+        return Part({name: self.ops[name] for name in names})
+
+    def unpacked(self) -> "Layer":
+        """The same layer made dense, as it lies in memory: one op behind the other. It describes no file."""
+        ops, end = {}, 0
+        for name, run in self.ops.items():
+            ops[name] = run.unpacked(end)
+            end += ops[name].nbytes
+        return Layer(ops)
 
 
 def in_order(run: Run) -> tuple[str, int, int]:
-    """A key that sorts runs as they lie in their shards; an empty one comes before what starts at the same byte."""
+    """A key that sorts runs as they lie in their shards. An empty run comes before one that starts at the same byte."""
     return run.shard, run.offset, run.nbytes
 
 
-def views(
-    pieces: Mapping[str, Piece], buffer: UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
-) -> dict[str, Tensor]:
+def views(pieces: Mapping[str, Piece], buffer: Buffer) -> dict[str, Tensor]:
     """Tensors over the bytes of `buffer`, an array or a tensor on any device, without a copy."""
     data = torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
     return {name: data[piece.offset : piece.end].view(piece.dtype).view(piece.shape) for name, piece in pieces.items()}

@@ -1,11 +1,12 @@
-"""One shard: a safetensors file whose tensors lie where a disk can read them without the page cache.
+"""One shard: a safetensors file whose tensors lie so that a disk can read them past the page cache.
 
     [length, JSON header, spaces][q_proj: bitmap · offsets · values ·][k_proj: bitmap · ...]
     0                            4096·a                               4096·b
 
-Groups of tensors (an op of a layer) start on a block of 4096 bytes and adjoin, so one direct read fetches a group, or
-all of them. Within a group each tensor starts on 256 bytes, which suits any load instruction of a CPU or GPU. The
-safetensors format has no room for holes: what fills them are tensors of its own, `__padding_<number>__`.
+A group of tensors is one op of a layer. Each group starts on a block of 4096 bytes, and groups follow each other
+without a gap, so one direct read fetches one group or all of them. Within a group each tensor starts at a multiple of
+256 bytes, which suits any load instruction of a CPU or GPU. The safetensors format allows no holes: tensors named
+`__padding_<number>__` fill them.
 """
 
 import hashlib
@@ -14,16 +15,18 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
+from toolkit.errors import UserError
 from toolkit.storage.direct import BLOCK_BYTES
 
-TENSOR_BYTES = 256  # what tensors' places within a group are multiples of
+TENSOR_BYTES = 256  # places of tensors within a group are multiples of this
 PADDING = "__padding_"
 
-DTYPES = {  # of everything a format stores, by safetensors's names
+DTYPES = {  # the types that formats store, and their names in safetensors files
     torch.float32: "F32",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
@@ -41,7 +44,7 @@ DTYPES = {  # of everything a format stores, by safetensors's names
 
 @dataclass(frozen=True)
 class Piece:
-    """A tensor's place: `offset` bytes from the start of its group (or of the data, in a header)."""
+    """The place of a tensor: `offset` bytes from the start of its group (in a header: from the start of the data)."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -57,13 +60,20 @@ class Piece:
 
     @property
     def end(self) -> int:
-        """Where it ends."""
+        """The first byte behind the tensor."""
         return self.offset + self.nbytes
+
+    def part(self, span: slice) -> Self:
+        """The place of elements `span` of the first dimension. Raises `UserError` if the tensor has fewer."""
+        if not 0 <= span.start <= span.stop <= self.shape[0]:
+            raise UserError(f"elements {span.start} to {span.stop} of a tensor of {self.shape[0]}: they are not there")
+        step = self.nbytes // self.shape[0] if self.shape[0] else 0
+        return Piece(self.dtype, (span.stop - span.start, *self.shape[1:]), self.offset + span.start * step)
 
 
 @dataclass(frozen=True)
 class Written:
-    """A run of blocks in a shard, as `write_shard` left it: `offset` from the file's start, SHA-256 of its bytes."""
+    """A run of blocks that `write_shard` wrote: its offset from the file's start, and the SHA-256 of its bytes."""
 
     offset: int
     nbytes: int
@@ -72,14 +82,14 @@ class Written:
 
 @dataclass(frozen=True)
 class Shard:
-    """What `write_shard` wrote: the header's run, and one of each group in order."""
+    """What `write_shard` wrote: the run of the header, and one run for each group, in order."""
 
     header: Written
     groups: list[Written]
 
 
-def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Piece], int]:
-    """Where each tensor of a group goes, and the group's bytes: whole blocks."""
+def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int]:
+    """The place of each tensor of a group, and the bytes of the group, which are whole blocks."""
     pieces, end = {}, 0
     for name, tensor in tensors.items():
         pieces[name] = Piece(tensor.dtype, tuple(tensor.shape), _up(end, TENSOR_BYTES))
@@ -90,9 +100,9 @@ def layout(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Piece], int]:
 def write_shard(
     path: Path, groups: Sequence[Mapping[str, Tensor]], prefixes: Sequence[str], metadata: Mapping[str, str]
 ) -> Shard:
-    """Write groups of tensors, each under `<prefix><name>` in the header, and wait until the disk has them.
+    """Write groups of tensors and wait until the disk has them. The header names each tensor `<prefix><name>`.
 
-    Raises `OSError` if the disk fails, or is full; the file is then incomplete.
+    Raises `OSError` if the disk fails or is full; the file is incomplete then.
     """
     header = _header([layout(tensors) for tensors in groups], prefixes, metadata)
     with open(path, "xb", buffering=0) as stream:
@@ -107,17 +117,17 @@ def write_shard(
             runs.append(Written(offset, nbytes, digest.hexdigest()))
             offset += nbytes
         os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # it is to be read past the page cache
+        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # later reads bypass the page cache
     return Shard(Written(0, len(header), hashlib.sha256(header).hexdigest()), runs)
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, in row-major order; no copy if it is contiguous and on the CPU."""
+    """The tensor's bytes in row-major order, without a copy if it is contiguous and on the CPU."""
     return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def _parts(tensors: Mapping[str, Tensor]):
-    """The bytes of a group, its padding included, in pieces."""
+    """The bytes of a group in pieces, with its padding."""
     pieces, size = layout(tensors)
     end = 0
     for name, piece in pieces.items():

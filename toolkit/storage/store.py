@@ -1,10 +1,10 @@
-"""A model or a layer as a folder of aligned shards, opened for reading.
+"""A store: a model or a layer as a folder of aligned shards, opened for reading.
 
 store = Store.open(folder)
 with open_reader("threads", store, "endor") as reader:
     slot = aligned_buffer(store.slot_bytes("endor"))
     layer = store.layer(0, "endor")
-    reader.read([layer], slot)
+    reader.read(layer.ranges, slot)
     weights = layer.view(slot)          # op -> Packed, in place
 """
 
@@ -28,12 +28,12 @@ from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import rest_tensors
 from toolkit.storage.runs import Layer, OpRun, Run, in_order, views
 
-VERIFY_BYTES = 8 << 20  # hashed at once
+VERIFY_BYTES = 8 << 20  # read and hashed at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Store:
-    """An opened store: what lies where. Reading is the readers' work (`toolkit.storage.readers`)."""
+    """An opened store, which knows where everything lies. `toolkit.storage.readers` reads it."""
 
     folder: Path
     index: Index
@@ -41,9 +41,9 @@ class Store:
 
     @classmethod
     def open(cls, folder: str | os.PathLike) -> Self:
-        """Read and check the index, and that each shard is there with its size; contents are `verify`'s.
+        """Read and check the index, and check that each shard is there with its size. `verify` checks the contents.
 
-        Raises `FormatError` naming the file, and the part of it, that is not as it should be.
+        Raises `FormatError`, which names the file and the part of it that is wrong.
         """
         folder = Path(folder)
         contents = index.read(folder / index.FILE)
@@ -53,18 +53,18 @@ class Store:
         return cls(folder, contents, {name: _shard(folder / name, size) for name, size in contents.shards.items()})
 
     def __repr__(self) -> str:
-        """Where it is, and the size of each variant."""
+        """The folder, and the size of each variant."""
         sizes = ", ".join(f"{variant} {self.nbytes(variant) / 1e6:.1f} MB" for variant in self.variants)
         return f"Store({str(self.folder)!r}: {sizes})"
 
     @property
     def model(self) -> Mapping[str, object]:
-        """What the writer knew of the model."""
+        """What the writer recorded about the model."""
         return self.index.model
 
     @property
     def model_folder(self) -> Path:
-        """Where configuration and tokenizer lie, in Hugging Face's layout."""
+        """The folder of configuration and tokenizer, in Hugging Face's layout."""
         return self.folder / MODEL_FOLDER
 
     @cached_property
@@ -77,7 +77,7 @@ class Store:
 
     @cached_property
     def variants(self) -> tuple[str, ...]:
-        """The variants that some layer has, by name."""
+        """The names of all variants, sorted."""
         return tuple(sorted({variant for _, variant in self.layers}))
 
     def layer(self, number: int, variant: str) -> Layer:
@@ -94,27 +94,27 @@ class Store:
         return [layer for (_, found), layer in self.layers.items() if found == variant]
 
     def slot_bytes(self, variant: str) -> int:
-        """The bytes of a buffer that any layer of this variant fits into. Raises `UserError` for an unknown variant."""
+        """The bytes of the largest layer of this variant. Raises `UserError` for an unknown variant."""
         return max(layer.nbytes for layer in self.layers_of(variant))
 
     def nbytes(self, variant: str) -> int:
-        """The bytes of all layers in this variant, as they lie on the disk."""
+        """The bytes of all layers in this variant on the disk."""
         return sum(layer.nbytes for layer in self.layers_of(variant))
 
     @property
     def rest_bytes(self) -> int:
-        """The bytes of all that is no op's weight, as they lie on the disk."""
+        """The bytes on the disk of all tensors that are no op's weight."""
         return sum(run.nbytes for run in self.index.rest)
 
     def files(self, *variants: str) -> dict[str, StoredFile]:
-        """The shards of these variants, of all if none is named. Raises `UserError` for one that is not there."""
+        """The shards of these variants, or of all. Raises `UserError` for an unknown variant."""
         layers = [layer for variant in variants or self.variants for layer in self.layers_of(variant)]
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
     def rest(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and tensors that are no op's weight, one at a time, each checked against its checksum.
+        """The tensors that are no op's weight, with their names, one at a time. Each checksum is compared.
 
-        Raises `FormatError` for a tensor that is damaged, `ChangedError` if its shard was replaced or cut meanwhile.
+        Raises `FormatError` for a damaged tensor, and `ChangedError` if its shard was replaced or cut meanwhile.
         """
         for run in self.index.rest:
             data = self.shards[run.shard].content(run.offset, run.nbytes)
@@ -125,7 +125,7 @@ class Store:
     def verify(self) -> None:
         """Read every byte of the store and compare checksums.
 
-        Raises `FormatError` naming the file and the part that is damaged, `ChangedError` for a file replaced or cut.
+        Raises `FormatError`, which names the file and the damaged part, and `ChangedError` for a replaced or cut file.
         """
         self.verify_files()
         for run in sorted(self.index.runs, key=in_order):
@@ -133,7 +133,7 @@ class Store:
                 raise self._damaged(run)
 
     def verify_files(self) -> None:
-        """The same for what lies beside the shards alone: configuration and tokenizer."""
+        """Verify only the files beside the shards: configuration and tokenizer."""
         for name, sha256 in self.index.files.items():
             if file_sha256(self.folder / name) != sha256:
                 raise FormatError(
@@ -143,7 +143,7 @@ class Store:
     def check_fits(self, model: nn.Module, variant: str) -> None:
         """Raise `UserError` unless this store holds every linear of the model's decoder blocks, in its shape.
 
-        The model may lie on the device "meta". What else the model has is compared with `rest`, too.
+        The other tensors of the model are compared with `rest`. The model may be on the device "meta".
         """
         blocks = decoder_blocks(model)
         if len(blocks) != (count := len(self.layers_of(variant))):
@@ -185,8 +185,7 @@ def _shard(path: Path, nbytes: int) -> StoredFile:
 
 
 def _layer(runs: list[OpRun]) -> Layer:
-    runs = sorted(runs, key=in_order)
-    return Layer(runs[0].shard, runs[0].offset, sum(run.nbytes for run in runs), {run.op: run for run in runs})
+    return Layer({run.op: run for run in sorted(runs, key=in_order)})
 
 
 def _sha256(file: StoredFile, run: Run) -> str:

@@ -1,4 +1,4 @@
-"""Writing a store: a folder of shards, an index, and what else the model needs.
+"""Writing a store: a folder of shards, an index, and the other files that the model needs.
 
 ops = (Op(layer, name, "endor", encode("endor", weight)) for layer, name, weight in weights)
 write_store(folder, ops, rest=other_tensors, model={"name": "smollm2-135m"})
@@ -16,21 +16,20 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import check_space, file_sha256, new_folder
 from toolkit.formats import Packed
-from toolkit.formats.scaled import SCALES, Scaled
 from toolkit.storage import index
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.runs import OpRun, RestRun, Run
 from toolkit.storage.shards import PADDING, Written, layout, write_shard
 
-REST_BYTES = 256 << 20  # of other tensors held at once, which is also the most a shard of them holds, but for one
+REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor; one is held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Op:
     """A linear layer's weight in one variant, for `write_store`.
 
-    `op` is the linear's dotted name inside its decoder block; `variant` names the treatment ("endor", "int8-zstd"): of
-    each layer and op it can be there once. `extras` are tensors that are read with the weight, such as scales.
+    `op` is the linear's dotted name inside its decoder block. `variant` names the treatment ("endor", "int8-zstd"); a
+    layer and op can have each variant once. `extras` are tensors that are read with the weight, such as scales.
     """
 
     layer: int
@@ -40,15 +39,13 @@ class Op:
     extras: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, layer: int, op: str, variant: str, weight: Packed | Scaled) -> Self:
-        """Of a packed weight, whose scales, if it has any, are its extras."""
-        if isinstance(weight, Scaled):
-            return cls(layer, op, variant, weight.packed, {SCALES: weight.scales})
-        return cls(layer, op, variant, weight)
+    def of(cls, layer: int, op: str, variant: str, weight: Packed) -> Self:
+        """A packed weight with its own extras, such as the scales of int8 weights."""
+        return cls(layer, op, variant, weight.stored, weight.extras)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All that is stored, by name."""
+        """All stored tensors, by name."""
         return {**self.packed.tensors, **self.extras}
 
 
@@ -60,15 +57,15 @@ def write_store(
     files: Callable[[Path], None] | None = None,
     expected_bytes: int = 0,
 ) -> None:
-    """Write a store into a new folder: all of it, or nothing.
+    """Write a store into a new folder. If anything fails, nothing is left behind.
 
     Args:
         folder: must not exist; the folder above it must.
-        ops: those of one layer and variant one after the other; they become one shard. That much is held in memory.
+        ops: the ops of one layer and variant follow each other. They become one shard, and are held in memory together.
         rest: names and tensors that are no op's weight.
-        model: what is worth knowing of the model, as plain JSON; `name` is what errors call it.
-        files: fills a folder, `model/` in the store, with small files (configuration, tokenizer).
-        expected_bytes: asked of the disk before anything is written; what is known of the sum.
+        model: what users may want to know of the model, as plain JSON; errors call the model by its `name`.
+        files: fills the folder `model/` of the store with small files (configuration, tokenizer).
+        expected_bytes: the disk must have this much space before anything is written; 0 if it is not known.
 
     Raises `UserError` as `new_folder` does, if there is too little space, or if ops come in another order.
     """

@@ -15,7 +15,10 @@ from toolkit.sweep.plan import Job, cores, make_jobs
 def main(arguments: list[str] | None = None) -> int:
     """Parse, check everything, then run; 0 if all is well, 1 if a notebook failed, 2 for bad input."""
     try:
-        return _main(_parser().parse_args(arguments))
+        options, others = _parser().parse_known_args(arguments)
+        if others and not options.lab:
+            raise UserError(f"unrecognized arguments: {' '.join(others)} (--help lists the options)")
+        return _main(options, others)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -24,19 +27,21 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _main(options: argparse.Namespace) -> int:
+def _main(options: argparse.Namespace, for_lab: list[str]) -> int:
     if options.list:
         print(_listing())
         return 0
     if options.lab:
         as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container, as a rule
-        folder = str(paths.root() / "notebooks")
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "jupyterlab", folder, *as_root])
+        root = paths.root()  # so that results/ can be browsed as well
+        os.execv(
+            sys.executable, [sys.executable, "-P", "-m", "jupyterlab", f"--notebook-dir={root}", *as_root, *for_lab]
+        )
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     if options.profile and not options.profile.is_dir():
         raise UserError(f"--profile {options.profile}: no such folder; expected a Snakemake profile with a config.yaml")
-    jobs = make_jobs(options.only, options.preset, _settings(options), options.jobs)
+    jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs)
     names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:
         print(_forecast(jobs))
@@ -45,24 +50,40 @@ def _main(options: argparse.Namespace) -> int:
     from toolkit.sweep import driver
 
     if options.report_only:
-        print(f"report: {report.write_report(driver.outcomes(jobs), rebuild=True)}")
+        print(f"report: {report.write_report(driver.outcomes(_of_any_preset(jobs, options)), rebuild=True)}")
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, options.profile)
 
 
+def _of_any_preset(jobs: list[Job], options: argparse.Namespace) -> list[Job]:
+    """For a report without `--preset`: each notebook's job under the preset that its results were made with."""
+    if options.preset:
+        return jobs
+    fresh = {
+        job.id: job for name in PRESETS for job in make_jobs(options.only, name, _settings(options)) if job.is_fresh()
+    }
+    return [fresh.get(job.id, job) for job in jobs]
+
+
 def _settings(options: argparse.Namespace) -> dict[str, object]:
-    """`--set NAME=JSON` and `--model ID` as parameters."""
+    """`--set NAME=VALUE` and `--model ID` as parameters; a value that is not JSON is text."""
     found = {}
     for item in options.set:
         name, equals, text = item.partition("=")
         if not (name and equals):
-            raise UserError(f"--set {item}: expected NAME=JSON, such as windows=8")
+            raise UserError(f"--set {item}: expected NAME=VALUE, such as windows=8")
         try:
             found[name] = json.loads(text)
         except ValueError:
-            raise UserError(f"--set {item}: {text!r} is not JSON (a string needs quotes: {name}='\"text\"')") from None
-    return found | ({"model": options.model} if options.model else {})
+            found[name] = text
+    return found | ({"model": _model(options.model)} if options.model else {})
+
+
+def _model(name: str) -> str:
+    """A folder as an absolute path, since notebooks run elsewhere; another name as it is."""
+    folder = Path(os.environ.get("TOOLKIT_CALLED_FROM", ".")) / name
+    return str(folder.resolve()) if folder.is_dir() else name
 
 
 def _check_names(jobs: list[Job]) -> set[str]:
@@ -110,17 +131,17 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--preset", default="standard", metavar="NAME", help=f"{', '.join(PRESETS)} (default: standard)")
+    add("--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default: standard)")
     add("--only", nargs="+", default=[], metavar="ID", help="only these notebooks or papers: endor/fig04 flash")
     add("--model", metavar="ID", help="the model, for every notebook that takes one: a name or a Hugging Face id")
-    add("--set", action="append", default=[], metavar="NAME=JSON", help="a notebook parameter; may be repeated")
+    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
     jobs = max(1, cores() // 2)  # on one core each, the longest notebook would hold up the end
     add("--jobs", type=int, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
     add("--profile", type=Path, metavar="DIR", help="a Snakemake profile, for SLURM and other executors")
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
-    add("--lab", action="store_true", help="open JupyterLab on the notebooks")
+    add("--lab", action="store_true", help="open JupyterLab; further options go to it: --lab --no-browser")
     return parser
 
 

@@ -1,5 +1,6 @@
 """Start Snakemake on the stale jobs, print their progress, and end with a table and the report."""
 
+import contextlib
 import ctypes
 import signal
 import subprocess
@@ -7,17 +8,21 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 from filelock import FileLock, Timeout
 
 from toolkit.errors import UserError
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
+from toolkit.evidence.comparison import DIFFERS
+from toolkit.evidence.meta import read_meta
 from toolkit.evidence.report import Outcome
 from toolkit.files import read_json, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
+STOPPING_S = 10  # for an interrupted job to stop by itself
 
 
 def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
@@ -58,16 +63,24 @@ def _outcome(id: str, fresh: bool) -> Outcome:
 
 
 def summary(jobs: list[Job], started: float = 0.0) -> str:
-    """A table of notebook, status, seconds, peak memory and claims met."""
-    rows = [("notebook", "status", "seconds", "peak memory", "claims met")]
+    """A table of notebook, status, seconds, peak memory, the verdicts on predictions, and what of any kind differs."""
+    rows = [("notebook", "status", "seconds", "peak memory", "predictions", "differs")]
     for job in jobs:
         last = state.load(job.id)
         status = _status(job, last, started)
         seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
         memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
-        rows.append((job.id, status, seconds, memory, report.claims_met(job.folder)))
+        rows.append((job.id, status, seconds, memory, *_verdicts(job.folder)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def _verdicts(folder: Path) -> tuple[str, str]:
+    """The predictions' verdicts side by side, and how many claims of any kind differ; '–' where there are none."""
+    by_kind = read_meta(folder).verdicts
+    predictions = [f"{count} {verdict}" for verdict, count in by_kind.get("prediction", {}).items()]
+    differing = sum(counts.get(DIFFERS, 0) for counts in by_kind.values())
+    return ", ".join(predictions) or "–", str(differing or "–")
 
 
 def _status(job: Job, last: state.State | None, started: float) -> str:
@@ -89,12 +102,22 @@ def _sweep(stale: list[Job], parallel: int, profile: Path | None) -> int:
         try:
             _watch(engine, stale)
         except KeyboardInterrupt:
-            engine.send_signal(signal.SIGINT)
-            engine.wait()
+            _interrupt(engine)
             raise
     if engine.returncode and not any(_failed(job) for job in stale):
         raise UserError(f"Snakemake stopped with status {engine.returncode}; its log: {log}")
     return engine.returncode
+
+
+def _interrupt(engine: subprocess.Popen) -> None:
+    """Stop Snakemake and its jobs at once, as Ctrl-C in a terminal does; kill those that do not stop."""
+    family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+    for signal_them in (lambda member: member.send_signal(signal.SIGINT), lambda member: member.kill()):
+        for member in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                signal_them(member)
+        psutil.wait_procs(family, timeout=STOPPING_S)
+    engine.wait()
 
 
 def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:

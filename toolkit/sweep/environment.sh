@@ -27,8 +27,16 @@ is_made() {  # $1: extra, $2: checksum of what is wanted; dev has all that the b
     return 1
 }
 
+is_foreign() {  # true if .venv belongs to another place: this checkout was moved or copied with it
+    [ -d .venv ] && [ "$(cat .venv/made-in 2>/dev/null)" != "$(pwd -P)" ]
+}
+
 make_venv() {  # $1: extra
     local extra=$1 base stamp wanted
+    if is_foreign; then
+        echo "This checkout was moved or copied: its .venv belongs to another folder and is made again."
+        rm -rf .venv
+    fi
     stamp=.venv/installed-${extra:-base}
     wanted=$(cat requirements.lock pyproject.toml | cksum)
     is_made "$extra" "$wanted" && return
@@ -36,6 +44,7 @@ make_venv() {  # $1: extra
         base=$(find_python) || exit 2
         rm -rf .venv  # what an interrupted set-up left
         "$base" -m venv .venv || fail "could not make .venv with $base (on Debian: apt install python3-venv)"
+        pwd -P > .venv/made-in  # its scripts and its link to the toolkit name this folder
     fi
     echo "Setting up .venv from requirements.lock (some minutes, once) ..."
     rm -f "$stamp"

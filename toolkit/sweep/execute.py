@@ -4,6 +4,7 @@ Results are made in a staging folder, which replaces `results/<id>/` once everyt
 leaves the previous results unchanged.
 """
 
+import contextlib
 import os
 import resource
 import shutil
@@ -17,7 +18,8 @@ import papermill
 import psutil
 from papermill.exceptions import PapermillExecutionError
 
-from toolkit.evidence.report import write_page
+from toolkit.evidence.catalogue import find
+from toolkit.evidence.page import write_page
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP, Job, publish, read_job
@@ -35,11 +37,10 @@ def main(plan: Path, id: str) -> int:
     staging = state.staging_dir(id)
     staging.mkdir(parents=True)
     try:
-        error = _execute(job, staging) or _missing(staging)
-        if error is None:
-            _finish(job, staging)
-        else:
-            _keep_failure(job, staging)
+        error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
+        if error:
+            with contextlib.suppress(OSError):  # a full disk: the summary still tells the error
+                _keep_failure(job, staging, error)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     outcome = replace(
@@ -87,21 +88,27 @@ def _missing(staging: Path) -> str | None:
     return f"the notebook ended without saving {', '.join(absent)}" if absent else None
 
 
-def _finish(job: Job, staging: Path) -> None:
-    write_page(staging / "notebook.ipynb", staging / "page.html", job.title)
-    files = {file.name: file.stat().st_size for file in sorted(staging.iterdir())}
-    digests = {name: file_sha256(staging / name) for name in files}
-    write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
-    publish(staging, job.folder)
-    state.failed_page(job.id).unlink(missing_ok=True)
+def _finish(job: Job, staging: Path) -> str | None:
+    """Write the page and the stamp, and publish the results; what went wrong if that cannot be done."""
+    try:
+        write_page(staging / "notebook.ipynb", staging / "page.html", find(job.id))
+        written = [file for file in sorted(staging.rglob("*")) if file.is_file()]
+        files = {file.relative_to(staging).as_posix(): file.stat().st_size for file in written}
+        digests = {name: file_sha256(staging / name) for name in files}
+        write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
+        publish(staging, job.folder)
+        state.failed_page(job.id).unlink(missing_ok=True)
+    except OSError as error:
+        return f"its results cannot be kept: {type(error).__name__}: {error}".splitlines()[0]
+    return None
 
 
-def _keep_failure(job: Job, staging: Path) -> None:
+def _keep_failure(job: Job, staging: Path, error: str) -> None:
     executed = staging / "notebook.ipynb"
     if executed.is_file():
         kept = state.failed_page(job.id)
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_page(executed, executed.with_suffix(".html"), f"{job.title} (failed)")
+        write_page(executed, executed.with_suffix(".html"), find(job.id), error)
         executed.with_suffix(".html").replace(kept.with_suffix(".html"))
         executed.replace(kept)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import PRESETS, Notebook, select
-from toolkit.files import read_json, write_json
+from toolkit.files import file_sha256, read_json, write_json
 
 STAMP = "done.json"
 
@@ -32,11 +32,14 @@ class Job:
         return paths.results_dir() / self.id
 
     def is_fresh(self) -> bool:
-        """Whether the results there were made by this very job and are as they were left."""
+        """Whether the results there were made by this very job and are as they were left, by size and checksum."""
         stamp = read_json(self.folder / STAMP)
-        return stamp.get("key") == self.key and all(
-            (self.folder / name).is_file() and (self.folder / name).stat().st_size == size
-            for name, size in stamp.get("files", {}).items()
+        sizes, sums = stamp.get("files", {}), stamp.get("sha256", {})
+        files = {name: self.folder / name for name in sizes}
+        return (
+            stamp.get("key") == self.key
+            and all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
+            and all(file_sha256(file) == sums.get(name) for name, file in files.items())
         )
 
 

@@ -5,6 +5,7 @@ import shutil
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 import psutil
 
@@ -33,6 +34,9 @@ class State:
         write_json(file, asdict(self))
 
 
+TYPES = get_type_hints(State)
+
+
 def folder() -> Path:
     """The sweep's own files: plan, states, logs, staging."""
     return paths.results_dir() / ".sweep"
@@ -49,9 +53,8 @@ def staging_dir(id: str) -> Path:
 
 
 def load(id: str) -> State | None:
-    """The last known state of a job, or None."""
-    found = read_json(_file(id))
-    return State(**found) if found else None
+    """The last known state of a job. None if there is none, or its file is not one that `State.save` wrote."""
+    return _sound(read_json(_file(id)))
 
 
 def this_process() -> dict[str, object]:
@@ -64,7 +67,8 @@ def stop_leftovers() -> None:
     for file in folder().glob("state/*.json"):
         found = read_json(file)
         if found.get("status") == "running" and found.get("host") == socket.gethostname():
-            _end(found["pid"], found["process_started"])
+            if (last := _sound(found)) is not None:
+                _end(last.pid, last.process_started)
             file.unlink(missing_ok=True)
     shutil.rmtree(folder() / "staging", ignore_errors=True)
 
@@ -75,6 +79,12 @@ def is_alive(pid: int, process_started: float) -> bool:
         return abs(psutil.Process(pid).create_time() - process_started) < 0.5
     except psutil.NoSuchProcess:
         return False
+
+
+def _sound(found: dict) -> State | None:
+    """A state file's content, if it has the fields of a `State`, each of its type."""
+    sound = found.keys() == TYPES.keys() and all(isinstance(found[name], type) for name, type in TYPES.items())
+    return State(**found) if sound else None
 
 
 def _end(pid: int, process_started: float) -> None:

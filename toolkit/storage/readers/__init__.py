@@ -1,7 +1,7 @@
-"""Ways to bring runs of a store into memory, in a registry: one interface, several interfaces of the system's.
+"""The registry of readers, which bring parts of a store into memory. They differ in the system interface that they use.
 
 with open_reader("threads", store, "endor") as reader:
-    future = reader.submit([store.layer(1, "endor")], other_slot)  # while the layer before is used
+    future = reader.submit(store.layer(1, "endor").ranges, other_slot)  # while the layer before is used
     future.result()
 """
 
@@ -18,10 +18,10 @@ READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, IoUring, 
 
 
 def open_reader(name: str, store: Store, *variants: str, **options: int) -> Reader:
-    """A reader of a store's shards: of these variants, or of all.
+    """Open a reader for the shards of these variants, or of all variants.
 
-    `options` are the reader's own (`chunk_bytes`, `threads`, `depth`). Raises `UserError` for an unknown name, or a
-    reader that this machine cannot run: the message says what is missing.
+    `options` are those of the reader's class (`chunk_bytes`, `threads`, `depth`). Raises `UserError` for an unknown
+    name, and for a reader that this machine cannot run; the message says what is missing.
     """
     if name not in READERS:
         raise unknown("reader", name, READERS)

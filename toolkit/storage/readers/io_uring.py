@@ -44,7 +44,7 @@ class IoUring(HostReader):
             completions = self._ring.wait() or []
             under_way -= len(completions)
             failed += [done.user_data for done in completions if done.res != done.user_data[1]]
-        for offset, size, place in failed:  # readable after all, or it says why not
+        for offset, size, place in failed:  # read it again, or raise the reason
             read_one(descriptor, offset, target[place : place + size])
 
     def _start(self, descriptor: int, chunk: tuple[int, int, int], target: UInt8[np.ndarray, " bytes"]) -> None:

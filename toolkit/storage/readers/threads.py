@@ -1,4 +1,4 @@
-"""Threads that each wait for one chunk at a time, in a compiled loop that holds no interpreter lock."""
+"""A pool of threads. Each waits for one chunk at a time, in a compiled loop without the interpreter's lock."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -16,7 +16,7 @@ THREADS = 4
 
 
 class Threads(HostReader):
-    """`pread` by a pool of threads, each of which takes the next chunk that is left. Needs nothing but the system."""
+    """Reads with `pread`. Each thread takes the next chunk that no other has taken. Needs no further package."""
 
     name = "threads"
 

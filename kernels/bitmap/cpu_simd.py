@@ -1,0 +1,227 @@
+"""The bitmap kernels for CPUs with SIMD: a word, 32 columns, at a step.
+
+The step that every kernel here turns on is `expand(values, at, word)`: it reads the next values and puts each in the
+lane of its set bit, with zeros between. It may read, but never uses, up to `values[at + 31]`. There is one for each
+kind of CPU; `decompress` and `matvec` are given it.
+
+Full words with 32 values left go the fast way, so that nothing is read beyond the values and they need no padding; what
+remains of a row, or of the values, goes bit by bit.
+"""
+
+from functools import cache
+
+import numba
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from toolkit.kernels.bitmap.cpu import TO_FLOAT32, dot, scatter
+from toolkit.kernels.bitmap.shared import WORD, popcount
+from toolkit.kernels.common import simd
+from toolkit.kernels.common.simd import (
+    I32,
+    I64,
+    PREFETCH_BYTES,
+    Vector,
+    fence,
+    fma,
+    item,
+    load,
+    prefetch,
+    store,
+    stream,
+    total,
+    zeros,
+)
+from toolkit.kernels.common.threads import COMPILE
+
+REGISTER = 16  # bytes that one byte shuffle moves
+ABSENT = 0x80  # a shuffle index that gives a zero
+
+LANES_TO_FLOAT32 = {
+    torch.float32: simd.float32_lanes,
+    torch.float16: simd.float16_lanes,
+    torch.bfloat16: simd.bfloat16_lanes,
+    torch.int8: simd.int8_lanes,
+}
+
+
+@intrinsic
+def by_shuffle(typing_context, values, at, word):
+    """With SSSE3's byte shuffle: a table tells, for every pattern of 4 or 8 bits, where each byte goes."""
+    width = values.dtype.bitwidth // 8
+    lanes = min(REGISTER // width, 8)
+
+    def generate(context, builder, signature, arguments):
+        array, at_value, word_value = arguments
+        some, full = (ir.VectorType(ir.IntType(8), size) for size in (lanes * width, REGISTER))
+        table = simd.constant_table(builder, f"shuffles_{width}", shuffles(lanes, width))
+        kind = ir.FunctionType(full, [full, full])
+        shuffle = builder.module.declare_intrinsic("llvm.x86.ssse3.pshuf.b.128", (), kind)
+
+        def expanded(start: int):
+            place = _place(builder, at_value, word_value, start)
+            data = builder.load(simd.pointer(context, builder, values, array, place, some), align=1)
+            if some != full:
+                data = simd.join(builder, [data, ir.Constant(some, None)])
+            pattern = builder.and_(builder.lshr(word_value, I32(start)), I32((1 << lanes) - 1))
+            order = builder.load(builder.gep(table, [builder.zext(pattern, I64)]), align=REGISTER)
+            moved = builder.call(shuffle, [data, order])
+            return builder.bitcast(simd.take(builder, moved, range(some.count)), part)
+
+        part = context.get_value_type(Vector(values.dtype, lanes))
+        return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
+
+    return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
+
+
+def shuffles(lanes: int, width: int) -> list[list[int]]:
+    """For every pattern of `lanes` bits, the source of each byte: elements of `width` bytes, the lowest bit first."""
+    return [_shuffle(pattern, lanes, width) for pattern in range(1 << lanes)]
+
+
+def _shuffle(pattern: int, lanes: int, width: int) -> list[int]:
+    order, taken = [], 0
+    for lane in range(lanes):
+        present = pattern >> lane & 1
+        order += [taken * width + byte if present else ABSENT for byte in range(width)]
+        taken += present
+    return order + [ABSENT] * (REGISTER - len(order))
+
+
+@intrinsic
+def by_instruction(typing_context, values, at, word):
+    """With AVX-512's expand instruction, in its register form: the one that reads memory is slow on AMD.
+
+    For a CPU without it LLVM's generic expanding load is written instead, which becomes plain branches there: right,
+    and of use only to test the kernels around it.
+    """
+    lanes = min(WORD, simd.CACHE_LINE * 8 // values.dtype.bitwidth)
+    part = Vector(values.dtype, lanes)
+
+    def generate(context, builder, signature, arguments):
+        array, at_value, word_value = arguments
+        bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
+        kind = context.get_value_type(part)
+        nothing, suffix = ir.Constant(kind, None), f"v{lanes}i{values.dtype.bitwidth}"
+
+        def load_then_expand(place, mask):
+            data = builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
+            function = ir.FunctionType(kind, [kind, kind, mask.type])
+            expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{suffix}", (), function)
+            return builder.call(expand, [simd.in_register(builder, data), nothing, mask])
+
+        def expanding_load(place, mask):
+            source = simd.pointer(context, builder, values, array, place, kind.element)
+            function = ir.FunctionType(kind, [source.type, mask.type, kind])
+            expand = builder.module.declare_intrinsic(f"llvm.masked.expandload.{suffix}", (), function)
+            return builder.call(expand, [source, mask, nothing])
+
+        def expanded(start: int):
+            mask = bits if lanes == WORD else simd.take(builder, bits, range(start, start + lanes))
+            return expand(_place(builder, at_value, word_value, start), mask)
+
+        expand = load_then_expand if simd.has("avx512vbmi2") else expanding_load
+        return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
+
+    return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
+
+
+def _place(builder, at, word, start: int) -> ir.Value:
+    """Where the values of the word's bits from `start` on begin."""
+    before = builder.ctpop(builder.and_(word, I32((1 << start) - 1)))
+    return builder.add(at, builder.zext(before, I64))
+
+
+@numba.njit(inline="always")
+def safe_words(at, size, index, full):
+    """How many words from `index` on can be expanded without reading beyond the values, whatever their bits."""
+    return min(full - index, (size - at) // WORD)
+
+
+@cache
+def decompress(expand, streaming: bool):
+    """The function that fills rows of `dense`; `streaming` past the caches, for rows that start on a cache line."""
+    put = stream if streaming else store
+
+    @numba.njit(**COMPILE)
+    def decompress(bitmap, offsets, values, dense, first, last):
+        columns = dense.shape[1]
+        ahead = PREFETCH_BYTES // values.itemsize
+        for row in range(first, last):
+            at = offsets[row]
+            index = 0
+            while safe_words(at, values.size, index, columns // WORD) > 0:
+                for _ in range(safe_words(at, values.size, index, columns // WORD)):
+                    word = item(bitmap, row * bitmap.shape[1] + index)
+                    prefetch(values, at + ahead)
+                    put(dense, row * columns + WORD * index, expand(values, at, word))
+                    at += popcount(word)
+                    index += 1
+            for rest in range(index, bitmap.shape[1]):
+                at = scatter(bitmap[row, rest], values, at, dense, row, WORD * rest)
+        if streaming:
+            fence()
+
+    return decompress
+
+
+@cache
+def matvec(expand, dtype: torch.dtype):
+    """The function that sets `y[row] = Σ w[row, column] · x[column]` for this element type, summed in fp32 lanes."""
+    lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
+
+    @numba.njit(**COMPILE)
+    def matvec(bitmap, offsets, values, x, y, first, last):
+        ahead = PREFETCH_BYTES // values.itemsize
+        for row in range(first, last):
+            sums = zeros(WORD)
+            at = offsets[row]
+            index = 0
+            while safe_words(at, values.size, index, x.size // WORD) > 0:
+                for _ in range(safe_words(at, values.size, index, x.size // WORD)):
+                    word = item(bitmap, row * bitmap.shape[1] + index)
+                    prefetch(values, at + ahead)
+                    weights = lanes_to_float32(expand(values, at, word))
+                    sums = fma(weights, load(x, WORD * index, WORD), sums)
+                    at += popcount(word)
+                    index += 1
+            result = total(sums)
+            for rest in range(index, bitmap.shape[1]):
+                result += dot(bitmap[row, rest], values, at, x, WORD * rest, to_float32)
+                at += popcount(bitmap[row, rest])
+            y[row] = result
+
+    return matvec
+
+
+def c_entry(operation: str, backend, dtype: torch.dtype):
+    """A function of all rows that C can call, and Numba's types of its arguments (`toolkit.kernels.common.ahead`).
+
+    void decompress(const uint32_t *bitmap, const int64_t *offsets, const T *values,
+                    T *dense, int64_t rows, int64_t columns);
+    void matvec(const uint32_t *bitmap, const int64_t *offsets, const T *values,
+                const float *x, float *y, int64_t rows, int64_t columns);
+
+    T is an unsigned integer of the elements' width.
+    """
+    element = {1: types.uint8, 2: types.uint16, 4: types.uint32}[dtype.itemsize]
+    packed = [types.CPointer(kind) for kind in (types.uint32, types.int64, element)]
+
+    def decompress(bitmap, offsets, values, dense, rows, columns):
+        offsets = numba.carray(offsets, (rows + 1,))
+        words = numba.carray(bitmap, (rows, (columns + WORD - 1) // WORD))
+        kernel(words, offsets, numba.carray(values, (offsets[rows],)), numba.carray(dense, (rows, columns)), 0, rows)
+
+    def matvec(bitmap, offsets, values, x, y, rows, columns):
+        offsets = numba.carray(offsets, (rows + 1,))
+        words = numba.carray(bitmap, (rows, (columns + WORD - 1) // WORD))
+        values = numba.carray(values, (offsets[rows],))
+        kernel(words, offsets, values, numba.carray(x, (columns,)), numba.carray(y, (rows,)), 0, rows)
+
+    if operation == "decompress":
+        kernel, entry, others = backend.decompress(False), decompress, [types.CPointer(element)]
+    else:
+        kernel, entry, others = backend.matvec(dtype), matvec, [types.CPointer(types.float32)] * 2
+    return entry, [*packed, *others, types.int64, types.int64]

@@ -1,0 +1,79 @@
+"""Dense int8 matrices: their product with fp32 vectors.
+
+torch has no such product on the CPU: it wants the weights widened first, or the vector in int8 too. One door, `matvec`;
+`backend="auto"` takes the first of `available()`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float32, Int8
+from torch import Tensor
+
+from toolkit.errors import UserError, unknown
+from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.simd import host_has
+from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.int8 import cpu, cpu_simd
+
+__all__ = ["BACKENDS", "available", "matvec"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
+
+    features: frozenset[str]
+    matvec: Callable  # compiled function of rows
+
+
+# fastest first; LLVM writes the first with wider registers where the CPU has them
+BACKENDS = {
+    "avx2": Backend(frozenset({"avx2", "fma"}), cpu_simd.matvec),
+    "portable": Backend(frozenset(), cpu.matvec),
+}
+
+
+def matvec(
+    weight: Int8[Tensor, "rows columns"],
+    x: Float[Tensor, "*batch columns"],
+    out: Float32[Tensor, "*batch rows"] | None = None,
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch rows"]:
+    """The product of an int8 matrix with `x`, [columns] or [batch, columns], as fp32 sums; the caller scales the rows.
+
+    `x` is taken as fp32. The sums of a row depend on the backend only, not on the batch or the number of threads. The
+    matrix is read from memory once for all vectors, while they fit in the caches.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for a `weight`, `x`
+    or `out` of the wrong shape, type or device.
+    """
+    rows, columns = weight.shape
+    batch = tuple(x.shape[:1] if x.ndim == 2 else ())
+    expect("weight", weight, torch.int8, (rows, columns), torch.device("cpu"))
+    expect("x", x, x.dtype, (*batch, columns), torch.device("cpu"))
+    if out is None:
+        out = torch.empty(*batch, rows, dtype=torch.float32)
+    expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
+    vectors = batch[0] if batch else 1
+    run = _choose(backend).matvec
+    each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
+    over_rows(run, rows, weight.nbytes, weight.numpy(), each_x.numpy(), each_out.numpy())
+    return out
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run, fastest first."""
+    return [name for name, backend in BACKENDS.items() if all(map(host_has, backend.features))]
+
+
+def _choose(name: str) -> Backend:
+    if name == "auto":
+        return BACKENDS[available()[0]]
+    if name not in BACKENDS:
+        raise unknown("backend", name, ["auto", *BACKENDS])
+    if name not in available():
+        missing = ", ".join(sorted(feature for feature in BACKENDS[name].features if not host_has(feature)))
+        raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(available())}")
+    return BACKENDS[name]

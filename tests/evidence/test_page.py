@@ -1,0 +1,144 @@
+"""A notebook's page: what it begins with, and what it survives."""
+
+import base64
+import json
+import re
+
+import nbformat
+import pandas as pd
+import pytest
+
+from toolkit.evidence.catalogue import Notebook, notebooks
+from toolkit.evidence.page import write_page
+
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+ABOUT = Notebook("endor/fig04", "A <title>", "How many bytes?", notebooks()["endor/fig04"].path)
+META = {"figures": ["lost", "plot"], "cpu": "A CPU, 2 cores", "memory_gb": 24.6, "gpu": None, "git": "0123456789abcdef"}
+META |= {"git_dirty": True, "finished": "2026-01-02T03:04:05Z", "parameters": {"rows": 8}, "versions": {"numpy": "2.4"}}
+
+
+def cells(*sources, **outputs):
+    made = []
+    for source in sources:
+        kind, _, text = source.partition(":")
+        new = nbformat.v4.new_markdown_cell if kind == "md" else nbformat.v4.new_code_cell
+        made.append(new(text, metadata={"tags": [kind]} if "parameters" in kind else {}))
+    made[-1].update(outputs)
+    return made
+
+
+def stream(text):
+    return nbformat.v4.new_output("stream", text=text)
+
+
+def write(folder, made, about=ABOUT, meta=META, **more):
+    nbformat.write(nbformat.v4.new_notebook(cells=made), folder / "notebook.ipynb")
+    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "plot.png").write_bytes(base64.b64decode(PIXEL))
+    write_page(folder / "notebook.ipynb", folder / "page.html", about, **more)
+    return (folder / "page.html").read_text()
+
+
+def body(text):
+    return text.split("<main>")[1].split("</main>")[0]
+
+
+def test_a_page_begins_with_question_answer_and_figure_and_ends_with_its_circumstances(tmp_path):
+    first = "md:# A title\n\n**Question.** How many\nbytes?\n\n**The paper's claim.** Few."
+    made = cells(first, "code:print()", outputs=[stream("noise\n"), stream("Seen: 56 % of\nthe <b>bytes</b>.\n")])
+    text = write(tmp_path, made)
+    places = [
+        text.index(word)
+        for word in (
+            "<h1>A &lt;title&gt;",
+            "How many bytes?",
+            "56 % of the &lt;b&gt;bytes",
+            PIXEL,
+            "<main>",
+            "Few.",
+            "<footer>",
+        )
+    ]
+    assert places == sorted(places)
+    assert "Question." not in text
+    assert "A title" not in body(text)
+    footer = text.split("<footer>")[1]
+    for word in ("2026-01-02 03:04:05 UTC", "A CPU, 2 cores, 25 GB of memory, no GPU", "0123456789 with uncommitted"):
+        assert word in footer
+    for word in ("numpy 2.4", "parameters of its own", "ENDOR: Hardware-Friendly Sparse Format"):
+        assert word in footer
+
+
+def test_code_is_folded_and_only_the_effective_parameters_are_shown(tmp_path):
+    made = cells("parameters:rows = 4\nname = 'x'", "injected-parameters:# Parameters\nrows = 8", "code:secret = rows")
+    text = write(tmp_path, made)
+    shown = re.sub(r"\s*<[^>]+>\s*", " ", text.split("<dl>")[1].split("</dl>")[0]).split()
+    assert " ".join(shown) == "rows 8 (default 4) name x"
+    assert body(text).count("<details") == 1
+    assert re.search(r"<details.*secret.*</details>", body(text), re.DOTALL)
+
+
+def test_the_preset_is_named_where_one_gives_these_parameters(tmp_path):
+    about = notebooks()["endor/fig04"]
+    for meta, words in (
+        (about.preset("quick"), "preset quick"),
+        (about.preset("quick") | {"seed": 5}, "parameters of its own"),
+    ):
+        assert words in write(tmp_path, cells("code:1"), about, META | {"parameters": meta}).split("<footer>")[1]
+
+
+def test_tables_have_a_box_and_numbers_stand_on_the_right(tmp_path):
+    table = pd.DataFrame({"ours": [1.5, None], "what": ["a", "2"], "verdict": ["differs", "not run"]}).to_html()
+    made = cells("code:table", outputs=[nbformat.v4.new_output("execute_result", data={"text/html": table})])
+    text = body(write(tmp_path, made))
+    assert text.count('<div class="scroll"><table') == 1
+    assert re.findall(r'<th class="right">(\w+)</th>', text) == ["ours"]
+    assert re.findall(r'<td class="\w+ right">([\w.]+)</td>', text) == ["1.5", "NaN"]
+    assert '<td class="verdict differs">differs</td>' in text
+
+
+def test_a_page_is_self_contained(tmp_path):
+    made = cells("code:1 < 2", outputs=[stream("<b>not markup</b>")])
+    made[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
+    text = write(tmp_path, made)
+    assert "<script" not in text
+    assert re.findall(r'(?:src|href)="(?!data:|#|index\.html)[^"]*"', text) == []
+    assert "url(" not in text
+    assert "&lt;b&gt;not markup" in text
+
+
+def test_maths_become_mathml_and_money_stays_money(tmp_path):
+    source = r"md:the norm $\|x_j\|_2$, a sum $$\sum_i x_i^2$$ and $2,500 against $50,000"
+    text = write(tmp_path, cells(source))
+    assert text.count("<math") == 2
+    assert 'display="block"' in text
+    assert "$2,500 against $50,000" in text
+
+
+@pytest.mark.parametrize("formula", [r"\left( x", "x_", "{", r"\begin{matrix} a<b"])
+def test_maths_that_do_not_convert_are_shown_as_written(tmp_path, formula):
+    text = body(write(tmp_path, cells(f"md:before ${formula}$ after")))
+    assert f"<code>${formula.replace('<', '&lt;')}$</code>" in text
+    assert "after" in text
+
+
+def test_a_failed_run_says_how_it_ended(tmp_path):
+    made = cells("code:1 / 0")
+    trace = ["\x1b[31mZeroDivisionError\x1b[0m: by zero"]
+    made[0].outputs = [nbformat.v4.new_output("error", ename="ZeroDivisionError", evalue="by zero", traceback=trace)]
+    text = write(tmp_path, made, error="ZeroDivisionError: <by zero>")
+    assert "A &lt;title&gt; (failed)" in text
+    assert "&lt;by zero&gt;" in text.split("<main>")[0]
+    assert "by zero" in body(text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "no JSON", "[]", '{"cells": 3}', '{"cells": [3, {"cell_type": "code"}], "nbformat": 4, "nbformat_minor": 5}'],
+)
+def test_a_notebook_that_is_none_still_has_a_page(tmp_path, content):
+    (tmp_path / "notebook.ipynb").write_text(content)
+    write_page(tmp_path / "notebook.ipynb", tmp_path / "page.html", ABOUT)
+    text = (tmp_path / "page.html").read_text()
+    assert "How many bytes?" in text
+    assert "cells cannot be shown" in text

@@ -1,0 +1,112 @@
+"""What the runtime asks of every format: unpack into memory at hand, multiply, and tell where rows lie."""
+
+import pytest
+import torch
+
+from toolkit.errors import UserError
+from toolkit.formats import FORMATS, encode
+from toolkit.formats.packed import DTYPES
+from toolkit.formats.scaled import Scaled, unpacked
+
+SHAPES = [(1, 8), (3, 72), (67, 132), (200, 64)]
+WITH_ROWS = ["csr", "dense", "endor"]
+
+
+def two_of_four(shape, dtype):
+    """A matrix that every format can hold."""
+    generator = torch.Generator().manual_seed(shape[0])
+    weight = torch.randint(-100, 100, shape, generator=generator)
+    weight[:, 1::4] = weight[:, 3::4] = 0
+    return (weight if dtype == torch.int8 else weight / 64).to(dtype)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_every_format_unpacks_into_memory_at_hand(form, dtype, shape):
+    weight = two_of_four(shape, dtype)
+    packed, out = encode(form, weight), torch.full_like(weight, 7)
+    assert packed.unpack_into(out) is out
+    assert torch.equal(out, weight)
+    scratch = torch.full((packed.scratch_bytes(shape, dtype),), 7, dtype=torch.uint8)
+    dense = packed.dense_in(scratch)
+    assert torch.equal(dense, weight)
+    assert dense.data_ptr() == (packed.values if packed.is_dense else scratch).data_ptr()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_memory_that_does_not_fit_is_refused(form):
+    packed = encode(form, two_of_four((8, 16), torch.float16))
+    for out in (torch.empty(8, 15).half(), torch.empty(8, 16), torch.empty(16, 8).half().T):
+        with pytest.raises(ValueError, match="out is"):
+            packed.unpack_into(out)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_products_of_every_format_are_those_of_float64(form, dtype, shape):
+    weight, x = two_of_four(shape, dtype), torch.linspace(-1, 1, shape[1])
+    found = encode(form, weight).matvec(x)
+    assert (found.dtype, found.shape) == (torch.float32, shape[:1])
+    bound = (weight.double().abs() @ x.double().abs()).max() * max(torch.finfo(torch.float16).eps, _eps(dtype))
+    assert float((found.double() - weight.double() @ x.double()).abs().max()) <= 2 * float(bound)
+
+
+def _eps(dtype):
+    return torch.finfo(dtype).eps if dtype.is_floating_point else 0
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_scales_stay_with_their_rows(form, dtype, shape):
+    integers = two_of_four(shape, torch.int8)
+    scales = (torch.rand(shape[0], generator=torch.Generator().manual_seed(0)) + 0.5).to(dtype)
+    weight = Scaled(encode(form, integers), scales)
+    expected = integers.to(dtype) * scales[:, None]
+    assert torch.equal(weight.unpack_into(torch.empty(shape, dtype=dtype)), expected)
+    assert torch.equal(weight.decode(), expected)
+    scratch = torch.empty(expected.nbytes + weight.stored.scratch_bytes(shape, torch.int8), dtype=torch.uint8)
+    assert torch.equal(weight.dense_in(scratch), expected)
+    half_decoded = unpacked(weight, torch.empty_like(integers))
+    assert torch.equal(half_decoded.stored.values, integers)
+    x = torch.linspace(-1, 1, shape[1])
+    exact = (integers.double() * scales.double()[:, None]) @ x.double()
+    for operand in (weight, half_decoded):
+        found = operand.matvec(x)
+        assert found.dtype == torch.float32
+        assert float((found.double() - exact).abs().max()) <= 1e-4 * float(exact.abs().max() + 1)
+
+
+def test_what_is_stored_of_a_weight():
+    plain = encode("endor", two_of_four((4, 8), torch.int8))
+    assert plain.stored is plain
+    assert plain.extras == {}
+    weight = Scaled(plain, torch.ones(4))
+    assert weight.stored is plain
+    assert {**plain.tensors, **weight.extras}.keys() == weight.tensors.keys()
+    assert weight.nbytes == plain.nbytes + 16
+    with pytest.raises(UserError, match="write a store"):
+        weight.save("file")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", WITH_ROWS)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_rows_of_a_packed_matrix_are_rows_of_the_dense_one(form, dtype, shape):
+    weight = two_of_four(shape, dtype)
+    packed = encode(form, weight)
+    index = {name: packed.tensors[name] for name in packed.row_index}
+    for first, last in [(0, shape[0]), (0, 0), (shape[0], shape[0]), (shape[0] // 3, shape[0] // 2 + 1)]:
+        slices = packed.row_slices(first, last, index)
+        tensors = {name: packed.tensors[name][span] for name, span in slices.items()}
+        found = type(packed).of_rows((last - first, shape[1]), dtype, tensors)
+        found.check()
+        assert torch.equal(found.decode(), weight[first:last])
+
+
+@pytest.mark.parametrize("form", sorted(FORMATS.keys() - set(WITH_ROWS)))
+def test_a_format_that_cannot_tell_its_rows_says_so(form):
+    with pytest.raises(UserError, match=f"format '{form}' does not tell where its rows lie"):
+        FORMATS[form].row_slices(0, 1, {})

@@ -1,0 +1,73 @@
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.models.test_twins import TOYS
+from toolkit.errors import UserError
+from toolkit.interchange.gguf import QUANTIZATIONS, write_gguf
+from toolkit.models import shapes
+from toolkit.models.twins import twin_model
+
+BYTES = {"F16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}  # a weight, with the scale of each 32
+
+
+@pytest.fixture
+def model(monkeypatch):
+    for name, layers in TOYS.items():
+        monkeypatch.setitem(shapes.SHAPES, name, layers)
+    return twin_model("toy-llama", 2, torch.float16, 0.5)
+
+
+def linear_names(model):
+    return [f"{name}.weight" for name, part in model.model.layers.named_modules() if isinstance(part, torch.nn.Linear)]
+
+
+def test_transformers_reads_back_what_was_written(model, tmp_path):
+    """Its reader knows the order of rows by itself, so queries and keys are checked, too."""
+    write_gguf(model, tmp_path / "toy.gguf")
+    read = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="toy.gguf", dtype=torch.float32)
+    expected = model.state_dict()
+    assert read.state_dict().keys() == expected.keys()
+    for name, tensor in read.state_dict().items():
+        assert torch.equal(tensor, expected[name].float()), name
+    tokens = torch.tensor([[7, 100, 55]])
+    assert torch.equal(read(tokens).logits, model.float()(tokens).logits)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_bytes_of_the_layers_are_those_in_the_file(model, tmp_path, quantization):
+    stored = write_gguf(model, tmp_path / "toy.gguf", quantization)
+    tensors = [t for t in gguf.GGUFReader(tmp_path / "toy.gguf").tensors if t.name.startswith("blk.")]
+    assert stored == sum(int(tensor.n_bytes) for tensor in tensors)
+    linears = sum(tensor.n_elements for tensor in tensors if "norm" not in tensor.name)
+    norms = sum(tensor.n_elements for tensor in tensors if "norm" in tensor.name)
+    assert linears == sum(model.model.layers.state_dict()[name].numel() for name in linear_names(model))
+    assert stored == BYTES[quantization] * linears + 4 * norms
+
+
+@pytest.mark.parametrize(("quantization", "levels"), [("Q8_0", 127), ("Q4_0", 8)])
+def test_quantised_weights_are_near_by_hand(model, tmp_path, quantization, levels):
+<<<<<<< HEAD
+    """A block of 32 weights is a scale times small integers: half a step is lost, a whole one at the end of Q4_0."""
+=======
+    """Each of 32 weights is a scale times a small integer: half a step is lost (one at Q4_0's end) and rounding."""
+>>>>>>> turns
+    write_gguf(model, tmp_path / "toy.gguf", quantization)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors}
+    found = tensors["blk.1.ffn_up.weight"]
+    values = gguf.quants.dequantize(found.data, found.tensor_type).reshape(-1, 32)
+    expected = model.model.layers[1].mlp.up_proj.weight.float().numpy().reshape(-1, 32)
+    step = np.abs(expected).max(1, keepdims=True) / levels
+    assert (np.abs(values - expected) <= (1.01 if quantization == "Q4_0" else 0.6) * step + 1e-6).all()
+    assert not np.array_equal(values, expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization", "words"), [("toy-llama", "Q3", "unknown GGUF type 'Q3'"), ("toy-opt", "F16", "type 'opt'")]
+)
+def test_what_cannot_be_written_is_refused(model, tmp_path, kind, quantization, words):
+    with pytest.raises(UserError, match=words):
+        write_gguf(twin_model(kind, 1), tmp_path / "toy.gguf", quantization)
+    assert [*tmp_path.iterdir()] == []

@@ -1,0 +1,144 @@
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.measure.test_accelerate import resident_pages
+from tests.models.test_twins import TOYS
+from toolkit.errors import UserError
+from toolkit.measure import llama_cpp, llama_cpp_driver
+from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
+from toolkit.models import shapes
+from toolkit.models.twins import twin_model
+
+# answers as the driver does, from a file that lies beside the model's
+STAND_IN = """
+import json, pathlib, sys
+answers = json.loads(pathlib.Path(sys.argv[1]).with_name("answers.json").read_text())
+print("{}", flush=True)
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["tokens"] == [13]:
+        sys.exit("out of luck")
+    found = {"seconds": 0.25, "read_bytes": 12 * len(request["tokens"])}
+    print(json.dumps(found | {"log_probabilities": answers[: request.get("probabilities", 0)]}), flush=True)
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    (tmp_path / "driver.py").write_text(STAND_IN)
+    monkeypatch.setattr(llama_cpp, "_python", lambda: sys.executable)
+    monkeypatch.setattr(llama_cpp_driver, "__file__", str(tmp_path / "driver.py"))
+    model = twin_model("toy-llama", 2)
+    with torch.no_grad():
+        logits = model(torch.tensor([PROMPT])).logits[0, -1].float()
+    (tmp_path / "answers.json").write_text(json.dumps(torch.log_softmax(logits, 0).tolist()))
+    return model
+
+
+def test_a_pass_is_one_read_that_takes_all_of_it(model, tmp_path):
+    with LlamaCpp(model, "llama.cpp F16", tmp_path) as runtime:
+        for _ in range(2):
+            timeline = runtime.timed([1, 2])
+            assert timeline.total_s == timeline.busy_s("read") == 0.25
+            assert [span.nbytes for span in timeline.spans] == [24]
+    assert runtime._process.returncode == 0
+
+
+@pytest.mark.parametrize(("off", "refused"), [(0.5, False), (2.0, True), (float("nan"), True)])
+def test_other_logits_are_refused_of_f16_only(model, tmp_path, off, refused):
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    with torch.no_grad():
+        largest = float(model(torch.tensor([PROMPT])).logits[0, -1].abs().max())
+    answers[3] += off * llama_cpp.NEAR * largest
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    LlamaCpp(model, "llama.cpp Q4_0", tmp_path).close()
+    if not refused:
+        LlamaCpp(model, "llama.cpp F16", tmp_path).close()
+        return
+    with pytest.raises(UserError, match=r"llama.cpp F16 is .* off from the model in memory: not timed"):
+        LlamaCpp(model, "llama.cpp F16", tmp_path)
+
+
+def test_a_process_that_ends_says_why(model, tmp_path):
+    with (
+        LlamaCpp(model, "llama.cpp Q8_0", tmp_path) as runtime,
+        pytest.raises(UserError, match=r"llama.cpp Q8_0 ended: out of luck"),
+    ):
+        runtime.timed([13])
+
+
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (None, "cannot be installed: no such package"),
+        (OSError("no interpreter"), "no interpreter"),
+        (subprocess.TimeoutExpired("pip", 1), "timed out"),
+    ],
+)
+def test_what_cannot_be_installed_is_missing_and_says_why(tmp_path, monkeypatch, raised, words):
+    def run(arguments, **options):
+        if raised:
+            raise raised
+        return subprocess.CompletedProcess(arguments, 1, "", "much ado\nno such package")
+
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(subprocess, "run", run)
+    llama_cpp._python.cache_clear()
+    assert words in llama_cpp.missing()
+    assert not [*tmp_path.glob("environments/*/bin")]
+    monkeypatch.setattr(llama_cpp, "_python", lambda: sys.executable)
+    assert llama_cpp.missing() is None
+
+
+class Server:
+    """llama.cpp's, which touches each page of its file once a pass."""
+
+    def __init__(self, pages):
+        self.pages = pages
+
+    def handle_completions(self, request):
+        assert request["n_predict"] == 1
+        assert sum(self.pages[:: mmap.PAGESIZE]) == 0
+        ranked = [{"id": token, "logprob": -float(token)} for token in (2, 0, 1)]
+        return {"choices": [{"logprobs": {"content": [{"top_logprobs": ranked}]}}]}
+
+
+def test_every_pass_of_the_driver_reads_the_disk(tmp_path):
+    file = tmp_path / "model.gguf"
+    with open(file, "wb") as stream:
+        stream.write(bytes(64 * mmap.PAGESIZE))
+        stream.flush()
+        os.fsync(stream.fileno())
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as pages:
+        server = Server(pages)
+        for _ in range(2):
+            found = llama_cpp_driver.answer(server, str(file), {"tokens": [7], "probabilities": 3})
+            assert found["log_probabilities"] == [0, -1, -2]
+            assert found["seconds"] > 0
+            assert found["read_bytes"] in (0, 64 * mmap.PAGESIZE)  # 0 where the file is in memory only
+        if not resident_pages(file):
+            pytest.skip("this file system keeps no pages")
+        llama_cpp_driver.drop_pages(str(file))
+        assert resident_pages(file) == 0
+
+
+def test_a_pass_that_llama_cpp_refuses_is_an_error(tmp_path):
+    (tmp_path / "model.gguf").write_bytes(b"0")
+    server = type("Refusing", (), {"handle_completions": lambda self, request: {"error": "too long"}})()
+    with pytest.raises(RuntimeError, match="too long"):
+        llama_cpp_driver.answer(server, str(tmp_path / "model.gguf"), {"tokens": [7]})
+
+
+def test_no_package_of_the_toolkit_is_needed_by_the_driver():
+    """It runs where only xllamacpp is installed."""
+    source = Path(llama_cpp_driver.__file__).read_text()
+    assert "from toolkit" not in source
+    assert "import toolkit" not in source

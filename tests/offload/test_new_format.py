@@ -1,0 +1,114 @@
+"""A format that only a test knows: it is registered, and the runtime runs a model in it."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.offload.conftest import LAYERS, pruned
+from tests.offload.pretend import PretendGpu
+from toolkit.formats import FORMATS
+from toolkit.formats.packed import Packed, expect
+from toolkit.formats.scaled import Scaled
+from toolkit.measure.passes import timed_passes
+from toolkit.offload import model as offloaded
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.methods import METHODS, Method
+from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import Way
+from toolkit.quantization.smoothquant import round_to_int8
+from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+SPREAD = LayerMap(0, 1, LAYERS - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Backwards(Packed):
+    """The rows of the matrix, the last one first."""
+
+    name = "backwards"
+
+    shape: tuple[int, int]
+    reversed: Tensor
+
+    @property
+    def dtype(self):
+        return self.reversed.dtype
+
+    @classmethod
+    def encode(cls, weight):
+        return cls(tuple(weight.shape), weight.flip(0).contiguous())
+
+    def _fill(self, out):
+        out.copy_(self.reversed.flip(0))
+
+    def check(self):
+        expect("reversed", self.reversed, self.dtype, self.shape)
+
+
+class Multiplied(Backwards):
+    """The same with a product of its own, which is counted."""
+
+    has_matvec = True
+    products: ClassVar[list] = []
+
+    def matvec(self, x):
+        self.products.append(self.shape)
+        return (self.reversed.float() @ x.float()).flip(0)
+
+
+@pytest.fixture(params=[Backwards, Multiplied])
+def toy(request, monkeypatch):
+    monkeypatch.setitem(FORMATS, "backwards", request.param)
+    methods = {"toy": Method("backwards", "device"), "toy_cpu": Method("backwards", "dram")}
+    for name, method in (methods | {"toy_packed": Method("backwards")}).items():
+        monkeypatch.setitem(METHODS, name, method)
+    monkeypatch.setattr(Multiplied, "products", [])
+    return request.param
+
+
+@pytest.fixture(params=["plain", "int8"])
+def packed(request, toy, tmp_path):
+    """A model, and the folder that it is packed in by the toy format: as it is, or in int8 with scales."""
+    model, folder = pruned("llama"), tmp_path / "store"
+    pack = ("backwards",) if request.param == "plain" else {"backwards": lambda w: Scaled.encode("backwards", w)}
+    pack_model(model, folder, pack)
+    if request.param == "int8":
+        round_to_int8(model)
+    return model, folder
+
+
+@pytest.mark.parametrize("method", ["toy", "toy_packed"])
+def test_a_new_format_runs_on_the_cpu(packed, toy, method):
+    model, folder = packed
+    with torch.no_grad(), OffloadedModel.open(folder, method, placement=SPREAD) as ours:
+        assert torch.equal(ours.model(PROMPT).logits, model(PROMPT).logits)
+        assert not Multiplied.products  # prompts are decoded
+        single, expected = ours.model(PROMPT[:, :1]).logits, model(PROMPT[:, :1]).logits
+    torch.testing.assert_close(single, expected, rtol=1e-3, atol=1e-4)
+    multiplies = toy is Multiplied and method == "toy_packed"
+    assert len(Multiplied.products) == (7 * LAYERS if multiplies else 0)
+    if not multiplies:
+        assert torch.equal(single, expected)
+
+
+@pytest.mark.parametrize("method", ["toy", "toy_cpu", "toy_packed"])
+def test_a_new_format_runs_on_a_gpu(packed, monkeypatch, method):
+    model, folder = packed
+    monkeypatch.setattr(offloaded, "open_device", lambda name: PretendGpu())
+    where = LayerMap(1, 1, LAYERS - 2)
+    with torch.no_grad(), OffloadedModel.open(folder, method, placement=where, device="cuda") as ours:
+        assert torch.equal(ours.model(PROMPT).logits, model(PROMPT).logits)
+
+
+@pytest.mark.parametrize("method", ["toy", "toy_packed"])
+def test_a_new_format_is_timed(packed, method):
+    store = Store.open(packed[1])
+    [(_, _, _, timeline), *_] = timed_passes(store, [(Way(method, device="cpu"), "storage")], repetitions=1)
+    decoded = [span for span in timeline.spans if span.stage == "decode"]
+    assert len(decoded) == (7 if method == "toy" else 0)

@@ -1,0 +1,234 @@
+"""One notebook's page of the report: question, answer and main figure first, then all cells with their code folded.
+
+A page is one HTML file: figures embedded, maths as MathML, no script, nothing fetched.
+"""
+
+import base64
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from toolkit.errors import UserError
+from toolkit.evidence.catalogue import PRESETS, Notebook
+from toolkit.evidence.comparison import VERDICTS
+from toolkit.evidence.literature import PAPERS
+from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.parameters import PARAMETERS, read_parameters
+from toolkit.files import replacing
+
+TEMPLATES = Path(__file__).with_name("templates")
+MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
+HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
+QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
+NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s*%?")
+NOTHING = ("", "NaN", "None", "<NA>", "nan")
+LONG_TEXT = 24  # characters: more may break into lines
+INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a run, as JSON; `default` only where the run took another value."""
+
+    name: str
+    value: str
+    default: str | None
+
+
+def write_page(executed: Path, page: Path, about: Notebook, error: str | None = None) -> None:
+    """Write an executed notebook as a page.
+
+    `about` is its row of the catalogue; `meta.json` and figures are taken from beside `executed`. `error` says how a
+    failed run ended. Cells that cannot be shown do not raise: the page says so in their place.
+    """
+    meta, book = read_meta(executed.parent), read_book(executed)
+    try:
+        body, problem = _cells(book), None
+    except Exception as raised:  # whatever a notebook holds, the sweep and its report go on
+        body, problem = "", f"{type(raised).__name__}: {raised}"
+    render(
+        "page.html",
+        page,
+        title=about.title + (" (failed)" if error else ""),
+        question=about.question,
+        answer=answer(book),
+        figure=main_figure(executed.parent, meta) or _last_image(book),
+        error=error,
+        problem=problem,
+        meta=meta,
+        parameters=effective_parameters(executed),
+        preset=preset_words(matching_presets(about, meta)),
+        reference=PAPERS[about.paper].reference if about.paper in PAPERS else None,
+        body=body,
+    )
+
+
+def read_book(executed: Path) -> dict:
+    """An executed notebook's JSON; one without cells if it cannot be read."""
+    try:
+        book = json.loads(executed.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        book = None
+    return book if isinstance(book, dict) and isinstance(book.get("cells"), list) else {"cells": []}
+
+
+def answer(book: dict) -> str | None:
+    """The sentence that the notebook prints as its conclusion: the output that begins with `Seen:`."""
+    for output in _outputs(book):
+        text = _joined(output.get("text")).strip()
+        if text.startswith("Seen:"):
+            return " ".join(text.removeprefix("Seen:").split())
+    return None
+
+
+def main_figure(folder: Path, meta: Meta) -> str | None:
+    """The first saved figure that is there, as a data URI, so that the page needs no file beside it."""
+    present = [file for name in meta.figures if (file := folder / f"{name}.png").is_file()]
+    return _data_uri(base64.b64encode(present[0].read_bytes()).decode()) if present else None
+
+
+def effective_parameters(executed: Path) -> list[Parameter]:
+    """The values that the run had: the notebook's defaults, and over them what papermill put in."""
+    defaults, given = (_parameters(executed, tag) for tag in (PARAMETERS, INJECTED))
+    return [
+        Parameter(name, _json(value), _json(defaults[name]) if defaults.get(name, value) != value else None)
+        for name, value in (defaults | given).items()
+    ]
+
+
+def matching_presets(about: Notebook, meta: Meta) -> set[str]:
+    """The presets that give the parameters of these results; none if some were set by hand."""
+    try:
+        return {name for name in PRESETS if meta.parameters and about.preset(name) == meta.parameters}
+    except UserError:
+        return set()
+
+
+def preset_words(presets: set[str]) -> str:
+    """Presets as words of a footer."""
+    if not presets:
+        return "parameters of its own"
+    named = [name for name in PRESETS if name in presets]
+    return "preset " + " or ".join(named) if len(named) < len(PRESETS) else "the same in every preset"
+
+
+def render(template: str, target: Path, **values: object) -> None:
+    """Write one of the report's templates to a file."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
+    environment.globals["highlighting"] = _highlighting
+    text = environment.get_template(template).render(**values)
+    with replacing(target) as temporary:
+        temporary.write_text(text, encoding="utf-8", errors="replace")
+
+
+def _cells(book: dict) -> str:
+    """All cells but the parameters', which the header shows; code folded, tables in boxes of their own."""
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    if not book["cells"]:
+        raise UserError("there is no notebook, or it has no cells")
+    book = nbformat.reads(json.dumps(book), as_version=4)
+    book.cells = [cell for cell in book.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))]
+    if book.cells and book.cells[0].cell_type == "markdown":
+        book.cells[0].source = QUESTION.sub("", HEADING.sub("", book.cells[0].source + "\n")).strip()
+    for cell in book.cells:
+        if cell.cell_type == "markdown":
+            cell.source = MATHS.sub(_mathml, cell.source)
+        for output in cell.get("outputs", ()):
+            if "text/html" in output.get("data", {}):
+                output.data["text/html"] = _tables(output.data["text/html"])
+    exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
+    return exporter.from_notebook_node(book)[0]
+
+
+def _tables(text: str) -> str:
+    """Tables as pandas writes them, each in a box that scrolls, with columns of numbers aligned to the right."""
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(text, "html.parser")
+    for table in soup.find_all("table"):
+        table.wrap(soup.new_tag("div", attrs={"class": "scroll"}))
+        del table["border"]
+        for row in table.find_all("tr"):
+            del row["style"]
+        _mark_columns(table)
+    for style in soup.find_all("style"):
+        style.decompose()
+    return str(soup)
+
+
+def _mark_columns(table) -> None:
+    """Classes for a table's columns, counted from the right, since cells that name the row stand on the left."""
+    rows = [row.find_all("td")[::-1] for row in table.find_all("tr")]
+    heads = [row.find_all("th")[::-1] for row in table.select("thead tr")]
+    for place in range(max(map(len, rows), default=0)):
+        cells = [row[place] for row in rows if place < len(row)]
+        kinds = [_kind(cell.get_text().strip()) for cell in cells]
+        number = "number" in kinds and set(kinds) <= {"number", "nothing"}
+        for cell, kind in zip(cells, kinds, strict=True):
+            cell["class"] = [kind, "right"] if number else [kind]
+        for head in heads:
+            if number and place < len(head) and not any(cell.get("colspan") for cell in head[: place + 1]):
+                head[place]["class"] = ["right"]
+
+
+def _kind(text: str) -> str:
+    """What a cell holds, as the class that styles it."""
+    if text in NOTHING:
+        return "nothing"
+    if text in VERDICTS:
+        return f"verdict {text.replace(' ', '-')}"
+    return "number" if NUMBER.fullmatch(text) else "text" if len(text) > LONG_TEXT else "word"
+
+
+def _mathml(match: re.Match) -> str:
+    """A formula as MathML; one that cannot be converted as it was written."""
+    from latex2mathml.converter import convert
+
+    block = match["block"]
+    try:
+        return convert((block or match["inline"]).strip(), display="block" if block else "inline")
+    except Exception:  # its parser raises whatever comes up
+        return f"`{match[0]}`"
+
+
+def _parameters(executed: Path, tag: str) -> dict[str, object]:
+    try:
+        return read_parameters(executed, tag)
+    except UserError:
+        return {}
+
+
+def _last_image(book: dict) -> str | None:
+    """The last figure that the notebook shows, for want of a saved one."""
+    data = [output["data"] for output in _outputs(book) if isinstance(output.get("data"), dict)]
+    images = [_joined(each["image/png"]) for each in data if "image/png" in each]
+    return _data_uri("".join(images[-1].split())) if images else None
+
+
+def _outputs(book: dict) -> list[dict]:
+    cells = [cell for cell in book["cells"] if isinstance(cell, dict) and isinstance(cell.get("outputs"), list)]
+    return [output for cell in cells for output in cell["outputs"] if isinstance(output, dict)]
+
+
+def _joined(text: object) -> str:
+    """Notebook text, which is a string or a list of lines."""
+    return "".join(map(str, text)) if isinstance(text, list) else text if isinstance(text, str) else ""
+
+
+def _data_uri(png: str) -> str:
+    return f"data:image/png;base64,{png}"
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _highlighting(style: str) -> str:
+    from pygments.formatters import HtmlFormatter
+
+    return HtmlFormatter(style=style).get_style_defs(".highlight")

@@ -1,0 +1,151 @@
+"""llama.cpp on a model of ours, as a user would run it from disk: a GGUF file that is mapped into memory.
+
+    with LlamaCpp(model, "llama.cpp Q8_0", folder) as runtime:
+        runtime.timed()      # the timeline of one token, read from the disk
+
+PyPI's package `xllamacpp` has llama.cpp built for any x86-64 CPU with AVX2. It lives in an environment of its own under
+`data/cache/environments/`, and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine,
+`missing()` says why. Its pages are dropped before each token, which is stricter than a memory limit: none is kept.
+"""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.cache import cached
+from toolkit.errors import UserError
+from toolkit.interchange.gguf import write_gguf
+from toolkit.measure import llama_cpp_driver
+from toolkit.policies.methods import LLAMA_CPP
+from toolkit.timeline.spans import Span, Timeline
+
+PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
+MODE = "mmap, pages dropped"
+INSTALL_LIMIT_S = 180
+PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, so that positions play a part
+NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
+
+
+def missing() -> str | None:
+    """Why llama.cpp cannot run on this machine, or None if it can. The first call may install it."""
+    try:
+        _python()
+    except UserError as error:
+        return str(error)
+    return None
+
+
+class LlamaCpp:
+    """A Llama decoder in llama.cpp, its weights mapped from a GGUF file of the type that `method` names.
+
+    Opening it writes the file into `folder` and starts the process, with as many threads as torch has. F16 is refused
+    with `UserError` unless the logits of `PROMPT` are those of the model in memory, up to `NEAR`; Q8_0 and Q4_0 change
+    the weights and are not compared. `stored_bytes` are those of the layers in the file. Raises `UserError` if
+    llama.cpp cannot be installed or cannot run the file, or for a model of another kind than Llama.
+    """
+
+    def __init__(self, model: nn.Module, method: str, folder: Path):
+        self.method, python = method, _python()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
+        file = folder / f"{LLAMA_CPP[method]}.gguf"
+        self.stored_bytes = write_gguf(model, file, LLAMA_CPP[method])
+        with open(file, "rb") as written:
+            os.fsync(written.fileno())  # only pages that are on the disk can be dropped
+        command = [python, "-I", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._process = subprocess.Popen(command, text=True, **pipes)
+        try:
+            self._answer()
+            if LLAMA_CPP[method] == "F16":
+                self._check(model)
+        except BaseException:
+            self.close()
+            raise
+
+    def timed(self, tokens: Sequence[int] = PROMPT[:1]) -> Timeline:
+        """One pass of these tokens from the disk.
+
+        Pages are read when products touch them, so the whole pass is one span of stage `read`.
+        """
+        found = self._ask(tokens=list(tokens))
+        return Timeline((Span("read", "pass", "storage", 0.0, found["seconds"], found["read_bytes"]),), "measured")
+
+    def log_probabilities(self, tokens: Sequence[int], vocabulary: int) -> Tensor:
+        """The natural logarithms of the next token's probabilities: fp32 [vocabulary]."""
+        return torch.tensor(self._ask(tokens=list(tokens), probabilities=vocabulary)["log_probabilities"])
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def __enter__(self) -> Self:
+        """The runtime itself."""
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Close it."""
+        self.close()
+
+    def _check(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            logits = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -1].float()
+        found = self.log_probabilities(PROMPT, len(logits))
+        off = float((found - torch.log_softmax(logits, 0)).abs().max() / logits.abs().max())
+        if not off < NEAR:
+            raise UserError(f"{self.method} is {off:.1%} of the largest logit off from the model in memory: not timed")
+
+    def _ask(self, **request: object) -> dict:
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # `_answer` says why
+        return self._answer()
+
+    def _answer(self) -> dict:
+        line = self._process.stdout.readline()
+        if not line:
+            self._errors.seek(0)
+            said = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise UserError(f"{self.method} ended: {' / '.join(said[-3:]) or 'it says nothing'}")
+        return json.loads(line)
+
+
+@functools.cache
+def _python() -> Path:
+    """The interpreter of llama.cpp's environment, which is made first if need be."""
+    return cached("environments", {"package": PACKAGE, "version": VERSION}, (), _install) / "bin" / "python"
+
+
+def _install(folder: Path) -> None:
+    _command([sys.executable, "-m", "venv", folder])
+    quick = ["--disable-pip-version-check", "--no-input", "--retries", "1", "--timeout", "10"]
+    built = ["--only-binary", ":all:", "--no-deps", "--no-compile", f"{PACKAGE}=={VERSION}"]
+    _command([folder / "bin" / "python", "-m", "pip", "install", *quick, *built])
+    _command([folder / "bin" / "python", "-I", "-B", "-c", f"import {PACKAGE}"])
+
+
+def _command(arguments: Sequence[str | Path]) -> None:
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"llama.cpp cannot be installed: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise UserError(f"llama.cpp ({PACKAGE} {VERSION}) cannot be installed: {said[-1]}")

@@ -1,0 +1,87 @@
+"""Runs llama.cpp in its own environment, which has `xllamacpp` and nothing of this toolkit.
+
+    python llama_cpp_driver.py FILE.gguf THREADS
+
+Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
+tokens through the model in one pass from the disk: the file's pages are dropped before it. The answer has `seconds` of
+the pass and `read_bytes`, what the process read from the disk in it. With `"probabilities": n` it also has
+`log_probabilities` of the next token, for tokens 0 to n - 1. The first line on stdout is `{}`: the model is loaded.
+"""
+
+import ctypes
+import json
+import os
+import sys
+import time
+
+MADV_DONTNEED = 4
+
+
+def main() -> None:
+    """Load the model and answer requests until stdin ends."""
+    file, threads = os.path.realpath(sys.argv[1]), int(sys.argv[2])
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what llama.cpp prints must not come between the answers
+    server = open_server(file, threads)
+    answers.write("{}\n")
+    for line in sys.stdin:
+        answers.write(json.dumps(answer(server, file, json.loads(line))) + "\n")
+    answers.flush()
+    os._exit(0)  # its threads need not be waited for
+
+
+def open_server(file: str, threads: int):
+    """llama.cpp with the model mapped, not copied: without the repacked copies of weights that it keeps in memory."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = file
+    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP
+    params.no_extra_bufts = True
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_parallel, params.n_ctx = 1, 64
+    params.cache_prompt, params.cache_ram_mib = False, 0
+    params.fit_params = params.warmup = False
+    return xllamacpp.Server(params)
+
+
+def answer(server, file: str, request: dict) -> dict:
+    """One pass through the model. Raises `RuntimeError` if llama.cpp does not give it."""
+    drop_pages(file)
+    count = request.get("probabilities", 0)
+    asked = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
+    before, begun_s = read_bytes(), time.perf_counter()
+    given = server.handle_completions(asked | {"ignore_eos": True})
+    seconds = time.perf_counter() - begun_s
+    if "choices" not in given:
+        raise RuntimeError(f"llama.cpp answered {given}")
+    found = {"seconds": seconds, "read_bytes": read_bytes() - before}
+    if count:
+        ranked = given["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        by_token = {entry["id"]: entry["logprob"] for entry in ranked}
+        found["log_probabilities"] = [by_token[token] for token in range(count)]
+    return found
+
+
+def drop_pages(file: str) -> None:
+    """Remove a file from this process's memory and from the page cache, which keeps pages that are mapped."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/self/maps") as maps:
+        places = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(file)]
+    for start, end in places:
+        first, length = int(start, 16), int(end, 16) - int(start, 16)
+        if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), f"madvise of {file} failed")
+    descriptor = os.open(file, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def read_bytes() -> int:
+    """What this process has had read from disks so far."""
+    with open("/proc/self/io") as counters:
+        return next(int(line.split()[1]) for line in counters if line.startswith("read_bytes:"))
+
+
+if __name__ == "__main__":
+    main()

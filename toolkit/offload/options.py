@@ -1,0 +1,75 @@
+"""How a packed model is run: one frozen record, which everything in the runtime takes."""
+
+from dataclasses import dataclass
+
+from toolkit.errors import UserError, unknown
+from toolkit.policies.methods import METHODS, Method
+from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import POLICIES, Way
+from toolkit.storage.readers import READERS
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a packed model is run.
+
+    Args:
+        method: a key of `METHODS`; the store must hold the variant of its format.
+        dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
+            None takes nine tenths of what is free.
+        placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first layers,
+            as far as its budget allows.
+        policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
+        reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory.
+        verify: read the whole store first and compare checksums. Weights are not checked again later, and kernels trust
+            the offsets inside packed ones: pass False only for a store that was verified before.
+        device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
+        device_bytes: hard budget of a GPU's memory, as `dram_bytes`. The bytes asked for are counted; torch rounds each
+            piece up to some MB.
+
+    Raises `UserError` for an unknown name, a budget of a device that has none, or a reader into a GPU's memory where
+    the CPU must see the weights.
+    """
+
+    method: str = "endor"
+    dram_bytes: int | None = None
+    placement: LayerMap | None = None
+    policy: str = "pipelined"
+    reader: str = "threads"
+    verify: bool = True
+    device: str = "cpu"
+    device_bytes: int | None = None
+
+    def __post_init__(self):
+        """Refuse options that are unknown or contradict each other."""
+        for name, known in {"method": METHODS, "policy": POLICIES, "reader": READERS}.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        if self.device_bytes is not None and not self.on_gpu:
+            raise UserError(
+                f"device_bytes={self.device_bytes}: a CPU has no memory but DRAM: set dram_bytes, or device='cuda'"
+            )
+        if self.direct and (self.stored.decoded_in == "dram" or not self.on_gpu):
+            why = "this method unpacks on the CPU" if self.on_gpu else "this model computes on the CPU"
+            raise UserError(f"reader {self.reader!r} reads into a GPU's memory, and {why}: use reader 'threads'")
+
+    @property
+    def stored(self) -> Method:
+        """The format that weights are stored in, and where they are decoded."""
+        return METHODS[self.method]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether a GPU computes."""
+        return self.device != "cpu"
+
+    @property
+    def direct(self) -> bool:
+        """Whether the reader reads into a GPU's memory, past DRAM."""
+        return READERS[self.reader].into == "device"
+
+    @property
+    def way(self) -> Way:
+        """The same way of running as the cost model and the measurements name it. Its device is "gpu" or "cpu"."""
+        path, device = "direct" if self.direct else "host", "gpu" if self.on_gpu else "cpu"
+        return Way(self.method, path, self.policy, device)
