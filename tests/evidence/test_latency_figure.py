@@ -56,3 +56,25 @@ def test_the_total_is_marked_where_stages_overlap():
     assert [list(line.get_xdata()) for line in axes.lines] == [[2.5, 2.5]]
     [apart] = machines_figure(table.assign(seconds=[2.0, 1.0, 3.0]), COMPARISON.iloc[:0]).axes
     assert list(apart.lines) == []
+
+
+def whisker_ends(axes):
+    return {(*line.get_xdata(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "|"}
+
+
+def test_a_total_has_a_whisker_from_the_least_to_the_most_where_they_differ():
+    rows = [("dense", "total", 4.0, 3.5, 6.0), ("endor", "total", 2.0, None, None), ("zstd", "total", 5.0, 5.0, 7.0)]
+    rows += [("dense", "read", 4.0, 1.0, 9.0), ("endor", "read", 2.0, None, None), ("zstd", "read", 5.0, None, None)]
+    table = pd.DataFrame(rows, columns=["way", "stage", "seconds", "low_s", "high_s"])
+    table = table.assign(profile="paper", evidence="modelled", model="toy")
+    figure = machines_figure(table, COMPARISON.iloc[:0])
+    assert whisker_ends(figure.axes[0]) == {(3.5, 6.0, 0), (5.0, 7.0, 2)}
+    assert "range: least to most" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_ratio_has_the_whisker_of_the_row_that_it_is_the_number_of():
+    ranges = {"speedup": [1.5, 1.25, 1.25], "speedup_low": [1.4, 1.0, 0.5], "speedup_high": [1.9, 1.5, 2.0]}
+    found = pd.DataFrame(ranges).assign(way="endor", stage="total", seconds=1.0, model="toy")
+    found = found.assign(profile=["paper", "here", "here"], evidence=["modelled", "measured", "modelled"])
+    ratios = machines_figure(pd.concat([TABLE, found], ignore_index=True), COMPARISON).axes[-1]
+    assert whisker_ends(ratios) == {(1.4, 1.9, 0), (1.0, 1.5, 1)}

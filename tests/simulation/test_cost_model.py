@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.naive_cost_model import pipelined, ticks
 from toolkit.errors import UserError
 from toolkit.formats import encode
+from toolkit.machines.curve import Curve
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile, Storage
 from toolkit.models.shapes import random_pruned
@@ -165,6 +166,18 @@ def test_rates_are_added_to_those_there():
     assert slower.dram.decode_fixed_s == {"endor": 1, "zstd": 9}
     assert slower.dram.matvec_fixed_s == {"dense": 1, "endor": 8}
     assert slower.dram.decode_gb_s == SLOW.dram.decode_gb_s
+
+
+def test_a_curve_takes_the_place_of_a_rate_and_a_fixed_time():
+    curve = Curve((GB, 2 * GB, 4 * GB), (7.0, 8.0, 9.0))
+    machine = with_rates(SLOW, "dram", decode_curves={"endor": curve}, matvec_curves={"endor": curve})
+    layer = [Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "dram")]
+    assert predict(machine, layer, Way("endor_packed", device="cpu")).total_s == 7 + 8
+    assert predict(machine, layer, Way("endor", device="cpu")).total_s == (8 + 5) + (9 + 9)  # dense products: a rate
+    other = with_rates(PROBED, "dram", decode_curves={"csr": curve})
+    assert predict(other, layer, Way("zstd", device="cpu")) == predict(PROBED, layer, Way("zstd", device="cpu"))
+    bare = replace(PROBED, dram=Memory("cpu", 1e11, 0.5, decode_curves={"endor": curve}))
+    assert predict(bare, layer[:1], Way("endor", device="cpu")).busy_s("decode") == 8 + 9
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8"])

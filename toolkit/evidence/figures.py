@@ -10,9 +10,9 @@ from matplotlib.patches import Patch
 
 from toolkit.timeline.spans import STAGES
 
-COLUMN_IN = 6.4  # inches; printed at a column's 3.3 the text is still 5 pt
+COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
 GOLDEN = 0.62
-LEGEND_COLUMNS = 3  # what fits under a figure of that width
+LEGEND_COLUMNS = 3  # as many as fit under a figure of that width
 PUBLISHED = {
     "marker": "D",
     "markersize": 7,
@@ -22,8 +22,10 @@ PUBLISHED = {
     "linestyle": "none",
     "zorder": 5,
 }
+WHISKER = {"color": "black", "linewidth": 1.2, "marker": "|", "markersize": 6, "zorder": 4}
+RANGE = "range: least to most"
 SUMS = ("transfer", "total")  # of stages
-HATCHES = {"measured": "", "modelled": "///"}  # and plain where published
+HATCHES = {"measured": "", "modelled": "///"}  # and none where published
 
 
 def use_style() -> None:
@@ -62,6 +64,14 @@ def mark_published(axes: Axes, x, y, label: str = "published") -> None:
     axes.plot(x, y, label=label, **PUBLISHED)
 
 
+def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
+    """A whisker from low to high on each horizontal bar, the first on top; none where either is NaN."""
+    ends = [(place, low, high) for place, (low, high) in enumerate(zip(lows, highs, strict=True))]
+    known = [(place, low, high) for place, low, high in ends if low < high]
+    for number, (place, low, high) in enumerate(known):
+        axes.plot([low, high], [place, place], label=RANGE if not number else "_nolegend_", **WHISKER)
+
+
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
     """Our numbers as bars (hatched where modelled), the published ones as diamonds, from what `compare` returns.
 
@@ -84,8 +94,8 @@ def evidence_bars(
 ) -> None:
     """Horizontal bars on a log axis: a block a value of column `block`, in it a colour a value of `bar`.
 
-    Hatched where the row's `evidence` is modelled. Bars stand in the order of the table, and so do the blocks unless
-    `blocks` orders them, so that several axes can share theirs; a block without rows stays empty.
+    A bar is hatched where its row's `evidence` is modelled. Bars and blocks stand in the order of the table. `blocks`
+    gives the blocks another order, so that several axes can share one; a block without rows stays empty.
     """
     bars = list(dict.fromkeys(table[bar]))
     colours = dict(zip(bars, sns.color_palette("colorblind", len(bars)), strict=True))
@@ -99,7 +109,7 @@ def evidence_bars(
             axes.barh(middle, row[value], height=height, linewidth=0.3, **style)
     axes.set_yticks(range(len(blocks)), blocks)
     axes.set_xscale("log")
-    # whole decades: on a narrower axis labels stand between them, and on top of each other
+    # whole decades: on a narrower axis matplotlib labels what lies between them, and the labels overlap
     low, high = table[value].min(), table[value].max()
     axes.set_xlim(10 ** (math.ceil(math.log10(low)) - 1), 10 ** (math.floor(math.log10(high)) + 1))
     axes.set_ylim(len(blocks) - 0.5, -0.5)
@@ -114,8 +124,8 @@ def evidence_bars(
 def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = "stage") -> None:
     """A Gantt chart of what `Timeline.table()` gives: a row a value of column `lane`, a colour a value of `colour`.
 
-    Hatched where the row's `evidence` is modelled. Several timelines under each other: concatenate their tables with a
-    column that tells them apart, and name that column as `lane`.
+    A span is hatched where its row's `evidence` is modelled. To draw several timelines under each other, concatenate
+    their tables with a column that tells them apart, and name that column as `lane`.
     """
     lanes = list(dict.fromkeys(spans[lane]))
     for name, rows in spans.groupby(colour, sort=False):
@@ -130,8 +140,8 @@ def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = 
 def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "seconds", part: str = "stage") -> None:
     """Horizontal bars made of parts: a bar a value of column `bar`, in it a part a value of column `part`.
 
-    `table` holds one row a bar and part, `Timeline.stages()` of several timelines say; its rows `transfer` and `total`,
-    which are sums, are left out. Hatched where the row's `evidence` is modelled.
+    `table` holds one row for each bar and part, such as `Timeline.stages()` of several timelines. Its rows `transfer`
+    and `total` are sums and are left out. A part is hatched where its row's `evidence` is modelled.
     """
     parts = table[~table[part].isin(SUMS)]
     bars = list(dict.fromkeys(parts[bar]))
@@ -161,7 +171,7 @@ def stage_colours(names: Iterable[str]) -> dict[str, tuple]:
 
 
 def _colours(names: pd.Series) -> dict[str, tuple]:
-    """A colour each, `stage_colours` if they are stages."""
+    """A colour for each name: `stage_colours` if all are stages."""
     found = list(dict.fromkeys(names))
     if set(found) <= set(STAGES):
         return stage_colours(found)
@@ -174,7 +184,7 @@ def _paint(bars: Iterable[Patch], colour: tuple, evidence: Iterable[str]) -> Non
 
 
 def _rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of horizontal bars, the first one on top."""
+    """Name the rows of horizontal bars, with the first one on top."""
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.grid(axis="x")

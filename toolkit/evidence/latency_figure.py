@@ -1,5 +1,8 @@
 """The figure of a latency notebook: where the time goes, machine by machine, and what was published beside it."""
 
+import math
+from collections.abc import Mapping
+
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -7,11 +10,24 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from toolkit.evidence.figures import COLUMN_IN, HATCHES, PUBLISHED, SUMS, comparison_bars, stacked_bars, stage_colours
+from toolkit.evidence.figures import (
+    COLUMN_IN,
+    HATCHES,
+    LEGEND_COLUMNS,
+    PUBLISHED,
+    RANGE,
+    SUMS,
+    comparison_bars,
+    stacked_bars,
+    stage_colours,
+    whiskers,
+)
 
 BAR_IN, FRAME_IN = 0.27, 0.55  # height of a bar, and of what stands around a panel
 RATIOS = ("ratio", "speedup")
+TIMES = ("speedup", "time_over_dense")  # columns of ratios that have a range: <column>_low and <column>_high
 OVERLAPPING = 0.99  # a total below this share of its stages together
+OVERLAPPED = "total, where stages overlap"
 TOTAL = {"color": "black", "linewidth": 2, "solid_capstyle": "butt"}
 
 
@@ -20,8 +36,10 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
 
     Args:
         table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`way_names`, say).
-            Where a machine's bar was both measured and modelled, the modelled one stands below.
-        comparison: of `compare_machines`; claims of other units, and such as nothing here answers to, are left out.
+            Where a machine's bar was both measured and modelled, the modelled one stands below. Columns low_s and
+            high_s, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
+            repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
+        comparison: of `compare_machines`. Claims in other units, and those without a number of ours, are left out.
     """
     panels = {name: _paired(rows, bar) for name, rows in table.groupby("profile", sort=False)}
     ratios = comparison[comparison["unit"].isin(RATIOS) & comparison["ours"].notna()]
@@ -42,13 +60,13 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
         place.set_title(", ".join([name, *about, " and ".join(kinds)]))
         _mark_totals(place, rows, bar)
     if len(ratios):
-        _ratios(axes.flat[-1], ratios, first=comparison["profile"].iloc[0])
+        _ratios(axes.flat[-1], ratios, table, first=comparison["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 
 
 def _paired(rows: pd.DataFrame, bar: str) -> pd.DataFrame:
-    """Bars in their order, what was measured of each before what was modelled, which is called so then."""
+    """Bars in their order. Where some were measured, modelled ones stand behind them and say so in their name."""
     if set(rows["evidence"]) != {"measured", "modelled"}:
         return rows
     places = {name: number for number, name in enumerate(dict.fromkeys(rows[bar]))}
@@ -59,15 +77,17 @@ def _paired(rows: pd.DataFrame, bar: str) -> pd.DataFrame:
 
 
 def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
-    """A line at the total of each bar whose stages overlap: they are stacked, so its length is no time."""
+    """A line at the total of each bar whose stages overlap: they are stacked, so the bar's length is no time."""
     seconds = rows[~rows["stage"].isin(SUMS)].groupby(bar, sort=False)["seconds"].sum()
-    totals = rows[rows["stage"] == "total"].set_index(bar)["seconds"].reindex(seconds.index)
-    for place, (stacked, total) in enumerate(zip(seconds, totals, strict=True)):
+    totals = rows[rows["stage"] == "total"].set_index(bar).reindex(seconds.index)
+    for place, (stacked, total) in enumerate(zip(seconds, totals["seconds"], strict=True)):
         if total < OVERLAPPING * stacked:
-            axes.plot([total, total], [place - 0.45, place + 0.45], label="total, where stages overlap", **TOTAL)
+            axes.plot([total, total], [place - 0.45, place + 0.45], label=OVERLAPPED, **TOTAL)
+    if "low_s" in totals:
+        whiskers(axes, totals["low_s"], totals["high_s"])
 
 
-def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
+def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -> None:
     short = ratios["claim"].str.split("-", n=1).str[1]
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
     comparison_bars(axes, ratios.assign(conditions=short + machine))
@@ -76,6 +96,20 @@ def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
     axes.get_legend().remove()
     for patch in axes.patches:  # no stage's colour
         patch.set_facecolor("0.65")
+    ends = [_range_of(row, table) for row in ratios.to_dict("records")]
+    whiskers(axes, [low for low, _ in ends], [high for _, high in ends])
+
+
+def _range_of(claim: Mapping[str, object], table: pd.DataFrame) -> tuple[float, float]:
+    """The range of the number that stands for a claim: that of the row which has it, NaN where there is none."""
+    rows = table[(table["profile"] == claim["profile"]) & (table["evidence"] == claim["evidence"])]
+    for column in TIMES:
+        low, high = f"{column}_low", f"{column}_high"
+        if low in rows and column in rows:
+            found = rows[rows[column] == claim["ours"]].dropna(subset=[low, high])
+            if len(found):
+                return found[low].min(), found[high].max()
+    return math.nan, math.nan
 
 
 def stage_legend(figure: Figure, table: pd.DataFrame, published: bool = False) -> None:
@@ -85,5 +119,6 @@ def stage_legend(figure: Figure, table: pd.DataFrame, published: bool = False) -
         keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))
     if published:
         keys.append(Line2D([], [], label="published", **PUBLISHED))
-    lines = [line for axes in figure.axes for line in axes.lines if str(line.get_label()).startswith("total")]
-    figure.legend(handles=[*keys, *lines[:1]], loc="outside lower left", ncols=4)
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    keys += [lines[label] for label in (OVERLAPPED, RANGE) if label in lines]
+    figure.legend(handles=keys, loc="outside lower left", ncols=LEGEND_COLUMNS)

@@ -1,7 +1,7 @@
 """Reading a file past the page cache, by many threads at once: what the disk itself delivers.
 
-O_DIRECT where the file system takes it, as FLASH measures (appendix B); where it refuses, or takes the flag and fills
-the page cache all the same, reads are buffered and say so.
+Reads use O_DIRECT where the file system takes it, as in FLASH (appendix B). Some file systems refuse it, and some take
+the flag and fill the page cache all the same; there reads are buffered and say so.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ def read(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seconds: 
 
 
 def _read_share(file: OpenFile, offsets: np.ndarray, target: np.ndarray, seconds: float) -> tuple[int, float]:
-    """Chunks read, and the time to the last; the clock is looked at after every few."""
+    """How many chunks were read, and the time to the last one. The clock is read after every `BATCH` chunks."""
     rounds = itertools.repeat(offsets) if file.mode == "direct" else [offsets]
     batches = (share[first : first + BATCH] for share in rounds for first in range(0, len(share), BATCH))
     sizes, places = np.full(BATCH, target.nbytes), np.zeros(BATCH, np.int64)
@@ -109,7 +109,7 @@ def _read_share(file: OpenFile, offsets: np.ndarray, target: np.ndarray, seconds
 
 
 def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: int) -> list[np.ndarray]:
-    """Each thread's offsets."""
+    """The offsets that each thread reads."""
     if pattern not in PATTERNS:
         raise unknown("pattern", pattern, PATTERNS)
     if chunk_bytes < BLOCK_BYTES or chunk_bytes % BLOCK_BYTES:

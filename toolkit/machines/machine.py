@@ -1,12 +1,13 @@
-"""What a machine is to the models here: disk, memories, processors and links as plain numbers, each with its source."""
+"""A machine as the models here see it: disk, memories, processors and links as plain numbers, each with its source."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import pandas as pd
 
 from toolkit.errors import UserError, unknown
+from toolkit.machines.curve import Curve
 
 GB = 1e9
 NOTHING = MappingProxyType({})
@@ -45,8 +46,9 @@ class Source:
 class Storage:
     """A disk. `bandwidth_gb_s` is its limit for long reads; the two times say what short ones cost.
 
-    `latency_s`: from a request to its data on an idle disk, without the transfer; requests of several threads overlap
-    here. `request_s`: the part of a request's cost that does not overlap, so 1 / `request_s` bounds the reads a second.
+    `latency_s` is the time from a request to its data on an idle disk, without the transfer; requests of several
+    threads overlap in it. `request_s` is the part of a request's cost that does not overlap, so a disk serves at most
+    1 / `request_s` reads a second.
     """
 
     name: str
@@ -58,10 +60,10 @@ class Storage:
     def read_gb_s(self, chunk_bytes: int, threads: int) -> float:
         """Random-read bandwidth in GB/s when `threads` threads each wait for one chunk at a time.
 
-        Every read waits `latency_s` beside the others, then its turn at the disk behind them: with s(c) =
-        `request_s` + c / bandwidth, threads · c / (latency + threads · s(c)). This is the pessimistic bound of
-        operational analysis for a closed system of one server and a delay; it rises with chunk and threads towards the
-        bandwidth, as FLASH, figure 2b, shows. Raises `UserError` for a disk of unknown latency.
+        Every read first waits `latency_s` beside the others, then for its turn at the disk behind them. With s(c) =
+        `request_s` + c / bandwidth, the bandwidth is threads · c / (latency + threads · s(c)). This is the pessimistic
+        bound of operational analysis for a closed system of one server and a delay. It rises with chunk and threads
+        towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk of unknown latency.
         """
         if self.latency_s is None:
             raise UserError(f"the profile gives no latency for {self.name}: short reads cannot be modelled")
@@ -73,11 +75,14 @@ class Storage:
 class Memory:
     """A memory and the processor that computes on it: DRAM with the CPU, or device memory with the GPU.
 
-    `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two); half-precision
-    GPU rates accumulate in fp32 unless the source says otherwise. `decode_gb_s` maps a format to the dense bytes that
-    decoding makes a second, `matvec_gb_s` one to the stored bytes that a mat-vec goes through a second; a format that
-    the latter does not name is read at `bandwidth_gb_s`. `decode_fixed_s` and `matvec_fixed_s` map a format to what
-    decoding one weight, or one product, takes however small it is (starting threads, launching a kernel): 0 if absent.
+    `tflop_s` maps a dtype to the dense peak rate in 10¹² operations a second (a multiply-add is two). Half-precision
+    rates of GPUs accumulate in fp32 unless the source says otherwise.
+
+    All other mappings are by format. `decode_gb_s` is the dense bytes that decoding makes a second, `matvec_gb_s` the
+    stored bytes that a mat-vec goes through a second; a format without one is read at `bandwidth_gb_s`.
+    `decode_fixed_s` and `matvec_fixed_s` are what decoding one weight, or one product, takes however small it is
+    (starting threads, launching a kernel): 0 if absent. `decode_curves` and `matvec_curves` are measured times by
+    bytes; where there is one, it is used instead of the rate and the fixed time.
     """
 
     name: str
@@ -88,6 +93,20 @@ class Memory:
     matvec_gb_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     decode_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     matvec_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
+    decode_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
+    matvec_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
+
+    def decode_s(self, form: str, nbytes: float) -> float:
+        """Seconds that decoding a weight of so many dense bytes takes, of a format that has a rate or a curve."""
+        if form in self.decode_curves:
+            return self.decode_curves[form].at(nbytes)
+        return self.decode_fixed_s.get(form, 0.0) + nbytes / GB / self.decode_gb_s[form]
+
+    def matvec_s(self, form: str, nbytes: float) -> float:
+        """Seconds that a product with a weight of so many stored bytes takes."""
+        if form in self.matvec_curves:
+            return self.matvec_curves[form].at(nbytes)
+        return self.matvec_fixed_s.get(form, 0.0) + nbytes / GB / self.matvec_gb_s.get(form, self.bandwidth_gb_s)
 
     def attainable_tflop_s(self, intensity: float, dtype: str) -> float:
         """The roofline: rate in TFLOP/s of a kernel that does `intensity` operations per byte it moves.
@@ -101,7 +120,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Links:
-    """Copies in one direction between two tiers: bandwidth, and what one request takes however few its bytes are.
+    """Copies in one direction between two tiers: bandwidth, and the time that even the smallest request takes.
 
     A bandwidth is None where there is no such path or no number.
     """
@@ -128,7 +147,7 @@ class NearData:
 
 @dataclass(frozen=True)
 class Software:
-    """What runs the model. `layer_s`: seconds of a decoder layer that are neither transfer nor a linear's product."""
+    """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product."""
 
     name: str
     layer_s: float
@@ -160,6 +179,22 @@ class Profile:
         part, quantity, *dtype = name.split(".")
         value = getattr(getattr(self, part), quantity)
         return value[dtype[0]] if dtype else value
+
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Low and high end of every number whose source gives both, by dotted name."""
+        found = {name: (source.low, source.high) for name, source in self.sources.items()}
+        return {name: ends for name, ends in found.items() if None not in ends}
+
+    def with_values(self, values: Mapping[str, float]) -> "Profile":
+        """The same machine with other numbers, by dotted name. Raises what `value` does."""
+        machine = self
+        for name, value in values.items():
+            self.value(name)
+            part, quantity, *key = name.split(".")
+            whole = getattr(machine, part)
+            number = {**getattr(whole, quantity), key[0]: value} if key else value
+            machine = replace(machine, **{part: replace(whole, **{quantity: number})})
+        return machine
 
     def table(self) -> pd.DataFrame:
         """A row a number: profile, part, name, quantity (with its unit), value, low, high, basis, source, evidence."""

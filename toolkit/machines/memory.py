@@ -1,14 +1,14 @@
 """Bandwidth of a memory, of the copies between two, and the rate of a processor, on the CPU or a CUDA device.
 
-torch does the work on both, so both are measured by the same code. Every function returns one value a repetition; the
-first pays for start-up, and callers set it apart.
+torch does the work on both, so the same code measures both. Every function returns one value a repetition. The first
+one includes start-up, so callers keep it apart.
 """
 
 import time
 from collections.abc import Callable, Iterable
 
 ELEMENT_BYTES = 4  # fp32
-TARGET_S = 0.05  # a matrix product long enough for the clock
+TARGET_S = 0.05  # a matrix product that is long enough for the clock
 SMALLEST, LARGEST = 256, 8192  # sides of the matrices tried
 
 
@@ -55,7 +55,7 @@ def _doubling(first: int, last: int) -> list[int]:
 
 
 def _buffer(size_bytes: int, device: str, pinned: bool = False):
-    """Ones: every page is written, so none is the system's shared zero page."""
+    """A buffer of ones. Every page is written, so none is the system's shared page of zeros."""
     import torch
 
     return torch.ones(size_bytes // ELEMENT_BYTES, device=device, pin_memory=pinned and device == "cpu")

@@ -13,7 +13,7 @@ VERSIONED = ("torch", "transformers", "numba", "numpy", "lm-eval", "datasets", "
 
 
 def provenance() -> dict[str, object]:
-    """Code, versions and machine: what someone needs who gets another number."""
+    """Code, versions and machine: what explains why someone else gets another number."""
     return {
         "git": _git("rev-parse", "HEAD") or "unknown",
         "git_dirty": bool(_git("status", "--porcelain")),

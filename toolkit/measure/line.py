@@ -1,4 +1,4 @@
-"""What a task takes as a line over its bytes: a fixed time, and the rest at a rate; and how it is found from timings.
+"""The time of a task as a line over its bytes, a fixed time and a rate, and how the line is found from timings.
 
 line = fit_line(nbytes=[1e6, 1e7, 1e8], seconds=[0.0006, 0.0051, 0.0501])    # 0.1 ms, and 2 GB/s
 line.seconds(3e6)
@@ -15,22 +15,22 @@ from toolkit.machines.machine import GB
 
 @dataclass(frozen=True)
 class Line:
-    """`fixed_s` seconds, however few the bytes, and `gb_s` GB of them a second."""
+    """`fixed_s` seconds for any task, and its bytes at `gb_s` GB a second."""
 
     fixed_s: float
     gb_s: float
 
     def seconds(self, nbytes: float) -> float:
-        """What so many bytes take."""
+        """Seconds for so many bytes."""
         return self.fixed_s + nbytes / GB / self.gb_s
 
 
 def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> Line:
     """The line with the least sum of relative errors, |line / seconds - 1|; its fixed time is not below zero.
 
-    Absolute errors would leave the fixed time to the largest sizes' noise, squared ones the line to a slow spell. The
-    best line passes through two of the points, or one and the origin: all of those are tried.
-    Raises `UserError` unless there is a time for each size, and all are above zero.
+    With absolute errors the noise of the largest sizes would decide the fixed time; with squared errors one slow spell
+    would decide the line. The best line passes through two of the points, or through one and the origin, so all of
+    those are tried. Raises `UserError` unless there is a time for each size, and all are above zero.
     """
     size, time = np.asarray(nbytes, float), np.asarray(seconds, float)
     if not len(size) or len(size) != len(time) or min(size.min(), time.min()) <= 0:

@@ -25,7 +25,7 @@ def measured_spans(
 ) -> pd.DataFrame:
     """A row a span: the fields of `Way`, placement, repetition (the first is 0), mode, and the fields of `Span`.
 
-    A rival among the ways takes its turn behind ours, for a single shape only.
+    A rival among the ways takes its turn after ours; there must be a single shape then.
     """
     ours = [(way, placement) for way, placement in ways if way.method not in RIVALS]
     key = asdict(workload) | {"ops": list(shapes), "ways": list(map(labels, ways)), "repetitions": repetitions}

@@ -34,6 +34,7 @@ SHAPES = {
     "opt-1.3b": _opt(2048),
     "opt-2.7b": _opt(2560),
     "opt-6.7b": _opt(4096),
+    "opt-30b": _opt(7168),
     "opt-66b": _opt(9216),
     "tinyllama-1.1b": _llama(hidden=2048, key_value=256, ffn=5632),
     "llama2-70b": _llama(hidden=8192, key_value=1024, ffn=28672),

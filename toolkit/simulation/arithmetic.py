@@ -3,8 +3,8 @@
     operations = decode_operations(hidden=4096, ffn=11008, heads=32, context=2048)
     roofline(operations, {"A6000": profile("spqr-a6000").device})
 
-The counts are those of Yuan et al. (2024), "LLM Inference Unveiled", as in SpQR's table 1.1: a multiply-add is two
-operations; what an operation reads and writes goes through memory once, nothing is kept on the chip in between.
+The counts are those of Yuan et al. (2024), "LLM Inference Unveiled", as in SpQR's table 1.1. A multiply-add is two
+operations. What an operation reads and writes goes through memory once; nothing stays on the chip in between.
 """
 
 from collections.abc import Iterable, Mapping
@@ -66,7 +66,7 @@ def decode_operations(
         weight_bits: bits a weight takes in memory; activations take `value_bytes` bytes a value.
         value_bytes: bytes of an activation, score or cached value.
 
-    `norm` and `add` count the vector read and the vector written; an addition's other operand is taken as still in
+    `norm` and `add` count the vector read and the vector written. The other operand of an addition is still in
     registers, as in the table. Raises `UserError` for a size below one.
     """
     sizes = {"hidden": hidden, "ffn": ffn, "heads": heads, "context": context}
@@ -86,9 +86,9 @@ def decode_operations(
 
 
 def roofline(operations: Iterable[Operation], memories: Mapping[str, Memory]) -> pd.DataFrame:
-    """What each memory allows each operation at most: the smaller of its processor's peak and intensity × bandwidth.
+    """The most that each memory allows each operation: the smaller of its processor's peak and intensity × bandwidth.
 
-    The peak is that of fp16; where there is none (a CPU widens 16-bit weights as it loads them) that of fp32.
+    The peak is that of fp16, or of fp32 where there is none: a CPU widens 16-bit weights as it loads them.
     Columns: machine, operation, ops, moved_bytes, intensity (ops/byte), dtype, attainable_ops_s, limit (memory,
     compute), time_s, evidence (modelled). Raises `UserError` for a memory without either peak.
     """

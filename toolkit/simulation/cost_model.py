@@ -4,11 +4,16 @@
     layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
     predict(machine, [layer], Way("endor", path="direct")).stages()
 
-A stage takes a fixed time, where the profile has one, and its bytes over its rate: a read or copy the stored bytes over
-the link's bandwidth, decoding the dense bytes over the processor's decoding rate, a product the weight's bytes over its
-memory's bandwidth (one token, so memory is the limit). A weight is one request. Left out: products of activations among
-themselves but for the overhead that a layer is given, that caches hold what was just decoded, and that a read into DRAM
-and the CPU's own work share cores and DRAM's bandwidth.
+A stage takes a fixed time, where the profile has one, and its bytes over a rate:
+
+- a read or a copy: the stored bytes over the link's bandwidth;
+- decoding: the dense bytes over the processor's decoding rate;
+- a product: the weight's bytes over its memory's bandwidth, since the memory is the limit for one token.
+
+Where the profile has a curve of measured times for decoding or products, the time is taken from there. A weight is one
+request. The model leaves three things out: products of activations among themselves, which only a layer's overhead
+stands for; caches, which may hold what was just decoded; and that a read into DRAM and the CPU's own work share cores
+and the bandwidth of DRAM.
 """
 
 from collections import defaultdict
@@ -17,12 +22,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from toolkit.errors import UserError, unknown
+from toolkit.machines.curve import Curve
 from toolkit.machines.machine import GB, NOTHING, Memory, Profile
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import DEVICES, POLICIES, Way
 from toolkit.timeline.spans import TIERS, Span, Timeline
 
-# zstd's size depends on the values: random normal ones, pruned to 50 % (notebook endor/fig04)
+# the size of zstd depends on the values; these are for random normal ones, pruned to 50 % (notebook endor/fig04)
 ZSTD_RATIOS = {("float16", 0.5): 0.571, ("int8", 0.5): 0.611}
 
 
@@ -41,7 +47,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights that stay in one tier, and what the layer takes beside them (a `Software.layer_s`), on the processor.
+    """Weights that live in one tier. `overhead_s` is the processor's time beside them (a `Software.layer_s`).
 
     Raises `UserError` for an unknown tier.
     """
@@ -58,7 +64,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Step:
-    """One stage of a weight's way, before it is known when."""
+    """One stage of a weight's way, before its start is known."""
 
     stage: str
     tier: str
@@ -67,7 +73,7 @@ class Step:
 
     @property
     def resource(self) -> str:
-        """What it keeps busy: a link, or the processor of a tier."""
+        """What the step keeps busy: a link, or the processor of a tier."""
         return self.stage if self.stage in ("read", "copy") else self.tier
 
 
@@ -76,8 +82,8 @@ def weights(
 ) -> tuple[Weight, ...]:
     """Weights of these shapes (name → outputs × inputs, as in `toolkit.models.shapes`) as a method stores them.
 
-    Raises `UserError` for an unknown method or dtype, or a method whose size at that dtype and sparsity is not known
-    beforehand: make `Weight`s from packed matrices' `nbytes` then.
+    Raises `UserError` for an unknown method or dtype, and for a method whose size at that dtype and sparsity depends on
+    the values. Make the `Weight`s from the `nbytes` of packed matrices then.
     """
     from toolkit.formats.packed import DTYPES
 
@@ -108,28 +114,33 @@ def with_rates(
     matvec_gb_s: Mapping[str, float] = NOTHING,
     decode_fixed_s: Mapping[str, float] = NOTHING,
     matvec_fixed_s: Mapping[str, float] = NOTHING,
+    decode_curves: Mapping[str, Curve] = NOTHING,
+    matvec_curves: Mapping[str, Curve] = NOTHING,
 ) -> Profile:
-    """The same machine with these rates and fixed times of the processor of `dram` or `device`, by format.
+    """The same machine with these rates, fixed times and curves of the processor of `dram` or `device`, by format.
 
-    Others stay as they are. A probed profile knows bandwidths only: what kernels reach on that machine is added here.
+    The machine's other numbers stay as they are. A probed profile knows bandwidths only; what kernels reach on that
+    machine is added here.
     """
+    added = {
+        "decode_gb_s": decode_gb_s,
+        "matvec_gb_s": matvec_gb_s,
+        "decode_fixed_s": decode_fixed_s,
+        "matvec_fixed_s": matvec_fixed_s,
+        "decode_curves": decode_curves,
+        "matvec_curves": matvec_curves,
+    }
     memory = _memory(machine, tier)
-    rates = replace(
-        memory,
-        decode_gb_s={**memory.decode_gb_s, **decode_gb_s},
-        matvec_gb_s={**memory.matvec_gb_s, **matvec_gb_s},
-        decode_fixed_s={**memory.decode_fixed_s, **decode_fixed_s},
-        matvec_fixed_s={**memory.matvec_fixed_s, **matvec_fixed_s},
-    )
-    return replace(machine, **{tier: rates})
+    merged = {name: {**getattr(memory, name), **numbers} for name, numbers in added.items()}
+    return replace(machine, **{tier: replace(memory, **merged)})
 
 
 def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | None = None) -> Timeline:
     """The timeline of one pass through the layers, in order, for one token.
 
-    Up to `slots` layers are under way (the policy's own number, if none is given): a layer's first read waits until the
-    layer `slots` before it has been computed. Raises `UserError` if there is no slot, the profile lacks a number that
-    the way needs, or a layer is placed where the way's processor has no memory.
+    Up to `slots` layers are under way at once, by default as many as the policy has. A layer's first read waits until
+    the layer `slots` before it has been computed. Raises `UserError` if there is no slot, if the profile lacks a number
+    that the way needs, or if a layer is placed where the way's processor has no memory.
     """
     policy, free_s = POLICIES[way.policy], defaultdict(float)
     slots = policy.slots if slots is None else slots
@@ -160,7 +171,7 @@ def _routes(machine: Profile, layer: Layer, way: Way) -> Iterator[tuple[str, lis
 
 
 def _steps(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterator[Step]:
-    """From where the weight is to its product. What lives in device memory is dense there, unless it is used packed."""
+    """The steps from where a weight lives to its product. Device memory holds it dense, unless it is used packed."""
     method, target = way.stored, DEVICES[way.device]
     form = "dense" if placement == "device" and method.decoded_in else method.format
     decoder = method.decoded_in and ("dram" if target == "dram" else method.decoded_in)
@@ -170,9 +181,8 @@ def _steps(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterat
             form = "dense"
         if following and not (machine.unified and tier == "dram"):
             yield _transfer(machine, tier, following, weight.nbytes(form))
-    memory, nbytes = _memory(machine, target), weight.nbytes(form)
-    gb_s = memory.matvec_gb_s.get(form, memory.bandwidth_gb_s)
-    yield Step("compute", target, nbytes, memory.matvec_fixed_s.get(form, 0.0) + nbytes / GB / gb_s)
+    nbytes = weight.nbytes(form)
+    yield Step("compute", target, nbytes, _memory(machine, target).matvec_s(form, nbytes))
 
 
 def _tiers(placement: str, target: str, path: str) -> list[str]:
@@ -193,10 +203,9 @@ def _transfer(machine: Profile, source: str, target: str, nbytes: int) -> Step:
 
 def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
     memory = _memory(machine, tier)
-    if form not in memory.decode_gb_s:
+    if form not in {**memory.decode_gb_s, **memory.decode_curves}:
         raise UserError(f"{machine.id} gives no rate of decoding {form} in {tier}: add it by with_rates()")
-    seconds = memory.decode_fixed_s.get(form, 0.0) + weight.dense_bytes / GB / memory.decode_gb_s[form]
-    return Step("decode", tier, weight.dense_bytes, seconds)
+    return Step("decode", tier, weight.dense_bytes, memory.decode_s(form, weight.dense_bytes))
 
 
 def _memory(machine: Profile, tier: str) -> Memory:
