@@ -103,10 +103,10 @@ class Settings:
 def compare_variants(variants: Sequence[Variant], settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Quality and bytes of each variant, and the log-likelihoods of its windows. Kept: a second call reads them.
 
-    The first table has one row a variant and metric. Columns: model, corpus, those of `Variant` (its `pattern` is
-    its `zeros_pattern`), zeros (share really there), bits_per_weight (of all decoder linears; embeddings and head are not counted),
-    ratio (over 16 bits), entropy_bits (`entropy_bits`; NaN for forms without a bitmap), those of `evaluate`, and
-    evidence. The second table has one row a variant and window: those of `Variant`, window, and nll (mean negative
+    The first table has one row a variant and metric. Columns: model, corpus, those of `Variant` (`pattern` is its
+    `zeros_pattern`), zeros (share really there), bits_per_weight (of all decoder linears; embeddings and head are not
+    counted), ratio (over 16 bits), entropy_bits (NaN for forms without a bitmap), those of `evaluate`, and evidence.
+    The second table has one row a variant and window: those of `Variant`, window, and nll (mean negative
     log-likelihood a token, nats). Raises what `load_pruned`, `encode` and `evaluate` raise.
     """
     dense, tokenizer = load_model(settings.model, fast_dtype())

@@ -64,9 +64,9 @@ def model_sizes(models: Mapping[str, nn.Module], source: str, dtypes: Iterable[s
 def linear_sizes(model: nn.Module, dtype: str = "float16") -> pd.DataFrame:
     """Bits a weight of each decoder linear of one pruned model, by format, as its own zeros make them.
 
-    Formats: `endor` and `csr`, packed and counted (measured); `ell`, rows as long as the longest one (`modelled`: values
-    and CSR's column indices for every slot); `two_four`, its closed form, for a weight that had to lose what 2:4 cannot
-    hold (`modelled`). Columns: layer, op, format, dtype, sparsity, bits_per_weight, evidence.
+    Formats: `endor` and `csr`, packed and counted (measured). `ell`: all rows as long as the longest, a value and a
+    column index as CSR's in every slot (modelled). `two_four`: its closed form, as if the weight had first lost what
+    2:4 cannot hold (modelled). Columns: layer, op, format, dtype, sparsity, bits_per_weight, evidence.
     """
     rows = []
     for layer, block in enumerate(decoder_blocks(model)):
