@@ -33,13 +33,15 @@ class Groupwise:
     def encode(cls, weight: Float[Tensor, "rows columns"], bits: int = 4, group: int = GROUP) -> Self:
         """Quantise a matrix with `hqq`'s defaults (20 half-quadratic steps, groups along the inputs).
 
-        Raises `UserError` for a number of bits outside `BITS`, a group that does not divide the columns, or a weight
-        that is not finite.
+        Raises `UserError` for a number of bits outside `BITS`, a group that does not divide the columns, a weight that
+        is not finite, or one with so few groups that its last byte would not be full (the package would lose it).
         """
         if bits not in BITS:
             raise unknown("number of bits", bits, BITS)
         if weight.shape[1] % group:
             raise UserError(f"groups of {group} do not divide {weight.shape[1]} columns; choose a divisor of them")
+        if bits != 3 and (weight.numel() // group * bits) % 8:
+            raise UserError(f"{weight.numel() // group} groups of {bits} bits do not fill whole bytes; choose 8 bits")
         if not weight.isfinite().all():
             raise UserError("cannot quantise a weight that is not finite; load the model anew")
         from hqq.core.quantize import Quantizer
