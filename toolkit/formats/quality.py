@@ -28,6 +28,7 @@ from toolkit.text import load_tokens
 
 HALF_BITS = 16
 WINDOW_NLL = "window nll"
+LOG_DIFFERENCE = "difference of log-perplexity"
 
 
 class Stored(Protocol):
@@ -133,9 +134,9 @@ def compare_variants(variants: Sequence[Variant], settings: Settings) -> tuple[p
 def paired_differences(windows: pd.DataFrame, column: str, first: str, second: str) -> pd.DataFrame:
     """Differences of log-perplexity between two values of a column, window by window, all other labels alike.
 
-    `windows` is the second table of `compare_variants`. Columns: the other labels, difference (first − second, nats a
-    token; negative where the first is better), standard_error, windows, better_windows (how many windows the first
-    wins). Raises `UserError` where nothing can be paired.
+    `windows` is the second table of `compare_variants`. Columns: its labels (`column` holds "first − second"), metric,
+    value (mean of first − second in nats a token; negative where the first is better), standard_error, items (windows),
+    better_windows (how many of them the first wins). Raises `UserError` where nothing can be paired.
     """
     others = [name for name in windows if name not in (column, "window", "nll")]
     rows = []
@@ -144,8 +145,9 @@ def paired_differences(windows: pd.DataFrame, column: str, first: str, second: s
         if first in nll and second in nll:
             mean, error = paired_difference(nll[first], nll[second])
             wins = sum(one < other for one, other in zip(nll[first], nll[second], strict=True))
-            found = {"difference": mean, "standard_error": error, "windows": len(nll[first]), "better_windows": wins}
-            rows.append(dict(zip(others, labels, strict=True)) | {"first": first, "second": second} | found)
+            row = dict(zip(others, labels, strict=True)) | {column: f"{first} − {second}", "metric": LOG_DIFFERENCE}
+            row |= {"value": mean, "standard_error": error, "items": len(nll[first]), "better_windows": wins}
+            rows.append(row)
     if not rows:
         raise UserError(f"no variant has both {first!r} and {second!r} in column {column!r}; measure both")
     return pd.DataFrame(rows).assign(evidence="measured")

@@ -178,3 +178,19 @@ def zeros_sentence(zeros: pd.DataFrame, overlaps: pd.DataFrame, sizes: pd.DataFr
         + ", ".join(f"{lost:.0%} ({method})" for method, lost in two_four.items())
         + " of the non-zeros."
     )
+
+
+def pruning_sentence(table: pd.DataFrame, differences: pd.DataFrame) -> str:
+    """What `endor/tab_perplexity` shows: perplexity beside bits, and whether the paired difference is real."""
+    lost = table[table["metric"].eq("perplexity")]
+    said = lambda row: f"{row.method} {row.value:.1f} ({row.bits_per_weight:.1f} bits)"  # noqa: E731
+    parts = []
+    for pattern, rows in lost.groupby("pattern", sort=False):
+        where = "not pruned" if pattern == "none" else f"at {pattern}"
+        parts.append(f"{where}, {', '.join(map(said, rows.itertuples()))}")
+    clear = int((differences["value"].abs() > 2 * differences["standard_error"]).sum())
+    return (
+        f"Seen: {'; '.join(parts)}. Paired by window, the difference of log-perplexity {differences['method'].iloc[0]} "
+        f"is {differences['value'].min():+.3f} to {differences['value'].max():+.3f} over {len(differences)} draws of "
+        f"calibration text; in {clear} of them it is beyond two standard errors."
+    )
