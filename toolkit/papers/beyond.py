@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from toolkit.formats.quality import HALF_BITS, Variant, entropy_bits, pareto_front
 from toolkit.pruning.pruned import DENSE
@@ -121,10 +122,12 @@ def _family(row: dict) -> str:
 
 
 def draw_rows(axes: Axes, zeros: pd.DataFrame) -> None:
-    """How far apart the rows of a matrix are in sparsity: lowest to highest, by method and layer, over operations."""
+    """How far apart a matrix's rows are in sparsity, by method and layer; the band is over operations."""
     span = zeros.assign(span=zeros["row_highest"] - zeros["row_lowest"])
     sns.lineplot(span, x="layer", y="span", hue="method", style="method", errorbar=("pi", 100), ax=axes)
-    axes.set(ylabel="sparsity, fullest to emptiest row", title="Rows: one number for all, or not")
+    axes.set(ylabel="row sparsity, largest − smallest", title="Rows: how unlike they are", ylim=(-0.03, 1))
+    axes.legend(title=None, loc="upper right", ncols=3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_blocks(axes: Axes, zeros: pd.DataFrame) -> None:
@@ -132,7 +135,7 @@ def draw_blocks(axes: Axes, zeros: pd.DataFrame) -> None:
     ratio = zeros.assign(ratio=zeros["spread_16x16"] / zeros["random_16x16"])
     sns.stripplot(ratio, x="op", y="ratio", hue="method", dodge=True, size=3, jitter=0.15, legend=False, ax=axes)
     axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="", ylabel="spread over that of random zeros", title="Blocks of 16 × 16", ylim=(0, None))
+    axes.set(xlabel="", ylabel="spread over random zeros'", title="Blocks of 16 × 16 (random: 1)", ylim=(0, None))
     axes.tick_params(axis="x", rotation=20)
 
 
@@ -141,15 +144,16 @@ def draw_overlaps(axes: Axes, overlaps: pd.DataFrame) -> None:
     pairs = overlaps.assign(pair=overlaps["first"] + " and " + overlaps["second"])
     sns.lineplot(pairs, x="layer", y="jaccard", hue="pair", style="pair", errorbar=("pi", 100), ax=axes)
     axes.axhline(overlaps["chance"].mean(), color="gray", linewidth=0.8, linestyle=":")
-    axes.set(ylabel="zeros in common (Jaccard)", title="Two methods' zeros", ylim=(0, 1))
+    axes.set(ylabel="zeros in common (Jaccard)", title="Two methods' zeros (dotted: chance)", ylim=(0, 1))
     axes.legend(title=None, loc="lower right")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def draw_formats(axes: Axes, sizes: pd.DataFrame) -> None:
     """Bits a weight of each format, by method: the mean over all linears."""
     sns.barplot(sizes, x="format", y="bits_per_weight", hue="method", errorbar=("pi", 100), ax=axes, legend=False)
     axes.axhline(HALF_BITS, color="gray", linewidth=0.8, linestyle=":")
-    axes.set(xlabel="", ylabel="bits per weight (range over linears)", title="What it does to the bytes")
+    axes.set(xlabel="", ylabel="bits per weight (range over linears)", title="Bytes at these masks (dotted: dense)")
 
 
 def zeros_table(zeros: pd.DataFrame, overlaps: pd.DataFrame, sizes: pd.DataFrame) -> pd.DataFrame:
@@ -166,7 +170,7 @@ def zeros_sentence(zeros: pd.DataFrame, overlaps: pd.DataFrame, sizes: pd.DataFr
     bits = sizes.pivot_table(index="format", columns="method", values="bits_per_weight", sort=False)
     two_four = zeros.groupby("method", sort=False)["lost_to_two_four"].mean()
     return (
-        "Seen: the fullest and the emptiest row of a matrix differ in sparsity by "
+        "Seen: the sparsest and the densest row of a matrix differ in sparsity by "
         + ", ".join(f"{span:.2f} ({method})" for method, span in spans.items())
         + " on average. Zeros in common (Jaccard): "
         + ", ".join(f"{one} and {other} {row.jaccard:.2f}" for (one, other), row in common.iterrows())
