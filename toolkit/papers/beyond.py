@@ -100,7 +100,7 @@ def front_sentence(variants: pd.DataFrame) -> str:
     members = ", ".join(
         f"{name(row)} ({row.bits_per_weight:.1f} bits, {row.perplexity:.1f})" for row in front.itertuples()
     )
-    found = f"Seen: on the front of perplexity against bits per weight are {members}."
+    found = f"on the front of perplexity against bits per weight are {members}."
     packed = variants[variants["form"].eq("fp16, endor")]
     beaten = [row for row in packed.itertuples() if _smaller_and_better(variants, row)]
     if len(packed):
@@ -170,7 +170,7 @@ def zeros_sentence(zeros: pd.DataFrame, overlaps: pd.DataFrame, sizes: pd.DataFr
     bits = sizes.pivot_table(index="format", columns="method", values="bits_per_weight", sort=False)
     two_four = zeros.groupby("method", sort=False)["lost_to_two_four"].mean()
     return (
-        "Seen: the sparsest and the densest row of a matrix differ in sparsity by "
+        "the sparsest and the densest row of a matrix differ in sparsity by "
         + ", ".join(f"{span:.2f} ({method})" for method, span in spans.items())
         + " on average. Zeros in common (Jaccard): "
         + ", ".join(f"{one} and {other} {row.jaccard:.2f}" for (one, other), row in common.iterrows())
@@ -194,7 +194,7 @@ def pruning_sentence(table: pd.DataFrame, differences: pd.DataFrame) -> str:
         parts.append(f"{where}, {', '.join(map(said, rows.itertuples()))}")
     clear = int((differences["value"].abs() > 2 * differences["standard_error"]).sum())
     return (
-        f"Seen: {'; '.join(parts)}. Paired by window, the difference of log-perplexity {differences['method'].iloc[0]} "
+        f"{'; '.join(parts)}. Paired by window, the difference of log-perplexity {differences['method'].iloc[0]} "
         f"is {differences['value'].min():+.3f} to {differences['value'].max():+.3f} over {len(differences)} draws of "
         f"calibration text; in {clear} of them it is beyond two standard errors."
     )
