@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import naive_evaluation
 from toolkit.errors import UserError
-from toolkit.evaluation import Perplexity, likelihood, perplexity
+from toolkit.evaluation import Perplexity, likelihood, paired_difference, perplexity
 
 VOCABULARY = 50
 
@@ -43,6 +43,7 @@ def test_against_the_oracle(model, monkeypatch, count, length):
     assert found.mean_nll == pytest.approx(statistics.mean(means), rel=1e-5)
     assert (found.sequence_length, found.windows) == (length, count // length)
     assert found.tokens == sum(map(len, expected))
+    assert found.window_nll == pytest.approx(means, rel=1e-5)
     if len(means) > 1:
         error = found * statistics.stdev(means) / math.sqrt(len(means))
         assert found.standard_error == pytest.approx(error, rel=1e-4)
@@ -70,6 +71,21 @@ def test_by_hand():
     assert Perplexity.of(torch.tensor([1e6]), 2) == math.inf
     assert math.isnan(Perplexity.of(torch.tensor([math.nan]), 2))
     assert vars(copy.deepcopy(found)) == vars(found)
+
+
+def test_paired_differences_by_hand():
+    # the windows are far apart, the models are not: differences 0.1, 0.3, 0.2
+    mean, error = paired_difference([1.1, 5.3, 9.2], [1.0, 5.0, 9.0])
+    assert mean == pytest.approx(0.2)
+    assert error == pytest.approx(0.1 / math.sqrt(3))
+    first, second = (Perplexity.of(torch.tensor(nll), 8) for nll in ([1.1, 5.3, 9.2], [1.0, 5.0, 9.0]))
+    assert mean == pytest.approx(math.log(first / second))
+    mean, error = paired_difference([2.0], [1.5])
+    assert mean == 0.5
+    assert math.isnan(error)
+    for unlike in (([1.0], [1.0, 2.0]), ([], [])):
+        with pytest.raises(UserError, match="cannot be paired"):
+            paired_difference(*unlike)
 
 
 def test_the_mode_is_put_back_and_dropout_is_off(model):

@@ -1,6 +1,7 @@
 """Perplexity over fixed windows of tokens, as GPTQ, SparseGPT and Wanda report it."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,6 +22,7 @@ class Perplexity(float):
         windows: how many windows.
         tokens: how many tokens were predicted: every token of a window but its first.
         mean_nll: mean negative log-likelihood a token, in nats; the perplexity is its exponential.
+        window_nll: mean negative log-likelihood a token of each window, in nats, in the order of the windows.
         standard_error: of the perplexity, by the delta method from the spread over windows; nan for one window.
     """
 
@@ -28,6 +30,7 @@ class Perplexity(float):
     windows: int
     tokens: int
     mean_nll: float
+    window_nll: tuple[float, ...]
     standard_error: float
 
     @classmethod
@@ -39,10 +42,26 @@ class Perplexity(float):
         self.windows = len(window_nll)
         self.tokens = self.windows * (sequence_length - 1)
         self.mean_nll = mean
+        self.window_nll = tuple(window_nll.double().tolist())
         self.standard_error = math.nan
         if self.windows > 1:
             self.standard_error = self * window_nll.double().std().item() / math.sqrt(self.windows)
         return self
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Mean of first − second over the same windows, and its standard error (nan for one window).
+
+    Windows differ far more from each other than two models do on one window. The difference by window leaves that
+    spread out. With `window_nll` of two models it is the difference of their log-perplexities in nats: 0.01 means that
+    the first perplexity is 1 % higher. Raises `UserError` for unlike numbers of windows, or none.
+    """
+    if len(first) != len(second) or not len(first):
+        raise UserError(f"{len(first)} and {len(second)} windows cannot be paired; evaluate both models on the same")
+    differences = torch.tensor(first, dtype=torch.float64) - torch.tensor(second, dtype=torch.float64)
+    if len(differences) == 1:
+        return differences.item(), math.nan
+    return differences.mean().item(), differences.std().item() / math.sqrt(len(differences))
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import unknown
 from toolkit.formats import FORMATS, encode, expected_nbytes
+from toolkit.formats.csr import index_dtype
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.shapes import SHAPES, random_pruned
 from toolkit.quantization import absmax_int8
@@ -58,6 +59,37 @@ def model_sizes(models: Mapping[str, nn.Module], source: str, dtypes: Iterable[s
         if name != "two_four" or pattern == "2:4"
     ]
     return _tidy(pd.DataFrame(found), by=["pattern", "dtype"]).assign(source=source, evidence="measured")
+
+
+def linear_sizes(model: nn.Module, dtype: str = "float16") -> pd.DataFrame:
+    """Bits a weight of each decoder linear of one pruned model, by format, as its own zeros make them.
+
+    Formats: `endor` and `csr`, packed and counted (measured). `ell`: all rows as long as the longest, a value and a
+    column index as CSR's in every slot (modelled). `two_four`: its closed form, as if the weight had first lost what
+    2:4 cannot hold (modelled). Columns: layer, op, format, dtype, sparsity, bits_per_weight, evidence.
+    """
+    rows = []
+    for layer, block in enumerate(decoder_blocks(model)):
+        for name, linear in decoder_linears(block).items():
+            weight = _cast(linear.weight.detach(), dtype)
+            labels = {"layer": layer, "op": name.rpartition(".")[2], "dtype": dtype, "sparsity": _sparsity(weight)}
+            nbytes = {form: encode(form, weight).nbytes for form in ("endor", "csr")}
+            nbytes["ell"] = _ell_nbytes(weight)
+            nbytes["two_four"] = expected_nbytes("two_four", tuple(weight.shape), 0.5, weight.dtype)
+            for form, count in nbytes.items():
+                evidence = "measured" if form in ("endor", "csr") else "modelled"
+                bits = 8 * count / weight.numel()
+                rows.append(labels | {"format": form, "bits_per_weight": bits, "evidence": evidence})
+    return pd.DataFrame(rows)
+
+
+def _sparsity(weight: Tensor) -> float:
+    return int((weight == 0).sum()) / weight.numel()
+
+
+def _ell_nbytes(weight: Tensor) -> int:
+    longest = int((weight != 0).sum(dim=1).max())
+    return weight.shape[0] * longest * (weight.element_size() + index_dtype(weight.shape[1]).itemsize)
 
 
 def _totals(model: nn.Module, dtype: str, name: str) -> dict[str, object]:

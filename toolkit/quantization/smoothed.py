@@ -13,7 +13,7 @@ from toolkit.text import load_tokens
 
 FACTORS = "factors.safetensors"
 # what decides the factors
-CODE = {"smoothquant.py", "calibration.py", "models.py", "pruned.py", "text.py", "wikipedia.py", "downloads.py"}
+CODE = {"smoothquant.py", "calibration.py", "blocks.py", "pruned.py", "corpora.py", "wikipedia.py", "downloads.py"}
 
 
 def load_smoothed(

@@ -1,0 +1,144 @@
+"""Variants of a tiny model: what is evaluated is what the packed weights decode to, and the bytes are theirs."""
+
+import math
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
+from toolkit.formats import encode, quality
+from toolkit.formats.quality import (
+    FORMS,
+    Settings,
+    Variant,
+    compare_variants,
+    entropy_bits,
+    paired_differences,
+    pareto_front,
+    store,
+)
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.pruning import prune
+
+TOKENS = torch.arange(128) * 7 % 61
+SETTINGS = Settings("tiny", "text", sequence_length=16, windows=4)
+
+
+def tiny():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, initializer_range=0.2, **sizes)).eval()
+
+
+def pruned(method="dense", sparsity=0.5, pattern=None):
+    model = tiny()
+    if method != "dense":
+        prune(model, method, sparsity, pattern, calibration=TOKENS, sequence_length=16)
+    return model
+
+
+def linears(model):
+    return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+
+
+@pytest.fixture
+def evaluated(monkeypatch, tmp_path, one_thread):
+    """A tiny model and text in place of the real ones, an empty cache, and how often a model was made."""
+    made = []
+
+    def load_pruned(name, method, sparsity, pattern, **settings):
+        made.append((method, sparsity, pattern))
+        return pruned(method, sparsity, pattern), "tokenizer", []
+
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(quality, "load_model", lambda name, dtype: (tiny(), "tokenizer"))
+    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(quality, "load_pruned", load_pruned)
+    return made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to(form):
+    model = pruned("magnitude", pattern="2:4")
+    packed = [FORMS[form](linear.weight) for linear in linears(model)]
+    elements = sum(linear.weight.numel() for linear in linears(model))
+    size = store(model, form)
+    assert size["bits_per_weight"] == 8 * sum(each.nbytes for each in packed) / elements
+    assert size["ratio"] == size["bits_per_weight"] / 16
+    for linear, each in zip(linears(model), packed, strict=True):
+        assert torch.equal(linear.weight, each.decode().float())
+    zeros = sum(int((each.decode() == 0).sum()) for each in packed)
+    assert size["zeros"] == zeros / elements
+
+
+def test_bits_of_known_forms():
+    model = pruned("magnitude", pattern="2:4")
+    expected = {"fp16": 16, "fp16, 2:4": 9, "int8": 8 + 16 / 64, "int8, 2:4": 5 + 16 / 64, "int4, hqq": 4.5}
+    assert {form: store(pruned(), form)["bits_per_weight"] for form in ("fp16", "int8", "int4, hqq")} == {
+        form: expected[form] for form in ("fp16", "int8", "int4, hqq")
+    }
+    assert store(model, "fp16, 2:4")["bits_per_weight"] == expected["fp16, 2:4"]
+    half = store(pruned("wanda"), "fp16, endor")
+    weight = linears(pruned("wanda"))[0].weight.half()
+    assert half["bits_per_weight"] == pytest.approx(8 * encode("endor", weight).nbytes / weight.numel())
+    assert half["entropy_bits"] == 9  # one bit for a coin's toss, half of 16
+    assert math.isnan(store(pruned(), "int8")["entropy_bits"])
+
+
+def test_entropy_by_hand():
+    assert entropy_bits(0, 16) == 16
+    assert entropy_bits(1, 16) == 0
+    assert entropy_bits(0.75, 8) == pytest.approx(2 + 0.75 * math.log2(4 / 3) + 0.25 * 2)
+    with pytest.raises(UserError, match=r"sparsity 1\.5 is out of range"):
+        entropy_bits(1.5, 16)
+
+
+def test_the_front_by_hand():
+    size, cost = pd.Series([16, 9, 8, 8, 4], index=list("abcde")), pd.Series([10, 12, 10, 11, 13], index=list("abcde"))
+    assert pareto_front(size, cost).to_dict() == {"a": False, "b": False, "c": True, "d": False, "e": True}
+    assert pareto_front(pd.Series([1, 1]), pd.Series([2, 2])).all()  # equals do not beat each other
+
+
+def test_rows_are_what_was_evaluated_and_kept(evaluated):
+    variants = [Variant(), Variant("int8, endor", "wanda", 0.6), Variant("fp16, 2:4", "wanda", 0.5, "2:4")]
+    table, windows = compare_variants(variants, SETTINGS)
+    assert evaluated == [("dense", 0.0, None), ("wanda", 0.6, None), ("wanda", 0.5, "2:4")]
+    assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
+    for variant, row in zip(variants, table.to_dict("records"), strict=True):
+        model = pruned(variant.method, variant.sparsity, variant.pattern)
+        size = store(model, variant.form)
+        expected = perplexity(model, TOKENS, 16, 4)
+        assert row["value"] == pytest.approx(expected, rel=1e-9)
+        assert row["bits_per_weight"] == pytest.approx(size["bits_per_weight"])
+        of_variant = windows[windows["form"].eq(variant.form)]
+        assert of_variant["nll"].tolist() == pytest.approx(list(expected.window_nll), rel=1e-9)
+        assert of_variant["window"].tolist() == [0, 1, 2, 3]
+    again, _ = compare_variants(variants, SETTINGS)
+    pd.testing.assert_frame_equal(table, again)
+    assert len(evaluated) == 3
+    compare_variants(variants[:1], replace(SETTINGS, windows=2))
+    assert len(evaluated) == 4
+
+
+def test_paired_differences(evaluated):
+    variants = [Variant("fp16", method, 0.5, None, size, 0) for size in (2, 4) for method in ("wanda", "magnitude")]
+    table, windows = compare_variants(variants, SETTINGS)
+    found = paired_differences(windows, "method", "wanda", "magnitude")
+    assert found["calibration_windows"].tolist() == [2, 4]
+    value = table.set_index(["calibration_windows", "method"])["value"]
+    for row in found.itertuples():
+        ratio = value[row.calibration_windows, "wanda"] / value[row.calibration_windows, "magnitude"]
+        assert row.value == pytest.approx(math.log(ratio))
+        assert row.items == 4
+    with pytest.raises(UserError, match="no variant has both 'wanda' and 'sparsegpt'"):
+        paired_differences(windows, "method", "wanda", "sparsegpt")
+
+
+def test_unknown_forms():
+    for call in (lambda: Variant("int5"), lambda: store(None, "int5")):
+        with pytest.raises(UserError, match="unknown form 'int5'"):
+            call()
