@@ -49,11 +49,7 @@ def test_bytes_of_the_layers_are_those_in_the_file(model, tmp_path, quantization
 
 @pytest.mark.parametrize(("quantization", "levels"), [("Q8_0", 127), ("Q4_0", 8)])
 def test_quantised_weights_are_near_by_hand(model, tmp_path, quantization, levels):
-<<<<<<< HEAD
     """A block of 32 weights is a scale times small integers: half a step is lost, a whole one at the end of Q4_0."""
-=======
-    """Each of 32 weights is a scale times a small integer: half a step is lost (one at Q4_0's end) and rounding."""
->>>>>>> turns
     write_gguf(model, tmp_path / "toy.gguf", quantization)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "toy.gguf").tensors}
     found = tensors["blk.1.ffn_up.weight"]
