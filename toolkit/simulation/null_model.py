@@ -35,10 +35,12 @@ def _instant(memory: Memory | None) -> Memory | None:
         memory,
         bandwidth_gb_s=math.inf,
         tflop_s=NOTHING,
-        decode_gb_s=MappingProxyType(dict.fromkeys(memory.decode_gb_s, math.inf)),
+        decode_gb_s=MappingProxyType(dict.fromkeys([*memory.decode_gb_s, *memory.decode_curves], math.inf)),
         decode_fixed_s=NOTHING,
+        decode_curves=NOTHING,
         matvec_gb_s=NOTHING,
         matvec_fixed_s=NOTHING,
+        matvec_curves=NOTHING,
     )
 
 
