@@ -72,7 +72,7 @@ def draw_front(axes: Axes, variants: pd.DataFrame) -> None:
     axes.step(front["bits_per_weight"], front["perplexity"], **steps)
     for row in front.itertuples():
         place = (row.bits_per_weight, row.perplexity)
-        axes.annotate(name(row), place, xytext=(3, -11), textcoords="offset points", fontsize=7)
+        axes.annotate(name(row), place, xytext=(5, 6), textcoords="offset points", fontsize=7)
 
 
 def draw_bits(axes: Axes, variants: pd.DataFrame) -> None:
