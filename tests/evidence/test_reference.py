@@ -20,6 +20,8 @@ PARAMETERS = {
     "twin_rows": 64,
     "measured_layers": 2,
     "measured_model": "opt-125m",
+    "rival_layers": 1,
+    "rival_model": "toy-llama",
 }
 CLAIM = {
     "kind": "prediction",
@@ -37,15 +39,31 @@ COMPARED = pd.DataFrame(
     ]
 ).assign(profile="paper", null_ratio=[0.8, 1.5, None])
 PASSES = pd.DataFrame(
-    [("dense", "pipelined", 2.0), ("endor", "pipelined", 1.0)], columns=["method", "policy", "seconds"]
-).assign(stage="total", evidence="measured", mapping="storage", device="gpu", modelled_over_measured=None)
-SIZES = pd.DataFrame([("endor", "float16", 0.56)], columns=["format", "dtype", "ratio"])
+    [
+        ("opt-125m", "storage", "dense", "pipelined", 2.0),
+        ("opt-125m", "storage", "endor", "pipelined", 1.0),
+        ("opt-125m", "published", "endor", "sequential", 1.5),
+        ("toy-llama", "storage", "dense", "pipelined", 4.0),
+        ("toy-llama", "storage", "another program", "sequential", 5.0),
+    ],
+    columns=["model", "mapping", "method", "policy", "seconds"],
+).assign(stage="total", evidence="measured", device="gpu", modelled_over_measured=None, dram_layers=1, speedup=1.25)
+PASSES = PASSES.assign(low_s=PASSES["seconds"] - 0.25, high_s=PASSES["seconds"] + 0.25)
+SIZES = pd.DataFrame(
+    [("opt-66b fc1", "", 0.56), ("tiny", "50 %", 0.57), ("tiny", "2:4", 0.58)], columns=["source", "pattern", "ratio"]
+)
 QUALITY = pd.DataFrame(
-    [("none", "dense", "perplexity", 9.0, 0.5)], columns=["pattern", "method", "metric", "value", "standard_error"]
+    [
+        ("none", "dense", "perplexity", 9.0, 0.5, 16.0, None),
+        ("none", "dense", "task", 0.75, 0.01, 16.0, 0.5),
+        ("none", "wanda", "task, by calibration", 0.7, 0.01, 9.0, 0.5),
+        ("none", "wanda - sparsegpt", "difference of log-perplexity", 0.1, 0.01, None, None),
+    ],
+    columns=["pattern", "method", "metric", "value", "standard_error", "bits_per_weight", "chance"],
 )
 ERRORS = pd.DataFrame({"stage": ["read", "decode", "total"], "modelled_over_measured": [1.1, 0.5, 0.9]})
 TABLES = {
-    "endor/fig04": SIZES.assign(source="opt-66b fc1", sparsity=0.5, evidence="measured"),
+    "endor/fig04": SIZES.assign(format="endor", dtype="float16", sparsity=0.5, evidence="measured"),
     "endor/fig06": ERRORS,
     "endor/tab_e2e": PASSES,
     "endor/tab_perplexity": QUALITY,
@@ -107,7 +125,14 @@ def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results
     assert "| prediction | on the paper's machine, modelled | 1 | 0 | 0 | 1 |" in text
     assert "* `endor/x-2`: 1 published, 1.3 modelled, paper: why." in text
     assert "run on the GPU; measured" in text
-    assert "(36864 × 9216), measured;" in text
+    assert "(36864 × 9216), measured." in text
+    assert "| format | opt-66b fc1, float16 | tiny, float16 |\n| --- | --- | --- |\n| endor | 56.0% | 57.0% |" in text
+    assert "| pattern | method | bits | perplexity | task (chance 50%) |" in text
+    assert "| none | dense | 16.00 | 9.0 ± 0.5 | 75.0% ± 1.0% |" in text
+    assert "by calibration" not in text
+    assert "| endor | pipelined | 1.000 | 0.750 | 1.250 | 2.00 |" in text
+    assert "| published | 1 | endor | sequential | 1.500 | 1.250 | 1.750 | 1.25 |" in text
+    assert "| another program | sequential | 5.000 | 4.750 | 5.250 | 0.80 |" in text
     assert "| endor/fig06 | 30% | 10% | 50% | 10% |" in text
     assert "numbers met" not in text
 
