@@ -10,6 +10,6 @@ class UserError(ValueError):
     """
 
 
-def unknown(kind: str, name: object, choices: Iterable[str]) -> UserError:
+def unknown(kind: str, name: object, choices: Iterable[object]) -> UserError:
     """The error for a name that a registry does not hold. It lists the names that the registry holds."""
-    return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(sorted(choices))}")
+    return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(sorted(map(str, choices)))}")

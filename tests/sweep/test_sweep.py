@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import time
+from functools import partial
 
 import pandas as pd
 import psutil
@@ -97,7 +98,9 @@ def test_a_report_without_a_preset_calls_no_results_of_another_one_out_of_date(c
 
 def test_an_interrupted_driver_stops_its_job_at_once(checkout):
     checkout.notebook("a", "alpha", body="import time\ntime.sleep(600)")
-    driver = subprocess.Popen(checkout.command("--only", "toy/a"), env=checkout.environment, stdout=subprocess.DEVNULL)
+    command, quiet = checkout.command("--only", "toy/a"), subprocess.DEVNULL
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
+    driver = subprocess.Popen(command, env=checkout.environment, stdout=quiet, preexec_fn=heed)
     _wait_for(lambda: "toy/a" in _log(checkout))
     family = psutil.Process(driver.pid).children(recursive=True)
     driver.send_signal(signal.SIGINT)  # to the driver alone
