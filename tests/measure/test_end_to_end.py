@@ -1,6 +1,6 @@
 import importlib.metadata
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import pandas as pd
@@ -12,6 +12,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import end_to_end, repetitions
 from toolkit.measure.end_to_end import (
+    Passes,
     default_ways,
     goal_ratios,
     goals_table,
@@ -31,6 +32,10 @@ RATED = with_rates(MACHINE, "dram", {"endor": 10.0, "zstd": 1.0}, {"dense": 20.0
 METHODS = ("dense", "endor", "endor_packed")
 
 
+def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=2):
+    return Passes(Workload(model), layers, default_ways(methods), repetitions)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def toy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cache")
@@ -44,7 +49,7 @@ def toy(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(toy):
-    return pass_measurements("toy-opt", 4, repetitions=2)
+    return pass_measurements(toy_passes())
 
 
 def test_labels_tell_every_row_from_the_others(table):
@@ -89,8 +94,8 @@ def test_the_model_counts_layers_where_the_map_has_them(table):
 
 def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, monkeypatch):
     monkeypatch.setattr(end_to_end, "pass_spans", None)  # measuring again would fail
-    pd.testing.assert_frame_equal(pass_measurements("toy-opt", 4, repetitions=2), table)
-    goals = goal_ratios("toy-opt", 4, GOALS, repetitions=2)
+    pd.testing.assert_frame_equal(pass_measurements(toy_passes()), table)
+    goals = goal_ratios(toy_passes(), GOALS)
     assert goals["wanted"].tolist() == [*GOALS.values()][:3]  # llama.cpp is not among the default ways
     assert (goals["met"] == (goals["ratio"] >= goals["wanted"])).all()
 
@@ -98,11 +103,11 @@ def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, 
 def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
     keys = []
     monkeypatch.setattr(repetitions, "cached_table", lambda kind, key, *rest: keys.append(key))
-    spans = partial(end_to_end._spans, Workload("toy-opt"), 4, repetitions=2, fresh=False)
-    spans(default_ways(METHODS))
-    spans([(Way("dense", device="cpu"), "storage")])
+    spans = partial(end_to_end._spans, fresh=False)
+    spans(toy_passes())
+    spans(replace(toy_passes(), ways=[(Way("dense", device="cpu"), "storage")]))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
-    spans(default_ways(METHODS))
+    spans(toy_passes())
     assert len({json.dumps(key) for key in keys}) == 3
     assert keys[1]["ways"] == [[asdict(Way("dense", device="cpu")), "storage"]]
     assert {"torch", "numba"} <= keys[2]["versions"].keys()
@@ -203,9 +208,9 @@ def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
 )
 def test_bad_arguments_are_refused(arguments, words):
     with pytest.raises(UserError, match=words):
-        pass_measurements(*arguments)
+        pass_measurements(toy_passes(*arguments))
 
 
 def test_no_repetition_is_refused():
     with pytest.raises(UserError, match="repetitions=0"):
-        pass_measurements("toy-opt", 4, repetitions=0)
+        pass_measurements(toy_passes(repetitions=0))

@@ -1,14 +1,15 @@
 """One token through a whole model on this machine: methods, policies and other people's software side by side.
 
-    pass_measurements("opt-1536", layers=10)      # beside pass_table(profile("endor-rtx4080"), ...)
-    goal_ratios("opt-1536", 10, GOALS)            # with the goals of toolkit.papers.endor
+    passes = Passes(Workload("opt-1536"), layers=10, ways=default_ways(PASS_METHODS))
+    pass_measurements(passes)      # beside pass_table(profile("endor-rtx4080"), ...)
+    goal_ratios(passes, GOALS)     # with the goals of toolkit.papers.endor
 
 The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU; `toolkit.measure.turns` times.
 Measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import pandas as pd
 
@@ -33,29 +34,29 @@ REPETITIONS = 5
 Goals = Mapping[tuple[tuple[str, str], tuple[str, str]], float]
 
 
-def pass_measurements(
-    model: str,
-    layers: int,
-    methods: Sequence[str] = PASS_METHODS,
-    dtype: str = "float16",
-    sparsity: float = 0.5,
-    repetitions: int = REPETITIONS,
-    fresh: bool = False,
-    ways: Sequence[Placed] = (),
-) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Passes:
+    """Passes to measure: a twin of `workload` with so many layers, run in each of the ways, in `repetitions` turns."""
+
+    workload: Workload
+    layers: int
+    ways: Sequence[Placed]
+    repetitions: int = REPETITIONS
+
+
+def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
     """One token as `pass_table` has it, measured, and for our own runtime modelled; more columns as in
     `operation_measurements`.
 
     Stages are those of a window over several tokens, divided by their number; `tokens` is that number and
-    `stored_bytes` what one token must read. `ways` replaces `default_ways(methods)`. `mapping` is `storage` with every
-    layer on disk; `published`, the paper's share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in
-    which no weight is read, decoded or multiplied is stage `other`, which the model leaves out. Raises `UserError` for
-    unknown names, less than one repetition, so few layers that buffers keep them all, a disk too small, or a way whose
-    logits are not those of the model in memory.
+    `stored_bytes` what one token must read. `mapping` is `storage` with every layer on disk; `published`, the paper's
+    share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in which no weight is read, decoded or
+    multiplied is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than one
+    repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not those of the
+    model in memory.
     """
-    workload = Workload(model, dtype, sparsity)
-    spans = _spans(workload, layers, ways or default_ways(methods), repetitions, fresh)
-    machine = this_machine(dtype, sparsity, fresh)
+    workload, spans = passes.workload, _spans(passes, fresh)
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
     tables = []
     for (way, mapping), rows in _by_way(spans):
         where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
@@ -73,20 +74,9 @@ def pass_measurements(
     return beside_measured(pd.concat(compared, ignore_index=True))
 
 
-def goal_ratios(
-    model: str,
-    layers: int,
-    goals: Goals,
-    methods: Sequence[str] = PASS_METHODS,
-    dtype: str = "float16",
-    sparsity: float = 0.5,
-    repetitions: int = REPETITIONS,
-    fresh: bool = False,
-    ways: Sequence[Placed] = (),
-) -> pd.DataFrame:
-    """`goals_table` of the passes that `pass_measurements` shows with the same arguments."""
-    spans = _spans(Workload(model, dtype, sparsity), layers, ways or default_ways(methods), repetitions, fresh)
-    return goals_table(spans, goals)
+def goal_ratios(passes: Passes, goals: Goals, fresh: bool = False) -> pd.DataFrame:
+    """`goals_table` of the passes that `pass_measurements` shows."""
+    return goals_table(_spans(passes, fresh), goals)
 
 
 def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
@@ -160,13 +150,13 @@ def software_ways(methods: Sequence[str]) -> list[Placed]:
     return found + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in LLAMA_CPP])
 
 
-def _spans(workload: Workload, layers: int, ways: Sequence[Placed], repetitions: int, fresh: bool) -> pd.DataFrame:
-    named = [[asdict(way), mapping] for way, mapping in ways]
-    key = asdict(workload) | {"layers": layers, "ways": named, "repetitions": repetitions}
+def _spans(passes: Passes, fresh: bool) -> pd.DataFrame:
+    named = [[asdict(way), mapping] for way, mapping in passes.ways]
+    key = asdict(passes.workload) | {"layers": passes.layers, "ways": named, "repetitions": passes.repetitions}
 
     def measure() -> pd.DataFrame:
         paths.cache_dir().mkdir(parents=True, exist_ok=True)
-        return pass_spans(workload, layers, ways, repetitions, paths.cache_dir())
+        return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, paths.cache_dir())
 
     return kept_spans(key, ("toolkit.measure.turns",), measure, fresh)
 
