@@ -1,12 +1,12 @@
 """The bitmap kernels for CUDA GPUs.
 
-A warp takes a block of 4096 columns of a row. Each lane loads four words of the bitmap and counts their bits; the
-running sum over the lanes tells how many of the block's values come before each word, and goes to shared memory beside
-the words. Then the warp walks along the block; at each step a lane takes the columns that fill eight bytes (four in
-fp16), whose values begin where their word's do and as many further as the word has bits before them. So the lanes read
-values side by side, all from a few cache lines, and write their eight bytes as one.
+A warp takes a block of 4096 columns of a row. Each lane loads four words of the bitmap and counts their bits. The
+running sum over the lanes is the number of the block's values before each word; it goes to shared memory beside the
+words. Then the warp walks along the block. At each step a lane takes the columns that fill eight bytes (four in
+fp16). Their first value lies after the values before their word and those of the word's lower bits. So neighbouring
+lanes read neighbouring values, all from a few cache lines, and each writes its eight bytes at once.
 
-Elements travel as bits; places of values are 64-bit. Kernels run on torch's current stream; in Numba's simulator
+Elements are handled as bits. Positions of values are 64-bit. Kernels run on torch's current stream; in Numba's simulator
 (NUMBA_ENABLE_CUDASIM=1), tensors are on the CPU.
 """
 
@@ -31,17 +31,17 @@ WORDS_PER_LANE = WORDS // LANES
 LOW = uint64(0xFFFFFFFF)
 LANE_BYTES = 8  # of the dense matrix that a lane makes at a step
 AHEAD = LANES * WORD  # columns between where values are used and where they are fetched
-ROWS = 4  # that a warp multiplies at once, sharing what it reads of x; more would take more registers than there are
-BUSY_WARPS = 12  # that keep a multiprocessor busy; twice as many have room, but a second round would be half empty
+ROWS = 4  # rows that a warp multiplies at once, which share what it reads of x; more would need too many registers
+BUSY_WARPS = 12  # warps that keep a multiprocessor busy; twice as many fit, but a second round would be half empty
 MAX_GRID_Y = 65_535
-VECTORS = 16  # that one pass over the matrix multiplies, at most
+VECTORS = 16  # vectors that one pass over the matrix multiplies, at most
 SIMULATED_MULTIPROCESSORS = 1
 
 _STORED = WeakKeyDictionary()
 
 
 def decompress(encoded: Bitmap, out: Tensor) -> None:
-    """Fill `out` [rows, columns]; the door has checked the arguments."""
+    """Fill `out` [rows, columns]. The caller has checked the arguments."""
     rows, columns = encoded.shape
     if out.numel() == 0:
         return
@@ -52,7 +52,7 @@ def decompress(encoded: Bitmap, out: Tensor) -> None:
 
 
 def matvec(encoded: Bitmap, x: Tensor, out: Tensor) -> None:
-    """Fill `out` [batch, rows] with the products with `x` [batch, columns]; the door has checked the arguments."""
+    """Fill `out` [batch, rows] with products with `x` [batch, columns]. The caller has checked the arguments."""
     rows, columns = encoded.shape
     if encoded.values.numel() == 0:
         out.zero_()
@@ -65,7 +65,7 @@ def matvec(encoded: Bitmap, x: Tensor, out: Tensor) -> None:
 
 
 def decompress_launch(rows: int, columns: int) -> Launch:
-    """A warp for each block of each row; rows along x, where there is room for 2³¹ thread blocks.
+    """A warp for each block of each row. Rows lie along x, which has room for 2³¹ thread blocks.
 
     Raises `ValueError` beyond 268 million columns, for which there is no room along y.
     """
@@ -76,10 +76,10 @@ def decompress_launch(rows: int, columns: int) -> Launch:
 
 
 def matvec_launch(rows: int, columns: int, multiprocessors: int) -> Launch:
-    """A warp for each four rows, or several (along y) where that would leave the GPU idle.
+    """A warp for each four rows, or several warps (along y) where one would leave the GPU idle.
 
-    These, a power of two, take the rows' blocks in turn and add up their sums at the end in a fixed order, so that the
-    result depends on the shape and the GPU, not on the run.
+    Their number is a power of two. They take the rows' blocks in turn and add their sums at the end in a fixed order,
+    so that the result depends on the shape and the GPU, not on the run.
     """
     groups = -(-rows // ROWS)
     split = 1
@@ -126,25 +126,25 @@ def tabulate(bitmap, row, block, table, slot):
 
 @cuda.jit(device=True, inline="always")
 def value_place(row_offsets, block_offsets, row, block):
-    """The place of a block's first value."""
+    """The position of a block's first value."""
     return uint64(row_offsets[row]) + uint64(block_offsets[row, block])
 
 
 @cuda.jit(device=True, inline="always")
 def columns_left(columns, block):
-    """How many of the block's columns there are."""
+    """The number of columns from here to the end of the block."""
     return uint32(min(uint64(BLOCK), uint64(columns) - uint64(block) * uint64(BLOCK)))
 
 
 @cuda.jit(device=True, inline="always")
 def values_before(entry, mask):
-    """How many of the block's values come before those of the word's bits that `mask` leaves out."""
+    """The number of the block's values before the first of the word's bits that `mask` leaves out."""
     return uint32(uint32(entry >> uint64(32)) + uint32(cuda.popc(uint32(entry & uint64(mask)))))
 
 
 @cuda.jit(device=True, inline="always")
 def fetch(values, start, begin, table, slot, column, left):
-    """Have the values of the 1024 columns from `column` on fetched, each lane those of one word: 32 bytes, about."""
+    """Prefetch the values of the 1024 columns from `column` on. Each lane fetches those of one word, about 32 bytes."""
     column = uint32(column + cuda.threadIdx.x * WORD)
     if column < left:
         entry = table[slot, column // uint32(WORD)]
@@ -196,7 +196,8 @@ def decompress_kernel(dtype: torch.dtype, aligned: bool):
 def tabulate_rows(bitmap, row_offsets, block_offsets, first_row, last_row, block, table, slot, begin):
     """`tabulate` for each row; `begin` gets the distances to their first values from that of the first row.
 
-    Beyond the last row, that one once more, for nothing. Returns the place of the first row's first value.
+    Past the end of the matrix the last row is repeated; `add_up` drops those sums. Returns the position of the first
+    value.
     """
     place = value_place(row_offsets, block_offsets, min(first_row, last_row), block)
     for r in range(ROWS):
@@ -246,8 +247,8 @@ def add_up(total, batch, sums, warp, first_row, last_row, y):
 def matvec_kernel(dtype: torch.dtype, x_dtype: torch.dtype, batch: int):
     """The kernel that sets `y[vector, row] = Σ w[row, column] · x[vector, column]`, summed in fp32.
 
-    A warp works on four rows at once; those of one `threadIdx.z` share the same rows and take their blocks in turn.
-    `x` are bits, by eight bytes, at least as many as there are columns for.
+    A warp works on four rows at once. Warps of one `threadIdx.z` share the same rows and take their blocks in turn. `x`
+    holds bits in units of eight bytes, enough for all columns.
     """
     per_lane, per_piece = LANE_BYTES // dtype.itemsize, LANE_BYTES // x_dtype.itemsize
     pieces, x_width, x_bits = per_lane // per_piece, 8 * x_dtype.itemsize, ELEMENT[x_dtype.itemsize]
@@ -322,7 +323,7 @@ def _run(kernel, launch: Launch, encoded: Bitmap, *arguments) -> None:
 
 
 def _stored(encoded: Bitmap) -> tuple:
-    """What the kernels read of the packed matrix; kept as long as it, since wrapping takes longer than some kernels."""
+    """The packed matrix as arrays for the kernels, kept with it: wrapping takes longer than some kernels."""
     if encoded not in _STORED:
         words, values = encoded.bitmap.view(torch.uint32), _bits(encoded.values)
         _STORED[encoded] = tuple(map(_array, (words, encoded.row_offsets, encoded.block_offsets, values)))

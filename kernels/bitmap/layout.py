@@ -1,4 +1,4 @@
-"""What a bitmap-packed matrix is made of, and what must hold for a kernel to read it."""
+"""The parts of a bitmap-packed matrix, and the conditions under which a kernel may read it."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16
 class Bitmap:
     """A matrix as bitmap and non-zeros, all tensors on one device: the CPU or a CUDA GPU.
 
-    ENDOR's bitmap is one vector of rows × columns bits; here each row starts a new 32-bit word and the number of values
-    before it is kept, so that rows decode independently. A row is cut in blocks of 4096 columns, too, whose first
-    values' places are kept as well, so that several warps of a GPU can share it. All of this is part of what is stored.
+    ENDOR's bitmap is one vector of rows × columns bits. Here each row starts a new 32-bit word, and the number of
+    values before the row is stored, so that rows decode independently. A row is also cut into blocks of 4096 columns. The
+    number of values before each block is stored too, so that several warps of a GPU can share a row.
     """
 
     shape: tuple[int, int]
@@ -33,7 +33,7 @@ class Bitmap:
     def __post_init__(self):
         """Raise `ValueError` for tensors that do not fit the shape, before a kernel reads beyond them.
 
-        The offsets' ends are looked at on the CPU only: reading them from a GPU would wait for all that it has to do.
+        The last offsets are checked on the CPU only, since reading them from a GPU would wait for all its work.
         """
         rows, columns = self.shape
         expect("bitmap", self.bitmap, torch.uint8, (rows, row_bytes(columns)), self.device)
@@ -56,11 +56,11 @@ class Bitmap:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.values.device
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
-        """The same matrix on another device; with `non_blocking`, copies from pinned memory are only begun."""
+        """The same matrix on another device. With `non_blocking`, copies from pinned memory are not awaited."""
         stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         moved = {
             name: value.to(device, non_blocking=non_blocking)
@@ -99,7 +99,9 @@ def block_counts(bitmap: UInt8[Tensor, "rows row_bytes"], columns: int) -> Int64
     """Values in each block of each row, counted in the bitmap."""
     words = bitmap.numpy().view(np.uint32)
     counts = np.zeros((len(words), block_count(columns)), np.int64)
-    for block in range(counts.shape[1]):  # a block at a time: the counts of all words would take eight times the bitmap
+    for block in range(
+        counts.shape[1]
+    ):  # block by block, since the counts of all words would take eight times the bitmap's memory
         first = block * BLOCK // WORD
         counts[:, block] = np.bitwise_count(words[:, first : first + BLOCK // WORD]).sum(axis=1, dtype=np.int64)
     return counts

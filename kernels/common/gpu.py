@@ -1,4 +1,4 @@
-"""What CUDA kernels need and Numba does not offer as such: sums over a warp, 32-bit distances from a 64-bit address.
+"""Helpers that Numba lacks for CUDA kernels: sums over a warp, and 32-bit distances from a 64-bit address.
 
 A thread block is (32, y, z) threads: `threadIdx.x` is the lane, each y and z a warp. In Numba's simulator
 (NUMBA_ENABLE_CUDASIM=1), which has neither shuffles nor addresses, the same is done through shared memory and slices.
@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 from toolkit.kernels.common.launch import LANES, WARPS
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
-config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # a small matrix is no mistake
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # Numba warns of small grids; a small matrix is no mistake
 ALL = 0xFFFFFFFF
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 LANES = 32  # threads of a warp
-WARPS = 4  # of a thread block, at most: small ones fill more of a multiprocessor's registers
+WARPS = 4  # of a thread block, at most: small blocks use more of a multiprocessor's registers
 
 
 @dataclass(frozen=True)

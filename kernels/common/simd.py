@@ -13,7 +13,7 @@ from numba.extending import intrinsic, models, register_model
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 CACHE_LINE = 64  # bytes
-# how far ahead to prefetch what is read in bursts, with which the hardware's own prefetching does not keep up
+# prefetch distance for values that are read in bursts, since the hardware prefetcher does not keep up with bursts
 PREFETCH_BYTES = 4096
 
 
@@ -67,7 +67,7 @@ def load(typing_context, array, at, lanes):
 
 @intrinsic
 def item(typing_context, array, at):
-    """One element; Numba's own indexing would first ask whether `at` is negative."""
+    """One element. Numba's own indexing would first test whether `at` is negative."""
 
     def generate(context, builder, signature, arguments):
         return builder.load(pointer(context, builder, array, *arguments, context.get_value_type(array.dtype)))
@@ -89,7 +89,7 @@ def store(typing_context, array, at, vector):
 
 @intrinsic
 def stream(typing_context, array, at, vector):
-    """Write the vector past the caches, which then need not read the line first. Whole vectors must be aligned to
+    """Write the vector past the caches, so that they need not read the line first. Whole vectors must be aligned to
     their size, or to a cache line if they are longer.
     """
 
@@ -128,7 +128,7 @@ def _prefetch_into(array, locality: int):
 
 @intrinsic
 def fence(typing_context):
-    """Let all that `stream` wrote be seen before anything written later."""
+    """Make all writes of `stream` visible before any later write."""
 
     def generate(context, builder, signature, arguments):
         builder.fence("seq_cst")
@@ -220,7 +220,7 @@ def total(typing_context, vector):
 
 
 def in_register(builder, value) -> ir.Value:
-    """The same vector, which LLVM must then hold in a register instead of folding its load into the instruction."""
+    """The same vector, held in a register: LLVM may then not fold its load into the next instruction."""
     kind = ir.FunctionType(value.type, [value.type])
     return builder.asm(kind, "", "=v,0", [value], side_effect=False)
 

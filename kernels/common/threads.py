@@ -1,7 +1,7 @@
 """Run a compiled row-range function on as many threads as torch uses.
 
-The kernels release the GIL, so plain threads do: no threading layer that aborts when two threads enter it at once, and
-one setting (`torch.set_num_threads`, `OMP_NUM_THREADS`) for the whole process.
+The kernels release the GIL, so plain threads are enough. Numba's threading layer would abort when two threads enter it
+at once. One setting (`torch.set_num_threads`, `OMP_NUM_THREADS`) holds for the whole process.
 """
 
 import os
@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
-# below this a second thread costs more to wake than it saves
+# for less work, waking a second thread costs more than it saves
 ROWS_WORTH_BYTES = 256 * 1024
 
 

@@ -1,10 +1,10 @@
 """What this machine can do, measured: `python -m toolkit.machines.probe [--fresh]`.
 
     machine = probe()            # a hardware profile like the papers' ones, every number measured here
-    table = measurements()       # what it was made from: a row a repetition
+    table = measurements()       # the measurements behind it: a row for each repetition
 
-About 20 seconds, once: the measurements are kept under `data/cache/probe/`, by machine, disk and settings. Measure
-while nothing else runs: whatever does is in the numbers.
+It takes about 20 seconds, once: the measurements are kept under `data/cache/probe/`, by machine, disk and settings.
+Measure while nothing else runs, since other work changes the numbers.
 """
 
 import argparse
@@ -149,7 +149,9 @@ def _measure(settings: Settings, folder: Path | None, machine: dict) -> pd.DataF
 def _disk_rows(file: disk.OpenFile, settings: Settings) -> Iterator[dict]:
     cells = [("random", chunk, threads) for chunk in settings.chunk_bytes for threads in settings.threads]
     cells += [("sequential", max(settings.chunk_bytes), threads) for threads in settings.threads]
-    for repetition in range(settings.repetitions):  # outermost: a slow spell of the disk hits one repetition of a cell
+    for repetition in range(
+        settings.repetitions
+    ):  # the outermost loop, so that a slow spell of the disk hits one repetition of each cell
         for pattern, chunk, threads in cells:
             reading = disk.read(file, pattern, chunk, threads, settings.read_s, seed=repetition)
             yield {
@@ -210,7 +212,7 @@ def fit_latency(storage: Storage, cells: pd.DataFrame) -> tuple[Storage, float]:
     """`storage` with the `latency_s` and `request_s` that fit random reads best, and the median relative error.
 
     cells: columns chunk_bytes, threads, value (GB/s). A read's time less its transfer, threads · chunk · (1 / value
-    - 1 / bandwidth), is linear in the two: latency + threads · request. Relative errors are what is made small.
+    - 1 / bandwidth), is linear in the two: latency + threads · request. The fit minimises relative errors.
     """
     moved = cells["threads"] * cells["chunk_bytes"] / GB
     read_s = moved / cells["value"]

@@ -39,7 +39,7 @@ class DiskOffloaded:
         check_space(folder.parent, self.stored_bytes)
         offload_state_dict(folder, tensors)
         weights = Recorded(OffloadedWeightsLoader(save_folder=folder), self.recorder)
-        # the body of disk_offload(), but that the mapping of weights is timed
+        # the body of disk_offload(), with a mapping of weights that is timed
         add_hook_to_module(offloaded, AlignDevicesHook(io_same_device=True), append=True)
         attach_align_device_hook(offloaded, execution_device=torch.device("cpu"), offload=True, weights_map=weights)
 
@@ -91,7 +91,7 @@ def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Itera
     linear.weight = nn.Parameter(weight, requires_grad=False)
     x = torch.randn(1, weight.shape[1]).to(weight.dtype)
     expected = linear(x)
-    del weight  # it may take a good part of memory
+    del weight  # it may take a large part of memory
     with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
         rival = DiskOffloaded(linear, Path(place) / "weights")
 

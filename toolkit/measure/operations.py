@@ -1,9 +1,9 @@
-"""ENDOR's operations and layers on this machine: measured, and predicted by the cost model from what it can do.
+"""Operations and layers on this machine: measured, and predicted by the cost model from the machine's rates.
 
     operation_measurements(Workload("opt-66b/8"), ["fc1"])     # beside operation_table(profile("endor-rtx4080"), ...)
     layer_measurements(Workload("opt-66b/16"))                 # beside layer_table(...)
 
-The device is the CPU. What the model predicts from (`toolkit.measure.rates`) is measured apart from what it predicts.
+The device is the CPU. The model's rates (`toolkit.measure.rates`) are measured apart from what it predicts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,9 @@ def operation_measurements(
     rivals = [RIVAL] * accelerate
     timed = [(way, "storage") for way in all_ways(device="cpu")] + rivals
     tables = []
-    for op, shape in workload.shapes(ops).items():  # each by itself, so that notebooks share what they have in common
+    for op, shape in workload.shapes(
+        ops
+    ).items():  # measured one by one, so that notebooks share measurements of the same operation
         spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh)
         tables.append(_stages(spans, workload, [(way, "storage") for way in choices] + rivals, op))
     measured = beside_dense(pd.concat(tables, ignore_index=True))
@@ -67,7 +69,7 @@ def layer_measurements(
 ) -> pd.DataFrame:
     """A decoder layer's linears as `layer_table` has them, measured and modelled; see `operation_measurements`.
 
-    `methods` are of `LAYER_METHODS`; "pipelined" is measured of layers in storage.
+    `methods` are of `LAYER_METHODS`. The policy "pipelined" is measured for layers in storage only.
     """
     for name in methods:
         if name not in LAYER_METHODS:

@@ -1,4 +1,4 @@
-"""Passes through one layer of a store, timed: its operations are read, unpacked and used, each step a span.
+"""Timed passes through one layer of a store: its operations are read, decoded and used, and each step is a span.
 
     with twin_store({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as store:
         ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", device="cpu"), "storage")]
@@ -39,7 +39,7 @@ SCALES_DTYPE = torch.float16  # of int8 twins: ENDOR's models are float16
 def twin_store(
     shapes: Mapping[str, tuple[int, int]], dtype: torch.dtype, sparsity: float, forms: Sequence[str]
 ) -> Iterator[Store]:
-    """A store of one random layer in these formats, on the disk of the cache; gone afterwards. int8 rows have scales.
+    """A store of one random layer in these formats on the disk of the cache, removed afterwards. int8 rows have scales.
 
     Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
     one differs, or the disk is too small.
@@ -64,7 +64,7 @@ def _packed(weights: Mapping[str, Tensor], forms: Sequence[str]) -> Iterator[Op]
 
 
 def _with_scales(packed: Packed) -> Packed:
-    """Integers get the scales that int8 weights have; like them, of any size."""
+    """Integers get scales, as int8 weights have them. The values of the scales do not matter."""
     if packed.dtype != torch.int8:
         return packed
     return Scaled(packed, torch.full(packed.shape[:1], 1 / 1024, dtype=SCALES_DTYPE))
@@ -104,9 +104,9 @@ def timed_passes(
 
 
 def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed]:
-    """Each weight where it is read to: made once, as a streamer does, since it takes as long as a small product.
+    """Each weight as a view of the buffer that it is read into, made once: that takes as long as a small product.
 
-    Weights are checked against what their buffer holds, so it is read first.
+    Making a weight checks it against the contents of its buffer, so the buffer is read first.
     """
     with open_reader("threads", store, form) as reader:
         reader.read(store.layer(0, form).ranges, buffer)
@@ -134,7 +134,9 @@ def _pass(
         return run
 
     with ThreadPoolExecutor(1) as link:
-        arrivals = link.map if POLICIES[way.policy].overlaps else map  # all are read in order, or each when it is due
+        arrivals = (
+            link.map if POLICIES[way.policy].overlaps else map
+        )  # pipelined: all are read in order, ahead; sequential: each when it is needed
         for run in arrivals(read, layer.ops.values()):
             operand = _operand(way, recorder, run, weights[run.op], dense)
             with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):

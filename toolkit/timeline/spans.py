@@ -1,4 +1,4 @@
-"""What happened when: spans on a timeline, recorded by the clock or predicted by the cost model.
+"""Spans on a timeline, recorded by the clock or predicted by the cost model.
 
     recorder = Recorder()
     with recorder.span("read", "fc1", tier="storage", layer=13, nbytes=382_205_952):
@@ -27,11 +27,11 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Span:
-    """One stage of one operation's way.
+    """One stage of one operation, from a start to an end.
 
-    `tier` is the memory that the stage takes its bytes from: a read's is storage, a copy's DRAM, a decode's or a
-    product's the one it works in. `nbytes` are what it moves: the stored bytes of a read or copy, the dense ones that
-    a decode writes, the weight bytes that a product reads. Seconds count from the timeline's start.
+    `tier` is the memory that the stage takes its bytes from: storage for a read, DRAM for a copy, the memory that it
+    works in for a decode or a product. `nbytes` are the bytes that it moves: stored bytes for a read or copy, dense
+    bytes for a decode, bytes of the weight for a product. Seconds count from the timeline's start.
     Raises `UserError` for an unknown stage or tier, a span that ends before it starts, or a negative number.
     """
 
@@ -44,7 +44,7 @@ class Span:
     layer: int | None = None
 
     def __post_init__(self):
-        """Refuse what no clock can give."""
+        """Refuse values that no clock can give."""
         if self.stage not in STAGES:
             raise unknown("stage", self.stage, STAGES)
         if self.tier not in TIERS:
@@ -58,7 +58,7 @@ class Span:
         return self.end_s - self.start_s
 
     def within(self, start_s: float, end_s: float) -> "Span":
-        """The part between two instants that it touches, counted from the first; bytes in proportion."""
+        """The part of the span between two instants, with times counted from the first and bytes in proportion."""
         begin_s, finish_s = max(self.start_s, start_s), min(self.end_s, end_s)
         share = (finish_s - begin_s) / self.seconds if self.seconds else 1.0
         return replace(self, start_s=begin_s - start_s, end_s=finish_s - start_s, nbytes=round(share * self.nbytes))
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Spans and how they are known: measured or modelled. Raises `UserError` for any other evidence."""
+    """Spans and their evidence: measured or modelled. Raises `UserError` for any other evidence."""
 
     spans: tuple[Span, ...]
     evidence: str
@@ -91,9 +91,10 @@ class Timeline:
         return sum(self.busy_s(stage) for stage in STAGES) - self.busy_s()
 
     def window(self, start_s: float, end_s: float) -> "Timeline":
-        """What happened between two instants, counted from the first; moments without a span become stage `other`.
+        """The timeline between two instants, with times counted from the first. Time without a span is stage `other`.
 
-        A span that reaches beyond is cut, and its bytes in proportion. Raises `UserError` for an end before the start.
+        A span that reaches beyond is cut, and its bytes are reduced in proportion. Raises `UserError` for an end before
+        the start.
         """
         if not start_s <= end_s:
             raise UserError(f"a window from {start_s} to {end_s} s: expected an end that is not before the start")
@@ -148,7 +149,7 @@ class Recorder:
         self.add(replace(begun, end_s=self.now_s()))
 
     def add(self, span: Span) -> None:
-        """Add a span that was timed elsewhere, by CUDA events say, in seconds since this recorder's zero."""
+        """Add a span that was timed elsewhere, for example by CUDA events, in seconds since this recorder's zero."""
         with self._lock:
             self._spans.append(span)
 
@@ -157,7 +158,7 @@ class Recorder:
         return self._clock() - self._zero
 
     def timeline(self) -> Timeline:
-        """What has ended so far, as measured."""
+        """The spans that have ended so far, as a measured timeline."""
         with self._lock:
             return Timeline(tuple(self._spans), "measured")
 

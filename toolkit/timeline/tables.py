@@ -32,12 +32,12 @@ def relative_to(table: pd.DataFrame, column: str, **baseline: object) -> pd.Seri
 
 
 def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
-    """The table with four columns more: what it has over the same with dense weights on the host path.
+    """Add four columns that compare each row with the same stage for dense weights on the host path.
 
-    speedup (of the stage's seconds), time_over_dense (the same upside down), bytes_over_dense, bandwidth_over_dense.
-    Further labels of the baseline by name, `mapping="published"` say. NaN for a stage that dense weights do not have.
-    Where the table has low_s and high_s, the least and most seconds of repetitions, so have speedup and
-    time_over_dense: the quickest repetition over the baseline's slowest, and the slowest over its quickest.
+    speedup (of the stage's seconds), time_over_dense (its inverse), bytes_over_dense, bandwidth_over_dense. Further
+    labels of the baseline are given by name, for example `mapping="published"`. NaN for a stage that dense weights do
+    not have. If the table has low_s and high_s, speedup and time_over_dense get a low and a high too: the quickest
+    repetition over the baseline's slowest, and the slowest over its quickest.
     """
     baseline = DENSE | baseline
     time = relative_to(table, "seconds", **baseline)
@@ -58,7 +58,7 @@ def _ranges(table: pd.DataFrame, baseline: dict) -> dict[str, pd.Series]:
 
 
 def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with `modelled_over_measured` more, in rows that are modelled: their seconds over the measured ones.
+    """Add `modelled_over_measured` to modelled rows: their seconds over the measured ones.
 
     Measured are the stage's `median_s` over all repetitions, since a single one may hold a pause that no other has.
     """
@@ -68,9 +68,9 @@ def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def model_error(table: pd.DataFrame) -> pd.Series:
-    """How far the model is off, as a share of what was measured: medians over single `stages` and over `totals`.
+    """The model's errors as shares of what was measured: the medians over single `stages` and over `totals`.
 
-    And the largest of each: `stages_largest`, `totals_largest`. Of rows with `modelled_over_measured`, as
+    The largest of each are `stages_largest` and `totals_largest`. They are of rows with `modelled_over_measured`, as
     `beside_measured` gives them.
     """
     off = (table["modelled_over_measured"] - 1).abs()
@@ -89,7 +89,7 @@ def error_words(table: pd.DataFrame) -> str:
 
 
 def way_names(table: pd.DataFrame, *labels: str) -> pd.Series:
-    """A name for each row's way, to call a bar by: the labels named, the method, `direct` and `pipelined` if so."""
+    """A name for each row's way: the given labels, the method, and `direct` and `pipelined` where they hold."""
     names = table[[*labels, "method"]].astype(str).agg(", ".join, axis=1)
     for column, plain in (("path", "host"), ("policy", "sequential")):
         if column in table:
@@ -98,6 +98,6 @@ def way_names(table: pd.DataFrame, *labels: str) -> pd.Series:
 
 
 def stage_seconds(table: pd.DataFrame, *labels: str) -> pd.DataFrame:
-    """To be looked at: a row a way (`way_names`, with these labels) and kind of evidence, a column a stage."""
+    """Seconds to look at: a row for each way (`way_names`) and kind of evidence, a column for each stage."""
     named = table.assign(way=way_names(table, *labels))
     return named.pivot_table(index=["way", "evidence"], columns="stage", values="seconds", sort=False)
