@@ -6,8 +6,8 @@ words. Then the warp walks along the block. At each step a lane takes the column
 fp16). Their first value lies after the values before their word and those of the word's lower bits. So neighbouring
 lanes read neighbouring values, all from a few cache lines, and each writes its eight bytes at once.
 
-Elements are handled as bits. Positions of values are 64-bit. Kernels run on torch's current stream; in Numba's simulator
-(NUMBA_ENABLE_CUDASIM=1), tensors are on the CPU.
+Elements are handled as bits. Positions of values are 64-bit. Kernels run on torch's current stream. In Numba's
+simulator (NUMBA_ENABLE_CUDASIM=1), tensors are on the CPU.
 """
 
 from functools import cache

@@ -20,8 +20,8 @@ class Bitmap:
     """A matrix as bitmap and non-zeros, all tensors on one device: the CPU or a CUDA GPU.
 
     ENDOR's bitmap is one vector of rows × columns bits. Here each row starts a new 32-bit word, and the number of
-    values before the row is stored, so that rows decode independently. A row is also cut into blocks of 4096 columns. The
-    number of values before each block is stored too, so that several warps of a GPU can share a row.
+    values before the row is stored, so that rows decode independently. A row is also cut into blocks of 4096 columns.
+    The number of values before each block is stored too, so that several warps of a GPU can share a row.
     """
 
     shape: tuple[int, int]
