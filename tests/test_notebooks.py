@@ -7,6 +7,8 @@ import pytest
 from toolkit import paths
 from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
 from toolkit.evidence.parameters import read_cells
+from toolkit.models import check_model, hub
+from toolkit.text import check_corpus
 
 BOOKS = list(notebooks().values())
 every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])
@@ -27,6 +29,18 @@ def test_no_outputs_are_committed(book: Notebook):
 def test_presets_name_parameters_that_are_there(book: Notebook):
     for preset in PRESETS:
         assert book.preset(preset).keys() == book.parameters.keys()
+
+
+@every_notebook
+def test_models_and_corpora_can_be_had_without_a_hub(book: Notebook, monkeypatch):
+    """The sweep checks parameters of these names before it starts; twins go by other names."""
+    monkeypatch.setattr(hub, "reachable", lambda: False)
+    for preset in PRESETS:
+        parameters = book.preset(preset)
+        if "model" in parameters:
+            check_model(parameters["model"])
+        if "corpus" in parameters:
+            check_corpus(parameters["corpus"])
 
 
 @every_notebook
