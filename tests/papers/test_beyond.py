@@ -62,4 +62,4 @@ def test_the_sentence_of_pruning(table):
     )
     said = beyond.pruning_sentence(table, differences)
     assert "not pruned, dense 10.0 (16.0 bits), dense 10.5 (8.0 bits)" in said
-    assert "-0.010 to +0.030 over 2 draws of calibration text; in 1 of them" in said
+    assert "-0.010 to +0.030 (draws of calibration text: 2, of which beyond two standard errors: 1)" in said

@@ -194,13 +194,11 @@ def generation_words(table: pd.DataFrame) -> str:
     """Sentences about `generation_measurements`: each phase and batch, where packing pays, and faults."""
     parts = []
     for (phase, batch), rows in table.groupby(["phase", "batch"], sort=False):
+        dense = rows[rows["method"] == "dense"].iloc[0]
         unit = "to the first token" if phase == "prompt" else "a step"
-        each = [
-            f"{row.method} {row.seconds:.2f} s {unit}, {row.tokens_per_s:.1f} tokens/s, "
-            f"{row.bytes_a_token / 1e6:.2f} MB a token ({row.speedup:.2f} times as fast as dense)"
-            for row in rows.itertuples()
-        ]
-        parts.append(f"{phase}, batch {batch}: {'; '.join(each)}")
+        others = rows[rows["method"] != "dense"]
+        times = ", ".join(f"{row.method} {row.speedup:.2f} times as fast" for row in others.itertuples())
+        parts.append(f"{phase}, batch {batch}: dense {dense.seconds:.2f} s {unit}; {times}")
     packed = table[~table["method"].isin(["dense", ACCELERATE])]
     losing = packed[packed["speedup"] <= 1]
     names = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in losing.itertuples()]

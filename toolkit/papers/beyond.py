@@ -195,6 +195,6 @@ def pruning_sentence(table: pd.DataFrame, differences: pd.DataFrame) -> str:
     clear = int((differences["value"].abs() > 2 * differences["standard_error"]).sum())
     return (
         f"{'; '.join(parts)}. Paired by window, the difference of log-perplexity {differences['method'].iloc[0]} "
-        f"is {differences['value'].min():+.3f} to {differences['value'].max():+.3f} over {len(differences)} draws of "
-        f"calibration text; in {clear} of them it is beyond two standard errors."
+        f"is {differences['value'].min():+.3f} to {differences['value'].max():+.3f} (draws of calibration text: "
+        f"{len(differences)}, of which beyond two standard errors: {clear})."
     )
