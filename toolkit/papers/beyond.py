@@ -101,14 +101,19 @@ def front_sentence(variants: pd.DataFrame) -> str:
         f"{name(row)} ({row.bits_per_weight:.1f} bits, {row.perplexity:.1f})" for row in front.itertuples()
     )
     found = f"on the front of perplexity against bits per weight are {members}."
+    return " ".join([found, *beaten_headline(variants).values()])
+
+
+def beaten_headline(variants: pd.DataFrame) -> dict[str, str]:
+    """How many of the models packed as Endor lose to plain fewer bits at no more bytes; empty where there are none."""
     packed = variants[variants["form"].eq("fp16, endor")]
     beaten = [row for row in packed.itertuples() if _smaller_and_better(variants, row)]
-    if len(packed):
-        found += (
-            f" Of {len(packed)} pruned models packed as Endor in fp16, {len(beaten)} are beaten by a model with fewer "
-            "bits and no pruning that takes no more bytes."
-        )
-    return found
+    if packed.empty:
+        return {}
+    return {
+        "negative": f"Of {len(packed)} pruned models packed as Endor in fp16, {len(beaten)} are beaten by a model with "
+        "fewer bits and no pruning that takes no more bytes."
+    }
 
 
 def _smaller_and_better(variants: pd.DataFrame, row) -> bool:
