@@ -1,5 +1,4 @@
 import pytest
-import yaml
 
 from toolkit import paths
 from toolkit.errors import UserError
@@ -15,19 +14,6 @@ RECORD = {
     "conditions": "half",
     "section": "4.1",
 }
-
-
-@pytest.fixture
-def publish(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "root", lambda: tmp_path)
-    (tmp_path / "data" / "claims").mkdir(parents=True)
-
-    def write(*records: dict) -> None:
-        claims.claims.cache_clear()
-        (tmp_path / "data" / "claims" / "toy.yaml").write_text(yaml.safe_dump(list(records)))
-
-    yield write
-    claims.claims.cache_clear()
 
 
 @pytest.mark.parametrize(

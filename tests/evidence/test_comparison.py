@@ -4,11 +4,8 @@ import math
 
 import pandas as pd
 import pytest
-import yaml
 
-from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.evidence import claims
 from toolkit.evidence.comparison import (
     COLUMNS,
     compare,
@@ -36,19 +33,6 @@ RECORD = {
 TABLE = pd.DataFrame(
     {"format": ["endor", "csr"], "sparsity": [0.5, 0.5], "ratio": [0.54, 1.0], "evidence": ["measured", "modelled"]}
 )
-
-
-@pytest.fixture
-def publish(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "root", lambda: tmp_path)
-    (tmp_path / "data" / "claims").mkdir(parents=True)
-
-    def write(*records: dict) -> None:
-        claims.claims.cache_clear()
-        (tmp_path / "data" / "claims" / "toy.yaml").write_text(yaml.safe_dump(list(records)))
-
-    yield write
-    claims.claims.cache_clear()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """What ENDOR's notebooks saw, as sentences made from their tables."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -77,6 +77,6 @@ def measured_passes(table: pd.DataFrame, goals: pd.DataFrame, rates: pd.DataFram
     )
 
 
-def other_software(model: str, goals: pd.DataFrame, missing: Mapping | str | None) -> str:
+def other_software(model: str, goals: pd.DataFrame, missing: str | None) -> str:
     """How ours compare with other programs on a Llama-shaped model; `missing` is why llama.cpp did not run, if so."""
     return f"Of {model}: {goal_words(goals)}{'; llama.cpp did not run' if missing else ''}."
