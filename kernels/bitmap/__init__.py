@@ -28,8 +28,9 @@ from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common import tuning
+from toolkit.kernels.common.backends import check_runnable, runnable
 from toolkit.kernels.common.contracts import expect
-from toolkit.kernels.common.simd import CACHE_LINE, host_has
+from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.common.threads import over_rows
 
 __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decompress", "encode", "matvec", "row_bytes"]
@@ -153,7 +154,7 @@ def matvec(
 
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
-    return [name for name, backend in BACKENDS.items() if all(map(host_has, backend.features))]
+    return runnable(BACKENDS)
 
 
 def chosen_decompress(encoded: Bitmap) -> str:
@@ -225,9 +226,7 @@ def _choose(name: str, device: torch.device):
         return _cuda(device)
     if device.type != "cpu":
         raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
-    if name not in available():
-        missing = ", ".join(sorted(feature for feature in BACKENDS[name].features if not host_has(feature)))
-        raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(available())}")
+    check_runnable(name, BACKENDS)
     return BACKENDS[name]
 
 

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import unknown
+from toolkit.kernels.common.backends import check_runnable, runnable
 from toolkit.kernels.common.contracts import expect
-from toolkit.kernels.common.simd import host_has
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.int8 import cpu, cpu_simd
 
@@ -65,7 +65,7 @@ def matvec(
 
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
-    return [name for name, backend in BACKENDS.items() if all(map(host_has, backend.features))]
+    return runnable(BACKENDS)
 
 
 def _choose(name: str) -> Backend:
@@ -73,7 +73,5 @@ def _choose(name: str) -> Backend:
         return BACKENDS[available()[0]]
     if name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS])
-    if name not in available():
-        missing = ", ".join(sorted(feature for feature in BACKENDS[name].features if not host_has(feature)))
-        raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(available())}")
+    check_runnable(name, BACKENDS)
     return BACKENDS[name]

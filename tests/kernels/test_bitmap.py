@@ -16,6 +16,7 @@ from tests import naive_formats as naive
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
+from toolkit.kernels.common import backends
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 SHAPES = [(0, 0), (0, 64), (3, 0), (1, 1), (5, 31), (4, 32), (7, 33), (3, 100), (9, 64), (2, 256), (6, 1000)]
@@ -24,7 +25,7 @@ SPARSITIES = (0, 0.5, 0.9, 1)
 
 @pytest.fixture(params=bitmap.BACKENDS)
 def backend(request, monkeypatch):
-    monkeypatch.setattr(bitmap, "host_has", lambda feature: True)
+    monkeypatch.setattr(backends, "host_has", lambda feature: True)
     return request.param
 
 
@@ -207,10 +208,10 @@ def test_backends_that_cannot_run_are_refused(monkeypatch):
         UserError, match="unknown backend 'gpu'; choose from: auto, avx2, avx512, avx512_widening, cuda"
     ):
         bitmap.decompress(encoded, backend="gpu")
-    monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
+    monkeypatch.setattr(backends, "host_has", lambda feature: feature != "avx512vbmi2")
     with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx512_w"):
         bitmap.matvec(encoded, torch.ones(2), backend="avx512")
-    monkeypatch.setattr(bitmap, "host_has", lambda feature: False)
+    monkeypatch.setattr(backends, "host_has", lambda feature: False)
     assert bitmap.available() == ["portable"]
 
 
@@ -230,7 +231,7 @@ def test_decode_is_the_product_for_any_shape_and_batch(dtype):
 def choosing(monkeypatch, tmp_path):
     """Two backends with SIMD, and seconds that a test sets instead of a clock: `{part of a way's name: seconds}`."""
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(bitmap, "host_has", lambda feature: feature != "avx512vbmi2")
+    monkeypatch.setattr(backends, "host_has", lambda feature: feature != "avx512vbmi2")
     monkeypatch.setattr(bitmap, "LARGE", 100)
     seconds = {"avx512_widening": 3.0, "avx2": 2.0, "decode": 5.0}
 

@@ -7,6 +7,7 @@ from tests import naive_formats as naive
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import int8
+from toolkit.kernels.common import backends
 
 SHAPES = [(0, 0), (0, 32), (3, 0), (1, 1), (4, 16), (5, 31), (4, 32), (7, 33), (9, 64), (13, 1000), (3, 36_867)]
 
@@ -96,6 +97,6 @@ def test_wrong_arguments_are_refused(monkeypatch):
         int8.matvec(weight, x, torch.empty(5))
     with pytest.raises(UserError, match="unknown backend 'cuda'; choose from: auto, avx2, portable"):
         int8.matvec(weight, x, backend="cuda")
-    monkeypatch.setattr(int8, "host_has", lambda feature: feature != "fma")
+    monkeypatch.setattr(backends, "host_has", lambda feature: feature != "fma")
     with pytest.raises(UserError, match="backend 'avx2' needs a CPU with fma; this one can run: portable"):
         int8.matvec(weight, x, backend="avx2")
