@@ -233,7 +233,7 @@ def _choose(name: str, device: torch.device):
 def _cuda(device: torch.device):
     """The CUDA kernels' module, which only those who use it import. Numba's simulator takes tensors on the CPU."""
     if find_spec("numba_cuda") is None:
-        raise UserError(f"backend {CUDA!r} needs numba-cuda: pip install 'sparse-offload-toolkit[cuda]'")
+        raise UserError(f"backend {CUDA!r} needs numba-cuda: pip install -e '.[cuda]'")
     if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
         if not torch.cuda.is_available():
             raise UserError(f"backend {CUDA!r} needs a CUDA GPU, and torch sees none; use backend='auto'")

@@ -5,8 +5,9 @@ import pytest
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.evidence import reference
-from toolkit.evidence.reference import BEGIN, END, readme_tables, reference_dir, save
+from toolkit.evidence import readme, reference
+from toolkit.evidence.readme import BLOCKS, read_block, readme_summary, readme_tables, write_readme
+from toolkit.evidence.reference import reference_dir, save
 
 NOTEBOOKS = ("endor/fig04", "endor/fig06", "endor/tab_e2e", "endor/tab_perplexity")
 META = {"git": "a" * 40, "git_dirty": False, "cpu": "a CPU, 2 cores", "gpu": None, "finished": "2026-01-02T03:04:05Z"}
@@ -40,14 +41,16 @@ COMPARED = pd.DataFrame(
 ).assign(profile="paper", null_ratio=[0.8, 1.5, None])
 PASSES = pd.DataFrame(
     [
-        ("opt-125m", "storage", "dense", "pipelined", 2.0),
-        ("opt-125m", "storage", "endor", "pipelined", 1.0),
-        ("opt-125m", "published", "endor", "sequential", 1.5),
-        ("toy-llama", "storage", "dense", "pipelined", 4.0),
-        ("toy-llama", "storage", "another program", "sequential", 5.0),
+        ("opt-125m", "storage", "dense", "pipelined", 2.0, 100),
+        ("opt-125m", "storage", "endor", "pipelined", 1.0, 60),
+        ("opt-125m", "published", "endor", "sequential", 1.5, 60),
+        ("toy-llama", "storage", "dense", "pipelined", 4.0, 100),
+        ("toy-llama", "storage", "endor", "pipelined", 2.0, 50),
+        ("toy-llama", "storage", "another program", "sequential", 5.0, 100),
     ],
-    columns=["model", "mapping", "method", "policy", "seconds"],
+    columns=["model", "mapping", "method", "policy", "seconds", "stored_bytes"],
 ).assign(stage="total", evidence="measured", device="gpu", modelled_over_measured=None, dram_layers=1, speedup=1.25)
+PASSES["mode"] = PASSES["method"].map({"another program": "mmap"}).fillna("direct")
 PASSES = PASSES.assign(low_s=PASSES["seconds"] - 0.25, high_s=PASSES["seconds"] + 0.25)
 SIZES = pd.DataFrame(
     [("opt-66b fc1", "", 0.56), ("tiny", "50 %", 0.57), ("tiny", "2:4", 0.58)], columns=["source", "pattern", "ratio"]
@@ -55,6 +58,9 @@ SIZES = pd.DataFrame(
 QUALITY = pd.DataFrame(
     [
         ("none", "dense", "perplexity", 9.0, 0.5, 16.0, None),
+        ("none", "int8", "perplexity", 9.5, 0.5, 8.0, None),
+        ("50 %", "wanda", "perplexity", 12.0, 0.5, 9.0, None),
+        ("50 %", "magnitude", "perplexity", 30.0, 0.5, 9.0, None),
         ("none", "dense", "task", 0.75, 0.01, 16.0, 0.5),
         ("none", "wanda", "task, by calibration", 0.7, 0.01, 9.0, 0.5),
         ("none", "wanda - sparsegpt", "difference of log-perplexity", 0.1, 0.01, None, None),
@@ -89,14 +95,14 @@ def results(tmp_path, monkeypatch):
     return write
 
 
-def test_readmes_tables_are_those_of_kept_results():
+@pytest.mark.parametrize("name", BLOCKS)
+def test_readmes_blocks_are_made_from_kept_results(name):
     folders = [folder for folder in reference_dir().iterdir() if folder.is_dir()]
     metas = [json.loads(file.read_text()) for folder in folders for file in folder.rglob("meta.json")]
     if any(meta["schema"] != paths.RESULTS_SCHEMA for meta in metas):
         pytest.skip("the kept results are of an older schema: run all notebooks and keep their results")
     text = (paths.root() / "README.md").read_text(encoding="utf-8")
-    shown = text.split(BEGIN)[1].split(END)[0].strip()
-    assert shown in [readme_tables(folder) for folder in folders]
+    assert read_block(text, name) in [BLOCKS[name](folder) for folder in folders]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +123,7 @@ def test_results_of_one_clean_commit_are_kept(results):
 def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results, monkeypatch, tmp_path):
     folder = save("here")
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
-    monkeypatch.setattr(reference, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
+    monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
     text = readme_tables(folder)
     assert text.startswith("Measured on a CPU, 2 cores, no GPU, 2026-01-02; all of it in `reference/here/`.")
     assert "`endor`: 2 predictions, off by 20% (median) and 30% (at most, x-2), where bytes over links" in text
@@ -130,9 +136,9 @@ def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results
     assert "| pattern | method | bits | perplexity | task (chance 50%) |" in text
     assert "| none | dense | 16.00 | 9.0 ± 0.5 | 75.0% ± 1.0% |" in text
     assert "by calibration" not in text
-    assert "| endor | pipelined | 1.000 | 0.750 | 1.250 | 2.00 |" in text
+    assert "| endor | pipelined | 1.000 | 0.750 | 1.250 | 2.00 | 1.67 |" in text
     assert "| published | 1 | endor | sequential | 1.500 | 1.250 | 1.750 | 1.25 |" in text
-    assert "| another program | sequential | 5.000 | 4.750 | 5.250 | 0.80 |" in text
+    assert "| another program | sequential | 5.000 | 4.750 | 5.250 | 0.80 | – |" in text
     assert "| endor/fig06 | 30% | 10% | 50% | 10% |" in text
     assert "numbers met" not in text
 
@@ -141,5 +147,30 @@ def test_the_gpu_is_named_where_there_is_one(results, monkeypatch, tmp_path):
     results("endor/tab_perplexity", gpu="a GPU")
     folder = save("here")
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
-    monkeypatch.setattr(reference, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
+    monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
     assert readme_tables(folder).startswith("Measured on a CPU, 2 cores, a GPU, 2026-01-02")
+
+
+def test_the_summary_says_what_is_gained_what_it_costs_and_what_a_user_would_take_instead(results):
+    text = readme_summary(save("here"))
+    assert "through `opt-125m`'s layers comes from disk **2.00 times as fast**" in text
+    assert "(its bytes allow 1.67; the rest lies within the turns' spread)" in text  # 1.75 / 1.25 is 1.40
+    assert "perplexity grows from 9.0 to 12.0 at 9.0 bits a weight (`tiny`, wanda)" in text
+    assert "keep a perplexity of 9.5 at 8.0 bits (int8)." in text
+    assert "other programs run at these multiples of Endor's speed: another program 0.40." in text
+
+
+def test_only_the_text_between_the_markers_is_replaced(results, monkeypatch, tmp_path):
+    folder = save("here")
+    monkeypatch.setattr(paths, "root", lambda: tmp_path)
+    monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
+    blocks = "\n".join(f"{readme.BEGIN.format(name)}\n-\n{readme.END.format(name)}\nafter - {name}" for name in BLOCKS)
+    (tmp_path / "README.md").write_text(f"before - all\n{blocks}\n")
+    write_readme(folder)
+    text = (tmp_path / "README.md").read_text()
+    assert text.startswith("before - all\n")
+    assert all(f"\nafter - {name}\n" in text for name in BLOCKS)
+    assert [read_block(text, name) for name in BLOCKS] == [write(folder) for write in BLOCKS.values()]
+    (tmp_path / "README.md").write_text("no markers")
+    with pytest.raises(UserError, match="the lines '<!-- begin generated summary"):
+        write_readme(folder)

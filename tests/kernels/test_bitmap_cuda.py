@@ -16,7 +16,7 @@ from toolkit.kernels import bitmap
 
 ROOT = Path(__file__).parents[2]
 needs_numba_cuda = pytest.mark.skipif(
-    not bitmap.find_spec("numba_cuda"), reason="needs numba-cuda: pip install 'sparse-offload-toolkit[cuda]'"
+    not bitmap.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
 )
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
 
@@ -44,7 +44,7 @@ def test_on_the_gpu():
 @pytest.fixture
 def kernels():
     if not bitmap.find_spec("numba_cuda"):
-        pytest.skip("needs numba-cuda: pip install 'sparse-offload-toolkit[cuda]'")
+        pytest.skip("needs numba-cuda: pip install -e '.[cuda]'")
     from toolkit.kernels.bitmap import cuda
 
     return cuda

@@ -1,4 +1,4 @@
-"""Kept results and README's tables, made from them: `python -m toolkit.evidence.reference`."""
+"""Kept results, and README's numbers made from them: `python -m toolkit.evidence.reference`."""
 
 import argparse
 import json
@@ -8,17 +8,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
-
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.claims import KINDS
-from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
-from toolkit.formats import FORMATS
-from toolkit.timeline.tables import model_error
+from toolkit.evidence.readme import write_readme
 
-BEGIN, END = "<!-- begin generated: python -m toolkit.evidence.reference -->", "<!-- end generated -->"
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
 
@@ -63,210 +57,8 @@ def _check_one_commit(metas: Mapping[str, dict]) -> None:
         )
 
 
-def readme_tables(folder: Path) -> str:
-    """README's results as Markdown, from one machine's kept results."""
-    meta = _meta(folder, "endor/tab_perplexity")
-    relative = folder.relative_to(paths.root())
-    parts = [
-        f"Measured on {meta['cpu']}, {meta['gpu'] or 'no GPU'}, {meta['finished'][:10]}; all of it in `{relative}/`.",
-        _score_part(folder),
-        _quality_part(folder),
-        _sizes_part(folder, relative),
-        _passes_part(folder),
-        _errors_part(folder),
-    ]
-    return "\n\n".join(parts)
-
-
-def _score_part(folder: Path) -> str:
-    """The headline: predictions against the null model; then all verdicts apart, and what differs with its reason."""
-    compared = _comparisons(folder)
-    words = [f"`{paper}`: {prediction_words(rows)}." for paper, rows in compared.groupby("paper", sort=False)]
-    differing = compared[compared["verdict"] == DIFFERS]
-    lines = [
-        f"* `{row.paper}/{row.claim}`: {row.published:g} published, {row.ours:.3g} {row.evidence}"
-        + (f", {row.profile}" if isinstance(row.profile, str) else "")
-        + (f": {row.reason}." if isinstance(row.reason, str) else ".")
-        for row in differing.itertuples()
-    ]
-    return "\n\n".join(
-        [
-            "**What is predicted, and how well.** A quantity counts once, limits and stand-ins are left out. "
-            + " ".join(words),
-            "Verdicts on the published numbers compared so far; `toolkit/evidence/comparison.py` has the rules. "
-            "An `input` is what a profile was derived from, `arithmetic` follows from shapes and formats.",
-            markdown(_verdicts(compared)),
-            "What differs:" if lines else "Nothing differs.",
-            *(["\n".join(lines)] if lines else []),
-        ]
-    )
-
-
-def _quality_part(folder: Path) -> str:
-    used = _meta(folder, "endor/tab_perplexity")["parameters"]
-    return (
-        f"**What pruning costs** `{used['model']}` on `{used['corpus']}`: perplexity over "
-        f"{used['evaluation_windows']} windows of {used['sequence_length']} tokens, "
-        f"{used['calibration_windows']} calibration windows; accuracy on "
-        f"{used['task_limit'] or 'all'} items a task (± standard error).\n\n"
-        + markdown(_quality(_table(folder, "endor/tab_perplexity")))
-    )
-
-
-def _sizes_part(folder: Path, relative: Path) -> str:
-    sizes = _table(folder, "endor/fig04")
-    half = sizes[sizes["source"].str.startswith("opt-66b") & sizes["sparsity"].eq(0.5)]
-    rows = _meta(folder, "endor/fig04")["parameters"]["twin_rows"]
-    scaled = f"scaled up from {rows} of its rows, so modelled" if "modelled" in set(half["evidence"]) else "measured"
-    return (
-        "**What packing saves**, bytes over dense bytes at 50 % sparsity: all decoder linears of the real model, "
-        f"measured, and a random twin of ENDOR's first FFN matrix (36864 × 9216), {scaled}.\n\n"
-        f"{markdown(_sizes(sizes))}\n\n"
-        f"![Bytes over sparsity, by format]({relative}/endor/fig04/sizes.png)"
-    )
-
-
-def _passes_part(folder: Path) -> str:
-    used, table = _meta(folder, "endor/tab_e2e")["parameters"], _table(folder, "endor/tab_e2e")
-    devices = table.loc[table["evidence"] == "measured", "device"].dropna().str.upper().unique()
-    return (
-        f"**What it buys**, one token through {used['measured_layers']} layers of `{used['measured_model']}`'s "
-        f"shapes with half zeros, all on disk, run on the {' and '.join(devices)}; measured. Sequential: one thing "
-        "after the other. Pipelined: the next layer is read meanwhile, the fair rival. Low and high are the quickest "
-        "and the slowest repetition.\n\n"
-        + markdown(_passes(_measured(table, used["measured_model"])))
-        + "\n\nThe paper's own protocol, sequential with its share of layers in memory (`published`), and with as "
-        "many packed layers as fit into the bytes of the dense ones (`refilled`):\n\n"
-        + markdown(_mapped(table, used["measured_model"]))
-        + f"\n\nOther programs on a Llama-shaped twin, `{used['rival_model']}`, {used['rival_layers']} layers:\n\n"
-        + markdown(_passes(_measured(table, used["rival_model"])))
-    )
-
-
-def _errors_part(folder: Path) -> str:
-    return (
-        "**What the cost model is worth on this machine**: how far it is off what was measured, as the median and the "
-        "largest error.\n\n" + markdown(_errors(folder))
-    )
-
-
-def write_readme(folder: Path) -> None:
-    """Put the tables between README's markers. Raises `UserError` if the markers are not there."""
-    readme = paths.root() / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise UserError(f"{readme}: the lines {BEGIN!r} and {END!r} are not there")
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{readme_tables(folder)}\n{END}{after}", encoding="utf-8")
-
-
-def markdown(table: pd.DataFrame) -> str:
-    """A data frame as a Markdown table."""
-    rows = [table.columns.tolist(), ["---"] * len(table.columns), *table.astype(str).to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
-
-
-def _quality(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a variant: bits a weight, perplexity and accuracies; the chance level stands in the header."""
-    table = table[table["bits_per_weight"].notna() & ~table["metric"].str.contains(", by ")]
-    chance = table["chance"].map(" (chance {:.0%})".format).where(table["chance"].notna(), "")
-    shown = table.assign(
-        metric=table["metric"] + chance,
-        bits=table["bits_per_weight"].map("{:.2f}".format),
-        shown=[
-            f"{row.value:.1f} ± {row.standard_error:.1f}"
-            if row.metric == "perplexity"
-            else f"{row.value:.1%} ± {row.standard_error:.1%}"
-            for row in table.itertuples()
-        ],
-    )
-    wide = shown.pivot_table(
-        index=["pattern", "method", "bits"], columns="metric", values="shown", aggfunc="first", sort=False
-    )
-    return wide.reset_index().rename(columns=str)
-
-
-def _sizes(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a format, a column for each source and data type; 2:4 on a real model is of its own pattern."""
-    twin = table["source"].str.startswith("opt-66b") & table["sparsity"].eq(0.5)
-    real = table["pattern"].eq("50 %") | (table["pattern"].eq("2:4") & table["format"].eq("two_four"))
-    half = table[table["format"].isin(FORMATS) & (twin | real)]
-    half = half.assign(ratio=half["ratio"].map("{:.1%}".format), column=half["source"] + ", " + half["dtype"])
-    return half.pivot_table(index="format", columns="column", values="ratio", aggfunc="first", sort=False).reset_index()
-
-
-def _measured(table: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Totals of a model's measured passes."""
-    return table[(table["stage"] == "total") & (table["evidence"] == "measured") & (table["model"] == model)]
-
-
-def _passes(totals: pd.DataFrame) -> pd.DataFrame:
-    """Passes with all layers on disk, the quickest first, beside the fair dense one."""
-    total = totals[totals["mapping"] == "storage"].sort_values("seconds")
-    fair = total[(total["method"] == "dense") & (total["policy"] == "pipelined")]["seconds"].item()
-    times = (fair / total["seconds"]).map("{:.2f}".format)
-    return pd.DataFrame({**_seconds(total), "times as fast as dense, pipelined": times})
-
-
-def _mapped(table: pd.DataFrame, model: str) -> pd.DataFrame:
-    """Passes with a part of the layers in memory, beside dense weights on the published map."""
-    total = _measured(table, model)
-    total = total[total["mapping"] != "storage"]
-    places = {"mapping": total["mapping"], "layers in memory": total["dram_layers"].astype(int)}
-    return pd.DataFrame({**places, **_seconds(total), "times as fast as dense": total["speedup"].map("{:.2f}".format)})
-
-
-def _seconds(total: pd.DataFrame) -> dict[str, pd.Series]:
-    columns = {"seconds": "seconds", "low": "low_s", "high": "high_s"}
-    shown = {name: total[column].map("{:.3f}".format) for name, column in columns.items()}
-    return {"method": total["method"], "policy": total["policy"], **shown}
-
-
-def _errors(folder: Path) -> pd.DataFrame:
-    present = {id: _table(folder, id) for id in notebooks() if (folder / id / "table.csv").is_file()}
-    predicted = {id: table for id, table in present.items() if "modelled_over_measured" in table}
-    if predicted:
-        predicted["all together"] = pd.concat(predicted.values())
-    rows = []
-    for id, table in predicted.items():
-        off = {name: f"{share:.0%}" for name, share in model_error(table).items()}
-        rows.append({"figure": id, **{name.replace("_largest", ", largest"): share for name, share in off.items()}})
-    return pd.DataFrame(rows)
-
-
-def _verdicts(compared: pd.DataFrame) -> pd.DataFrame:
-    """A row a kind and machine (the paper's, or this one by measuring), a column a verdict."""
-    stands_in = compared["evidence"].eq("measured") | compared["stand_in"].astype(bool)
-    rows = []
-    for where, part in (("on the paper's machine, modelled", ~stands_in), ("on this machine, measured", stands_in)):
-        counts = count_verdicts(compared[part & compared["ours"].notna()])
-        for kind in (kind for kind in KINDS if kind in counts):
-            shown = {verdict: counts[kind].get(verdict, 0) for verdict in VERDICTS[:-1]}
-            rows.append({"kind": kind, "compared": where, **shown})
-    return pd.DataFrame(rows)
-
-
-def _comparisons(folder: Path) -> pd.DataFrame:
-    """Every notebook's comparison, with its paper; the columns of a machine and a null model where one has them."""
-    tables = [
-        pd.read_csv(folder / id / "comparison.csv").assign(paper=id.split("/")[0])
-        for id in notebooks()
-        if (folder / id / "comparison.csv").is_file()
-    ]
-    found = pd.concat([table for table in tables if len(table)], ignore_index=True)
-    return found if "profile" in found else found.assign(profile=None)
-
-
-def _meta(folder: Path, id: str) -> dict:
-    return json.loads((folder / id / "meta.json").read_text())
-
-
-def _table(folder: Path, id: str) -> pd.DataFrame:
-    return pd.read_csv(folder / id / "table.csv")
-
-
 def main(arguments: list[str] | None = None) -> int:
-    """Keep the last results and write README's tables from them."""
+    """Keep the last results and write README's numbers from them."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     options = parser.parse_args(arguments)

@@ -68,7 +68,7 @@ class Cuda:
         if self.torch_device.index >= (count := torch.cuda.device_count()):
             raise UserError(f"device {name!r}: torch sees {count} GPUs, the first of them cuda:0")
         if find_spec("numba_cuda") is None:
-            raise UserError(f"device {name!r} needs numba-cuda: pip install 'sparse-offload-toolkit[cuda]'")
+            raise UserError(f"device {name!r} needs numba-cuda: pip install -e '.[cuda]'")
         self._copies = torch.cuda.Stream(self.torch_device)
         self._pinned = ExitStack()
 

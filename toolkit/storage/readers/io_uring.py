@@ -58,8 +58,7 @@ def _ring(depth: int):
         import uring_api
     except ImportError as error:
         raise UserError(
-            "reader 'io_uring' needs the package uring-api: pip install 'sparse-offload-toolkit[io_uring]', "
-            "or use reader 'threads'"
+            "reader 'io_uring' needs the package uring-api: pip install -e '.[io_uring]', or use reader 'threads'"
         ) from error
     try:
         return uring_api.Ring(depth)
