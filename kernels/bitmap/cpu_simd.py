@@ -222,7 +222,7 @@ def decompress(expand, streaming: bool):
 @cache
 def decode_and_multiply(expand, dtype: torch.dtype):
     """The function that decodes a few rows, which the caches hold, and sets `y[vector, row]` for each vector of `x`."""
-    decode, multiply = decode_row(expand, False), multiply_rows(LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype])
+    decode, multiply = decode_row(expand, False), multiply_rows(dtype)
 
     @numba.njit(**COMPILE)
     def decode_and_multiply(bitmap, offsets, values, x, y, first, last):

@@ -8,10 +8,12 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, prefetch_l2, total, zeros
 
 LANES = 16  # in which a row is summed
 ROWS = 4  # multiplied at once, which share what they read of x
+TILE = 2  # rows and vectors at once where there are several vectors: a weight in fp32 serves both
 
 LANES_TO_FLOAT32 = {
     torch.float32: simd.float32_lanes,
@@ -50,38 +52,55 @@ def row_lanes(typing_context, sums, row):
 
 
 @cache
-def lane_sums(rows: int, to_float32):
+def lane_sums(rows: int, vectors: int, to_float32, step: int):
     """The function that gives Σ weight[row, column] · x[vector, column] in lanes, for so many rows from `row` on.
 
-    `to_float32` turns a vector of the weight's elements into fp32. Meanwhile the second cache fetches as many rows
+    It returns two results, one a vector; with `vectors` of 1 the second is zeros. `to_float32` turns a vector of the
+    weight's elements into fp32, and `step` such vectors fill a cache line. Meanwhile the second cache fetches the rows
     behind these: the hardware's own prefetching stops at the end of a page, and the first cache has no room beside `x`.
     """
-    lanes = rows * LANES
+    lanes, ahead = rows * LANES, 1 if rows == 1 else ROWS
+
+    @numba.njit(inline="always")
+    def add(weight, x, at, place, first, second):
+        columns = x.shape[1]
+        weights = to_float32(load_rows(weight, at, columns, rows))
+        first = fma(weights, load_rows(x, place, 0, rows), first)
+        if vectors == TILE:
+            second = fma(weights, load_rows(x, place + columns, 0, rows), second)
+        return first, second
 
     @numba.njit(inline="always")
     def lane_sums(weight, x, row, vector):
         columns = x.shape[1]
-        step = max(1, CACHE_LINE // (LANES * weight.itemsize))
-        sums, at = zeros(lanes), row * columns
-        for index in range(columns // LANES):
-            if index % step == 0:
-                for r in range(rows, 2 * rows):
-                    prefetch_l2(weight, at + r * columns)
-            weights = to_float32(load_rows(weight, at, columns, rows))
-            sums = fma(weights, load_rows(x, vector * columns + index * LANES, 0, rows), sums)
+        first, second, at, place = zeros(lanes), zeros(lanes), row * columns, vector * columns
+        for _ in range(columns // (LANES * step)):
+            for r in range(rows):
+                prefetch_l2(weight, at + (r + ahead) * columns)
+            for _ in range(step):
+                first, second = add(weight, x, at, place, first, second)
+                at += LANES
+                place += LANES
+        for _ in range(columns // LANES % step):
+            first, second = add(weight, x, at, place, first, second)
             at += LANES
-        return sums
+            place += LANES
+        return first, second
 
     return lane_sums
 
 
 @cache
-def multiply_rows(lanes_to_float32, to_float32):
+def multiply_rows(dtype: torch.dtype):
     """The function that sets `y[vector, place + i] = Σ weight[row + i, column] · x[vector, column]` for 4 or 1 rows.
 
-    Given how to turn a vector of elements, and one element, into fp32. A row's sum is the same, to the bit, in both.
+    `weight` holds elements of `dtype`, those of 16 bits as their bits. A row's sum is the same, to the bit, for any
+    number of rows and vectors.
     """
-    of_four, of_one = lane_sums(ROWS, lanes_to_float32), lane_sums(1, lanes_to_float32)
+    lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
+    step = max(1, CACHE_LINE // (LANES * dtype.itemsize))
+    of_four, of_one = (lane_sums(rows, 1, lanes_to_float32, step) for rows in (ROWS, 1))
+    of_tile = lane_sums(TILE, TILE, lanes_to_float32, step)  # a larger one does not fit in AVX2's 16 registers
 
     @numba.njit(inline="always")
     def finish(sums, weight, row, x, vector, y, place):
@@ -91,15 +110,29 @@ def multiply_rows(lanes_to_float32, to_float32):
         y[vector, place] = result
 
     @numba.njit(inline="always")
+    def multiply_four(weight, row, x, y, place):
+        tiled = len(x) // TILE * TILE
+        for vector in range(0, tiled, TILE):
+            for i in range(0, ROWS, TILE):
+                first, second = of_tile(weight, x, row + i, vector)
+                finish(row_lanes(first, 0), weight, row + i, x, vector, y, place + i)
+                finish(row_lanes(first, 1), weight, row + i + 1, x, vector, y, place + i + 1)
+                finish(row_lanes(second, 0), weight, row + i, x, vector + 1, y, place + i)
+                finish(row_lanes(second, 1), weight, row + i + 1, x, vector + 1, y, place + i + 1)
+        for vector in range(tiled, len(x)):
+            sums, _ = of_four(weight, x, row, vector)
+            finish(row_lanes(sums, 0), weight, row, x, vector, y, place)
+            finish(row_lanes(sums, 1), weight, row + 1, x, vector, y, place + 1)
+            finish(row_lanes(sums, 2), weight, row + 2, x, vector, y, place + 2)
+            finish(row_lanes(sums, 3), weight, row + 3, x, vector, y, place + 3)
+
+    @numba.njit(inline="always")
     def multiply_rows(weight, row, rows, x, y, place):
-        for vector in range(len(x)):
-            if rows == ROWS:
-                sums = of_four(weight, x, row, vector)
-                finish(row_lanes(sums, 0), weight, row, x, vector, y, place)
-                finish(row_lanes(sums, 1), weight, row + 1, x, vector, y, place + 1)
-                finish(row_lanes(sums, 2), weight, row + 2, x, vector, y, place + 2)
-                finish(row_lanes(sums, 3), weight, row + 3, x, vector, y, place + 3)
-            else:
-                finish(of_one(weight, x, row, vector), weight, row, x, vector, y, place)
+        if rows == ROWS:
+            multiply_four(weight, row, x, y, place)
+        else:
+            for vector in range(len(x)):
+                sums, _ = of_one(weight, x, row, vector)
+                finish(sums, weight, row, x, vector, y, place)
 
     return multiply_rows

@@ -3,11 +3,10 @@
 import numba
 import torch
 
-from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
+from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.threads import COMPILE
 
-multiply = multiply_rows(LANES_TO_FLOAT32[torch.int8], TO_FLOAT32[torch.int8])
+multiply = multiply_rows(torch.int8)
 
 
 @numba.njit(**COMPILE)
