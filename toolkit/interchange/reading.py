@@ -110,10 +110,10 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     checkpoint = open_checkpoint(folder)
     with hub.quiet():
         try:
-            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, **hub.NO_CODE)
             architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {_line(error)}") from error
+            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {hub.reason(error)}") from error
         for entry in ENTRIES:
             vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
         model, told = architecture.from_pretrained(
