@@ -238,7 +238,7 @@ def test_a_read_that_fails_leaves_no_span(packed, monkeypatch):
 
 def test_all_is_checked_before_the_store_is_read(packed, monkeypatch):
     _, folder = packed("llama")
-    monkeypatch.setattr(Store, "verify", lambda store: pytest.fail("the store was read"))
+    monkeypatch.setattr(Store, "verify", lambda *_: pytest.fail("the store was read"))
     for wrong in ({"dram_bytes": 1_000_000}, {"placement": LayerMap(0, 1, 1)}, {"method": "zstd", "dram_bytes": 1}):
         with pytest.raises(UserError):
             OffloadedModel.open(folder, **wrong)

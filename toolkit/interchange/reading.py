@@ -126,6 +126,18 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     return model.eval().requires_grad_(False)
 
 
+def load_tokenizer(folder: str | os.PathLike) -> object:
+    """The tokenizer beside a checkpoint. Raises `UserError` if there is none that transformers knows."""
+    from transformers import AutoTokenizer
+
+    from toolkit.models import hub
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: no tokenizer can be read: {hub.reason(error)}") from error
+
+
 def split(name: str) -> tuple[str, str]:
     """Module and part of a packed weight's tensor. The part of any other tensor is ""."""
     module, _, part = name.rpartition(".")

@@ -12,6 +12,7 @@ from toolkit.errors import UserError
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+UNUSED = ("hqq", "peft", "scipy", "sklearn")
 PROBE_S = 5
 CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
 
@@ -53,6 +54,22 @@ def reason(error: Exception) -> str:
     if "safetensors" in words and "no file named" in words:
         return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
     return words.splitlines()[0].rstrip(".:") if words else type(error).__name__
+
+
+@contextlib.contextmanager
+def lean() -> Iterator[None]:
+    """Have transformers import without optional packages that generating text never uses. It saves seconds."""
+    from transformers import utils
+
+    places = [(part, f"is_{name}_available") for part in (utils, utils.import_utils) for name in UNUSED]
+    found = {(part, name): getattr(part, name) for part, name in places if hasattr(part, name)}
+    for part, name in found:
+        setattr(part, name, lambda *_, **__: False)
+    try:
+        yield
+    finally:
+        for (part, name), known in found.items():
+            setattr(part, name, known)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
-from toolkit.models import decoder_blocks, decoder_linears, hub
+from toolkit.interchange.reading import load_tokenizer
+from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.empty import empty_model
 from toolkit.offload.budget import Budget
 from toolkit.offload.checks import check_placement, check_weights
@@ -89,7 +90,7 @@ class OffloadedModel:
             if options.on_gpu:  # each tensor is read into DRAM first
                 budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
             if options.verify:  # this takes long, so it is the last check
-                store.verify()
+                store.verify(way.stored.format)
             plan = Plan(layers, placement.tiers, way)
             source, mode = _source(stack, store, plan, options.reader, device, budgets, recorder)
             opened = cls(store, model, source, placement, device, budgets, recorder, mode)
@@ -101,12 +102,7 @@ class OffloadedModel:
     @property
     def tokenizer(self):
         """The tokenizer that was packed with the model. Raises `UserError` if there is none."""
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self.store.model_folder, local_files_only=True, **hub.NO_CODE)
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{self.store.model_folder}: no tokenizer can be read: {hub.reason(error)}") from error
+        return load_tokenizer(self.store.model_folder)
 
     @property
     def timeline(self) -> Timeline:

@@ -20,6 +20,7 @@ from toolkit.errors import UserError, unknown
 
 STAGES = ("read", "copy", "decode", "compute", "other")  # storage → memory, DRAM → device, packed → dense, products
 TIERS = ("storage", "dram", "device")
+NEAREST = ("compute", "decode", "copy", "read")  # to the result
 EVIDENCE = ("measured", "modelled")
 TRANSFERS = ("read", "copy")
 GB = 1e9
@@ -124,6 +125,24 @@ class Timeline:
         return table.assign(
             share_percent=share, gb_s=(table["nbytes"] / GB / table["seconds"]).fillna(0), evidence=self.evidence
         )
+
+    def breakdown(self) -> pd.DataFrame:
+        """Where the time went, each instant counted once: a row a stage that occurs.
+
+        Where stages overlap, the instant belongs to the one nearest to the result: `compute`, then `decode`, `copy`,
+        `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage, seconds,
+        share_percent of their sum, nbytes (as in `stages`), evidence.
+        """
+        rows, covered = [], []
+        for stage in (*NEAREST, "other"):
+            spans = [s for s in self.spans if s.stage == stage]
+            if spans:
+                before = union_s(covered)
+                covered += [(s.start_s, s.end_s) for s in spans]
+                rows.append((stage, union_s(covered) - before, self._nbytes(stage)))
+        table = pd.DataFrame(rows, columns=["stage", "seconds", "nbytes"])
+        share = 100 * table["seconds"] / (table["seconds"].sum() or 1.0)
+        return table.assign(share_percent=share, evidence=self.evidence)
 
     def _nbytes(self, *stages: str) -> int:
         return sum(s.nbytes for s in self.spans if s.stage in stages)
