@@ -120,6 +120,9 @@ def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
         assert main(["pack", str(model), *arguments]) == 0
         words = f"perplexity {before:.1f} dense, {after:.1f} packed (wiki-slice, 4 windows of 512 tokens)"
         assert words in capfd.readouterr().out
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda *_: torch.arange(9))
+    assert main(["pack", str(model), *arguments[:-4], "--out", str(tmp_path / "short")]) == 0
+    assert "not evaluated: 9 tokens do not fill one window of 512" in capfd.readouterr().out
 
 
 def test_the_quick_look_agrees_with_the_slow_one(model, tmp_path):

@@ -56,16 +56,13 @@ def pack(options: argparse.Namespace) -> None:
     _check_place(options.out)
     dtype = options.dtype and _dtype(options.dtype)
     _check_formats(options)
-    before = _dense_perplexity(options, dtype) if options.evaluate else None
     print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
     model, tokenizer = _pruned(options, dtype)
     _write(options, model, tokenizer)
     told = _sizes(options.out, model)
     del model
-    if before is not None:
-        after = _packed_perplexity(options, tokenizer)
-        text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
-        told.append(f"perplexity {before:.1f} dense, {after:.1f} packed ({text})")
+    if options.evaluate:
+        told.append(_quality(options, dtype, tokenizer))
     print(f"{options.out}: " + "; ".join(told))
 
 
@@ -165,40 +162,39 @@ def _pruned(options: argparse.Namespace, dtype) -> tuple:
     return model, tokenizer
 
 
-def _dense_perplexity(options: argparse.Namespace, dtype) -> float:
+def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
+    """Perplexity of the dense model, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
-    from toolkit.models.empty import check_reopens
+    from toolkit.text import load_tokens
 
-    model, tokenizer = load_model(options.model, dtype or fast_dtype())
-    check_reopens(model)
-    print(f"{options.model}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
-    return _perplexity(options, model, tokenizer)
+    print(f"{options.out}: written; evaluating (--no-evaluate leaves this out)", file=sys.stderr)
+    try:
+        tokens = load_tokens(options.corpus, tokenizer, "evaluation")
+        after = _packed_perplexity(options, tokens)
+        before = _perplexity(load_model(options.model, dtype or fast_dtype())[0], tokens)
+    except UserError as error:
+        return f"not evaluated: {error}"
+    text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
+    return f"perplexity {before:.1f} dense, {after:.1f} packed ({text})"
 
 
-def _packed_perplexity(options: argparse.Namespace, tokenizer) -> float:
-    """Of what was written, opened as `run` opens it."""
-    print(f"{options.out}: evaluating", file=sys.stderr)
+def _packed_perplexity(options: argparse.Namespace, tokens):
     if options.format == [SPARSE_BITMASK]:
         from toolkit.interchange import load_dense_model
 
-        return _perplexity(options, load_dense_model(options.out), tokenizer)
+        return _perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
 
     with OffloadedModel.open(options.out, options.format[0], verify=False) as model:
-        return _perplexity(options, model.model, tokenizer)
+        return _perplexity(model.model, tokens)
 
 
-def _perplexity(options: argparse.Namespace, model, tokenizer) -> float:
+def _perplexity(model, tokens):
     from toolkit.evaluation import perplexity
-    from toolkit.text import load_tokens
 
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     sequence_length = min(EVALUATED["sequence_length"], positions or EVALUATED["sequence_length"])
-    try:
-        tokens = load_tokens(options.corpus, tokenizer, "evaluation")
-        return perplexity(model, tokens, sequence_length, EVALUATED["windows"])
-    except UserError as error:
-        raise UserError(f"{error}; --no-evaluate packs without evaluating") from error
+    return perplexity(model, tokens, sequence_length, EVALUATED["windows"])
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:

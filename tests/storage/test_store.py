@@ -151,6 +151,19 @@ def test_a_flipped_bit_anywhere_is_found_and_placed(folder, store):
     Store.open(folder).verify()
 
 
+def test_only_the_variants_that_are_asked_for_are_verified(folder, store):
+    first, second = store.variants[:2]
+    run = next(run for run in store.index.ops if run.variant == second)
+    with open(folder / run.shard, "r+b") as stream:
+        stream.seek(run.offset)
+        stream.write(b"\xff\x00\xff\x00\xff")
+    store = Store.open(folder)
+    store.verify(first)
+    for variants in ((second,), (first, second), ()):
+        with pytest.raises(FormatError, match=f"damaged: .*{second}"):
+            store.verify(*variants)
+
+
 def test_a_flipped_bit_in_the_rest_or_the_small_files(folder, store):
     run = store.index.rest[0]
     path = folder / run.shard
