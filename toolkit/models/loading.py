@@ -92,10 +92,12 @@ def _place(name: str) -> tuple[str, dict]:
 @contextlib.contextmanager
 def _loading(name: str, options: dict) -> Iterator[None]:
     """Silence libraries, except for the progress of a download from the hub. Errors become a `UserError`."""
+    from safetensors import SafetensorError
+
     try:
         with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # a RuntimeError tells of unlike shapes
         raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error
 
 
