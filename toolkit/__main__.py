@@ -23,8 +23,8 @@ formats of `pack --format`, of which several can lie side by side; `run` takes e
   zstd, lz4       the dense bytes, compressed
   dense           the dense bytes, to compare with
   sparse-bitmask  a checkpoint of its own, in the layout of compressed-tensors 0.9 to 0.14. Read by those versions with
-                  transformers 4, by vLLM of that time, and by `toolkit.interchange.load_dense_model` and `run` here.
-                  transformers 5 does not read it. `run` loads it whole, without a memory budget.
+                  transformers 4, and by `toolkit.interchange.load_dense_model` and `run` here. transformers 5 does not
+                  read it. `run` loads it whole, without a memory budget.
 """
 WEIGHTS_HELP = """\
 --weights decoded makes each matrix dense before its product: the text is that of the pruned model in memory.
