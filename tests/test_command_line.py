@@ -1,16 +1,26 @@
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
-from toolkit.__main__ import UNITS, _bytes, main
+from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, main
 from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
+from toolkit.formats import FORMATS
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
+from toolkit.offload import glance
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.ways import POLICIES
 from toolkit.pruning import load_pruned
 from toolkit.quantization import smoothed
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import round_to_int8
+from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
 
 PROMPT = "The library of"
@@ -36,7 +46,8 @@ def _own_cache(tmp_path, monkeypatch):
 
 
 def pack(model, out, *more):
-    return main(["pack", str(model), "--method", "magnitude", "--dtype", "float32", "--out", str(out), *more])
+    given = ["--method", "magnitude", "--dtype", "float32", "--no-evaluate", "--out", str(out)]
+    return main(["pack", str(model), *given, *more])
 
 
 def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
@@ -45,7 +56,7 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
     pruned, tokenizer, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
     tokens = pruned.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6"]
-    for more in ([], ["--method", "dense", "--policy", "sequential"], ["--dram", "20MB"]):
+    for more in ([], ["--format", "dense", "--policy", "sequential"], ["--dram", "20MB"]):
         assert main([*command, *more]) == 0
         found = capfd.readouterr()
         assert found.out.strip() == tokenizer.decode(tokens[0]).strip()
@@ -60,19 +71,108 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
     expected, tokenizer = load_smoothed(str(model), "magnitude", dtype=torch.float32, windows=2, sequence_length=32)
     round_to_int8(expected)
     tokens = expected.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
-    for method in ("endor", "dense", "endor_packed"):
-        command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6", "--method", method]
+    for how in (["--format", "endor"], ["--format", "dense"], ["--weights", "packed"]):
+        command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6", *how]
         assert main(command) == 0
         assert capfd.readouterr().out.strip() == tokenizer.decode(tokens[0]).strip()
     assert Store.open(tmp_path / "packed").model["int8"] is True
 
 
-def test_a_sparse_bitmask_checkpoint(model, tmp_path):
+def test_a_sparse_bitmask_checkpoint(model, tmp_path, capfd):
     assert pack(model, tmp_path / "checkpoint", "--format", "sparse-bitmask") == 0
-    pruned, _, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
+    pruned, tokenizer, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
     again = load_dense_model(tmp_path / "checkpoint")
     for name, parameter in pruned.named_parameters():
         assert torch.equal(again.get_parameter(name), parameter)
+    capfd.readouterr()
+    command = ["run", str(tmp_path / "checkpoint"), "--prompt", PROMPT, "--max-new-tokens", "6"]
+    assert main(command) == 0
+    tokens = pruned.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
+    assert capfd.readouterr().out.strip() == tokenizer.decode(tokens[0]).strip()
+    assert main([*command, "--dram", "1GB"]) == 2
+    assert "--dram: " in capfd.readouterr().err
+
+
+def test_every_format_that_is_packed_can_be_run(model, tmp_path, capfd):
+    assert pack(model, tmp_path / "packed", "--pattern", "2:4", "--format", *FORMATS) == 0
+    texts = set()
+    for form in FORMATS:
+        capfd.readouterr()
+        command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "4", "--format", form]
+        assert main(command) == 0
+        texts.add(capfd.readouterr().out)
+        told = main([*command, "--weights", "packed"])
+        assert told == (0 if FORMATS[form].has_matvec else 2)
+        assert told == 0 or f"--weights packed: {form} has no product" in capfd.readouterr().err
+    assert len(texts) == 1
+
+
+def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
+    def text(corpus, tokenizer, split):
+        return torch.arange(2100)
+
+    monkeypatch.setattr("toolkit.text.load_tokens", text)
+    dense, _ = load_model(str(model), dtype=torch.float32)
+    pruned, _, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
+    before, after = (perplexity(each, torch.arange(2100), 512, 4) for each in (dense, pruned))
+    for form in ("csr", SPARSE_BITMASK):
+        arguments = ["--method", "magnitude", "--dtype", "float32", "--out", str(tmp_path / form), "--format", form]
+        assert main(["pack", str(model), *arguments]) == 0
+        words = f"perplexity {before:.1f} dense, {after:.1f} packed (wiki-slice, 4 windows of 512 tokens)"
+        assert words in capfd.readouterr().out
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda *_: torch.arange(9))
+    assert main(["pack", str(model), *arguments[:-4], "--out", str(tmp_path / "short")]) == 0
+    assert "not evaluated: 9 tokens do not fill one window of 512" in capfd.readouterr().out
+
+
+def test_the_quick_look_agrees_with_the_slow_one(model, tmp_path):
+    """A budget is refused before the imports in the same words, and only where it would be refused later."""
+    folder = tmp_path / "packed"
+    assert pack(model, folder, "--format", "endor", "dense", "zstd") == 0
+    assert {name: policy.slots for name, policy in POLICIES.items()} == glance.POLICIES
+    assert set(glance.READERS) == set(READERS)
+    for form in ("endor", "dense", "zstd"):
+        for policy in POLICIES:
+            low, high = 0, 1 << 30
+            while high - low > 1:  # the least budget that the quick look lets pass
+                middle = (low + high) // 2
+                try:
+                    glance.check_dram(folder, form, policy, middle)
+                    high = middle
+                except UserError:
+                    low = middle
+            OffloadedModel.open(folder, form, policy=policy, dram_bytes=high).close()
+            with pytest.raises(UserError) as quick:
+                glance.check_dram(folder, form, policy, low)
+            with pytest.raises(UserError) as slow:
+                OffloadedModel.open(folder, form, policy=policy, dram_bytes=low)
+            assert str(quick.value) == str(slow.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ops": 5}', '{"ops": [{"variant": []}]}', "[" * 100_000])
+def test_the_quick_look_leaves_strange_indices_to_the_slow_one(tmp_path, text):
+    (tmp_path / "index.json").write_text(text)
+    assert glance.format_to_run(tmp_path) == "endor"
+    glance.check_dram(tmp_path, "endor", "pipelined", 1)
+
+
+COMPLAINTS = [
+    ["run", "FOLDER", "--prompt", "x"],
+    ["run", "FOLDER", "--prompt", ""],
+    ["pack", "m", "--out", "FOLDER/no/where"],
+]
+
+
+@pytest.mark.parametrize("arguments", COMPLAINTS)
+def test_complaints_come_before_slow_imports(tmp_path, arguments):
+    arguments = [word.replace("FOLDER", str(tmp_path)) for word in arguments]
+    code = f"""if True:
+        import sys
+        from toolkit.__main__ import main
+        assert main({arguments!r}) == 2
+        assert not {{"torch", "transformers", "pandas", "jsonschema"}} & set(sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +185,19 @@ def test_a_sparse_bitmask_checkpoint(model, tmp_path):
         (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "magnitude", "--sparsity", "1.5"], "sparsity"),
         (["pack", "MODEL", "--out", "MODEL"], "exists already"),
+        (["pack", "MODEL", "--out", "OUT/below/nothing"], "--out no folder"),
+        (["pack", "MODEL", "--out", "MODEL/config.json/x"], "--out "),
+        (["pack", "MODEL", "--out", "/proc/packed"], "--out "),
+        (["pack", "MODEL", "--out", "OUT" + 300 * "x"], "--out "),
+        (["pack", "MODEL", "--out", "OUT", "--format", "two_four"], "add --pattern 2:4"),
+        (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
+        (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),
+        (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1: expected a whole number from 0"),
+        (["run", "MODEL", "--prompt", "x", "--seed", str(2**32)], "from 0 to 4294967295"),
         (["pack", "no/such/model", "--out", "OUT"], "unknown model"),
         (["run", "OUT", "--prompt", "x"], "no folder"),
-        (["run", "MODEL", "--prompt", "x"], "index.json"),
+        (["run", "MODEL", "--prompt", "x"], "not a sparse-bitmask checkpoint"),
+        (["run", ".", "--prompt", "x"], "holds no index.json"),
         (["run", "MODEL", "--prompt", "x", "--max-new-tokens", "0"], "from 1"),
         (["run", "MODEL", "--prompt", "x", "--dram", "much"], "--dram much: expected a size such as 500MB"),
         (["run", "MODEL", "--prompt", "x", "--device-memory", "all"], "--device-memory all: expected a size"),
@@ -101,6 +211,23 @@ def test_bad_input_is_one_line_and_leaves_nothing(model, tmp_path, capfd, argume
     assert error.startswith("error: ")
     assert words in error
     assert not (tmp_path / "out").exists()
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():
+    """Threads that spin lose nearly all their speed beside another busy process."""
+    code = """if True:
+        import os, runpy, sys
+        sys.argv = ["toolkit", "run", "--help"]
+        try:
+            runpy.run_module("toolkit", run_name="__main__")
+        finally:
+            print(os.environ["OMP_WAIT_POLICY"], "torch" in sys.modules)
+    """
+    for given, expected in ((None, "passive"), ("active", "active")):
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+        environment |= {"OMP_WAIT_POLICY": given} if given else {}
+        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+        assert done.stdout.splitlines()[-1] == f"{expected} False"
 
 
 def test_an_interruption_while_packing_leaves_nothing(model, tmp_path, monkeypatch):

@@ -1,19 +1,43 @@
 """The command line without notebooks: `python -m toolkit pack` and `python -m toolkit run`."""
 
 import argparse
+import os
 import re
 import sys
-import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from toolkit.errors import UserError
 
-SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a folder for other programs, which `run` does not read
+SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of other tools, which `run` loads whole
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
+SEEDS = 2**32
+
+FORMATS_HELP = """\
+formats of `pack --format`, of which several can lie side by side; `run` takes each of them:
+  endor           non-zeros and a bitmap (default); the only one that is also multiplied packed
+  csr             non-zeros with their column numbers
+  two_four        two non-zeros of four, for --pattern 2:4
+  zstd, lz4       the dense bytes, compressed
+  dense           the dense bytes, to compare with
+  sparse-bitmask  a checkpoint of its own, in the layout of compressed-tensors 0.9 to 0.14. Read by those versions with
+                  transformers 4, and by `toolkit.interchange.load_dense_model` and `run` here. transformers 5 does not
+                  read it. `run` loads it whole, without a memory budget.
+"""
+WEIGHTS_HELP = """\
+--weights decoded makes each matrix dense before its product: the text is that of the pruned model in memory.
+--weights packed multiplies with the packed form where a single token is computed, which is quicker where memory limits.
+Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 if all is well, 2 for bad input, 130 when interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError):  # a stream of somebody else's
+            stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
     options = _parser().parse_args(arguments)
     try:
         options.command(options)
@@ -28,66 +52,231 @@ def main(arguments: list[str] | None = None) -> int:
 
 def pack(options: argparse.Namespace) -> None:
     """Prune a model and write it packed."""
-    from toolkit.errors import unknown
-    from toolkit.formats import FORMATS
-    from toolkit.pruning import load_pruned
-    from toolkit.quantization.smoothed import load_smoothed
-
-    for name in options.format:
-        if name not in (choices := [*FORMATS, SPARSE_BITMASK]):
-            raise unknown("format", name, choices)
-    if SPARSE_BITMASK in options.format and len(options.format) > 1:
-        raise UserError(f"--format {SPARSE_BITMASK} makes a folder of its own: pack the other formats into another one")
-    if options.int8 and SPARSE_BITMASK in options.format:
-        raise UserError(f"--int8: {SPARSE_BITMASK} has no place for scales; pack endor, zstd or dense instead")
-    if options.out.exists():
-        raise UserError(f"--out {options.out}: exists already; name a folder that does not")
-    print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
-    calibration = {"corpus": options.corpus, "windows": options.windows, "sequence_length": options.sequence_length}
+    _check_contradictions(options)
+    _check_place(options.out)
     dtype = options.dtype and _dtype(options.dtype)
-    load = load_smoothed if options.int8 else load_pruned
-    model, tokenizer, *_ = load(
-        options.model, options.method, sparsity=options.sparsity, pattern=options.pattern, dtype=dtype, **calibration
-    )
+    _check_formats(options)
+    print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
+    model, tokenizer = _pruned(options, dtype)
     _write(options, model, tokenizer)
-    print(f"{options.out}: " + "; ".join(_sizes(options.out, model)))
+    told = _sizes(options.out, model)
+    del model
+    if options.evaluate:
+        told.append(_quality(options, dtype, tokenizer))
+    print(f"{options.out}: " + "; ".join(told))
 
 
 def run(options: argparse.Namespace) -> None:
     """Generate text with a packed model, printed as it comes."""
-    from transformers import TextStreamer, set_seed
+    budgets = _check_numbers(options)
+    _check_prompt(options.prompt)
+    if (options.folder / "config.json").is_file() and not (options.folder / "index.json").is_file():
+        return _run_checkpoint(options)
+    from toolkit.offload import glance
 
+    form = glance.format_to_run(options.folder, options.format)
+    if options.device == "cpu" and budgets["dram_bytes"] is not None:
+        glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
+
+    from toolkit.models import hub
     from toolkit.offload.model import OffloadedModel
 
-    if not options.folder.is_dir():
-        raise UserError(f"no folder {options.folder}: name one that `python -m toolkit pack` wrote")
+    settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
+    with (
+        hub.lean(),
+        OffloadedModel.open(options.folder, _method(form, options.weights), **budgets, **settings) as model,
+    ):
+        begun_s = model.recorder.now_s()
+        count = _generate(options, model, model.tokenizer, model.model.config)
+        _tell(model, count, begun_s)
+    return None
+
+
+def _check_contradictions(options: argparse.Namespace) -> None:
+    if SPARSE_BITMASK in options.format and len(options.format) > 1:
+        raise UserError(f"--format {SPARSE_BITMASK} makes a folder of its own: pack the other formats into another one")
+    if options.int8 and SPARSE_BITMASK in options.format:
+        raise UserError(f"--int8: {SPARSE_BITMASK} has no place for scales; pack endor, zstd or dense instead")
+
+
+class _Undone(Exception):
+    """Ends the making of a folder, so that nothing is made."""
+
+
+def _check_place(folder: Path) -> None:
+    """Raise the `UserError` that writing this folder would raise, before the work that leads up to it."""
+    from toolkit.files import new_folder
+
+    try:
+        with suppress(_Undone), new_folder(folder):
+            raise _Undone
+    except UserError as error:
+        raise UserError(f"--out {error}") from error
+    except OSError as error:
+        raise UserError(f"--out {folder}: {error.strerror}: name a new folder in a writable place") from error
+
+
+def _check_formats(options: argparse.Namespace) -> None:
+    """Pack a small matrix as the model will be, so that a format that cannot hold it is refused before the work."""
+    import torch
+
+    from toolkit.errors import unknown
+    from toolkit.formats import FORMATS
+    from toolkit.pruning import METHODS
+    from toolkit.pruning.patterns import resolve
+
+    for name in options.format:
+        if name not in (choices := [*FORMATS, SPARSE_BITMASK]):
+            raise unknown("format", name, choices)
+    if options.method == "dense" or SPARSE_BITMASK in options.format:
+        return
+    sparsity, pattern = resolve(options.sparsity, options.pattern)
+    weight = METHODS["magnitude"](torch.rand(64, 64) + 1, None, sparsity, pattern)
+    for name in options.format:
+        try:
+            _encoder(options, name)(weight)
+        except UserError as error:
+            hint = "; add --pattern 2:4" if options.pattern is None else ""
+            raise UserError(f"--format {name} cannot hold weights pruned like this: {error}{hint}") from error
+
+
+def _encoder(options: argparse.Namespace, name: str) -> Callable:
+    from functools import partial
+
+    from toolkit.formats import encode
+    from toolkit.formats.scaled import Scaled
+
+    return partial(Scaled.encode if options.int8 else encode, name)
+
+
+def _pruned(options: argparse.Namespace, dtype) -> tuple:
+    """The model as it will be packed, and its tokenizer."""
+    from toolkit.pruning import load_pruned
+    from toolkit.quantization.smoothed import load_smoothed
+
+    calibration = {"corpus": options.corpus, "windows": options.windows, "sequence_length": options.sequence_length}
+    load = load_smoothed if options.int8 else load_pruned
+    model, tokenizer, *_ = load(
+        options.model, options.method, sparsity=options.sparsity, pattern=options.pattern, dtype=dtype, **calibration
+    )
+    return model, tokenizer
+
+
+def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
+    """Perplexity of the dense model, and of what was written as `run` opens it."""
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.text import load_tokens
+
+    print(f"{options.out}: written; evaluating (--no-evaluate leaves this out)", file=sys.stderr)
+    try:
+        tokens = load_tokens(options.corpus, tokenizer, "evaluation")
+        after = _packed_perplexity(options, tokens)
+        before = _perplexity(load_model(options.model, dtype or fast_dtype())[0], tokens)
+    except UserError as error:
+        return f"not evaluated: {error}"
+    text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
+    return f"perplexity {before:.1f} dense, {after:.1f} packed ({text})"
+
+
+def _packed_perplexity(options: argparse.Namespace, tokens):
+    if options.format == [SPARSE_BITMASK]:
+        from toolkit.interchange import load_dense_model
+
+        return _perplexity(load_dense_model(options.out), tokens)
+    from toolkit.offload.model import OffloadedModel
+
+    with OffloadedModel.open(options.out, options.format[0], verify=False) as model:
+        return _perplexity(model.model, tokens)
+
+
+def _perplexity(model, tokens):
+    from toolkit.evaluation import perplexity
+
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    sequence_length = min(EVALUATED["sequence_length"], positions or EVALUATED["sequence_length"])
+    return perplexity(model, tokens, sequence_length, EVALUATED["windows"])
+
+
+def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
+    """Check the options that are numbers; return the budgets."""
     if options.max_new_tokens < 1:
         raise UserError(f"--max-new-tokens {options.max_new_tokens}: expected a whole number from 1")
-    settings = {name: getattr(options, name) for name in ("method", "policy", "reader", "verify", "device")}
-    budgets = {
-        "dram_bytes": _bytes("--dram", options.dram),
-        "device_bytes": _bytes("--device-memory", options.device_memory),
-    }
-    with OffloadedModel.open(options.folder, **budgets, **settings) as model:
-        tokenizer = model.tokenizer
-        prompt = tokenizer(options.prompt, return_tensors="pt")
-        set_seed(options.seed)
-        begun_s = time.perf_counter()
-        tokens = model.generate(
-            **prompt,
-            max_new_tokens=options.max_new_tokens,
-            do_sample=options.sample,
-            streamer=TextStreamer(tokenizer),
-            pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    if not 0 <= options.seed < SEEDS:
+        raise UserError(f"--seed {options.seed}: expected a whole number from 0 to {SEEDS - 1}")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
+        raise UserError(f"unknown device {options.device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
+    budgets = {"dram_bytes": ("--dram", options.dram), "device_bytes": ("--device-memory", options.device_memory)}
+    return {name: _bytes(*given) for name, given in budgets.items()}
+
+
+def _check_prompt(prompt: str) -> None:
+    if not prompt:
+        raise UserError("--prompt is empty: give the model at least a word to go on from")
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UserError(f"--prompt is not UTF-8: its character {error.start + 1} is a broken byte") from error
+
+
+def _method(form: str, weights: str) -> str:
+    """The name that `toolkit.policies.methods` has for it. Raises `UserError` for a format without a product."""
+    from toolkit.formats import FORMATS
+    from toolkit.policies.methods import PACKED
+
+    if weights == "decoded" or form == "dense":
+        return form
+    with_product = [name for name, known in FORMATS.items() if known.has_matvec and not known.is_dense]
+    if form not in with_product:
+        raise UserError(
+            f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"
         )
-        _tell(model, tokens.shape[1] - prompt["input_ids"].shape[1], time.perf_counter() - begun_s)
+    return f"{form}{PACKED}"
+
+
+def _generate(options: argparse.Namespace, model, tokenizer, config) -> int:
+    """Print the prompt and the text that follows it; return how many tokens were made."""
+    from transformers import TextStreamer, set_seed
+
+    prompt = tokenizer(options.prompt, return_tensors="pt")
+    given = prompt["input_ids"].shape[1]
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not given:
+        raise UserError(f"--prompt {options.prompt!r}: this model's tokenizer makes no token of it; give a word")
+    if positions and given + options.max_new_tokens > positions:
+        raise UserError(
+            f"a prompt of {given} tokens and --max-new-tokens {options.max_new_tokens}: expected {positions} together "
+            "at most, the positions that this model knows"
+        )
+    set_seed(options.seed)
+    tokens = model.generate(
+        **prompt,
+        max_new_tokens=options.max_new_tokens,
+        do_sample=options.sample,
+        streamer=TextStreamer(tokenizer),
+        pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
+    )
+    if (made := tokens.shape[1] - given) < options.max_new_tokens:
+        print(f"\nthe model ended its text after {made} of {options.max_new_tokens} tokens", file=sys.stderr)
+    return made
+
+
+def _run_checkpoint(options: argparse.Namespace) -> None:
+    """A sparse-bitmask checkpoint, dense in memory."""
+    given = {"--format": options.format, "--dram": options.dram, "--device-memory": options.device_memory}
+    given |= {"--weights packed": options.weights == "packed", "--device": options.device != "cpu"}
+    for name in [name for name, value in given.items() if value]:
+        raise UserError(
+            f"{name}: {options.folder} is a checkpoint, which is loaded whole on the CPU; pack endor for it"
+        )
+    from toolkit.interchange.reading import load_dense_model, load_tokenizer
+
+    model, tokenizer = load_dense_model(options.folder), load_tokenizer(options.folder)
+    _generate(options, model, tokenizer, model.config)
 
 
 def _write(options: argparse.Namespace, model, tokenizer) -> None:
     from tqdm import tqdm
 
-    from toolkit.formats import encode
-    from toolkit.formats.scaled import Scaled
     from toolkit.interchange import save_model
     from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.storage.packing import pack_model
@@ -98,8 +287,8 @@ def _write(options: argparse.Namespace, model, tokenizer) -> None:
     with tqdm(total=count * len(options.format), desc="packing", unit="matrix") as bar:
 
         def packing(name: str):
-            pack_one = Scaled.encode if options.int8 else encode
-            return lambda weight: (bar.update(), pack_one(name, weight))[1]
+            pack_one = _encoder(options, name)
+            return lambda weight: (bar.update(), pack_one(weight))[1]
 
         made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
         variants = {name: packing(name) for name in options.format}
@@ -122,8 +311,10 @@ def _sizes(folder: Path, model) -> list[str]:
     return [*found, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
-def _tell(model, tokens: int, seconds: float) -> None:
+def _tell(model, tokens: int, begun_s: float) -> None:
     """What was generated, how fast, and where the time went."""
+    ended_s = model.recorder.now_s()
+    seconds = ended_s - begun_s
     where, on_device = model.placement, model.device.tier == "device"
     held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
     print(
@@ -132,8 +323,14 @@ def _tell(model, tokens: int, seconds: float) -> None:
         + f"{where.dram} in DRAM, {where.storage} on disk ({model.mode} reads); {' and '.join(held)} held",
         file=sys.stderr,
     )
-    table = model.timeline.stages()[["stage", "seconds", "share_percent", "gb_s"]]
-    print(table.to_string(index=False, float_format="{:.2f}".format), file=sys.stderr)
+    table = model.timeline.window(begun_s, ended_s).breakdown()
+    moved = table["nbytes"].where(table["stage"].isin(["read", "copy"]), 0) / 1e6
+    shown = table.assign(moved_mb=moved)[["stage", "seconds", "share_percent", "moved_mb"]]
+    print(shown.to_string(index=False, float_format="{:.1f}".format), file=sys.stderr)
+    print(
+        "each instant counts once; `read` is the time that only the disk took, `other` is all but the linears",
+        file=sys.stderr,
+    )
 
 
 def _bytes(option: str, text: str | None) -> int | None:
@@ -158,27 +355,34 @@ def _dtype(name: str):
 
 
 def _parser() -> argparse.ArgumentParser:
+    from toolkit.offload.glance import POLICIES, READERS
+
     parser = argparse.ArgumentParser(prog="python -m toolkit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="pack | run")
-    packing = commands.add_parser("pack", help="prune a model and write it packed", description=pack.__doc__)
+    raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    packing = commands.add_parser(
+        "pack", help="prune a model and write it packed", description=pack.__doc__, epilog=FORMATS_HELP, **raw
+    )
     packing.set_defaults(command=pack)
     packing.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
-    packing.add_argument("--method", default="wanda", help="dense, magnitude, wanda or sparsegpt (default: wanda)")
+    packing.add_argument(
+        "--method", default="wanda", help="how to prune: dense (not at all), magnitude, wanda (default) or sparsegpt"
+    )
     packing.add_argument("--sparsity", type=float, default=0.5, help="share of zeros (default: 0.5)")
     packing.add_argument("--pattern", help="N:M instead, such as 2:4")
-    packing.add_argument(
-        "--format",
-        nargs="+",
-        default=["endor"],
-        help="formats side by side (default: endor), or sparse-bitmask",
-    )
+    packing.add_argument("--format", nargs="+", default=["endor"], help="one or several; see below (default: endor)")
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
     packing.add_argument("--int8", action="store_true", help="decoder weights in int8, smoothed by SmoothQuant first")
     packing.add_argument("--corpus", default="wiki-slice", help="calibration text (default: wiki-slice)")
     packing.add_argument("--windows", type=int, default=16, help="calibration windows (default: 16; the papers: 128)")
     packing.add_argument("--sequence-length", type=int, default=1024, help="tokens of a window (default: 1024)")
-    running = commands.add_parser("run", help="generate text with a packed model", description=run.__doc__)
+    packing.add_argument(
+        "--no-evaluate", dest="evaluate", action="store_false", help="do not measure perplexity before and after"
+    )
+    running = commands.add_parser(
+        "run", help="generate text with a packed model", description=run.__doc__, epilog=WEIGHTS_HELP, **raw
+    )
     running.set_defaults(command=run)
     running.add_argument("folder", type=Path, help="what pack wrote")
     running.add_argument("--prompt", required=True)
@@ -186,15 +390,22 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--dram", help="hard limit for weights and buffers, such as 500MB (default: none)")
     running.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     running.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
-    methods = "dense, zstd, endor_cpu, endor (default) or endor_packed"
-    running.add_argument("--method", default="endor", help=methods)
-    running.add_argument("--policy", default="pipelined", help="pipelined (default) or sequential")
-    running.add_argument("--reader", default="threads", help="threads (default), io_uring, or kvikio for a GPU")
+    running.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
+    running.add_argument(
+        "--weights", default="decoded", choices=["decoded", "packed"], help="see below (default: decoded)"
+    )
+    running.add_argument("--policy", default="pipelined", choices=[*POLICIES], help="default: pipelined")
+    running.add_argument(
+        "--reader", default="threads", choices=READERS, help="default: threads; kvikio reads straight into a GPU"
+    )
     running.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     running.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
-    running.add_argument("--seed", type=int, default=0)
+    running.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
     return parser
 
 
 if __name__ == "__main__":
+    # torch's threads wait for each other by spinning. Beside a busy process that took nine tenths of the speed away, so
+    # they sleep; torch reads this once, when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(main())

@@ -139,6 +139,20 @@ def test_pickled_weights_are_never_read(tmp_path, call):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut", "other shapes"])
+def test_damaged_weights_are_one_line(tmp_path, damage):
+    small("Llama", **LLAMA).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    if damage == "other shapes":
+        config = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
+    else:
+        weights.write_bytes(weights.read_bytes()[: 0 if damage == "empty" else -100])
+    with pytest.raises(UserError, match="cannot load model") as caught:
+        load_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["smollm3", "nobody/nothing", "./no/such/folder", "/no/such/folder", "a/b/c", ""])
 def test_an_unknown_model_without_a_hub(monkeypatch, name):
     monkeypatch.setattr(hub, "reachable", lambda: False)

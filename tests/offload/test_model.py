@@ -1,5 +1,6 @@
 import errno
 import gc
+import json
 import os
 import shutil
 import subprocess
@@ -195,6 +196,27 @@ def test_a_closed_model_holds_no_weights_and_says_so(packed, placement):
         gc.enable()
 
 
+def test_code_that_a_packed_folder_names_is_never_run(packed, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # whoever asks gets a yes
+    ran, place = tmp_path / "ran", tmp_path / "store" / "model"
+    shutil.copytree(packed("llama")[1], place.parent)
+    (place / "custom.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Config: pass\nModel = Config\n")
+    auto_map = {"AutoConfig": "custom.Config", "AutoModelForCausalLM": "custom.Model"}
+    (place / "config.json").write_text(json.dumps({"model_type": "custom", "auto_map": auto_map}))
+    (place / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["custom.Model", None]}}))
+    with pytest.raises(UserError, match="code of its own") as caught:
+        OffloadedModel.open(place.parent, verify=False)
+    assert "\n" not in str(caught.value)
+    with OffloadedModel.open(packed("llama")[1]) as ours:
+        for file in ("config.json", "tokenizer_config.json"):
+            shutil.copyfile(place / file, tmp_path / file)
+        monkeypatch.setattr(Store, "model_folder", tmp_path)
+        with pytest.raises(UserError, match="no tokenizer can be read") as caught:
+            ours.tokenizer  # noqa: B018
+    assert "\n" not in str(caught.value)
+    assert not ran.exists()
+
+
 def test_generation_follows_the_configuration_that_was_packed(tmp_path):
     model = pruned("llama")
     first = int(model.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1]])
@@ -216,7 +238,7 @@ def test_a_read_that_fails_leaves_no_span(packed, monkeypatch):
 
 def test_all_is_checked_before_the_store_is_read(packed, monkeypatch):
     _, folder = packed("llama")
-    monkeypatch.setattr(Store, "verify", lambda store: pytest.fail("the store was read"))
+    monkeypatch.setattr(Store, "verify", lambda *_: pytest.fail("the store was read"))
     for wrong in ({"dram_bytes": 1_000_000}, {"placement": LayerMap(0, 1, 1)}, {"method": "zstd", "dram_bytes": 1}):
         with pytest.raises(UserError):
             OffloadedModel.open(folder, **wrong)

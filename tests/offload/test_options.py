@@ -5,12 +5,15 @@ import pytest
 from tests.offload.conftest import LAYERS
 from tests.offload.pretend import DirectThreads
 from toolkit.errors import UserError
+from toolkit.formats import FORMATS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
-from toolkit.policies.methods import METHODS
+from toolkit.policies.methods import METHODS, Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way, all_ways
 from toolkit.storage.readers import READERS
+
+NO_BYTES = (float("nan"), float("inf"), -1, -0.5, "500MB", True, [5])
 
 
 @pytest.fixture(autouse=True)
@@ -31,10 +34,12 @@ def test_every_way_can_be_asked_for_and_is_told_to_the_cost_model_alike(device):
 
 def test_what_cannot_be_is_refused_before_anything_is_opened():
     for wrong, told in [
-        ({"method": "gzip"}, "unknown method 'gzip'; choose from: dense"),
+        ({"method": "gzip"}, "unknown method 'gzip'; choose from: csr, dense"),
         ({"method": "accelerate"}, "unknown method 'accelerate'"),  # measured beside ours, not run by us
         ({"policy": "lazy"}, "unknown policy 'lazy'"),
         ({"reader": "tape"}, "unknown reader 'tape'"),
+        *(({"dram_bytes": wrong}, "dram_bytes=.*expected a number of bytes from 0") for wrong in NO_BYTES),
+        *(({"device_bytes": wrong, "device": "cuda"}, "device_bytes=.*from 0") for wrong in NO_BYTES),
         ({"device_bytes": 5}, "device_bytes=5: a CPU has no memory but DRAM"),
         ({"reader": "direct"}, "this model computes on the CPU: use reader 'threads'"),
         ({"reader": "direct", "device": "cuda", "method": "zstd"}, "this method unpacks on the CPU"),
@@ -45,6 +50,18 @@ def test_what_cannot_be_is_refused_before_anything_is_opened():
             OffloadedModel.open("no folder", **wrong)
     with pytest.raises(TypeError, match="dram"):
         OffloadedModel.open("no folder", dram=5)
+
+
+def test_every_format_is_a_method_and_every_product_one_more():
+    for name, form in FORMATS.items():
+        assert find_method(name).format == name
+        assert Options(name).way.stored == find_method(name)
+        assert find_method(name) == METHODS.get(name, Method(name, "dram"))
+        if form.has_matvec and not form.is_dense:
+            assert find_method(f"{name}_packed").used_packed
+        else:
+            with pytest.raises(UserError, match=f"unknown method '{name}_packed'"):
+                Options(f"{name}_packed")
 
 
 def test_options_are_frozen_and_a_model_opens_with_them(packed):

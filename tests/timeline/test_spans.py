@@ -43,6 +43,16 @@ def test_times_by_hand():
     assert timeline.overlap_s == 2
 
 
+def test_a_breakdown_counts_each_instant_once():
+    table = Timeline(spans(), "modelled").breakdown().set_index("stage")
+    assert table["seconds"].to_dict() == {"decode": 1, "copy": 1, "read": 4}
+    assert table["nbytes"].to_dict() == {"decode": 16e9, "copy": 8e9, "read": 12e9}
+    assert table["share_percent"].sum() == pytest.approx(100)
+    idle = Timeline(spans(), "modelled").window(0, 8).breakdown().set_index("stage")
+    assert idle["seconds"].to_dict() == {"decode": 1, "copy": 1, "read": 4, "other": 2}
+    assert Timeline((), "measured").breakdown().empty
+
+
 def test_stages_by_hand():
     table = Timeline(spans(), "modelled").stages().set_index("stage")
     assert table["seconds"].to_dict() == {"read": 6, "copy": 1, "decode": 1, "transfer": 6, "total": 6}

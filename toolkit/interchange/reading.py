@@ -110,10 +110,10 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     checkpoint = open_checkpoint(folder)
     with hub.quiet():
         try:
-            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, **hub.NO_CODE)
             architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {_line(error)}") from error
+            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {hub.reason(error)}") from error
         for entry in ENTRIES:
             vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
         model, told = architecture.from_pretrained(
@@ -124,6 +124,18 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
             name = min(map(str, told[fault]))
             raise FormatError(f"{checkpoint.folder}: {fault.replace('_keys', '')} tensor {name} for its {CONFIG}")
     return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(folder: str | os.PathLike) -> object:
+    """The tokenizer beside a checkpoint. Raises `UserError` if there is none that transformers knows."""
+    from transformers import AutoTokenizer
+
+    from toolkit.models import hub
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: no tokenizer can be read: {hub.reason(error)}") from error
 
 
 def split(name: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from toolkit.files import new_folder
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
+from toolkit.models.empty import check_reopens
 
 VERSION = "0.14.0.1"  # of compressed-tensors: the files say that it wrote them
 SHARD_BYTES = 5 * 10**9
@@ -26,12 +27,13 @@ def save_model(
     The other weights (an output head, for example) stay dense and are named under `ignore` in config.json. Tied
     weights are written once. Names are those of the model's own tensors; transformers 4 uses the same, except for fused
     experts. Beside the model one shard is in memory. Arguments and errors as for `save_checkpoint`. Also raises
-    `UserError` for a model that is quantised or not wholly in memory.
+    `UserError` for a model that is quantised or not wholly in memory, and as `check_reopens` does.
     """
     if getattr(model.config, "quantization_config", None):
         raise UserError("the model is quantised; sparse-bitmask holds plain weights: dequantise it first")
     if away := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise UserError(f"{type(model).__name__}: {away} is a meta tensor; load the whole model before saving it")
+    check_reopens(model)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}

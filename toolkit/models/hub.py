@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached, and how to keep its libraries quiet."""
+"""The Hugging Face hub and its libraries: whether it can be reached, no foreign code, no noise, plain errors."""
 
 import contextlib
 import logging
@@ -11,6 +11,8 @@ from toolkit.errors import UserError
 # tqdm would ask for widgets in every notebook that imports transformers; text bars do
 warnings.filterwarnings("ignore", message="IProgress not found")
 
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+UNUSED = ("hqq", "peft", "scipy", "sklearn")
 PROBE_S = 5
 CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
 
@@ -42,6 +44,32 @@ def require(what: str, offline: str) -> None:
         raise UserError(
             f"{what} needs the Hugging Face hub, which cannot be reached; {offline} (HF_HUB_OFFLINE=1 uses its cache)"
         )
+
+
+def reason(error: Exception) -> str:
+    """Why transformers could not load something, in one line. What is refused here on purpose has words of its own."""
+    words = str(error).strip()
+    if "trust_remote_code" in words:
+        return "its config.json asks for code of its own (auto_map), which is never run here"
+    if "safetensors" in words and "no file named" in words:
+        return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
+    return words.splitlines()[0].rstrip(".:") if words else type(error).__name__
+
+
+@contextlib.contextmanager
+def lean() -> Iterator[None]:
+    """Have transformers import without optional packages that generating text never uses. It saves seconds."""
+    from transformers import utils
+
+    places = [(part, f"is_{name}_available") for part in (utils, utils.import_utils) for name in UNUSED]
+    found = {(part, name): getattr(part, name) for part, name in places if hasattr(part, name)}
+    for part, name in found:
+        setattr(part, name, lambda *_, **__: False)
+    try:
+        yield
+    finally:
+        for (part, name), known in found.items():
+            setattr(part, name, known)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,6 @@ from toolkit.models import downloads, hub
 
 log = logging.getLogger(__name__)
 
-NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
-
 
 @dataclass(frozen=True)
 class Model:
@@ -49,9 +47,9 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     with _loading(name, options):
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, use_safetensors=True, adapter_kwargs=dict(options), **NO_CODE, **options
+            place, dtype=dtype, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
         )
-        tokenizer = AutoTokenizer.from_pretrained(place, **NO_CODE, **options)
+        tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -63,7 +61,7 @@ def check_model(name: str) -> None:
 
     place, options = _place(name)
     with _loading(name, options):
-        AutoConfig.from_pretrained(place, **NO_CODE, **options)
+        AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 
@@ -94,20 +92,13 @@ def _place(name: str) -> tuple[str, dict]:
 @contextlib.contextmanager
 def _loading(name: str, options: dict) -> Iterator[None]:
     """Silence libraries, except for the progress of a download from the hub. Errors become a `UserError`."""
+    from safetensors import SafetensorError
+
     try:
         with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load model {name!r}: {_reason(error)}; {_offline_models()}") from error
-
-
-def _reason(error: Exception) -> str:
-    words = str(error)
-    if "trust_remote_code" in words:
-        return "its config.json asks for code of its own (auto_map), which is never run here"
-    if "safetensors" in words and "no file named" in words:
-        return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
-    return _first_line(error)
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # a RuntimeError tells of unlike shapes
+        raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error
 
 
 def _offline_models() -> str:
@@ -115,10 +106,6 @@ def _offline_models() -> str:
     return (
         f"{reach}available offline: {', '.join(sorted(MODELS))}, any local model folder, and what the hub's cache holds"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".:") if str(error).strip() else type(error).__name__
 
 
 def _smollm2_folder() -> Path:

@@ -25,7 +25,7 @@ def twin_model(
     if layers < 1:
         raise UserError(f"layers={layers}: expected 1 or more")
     with hub.quiet(), init_empty_weights(include_buffers=False):
-        made = AutoModelForCausalLM.from_config(_config(model, layers))
+        made = AutoModelForCausalLM.from_config(_config(model, layers), **hub.NO_CODE)
     weights = {
         op: random_pruned(shape, sparsity, dtype, seed + number)
         for number, (op, shape) in enumerate(twin_shapes(model).items())

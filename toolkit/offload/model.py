@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
-from toolkit.models import decoder_blocks, decoder_linears, hub
+from toolkit.interchange.reading import load_tokenizer
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.empty import empty_model
 from toolkit.offload.budget import Budget
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu, Cuda, open_device
@@ -25,13 +27,12 @@ from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
 from toolkit.offload.plan import Plan, budgets_of, placed, scratch_bytes
 from toolkit.offload.streamer import Streamer
+from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
-
-GENERATION = "generation_config.json"
 
 
 @dataclass(eq=False, repr=False)
@@ -39,8 +40,8 @@ class OffloadedModel:
     """A decoder-only Hugging Face model whose decoder linears stay packed: on a GPU, in DRAM or on disk.
 
     `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) streams the
-    weights. Run one pass at a time, since layers share buffers. Embeddings, norms, biases and the head stay in the
-    memory of `device`. `budgets` are those of the tiers "dram" and "device".
+    weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Embeddings,
+    norms, biases and the head stay in the memory of `device`. `budgets` are those of the tiers "dram" and "device".
     """
 
     store: Store
@@ -52,6 +53,7 @@ class OffloadedModel:
     recorder: Recorder
     mode: str  # how the disk is really read, as `Reader.mode`
     _stack: ExitStack = field(default_factory=ExitStack)
+    _turn: Turn = field(default_factory=Turn)
     _layer: tuple[int, Mapping[str, Packed]] | None = None
 
     @classmethod
@@ -77,7 +79,7 @@ class OffloadedModel:
             store, recorder = Store.open(folder), Recorder()
             if options.verify:
                 store.verify_files()
-            model = _empty_model(store)
+            model = empty_model(store.model_folder)
             store.check_fits(model, way.stored.format)
             layers = store.layers_of(way.stored.format)
             check_weights(store, layers)
@@ -88,7 +90,7 @@ class OffloadedModel:
             if options.on_gpu:  # each tensor is read into DRAM first
                 budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
             if options.verify:  # this takes long, so it is the last check
-                store.verify()
+                store.verify(way.stored.format)
             plan = Plan(layers, placement.tiers, way)
             source, mode = _source(stack, store, plan, options.reader, device, budgets, recorder)
             opened = cls(store, model, source, placement, device, budgets, recorder, mode)
@@ -99,10 +101,8 @@ class OffloadedModel:
 
     @property
     def tokenizer(self):
-        """The tokenizer that was packed with the model."""
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(self.store.model_folder, local_files_only=True)
+        """The tokenizer that was packed with the model. Raises `UserError` if there is none."""
+        return load_tokenizer(self.store.model_folder)
 
     @property
     def timeline(self) -> Timeline:
@@ -110,13 +110,20 @@ class OffloadedModel:
         return self.recorder.timeline()
 
     def generate(self, *arguments: Tensor, **named: object) -> Tensor:
-        """Hugging Face's `generate`, without gradients. Tensors are moved to the device first."""
-        with torch.no_grad(), self.device.within_memory():
+        """Hugging Face's `generate`, without gradients. Tensors are moved to the device first.
+
+        Raises `UserError` if another thread runs or closes this model.
+        """
+        with self._turn.taken(), torch.no_grad(), self.device.within_memory():
             moved = {name: self._on_device(value) for name, value in named.items()}
             return self.model.generate(*map(self._on_device, arguments), **moved)
 
     def close(self) -> None:
-        """Wait for the read that is under way, close the files and release the weights. The model cannot run again."""
+        """Wait for the pass and the read under way, close the files and release the weights.
+
+        The model cannot run again. Text that another thread generates ends after this pass, with a `UserError` there.
+        """
+        self._turn.end()
         self._stack.close()
         self._layer = None
         for module in self.model.modules():
@@ -137,6 +144,7 @@ class OffloadedModel:
             for name, linear in decoder_linears(block).items():
                 fetch = partial(self._weight, number, name)
                 ours = OffloadedLinear(linear, name, number, fetch, scratch, packed, self.recorder, self.device)
+                ours.forward = self._turn.guard(ours.forward)  # blocks can be called by themselves
                 block.set_submodule(name, ours)
         rest = {name: self._on_device(tensor) for name, tensor in self.store.rest()}
         self.model.load_state_dict(rest, strict=False, assign=True)
@@ -145,6 +153,7 @@ class OffloadedModel:
         if left:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
+        self.model.forward = self._turn.guard(self.model.forward)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
@@ -154,20 +163,6 @@ class OffloadedModel:
             self._layer = None  # the next line may raise
             self._layer = number, self.source.layer(number)
         return self._layer[1][name]
-
-
-def _empty_model(store: Store) -> nn.Module:
-    """The model without its parameters. Buffers that are computed and not stored are there."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    with hub.quiet(), init_empty_weights(include_buffers=False):
-        config = AutoConfig.from_pretrained(store.model_folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(config)
-        if (store.model_folder / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(store.model_folder, local_files_only=True)
-    model.tie_weights()  # making the model empty untied them
-    return model
 
 
 def _source(

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from toolkit.errors import UserError, unknown
-from toolkit.policies.methods import METHODS, Method
+from toolkit.offload.budget import check_bytes
+from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Way
 from toolkit.storage.readers import READERS
@@ -14,21 +15,22 @@ class Options:
     """How a packed model is run.
 
     Args:
-        method: a key of `METHODS`; the store must hold the variant of its format.
+        method: a name that `toolkit.policies.methods.find_method` knows: a format, made dense before each product, or
+            one with `_packed` behind its name, multiplied as it is. The store must hold the variant of that format.
         dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
             None takes nine tenths of what is free.
         placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first layers,
             as far as its budget allows.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
         reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory.
-        verify: read the whole store first and compare checksums. Weights are not checked again later, and kernels trust
-            the offsets inside packed ones: pass False only for a store that was verified before.
+        verify: read all that is used first and compare checksums. Weights are not checked again later, and kernels
+            trust the offsets inside packed ones: pass False only for a store that was verified before.
         device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
         device_bytes: hard budget of a GPU's memory, as `dram_bytes`. The bytes asked for are counted; torch rounds each
             piece up to some MB.
 
-    Raises `UserError` for an unknown name, a budget of a device that has none, or a reader into a GPU's memory where
-    the CPU must see the weights.
+    Raises `UserError` for an unknown name, a budget that is no number of bytes or of a device that has none, or a
+    reader into a GPU's memory where the CPU must see the weights.
     """
 
     method: str = "endor"
@@ -42,9 +44,11 @@ class Options:
 
     def __post_init__(self):
         """Refuse options that are unknown or contradict each other."""
-        for name, known in {"method": METHODS, "policy": POLICIES, "reader": READERS}.items():
+        find_method(self.method)
+        for name, known in {"policy": POLICIES, "reader": READERS}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
+        check_bytes(dram_bytes=self.dram_bytes, device_bytes=self.device_bytes)
         if self.device_bytes is not None and not self.on_gpu:
             raise UserError(
                 f"device_bytes={self.device_bytes}: a CPU has no memory but DRAM: set dram_bytes, or device='cuda'"
@@ -56,7 +60,7 @@ class Options:
     @property
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
-        return METHODS[self.method]
+        return find_method(self.method)
 
     @property
     def on_gpu(self) -> bool:

@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+from toolkit.errors import unknown
+from toolkit.formats import FORMATS
+
+PACKED = "_packed"  # behind a format's name: products are taken with the packed form
+
 
 @dataclass(frozen=True)
 class Method:
@@ -16,6 +21,7 @@ class Method:
         return self.decoded_in is None and self.format != "dense"
 
 
+# those that the figures compare; `find_method` knows more
 METHODS = {
     "dense": Method("dense"),
     "zstd": Method("zstd", "dram"),
@@ -28,3 +34,23 @@ ACCELERATE = "accelerate"
 LLAMA_CPP = {"llama.cpp F16": "F16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}  # method -> GGUF type
 # Runtimes of others, with the format they store (GGUF: 2, 1.0625 and 0.5625 bytes a weight); measured, not modelled
 RIVALS = {ACCELERATE: Method("dense")} | {name: Method(f"gguf {kind}") for name, kind in LLAMA_CPP.items()}
+
+
+def find_method(name: str) -> Method:
+    """The method of this name.
+
+    Every registered format is a method by its own name: a CPU makes it dense. Every format with a product of its own
+    is one with `_packed` behind its name. Raises `UserError`, which lists all of them, for any other name.
+    """
+    known = _every_method()
+    if name not in known:
+        raise unknown("method", name, known)
+    return known[name]
+
+
+def _every_method() -> dict[str, Method]:
+    decoded = {name: Method(name, "dram") for name in FORMATS}
+    packed = {
+        f"{name}{PACKED}": Method(name) for name, form in FORMATS.items() if form.has_matvec and not form.is_dense
+    }
+    return decoded | packed | METHODS

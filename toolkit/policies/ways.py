@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from toolkit.errors import UserError, unknown
-from toolkit.policies.methods import METHODS, RIVALS, Method
+from toolkit.policies.methods import METHODS, RIVALS, Method, find_method
 
 PATHS = ("host", "direct")  # storage → DRAM → device, or storage → device
 DEVICES = {"gpu": "device", "cpu": "dram"}  # the tier whose processor computes
@@ -40,8 +40,7 @@ class Way:
 
     def __post_init__(self):
         """Refuse what cannot be done."""
-        choices = {"method": METHODS | RIVALS, "path": PATHS, "policy": POLICIES, "device": DEVICES}
-        for name, known in choices.items():
+        for name, known in {"path": PATHS, "policy": POLICIES, "device": DEVICES}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
         if self.path == "direct" and (self.device == "cpu" or self.stored.decoded_in == "dram"):
@@ -52,7 +51,7 @@ class Way:
     @property
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
-        return (METHODS | RIVALS)[self.method]
+        return RIVALS[self.method] if self.method in RIVALS else find_method(self.method)
 
 
 Placed = tuple[Way, str]  # a way, and where its layers are: the name of a tier, or of a map of layers
@@ -70,7 +69,7 @@ def all_ways(
     for an unknown method.
     """
     for name in methods:
-        if name not in METHODS:
+        if name not in METHODS:  # the cost model knows no rates of others
             raise unknown("method", name, METHODS)
     routes = [(name, path) for name in methods for path in _paths(METHODS[name], device) if path in paths]
     if device == "cpu":

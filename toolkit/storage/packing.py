@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.empty import check_reopens
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]
@@ -33,12 +34,14 @@ def pack_model(
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
 
-    One layer in one variant is held in memory beside the model. Raises `UserError` as `write_store` and `encode` do.
+    One layer in one variant is held in memory beside the model. Raises `UserError` as `check_reopens`,
+    `write_store` and `encode` do.
     """
     packs = variants if isinstance(variants, Mapping) else {variant: _format(variant) for variant in variants}
     if not packs:
         raise UserError("no variant to pack: name at least one format, such as 'endor'")
     formats = () if isinstance(variants, Mapping) else variants
+    check_reopens(model)
     rest = rest_tensors(model)
 
     def files(place: Path) -> None:

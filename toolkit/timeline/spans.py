@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError, unknown
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 STAGES = ("read", "copy", "decode", "compute", "other")  # storage → memory, DRAM → device, packed → dense, products
 TIERS = ("storage", "dram", "device")
+NEAREST = ("compute", "decode", "copy", "read")  # to the result
 EVIDENCE = ("measured", "modelled")
 TRANSFERS = ("read", "copy")
 GB = 1e9
@@ -102,13 +105,13 @@ class Timeline:
         idle = gaps(((s.start_s, s.end_s) for s in kept), end_s - start_s)
         return Timeline((*kept, *(Span("other", "pass", "dram", *gap) for gap in idle)), self.evidence)
 
-    def table(self) -> pd.DataFrame:
+    def table(self) -> "pd.DataFrame":
         """A row a span, by start: stage, op, tier, start_s, end_s, nbytes, layer, seconds, evidence."""
         rows = [asdict(s) | {"seconds": s.seconds} for s in sorted(self.spans, key=lambda s: s.start_s)]
         columns = [*Span.__dataclass_fields__, "seconds"]
-        return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64"}).assign(evidence=self.evidence)
+        return _frame(rows, columns=columns).astype({"layer": "Int64"}).assign(evidence=self.evidence)
 
-    def stages(self) -> pd.DataFrame:
+    def stages(self) -> "pd.DataFrame":
         """A row a stage that occurs, then `transfer` (read or copy) and `total`.
 
         Columns: stage, seconds (busy, so overlapping spans of a stage count once; of `total` from first start to last
@@ -119,11 +122,29 @@ class Timeline:
         rows = [(stage, self.busy_s(stage), self._nbytes(stage)) for stage in occurring]
         moved = self._nbytes(*TRANSFERS)
         rows += [("transfer", self.busy_s(*TRANSFERS), moved), ("total", self.total_s, moved)]
-        table = pd.DataFrame(rows, columns=["stage", "seconds", "nbytes"])
+        table = _frame(rows, columns=["stage", "seconds", "nbytes"])
         share = 100 * table["seconds"] / self.total_s if self.total_s else 0.0
         return table.assign(
             share_percent=share, gb_s=(table["nbytes"] / GB / table["seconds"]).fillna(0), evidence=self.evidence
         )
+
+    def breakdown(self) -> "pd.DataFrame":
+        """Where the time went, each instant counted once: a row a stage that occurs.
+
+        Where stages overlap, the instant belongs to the one nearest to the result: `compute`, then `decode`, `copy`,
+        `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage, seconds,
+        share_percent of their sum, nbytes (as in `stages`), evidence.
+        """
+        rows, covered = [], []
+        for stage in (*NEAREST, "other"):
+            spans = [s for s in self.spans if s.stage == stage]
+            if spans:
+                before = union_s(covered)
+                covered += [(s.start_s, s.end_s) for s in spans]
+                rows.append((stage, union_s(covered) - before, self._nbytes(stage)))
+        table = _frame(rows, columns=["stage", "seconds", "nbytes"])
+        share = 100 * table["seconds"] / (table["seconds"].sum() or 1.0)
+        return table.assign(share_percent=share, evidence=self.evidence)
 
     def _nbytes(self, *stages: str) -> int:
         return sum(s.nbytes for s in self.spans if s.stage in stages)
@@ -161,6 +182,12 @@ class Recorder:
         """The spans that have ended so far, as a measured timeline."""
         with self._lock:
             return Timeline(tuple(self._spans), "measured")
+
+
+def _frame(rows: Iterable, columns: list[str]) -> "pd.DataFrame":
+    import pandas as pd  # a recorder starts without it: it takes a good part of the time to the first token
+
+    return pd.DataFrame(rows, columns=columns)
 
 
 def union_s(intervals: Iterable[tuple[float, float]]) -> float:

@@ -1,0 +1,84 @@
+"""A model whose configuration does not describe its tensors is refused before it is written."""
+
+import ast
+import copy
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.interchange import save_model
+from toolkit.models.empty import check_reopens, empty_model
+from toolkit.storage.packing import pack_model
+
+SIZES = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+
+
+def llama(tied: bool) -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=tied)).requires_grad_(False)
+
+
+def said_tied() -> LlamaForCausalLM:
+    """The weights hold a head of their own."""
+    model = llama(tied=False)
+    model.config.tie_word_embeddings = True
+    return model
+
+
+def said_untied() -> LlamaForCausalLM:
+    """The head is the embedding."""
+    model = llama(tied=True)
+    model.config.tie_word_embeddings = False
+    return model
+
+
+def other_size() -> LlamaForCausalLM:
+    model = llama(tied=True)
+    model.config.intermediate_size = 32
+    return model
+
+
+WRONG = {
+    said_tied: r"lm_head.weight is 61 × 16, but its config.json tells absent or shared; .*tie_word_embeddings",
+    said_untied: r"lm_head.weight is absent or shared, but its config.json tells 61 × 16",
+    other_size: r"layers.0.mlp.down_proj.weight is 16 × 24, but its config.json tells 16 × 32",
+    lambda: LlamaModel(LlamaConfig(**SIZES)): r"LlamaModel could not be opened again",
+}
+
+
+@pytest.mark.parametrize("make", WRONG)
+@pytest.mark.parametrize("write", [lambda model, out: pack_model(model, out), save_model])
+def test_what_would_not_open_is_not_written(tmp_path, make, write):
+    with pytest.raises(UserError, match=WRONG[make]) as caught:
+        write(make(), tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_would_open_passes_and_is_left_alone(tied):
+    model = llama(tied)
+    before = copy.deepcopy(model.state_dict())
+    check_reopens(model)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+
+
+def test_a_configuration_that_is_none(tmp_path):
+    with pytest.raises(UserError, match="no model can be made of its configuration"):
+        empty_model(tmp_path)
+
+
+def test_every_call_that_could_run_a_folders_code_forbids_it():
+    """`AutoModel…from_pretrained` asks whether to run code that a folder names, unless it is told not to."""
+    found = 0
+    for file in [*(paths.root() / "toolkit").rglob("*.py"), *(paths.root() / "benchmarks").rglob("*.py")]:
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                owner = ast.unparse(call.func.value).rpartition(".")[2]
+                if call.func.attr in ("from_pretrained", "from_config") and owner.startswith("Auto"):
+                    found += 1
+                    assert "NO_CODE" in ast.unparse(call), f"{file}:{call.lineno}: pass **hub.NO_CODE"
+    assert found > 8

@@ -1,0 +1,47 @@
+"""One pass at a time: the layers of a model share buffers, so a second thread would overwrite the weights in use."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from toolkit.errors import UserError
+
+
+class Turn:
+    """The right to run a model. One thread has it at a time, as often as it likes.
+
+    A second thread is refused at once, since waiting would hide that the two passes do not run beside each other.
+    """
+
+    def __init__(self):
+        self._lock = threading.RLock()
+        self._ended = False
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Have the turn in the block. Raises `UserError` while another thread has it, and after `end`."""
+        if not self._lock.acquire(blocking=False):
+            raise UserError("this model is running in another thread: wait for it, or open the folder once more")
+        try:
+            if self._ended:
+                raise UserError("this model was closed: open its folder again")
+            yield
+        finally:
+            self._lock.release()
+
+    def end(self) -> None:
+        """Refuse all later passes, and wait for the one under way. Text that another thread generates ends here."""
+        self._ended = True
+        with self._lock:
+            pass
+
+    def guard(self, forward: Callable) -> Callable:
+        """The same function, which has the turn while it runs."""
+
+        @functools.wraps(forward)
+        def guarded(*arguments, **named):
+            with self.taken():
+                return forward(*arguments, **named)
+
+        return guarded
