@@ -126,9 +126,9 @@ def test_words_that_cannot_be_are_refused(storage):
             spoiled(packed, col_vals=torch.cat([first.fill_(word), packed.col_vals[1:]])).check()
     with pytest.raises(ValueError, match="offsets do not run from 0"):
         spoiled(packed, col_vals=packed.col_vals[:-1].clone())
-    with pytest.raises(ValueError, match="offsets is torch.int32"):
+    with pytest.raises(ValueError, match=r"offsets is torch\.int32"):
         spoiled(packed, offsets=packed.offsets[:-1].clone())
-    with pytest.raises(ValueError, match="col_vals is torch.int64"):
+    with pytest.raises(ValueError, match=r"col_vals is torch\.int64"):
         spoiled(packed, col_vals=packed.col_vals.long())
     wide = csr.encode(storage, (20, 70_000), *given)
     wide.col_vals[0] |= 1 << 48
