@@ -1,15 +1,14 @@
-"""The kernels of SpQR's dense part for CPUs with AVX2.
+"""The kernels of SpQR's dense part for CPUs with AVX2: a tile at a step.
 
-`statistics` finds the scale and the zero point of a tile's sixteen rows. Then its rows, which the first cache holds now,
-are multiplied or decoded, eight weights at a step. The 32 bits from byte 0 of a word and those from byte 3 each hold
-eight codes, both at bits 6, 9 and so on to 27.
+`_statistics` finds scale and zero point of the tile's sixteen rows, a lane for each row. The product of a row is
+Σ s·(q − z)·x, over tiles: s·(Σ q·x − z·Σ x).
 
-The product of a row is Σ s·(q − z)·x = Σ over tiles of s·(Σ q·x − z·Σ x). Codes are not shifted down: q·2^p is
-converted, and x is divided by 2^p beforehand, which is exact. So eight weights cost a broadcast by a load, an AND, a
-conversion and an FMA.
+With fp32 activations a lane stays a row. The 32 bits from byte 0 of a word and those from byte 3 each hold eight codes,
+both at bits 6, 9 and so on to 27. Codes are not shifted down: q·2^p is converted, and x is divided by 2^p beforehand,
+which is exact. So eight weights cost an AND, a conversion and an FMA.
 
-The product with int8 activations gives each code its own 16-bit lane: q·2^p with p < 8 there, times the integer
-activation ·2^(7 − p). A word costs a broadcast, a byte shuffle, an AND, one `vpmaddwd`, a conversion and an FMA.
+With int8 activations each code gets its own 16-bit lane: it is q·2^p there, p < 8, and meets the activation times
+2^(7 − p). Sixteen weights cost a byte shuffle, an AND and a `vpmaddwd`.
 """
 
 from functools import cache
@@ -24,38 +23,42 @@ from numba.extending import intrinsic
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
-from toolkit.kernels.common.simd import I32, I64, Vector, fma, load, prefetch, store, zeros
+from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
-F32, LANES, HALF_TILE = ir.FloatType(), 8, 8
-HALF_LANES = LANES * HALF_TILE  # in which eight rows are summed
-FLOATS, INTS = ir.VectorType(F32, LANES), ir.VectorType(I32, LANES)
+LANES = 8
+F32, I16 = ir.FloatType(), ir.IntType(16)
+FLOATS, INTS, QUADS, SHORTS = (
+    ir.VectorType(F32, 8),
+    ir.VectorType(I32, 8),
+    ir.VectorType(I64, 4),
+    ir.VectorType(I16, 16),
+)
 SHIFTS = [WEIGHTS + 3 * lane for lane in range(LANES)]  # where the codes lie in both 32-bit parts of a word
-HIGH_PART = 3  # the byte with which the second part begins
-# where code j lies for the integer product: the first of its two bytes, and its first bit in them
+HIGH_PART = 24  # the bit with which the second part begins
+# for integers: the first of the two bytes that hold a column's code, and the code's first bit in them
 BYTES, BITS = zip(*(divmod(WEIGHTS + 3 * column, 8) for column in range(TILE)), strict=True)
 LARGEST_BIT = 7
-ORDER = (0, 1, 4, 5, 2, 3, 6, 7)  # in which `statistics` stores eight rows: as AVX2's shuffles leave them
-TILES_AT_ONCE = 16  # whose statistics are found before their rows are multiplied
+ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
 AHEAD = 4096 // 8  # words that are prefetched ahead: the hardware stops at the end of a page
 
 
-def splat(builder, value, lanes: int) -> ir.Value:
+def _splat(builder, value, lanes: int = LANES) -> ir.Value:
     """A vector of one number."""
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, I32(0))
     return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(I32, lanes), [0] * lanes))
 
 
-def lookup(builder, table, codes) -> ir.Value:
+def _lookup(builder, table, codes) -> ir.Value:
     """The entries of a table of eight fp32 numbers; of each code the three low bits count."""
     kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
     return builder.call(builder.module.declare_intrinsic("llvm.x86.avx2.permps", (), kind), [table, codes])
 
 
-def dequantise(builder, codes, scale, zero) -> ir.Value:
+def _dequantise(builder, codes, scale, zero) -> ir.Value:
     """`shared.dequantise` of eight codes, which are fp32 already."""
     return _round(builder, builder.fmul(scale, _round(builder, builder.fsub(codes, zero))))
 
@@ -65,264 +68,195 @@ def _round(builder, value) -> ir.Value:
     return builder.fpext(builder.fptrunc(value, ir.VectorType(ir.HalfType(), value.type.count)), value.type)
 
 
+def _multiply_add(builder, a, b, c) -> ir.Value:
+    kind = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.type.count}f32", (), kind), [a, b, c])
+
+
+def _constant(kind: ir.VectorType, value: int) -> ir.Constant:
+    return ir.Constant(kind, [value] * kind.count)
+
+
 def _levels() -> ir.Constant:
     return ir.Constant(FLOATS, [float(level) for level in range(LEVELS)])
 
 
-def _multiply_add(builder, a, b, c) -> ir.Value:
-    function = ir.FunctionType(a.type, [a.type] * 3)
-    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.type.count}f32", (), function), [a, b, c])
+def _four_words(builder, word) -> list[ir.Value]:
+    """The sixteen words of a tile, four in a vector."""
+    first = builder.bitcast(word, QUADS.as_pointer())
+    return [builder.load(builder.gep(first, [I64(part)]), align=8) for part in range(4)]
 
 
-@intrinsic
-def statistics(typing_context, words, at, scales, zeros, place):
-    """Put the scales and zero points of a tile's rows into the arrays, from `place` on, each half as `ORDER` says."""
+def _parts(builder, words: list[ir.Value], start: int) -> list[ir.Value]:
+    """32 bits of each word from this bit on, for the two halves of the tile, a lane for each row."""
+    moved = [builder.lshr(four, _constant(QUADS, start)) if start else four for four in words]
+    moved = [builder.bitcast(four, INTS) for four in moved]
+    order = ir.Constant(INTS, [0, 2, 8, 10, 4, 6, 12, 14])  # gives `ROWS_OF_LANES`
+    return [builder.shuffle_vector(moved[half], moved[half + 1], order) for half in (0, 2)]
 
-    def generate(context, builder, signature, arguments):
-        array, at, scales_array, zeros_array, place = arguments
-        word = simd.pointer(context, builder, words, array, at, I64)
-        carried = I64(0)
-        for byte in range(8):
-            found = builder.lshr(builder.load(builder.gep(word, [I64(2 * byte)])), I64(SECOND_ORDER))
-            found = builder.shl(builder.and_(found, I64(0xFF)), I64(8 * byte))
-            carried = builder.or_(carried, found)
-        halves = builder.bitcast(carried, ir.VectorType(ir.HalfType(), 4))
-        four = builder.fpext(halves, ir.VectorType(F32, 4))
-        scale_scale, zero_scale, scale_zero, zero_zero = (
-            splat(builder, builder.extract_element(four, I32(number)), LANES) for number in range(4)
+
+def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
+    """Scales and zero points of the rows in each half of a tile; `low` holds the words' low 32 bits."""
+    carried = I64(0)
+    for byte in range(8):
+        found = builder.lshr(builder.load(builder.gep(word, [I64(2 * byte)])), I64(SECOND_ORDER))
+        carried = builder.or_(carried, builder.shl(builder.and_(found, I64(0xFF)), I64(8 * byte)))
+    four = builder.fpext(builder.bitcast(carried, ir.VectorType(ir.HalfType(), 4)), ir.VectorType(F32, 4))
+    scale_scale, zero_scale, scale_zero, zero_zero = (
+        _splat(builder, builder.extract_element(four, I32(number))) for number in range(4)
+    )
+    scales = _dequantise(builder, _levels(), scale_scale, scale_zero)
+    zero_points = _dequantise(builder, _levels(), zero_scale, zero_zero)
+    return [
+        (
+            _lookup(builder, scales, codes),
+            _lookup(builder, zero_points, builder.lshr(codes, _constant(INTS, ZERO))),
         )
-        of_scales = dequantise(builder, _levels(), scale_scale, scale_zero)
-        of_zeros = dequantise(builder, _levels(), zero_scale, zero_zero)
-        for half in range(2):
-            parts = [
-                builder.load(
-                    builder.bitcast(builder.gep(word, [I64(HALF_TILE * half + 4 * part)]), INTS.as_pointer()), align=8
-                )
-                for part in range(2)
-            ]
-            low = ir.Constant(INTS, [0, 2, 8, 10, 4, 6, 12, 14])
-            codes = builder.shuffle_vector(*parts, low)
-            for kind, target, table, start in (
-                (scales, scales_array, of_scales, 0),
-                (zeros, zeros_array, of_zeros, ZERO),
-            ):
-                moved = builder.lshr(codes, ir.Constant(INTS, [start] * LANES)) if start else codes
-                first = simd.pointer(context, builder, kind, target, place, FLOATS)
-                builder.store(lookup(builder, table, moved), builder.gep(first, [I64(half)]), align=4)
-        return context.get_dummy_value()
-
-    return types.void(words, types.int64, scales, zeros, types.int64), generate
+        for codes in low
+    ]
 
 
 @intrinsic
-def multiply_half(typing_context, words, at, scales, place, x, column, sums):
-    """Add s · Σ q · x of eight rows to their lanes: `sums` holds eight of each row."""
+def multiply_tile(typing_context, words, at, x, column, tile_scale, tile_sum, sums):
+    """Add a tile's product to `sums`, a lane for each row; `x` and `tile_sum` are as `prepare` makes them."""
 
     def generate(context, builder, signature, arguments):
-        array, at, scales_array, place, x_array, column, sums_value = arguments
-        first = simd.pointer(context, builder, x, x_array, column, FLOATS)
-        each_x = [builder.load(builder.gep(first, [I64(part)]), align=4) for part in range(2)]
-        mask = ir.Constant(INTS, [7 << shift for shift in SHIFTS])
+        word = simd.pointer(context, builder, words, *arguments[:2], I64)
+        some_x = simd.pointer(context, builder, x, *arguments[2:4], F32)
+        four = _four_words(builder, word)
+        low, high = _parts(builder, four, 0), _parts(builder, four, HIGH_PART)
+        found = [[None, None], [None, None]]  # the sums of each half over the low and over the high parts
+        for lane, shift in enumerate(SHIFTS):
+            mask = _constant(INTS, 7 << shift)
+            for part, codes in enumerate((low, high)):
+                each_x = _splat(builder, builder.load(builder.gep(some_x, [I64(LANES * part + lane)])))
+                for half in range(2):
+                    weights = builder.sitofp(builder.and_(codes[half], mask), FLOATS)
+                    before = found[half][part]
+                    found[half][part] = (
+                        _multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
+                    )
+        less = _splat(builder, builder.fneg(arguments[5]))
+        results = []
+        for half, (scale, zero) in enumerate(_statistics(builder, word, low)):
+            product = _multiply_add(builder, zero, less, builder.fadd(*found[half]))
+            lanes = simd.take(builder, arguments[6], range(LANES * half, LANES * (half + 1)))
+            results.append(_multiply_add(builder, scale, product, lanes))
+        return simd.join(builder, results)
 
-        def product(row: int):
-            found = None
-            for part, some_x in enumerate(each_x):
-                codes = builder.and_(_part(context, builder, words, array, at, row, part), mask)
-                weights = builder.sitofp(codes, FLOATS)
-                found = _multiply_add(builder, weights, some_x, found) if part else builder.fmul(weights, some_x)
-            return found
-
-        return _scaled_rows(context, builder, (scales, scales_array, place), sums_value, product)
-
-    return sums(words, types.int64, scales, types.int64, x, types.int64, sums), generate
+    return sums(words, types.int64, x, types.int64, types.float32, types.float32, sums), generate
 
 
 @intrinsic
-def multiply_half_int8(typing_context, words, at, scales, place, x, column, sums):
-    """The same with integers: `x` holds int16 activations as `prepare_int8` makes them."""
+def multiply_tile_int8(typing_context, words, at, x, column, tile_scale, tile_sum, sums):
+    """Add a tile's product to `sums`: two lanes for each row in order, then what zero points take off, as above.
+
+    `x`, `tile_scale` and `tile_sum` are as `prepare_int8` makes them.
+    """
 
     def generate(context, builder, signature, arguments):
-        array, at, scales_array, place, x_array, column, sums_value = arguments
-        shorts, some_bytes = ir.VectorType(ir.IntType(16), TILE), ir.VectorType(ir.IntType(8), 32)
-        each_x = builder.load(simd.pointer(context, builder, x, x_array, column, shorts), align=2)
-        mask = ir.Constant(shorts, [7 << bit for bit in BITS])
-        order = [8 * (column // 8) + byte + more for column, byte in enumerate(BYTES) for more in range(2)]
-        kind = ir.FunctionType(INTS, [shorts, shorts])
+        word = simd.pointer(context, builder, words, *arguments[:2], I64)
+        some_x = builder.bitcast(simd.pointer(context, builder, x, *arguments[2:4], I16), I64.as_pointer())
+        each_x = [_splat(builder, builder.load(builder.gep(some_x, [I64(k)]), align=2), 4) for k in range(4)]
+        each_x = [builder.bitcast(four, SHORTS) for four in each_x]
+        kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
         multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
-        word = simd.pointer(context, builder, words, array, at, I64)
+        four = _four_words(builder, word)
+        halves = _statistics(builder, word, _parts(builder, four, 0))
+        tile_scale, tile_sum = (_splat(builder, value) for value in arguments[4:6])
+        results = []
+        for part, some_words in enumerate(four):
+            found = None
+            for k in range(4):
+                columns = range(4 * k, 4 * k + 4)
+                order = [8 * row + BYTES[column] + more for row in range(4) for column in columns for more in range(2)]
+                moved = simd.take(builder, builder.bitcast(some_words, ir.VectorType(ir.IntType(8), 32)), order)
+                mask = ir.Constant(SHORTS, [7 << BITS[column] for column in columns] * 4)
+                product = builder.call(multiply, [builder.and_(builder.bitcast(moved, SHORTS), mask), each_x[k]])
+                found = builder.add(found, product) if found else product
+            scale = builder.fmul(halves[part // 2][0], tile_scale)
+            lanes = [ROWS_OF_LANES.index(4 * (part % 2) + row) for row in range(4) for _ in range(2)]
+            before = simd.take(builder, arguments[6], range(LANES * part, LANES * (part + 1)))
+            floats = builder.sitofp(found, FLOATS)
+            results.append(_multiply_add(builder, floats, simd.take(builder, scale, lanes), before))
+        for half, (scale, zero) in enumerate(halves):
+            before = simd.take(builder, arguments[6], range(LANES * (4 + half), LANES * (5 + half)))
+            results.append(_multiply_add(builder, builder.fmul(scale, zero), tile_sum, before))
+        empty = [ir.Constant(FLOATS, None)] * 2  # vectors are joined in pairs of pairs
+        return simd.join(builder, results + empty)
 
-        def product(row: int):
-            everywhere = splat(builder, builder.load(builder.gep(word, [I64(row)])), 4)
-            moved = simd.take(builder, builder.bitcast(everywhere, some_bytes), order)
-            codes = builder.and_(builder.bitcast(moved, shorts), mask)
-            return builder.sitofp(builder.call(multiply, [codes, each_x]), FLOATS)
-
-        return _scaled_rows(context, builder, (scales, scales_array, place), sums_value, product)
-
-    return sums(words, types.int64, scales, types.int64, x, types.int64, sums), generate
+    return sums(words, types.int64, x, types.int64, types.float32, types.float32, sums), generate
 
 
-def _scaled_rows(context, builder, scales, sums, product) -> ir.Value:
-    """The lanes of eight rows plus each row's scale times its product."""
-    kind, array, place = scales
-    first, rows = simd.pointer(context, builder, kind, array, place, F32), []
-    for row in range(HALF_TILE):
-        scale = splat(builder, builder.load(builder.gep(first, [I64(ORDER.index(row))])), LANES)
-        lanes = simd.take(builder, sums, range(LANES * row, LANES * (row + 1)))
-        rows.append(_multiply_add(builder, product(row), scale, lanes))
-    return simd.join(builder, rows)
+@intrinsic
+def row_sums(typing_context, sums):
+    """The sum of each of sixteen rows, in order, of what `multiply_tile` or `multiply_tile_int8` adds to."""
 
+    def generate(context, builder, signature, arguments):
+        (value,) = arguments
+        order = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
+        if sums.lanes == TILE:
+            return simd.take(builder, value, order)
+        first, second = (simd.take(builder, value, range(lane, 2 * TILE, 2)) for lane in range(2))
+        less = simd.take(builder, value, [2 * TILE + lane for lane in order])
+        return builder.fsub(builder.fadd(first, second), less)
 
-def _part(context, builder, words, array, at, row: int, part: int) -> ir.Value:
-    """The low or the high 32 bits that hold eight codes of a row, in all lanes."""
-    word = simd.pointer(context, builder, words, array, at, ir.IntType(8))
-    place = builder.bitcast(builder.gep(word, [I64(8 * row + HIGH_PART * part)]), I32.as_pointer())
-    return splat(builder, builder.load(place, align=1), LANES)
+    return Vector(types.float32, TILE)(sums), generate
 
 
 @cache
-def decode_rows(by_table: bool):
-    """The intrinsic that decodes a tile into sixteen rows of `dense`, from its column on.
+def decode_tile(by_table: bool):
+    """The intrinsic that decodes a tile into sixteen rows of `dense`, from the place `target` on.
 
     `by_table` looks codes up among the eight weights that a row can have; else each is converted by itself.
     """
 
     @intrinsic
-    def decode_rows(typing_context, words, at, scales, zeros, place, dense, target, stride):
+    def decode_tile(typing_context, words, at, dense, target):
         def generate(context, builder, signature, arguments):
-            array, at, scales_array, zeros_array, place, dense_array, target, stride = arguments
-            scale, zero = (
-                simd.pointer(context, builder, kind, value, place, F32)
-                for kind, value in ((scales, scales_array), (zeros, zeros_array))
-            )
-            shifts = ir.Constant(INTS, SHIFTS)
+            word = simd.pointer(context, builder, words, *arguments[:2], I64)
+            columns = builder.extract_value(arguments[2], 5)
+            target, stride = arguments[3], builder.extract_value(columns, 1)
+            low = _parts(builder, _four_words(builder, word), 0)
+            halves, shifts = _statistics(builder, word, low), ir.Constant(INTS, SHIFTS)
             for row in range(TILE):
-                stored = I64(row // HALF_TILE * HALF_TILE + ORDER.index(row % HALF_TILE))
-                both = [splat(builder, builder.load(builder.gep(found, [stored])), LANES) for found in (scale, zero)]
-                table = dequantise(builder, _levels(), *both) if by_table else None
+                lane = I32(ROWS_OF_LANES.index(row % LANES))
+                scale, zero = (_splat(builder, builder.extract_element(v, lane)) for v in halves[row // LANES])
+                table = _dequantise(builder, _levels(), scale, zero) if by_table else None
+                whole = builder.load(builder.gep(word, [I64(row)]))
+                out = simd.pointer(context, builder, dense, arguments[2], target, FLOATS)
                 for part in range(2):
-                    codes = builder.lshr(_part(context, builder, words, array, at, row, part), shifts)
+                    bits = builder.trunc(builder.lshr(whole, I64(HIGH_PART * part)), I32)
+                    codes = builder.lshr(_splat(builder, bits), shifts)
                     if by_table:
-                        weights = lookup(builder, table, codes)
+                        weights = _lookup(builder, table, codes)
                     else:
-                        codes = builder.and_(codes, ir.Constant(INTS, [LEVELS - 1] * LANES))
-                        weights = dequantise(builder, builder.sitofp(codes, FLOATS), *both)
-                    out = simd.pointer(context, builder, dense, dense_array, target, FLOATS)
+                        codes = builder.and_(codes, _constant(INTS, LEVELS - 1))
+                        weights = _dequantise(builder, builder.sitofp(codes, FLOATS), scale, zero)
                     builder.store(weights, builder.gep(out, [I64(part)]), align=4)
                 target = builder.add(target, stride)
             return context.get_dummy_value()
 
-        given = (words, types.int64, scales, zeros, types.int64, dense, types.int64, types.int64)
-        return types.void(*given), generate
+        return types.void(words, types.int64, dense, types.int64), generate
 
-    return decode_rows
+    return decode_tile
 
 
 @cache
 def decode_stripe(by_table: bool):
     """The function that decodes one tile row into `dense` [16, 16 · wide]."""
-    decode = decode_rows(by_table)
+    decode = decode_tile(by_table)
 
     @numba.njit(inline="always")
     def decode_stripe(words, tall, dense):
-        wide = words.shape[1]
-        scales, zero_points = np.empty(TILE, np.float32), np.empty(TILE, np.float32)
-        for tile in range(wide):
-            at = (tall * wide + tile) * TILE
+        at = tall * words.shape[1] * TILE
+        for tile in range(words.shape[1]):
             prefetch(words, at + AHEAD)
-            prefetch(words, at + AHEAD + 8)
-            statistics(words, at, scales, zero_points, 0)
-            decode(words, at, scales, zero_points, 0, dense, TILE * tile, dense.shape[1])
+            prefetch(words, at + AHEAD + LANES)
+            decode(words, at, dense, TILE * tile)
+            at += TILE
 
     return decode_stripe
-
-
-@intrinsic
-def row_sums(typing_context, sums):
-    """The sum of each row's lanes."""
-
-    def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        width = sums.lanes
-        while width > HALF_TILE:  # add the halves of all rows at once
-            width //= 2
-            each = width // HALF_TILE
-            starts = [2 * each * row + lane for row in range(HALF_TILE) for lane in range(each)]
-            low, high = (simd.take(builder, value, [start + more for start in starts]) for more in (0, each))
-            value = builder.fadd(low, high)
-        return value
-
-    return Vector(types.float32, HALF_TILE)(sums), generate
-
-
-@intrinsic
-def multiply(typing_context, a, b):
-    """a · b of fp32 vectors."""
-    return a(a, a), lambda context, builder, signature, arguments: builder.fmul(*arguments)
-
-
-@intrinsic(prefer_literal=True)
-def every(typing_context, value, lanes):
-    """A vector of one number."""
-
-    def generate(context, builder, signature, arguments):
-        return splat(builder, arguments[0], lanes.literal_value)
-
-    return Vector(types.float32, lanes.literal_value)(value, lanes), generate
-
-
-@cache
-def multiply_stripe(integers: bool):
-    """The function that sets `sums` [16] to the product of one tile row with `x[vector]`, prepared.
-
-    `tile_scales[vector]` multiplies the scales of each tile, `tile_sums[vector]` is the sum of its activations.
-    """
-    multiply_tile = multiply_half_int8 if integers else multiply_half
-
-    @numba.njit(inline="always")
-    def multiply_stripe(words, tall, x, tile_scales, tile_sums, vector, scales, zero_points, sums):
-        wide = words.shape[1]
-        upper, lower, offsets = zeros(HALF_LANES), zeros(HALF_LANES), zeros(TILE)
-        for start in range(0, wide, TILES_AT_ONCE):
-            end = min(start + TILES_AT_ONCE, wide)
-            at, place = (tall * wide + start) * TILE, 0
-            for tile in range(start, end):
-                prefetch(words, at + AHEAD)
-                prefetch(words, at + AHEAD + 8)
-                statistics(words, at, scales, zero_points, place)
-                found = load(scales, place, TILE)
-                products = multiply(found, load(zero_points, place, TILE))
-                offsets = fma(products, every(tile_sums[vector, tile], TILE), offsets)
-                if integers:
-                    store(scales, place, multiply(found, every(tile_scales[vector, tile], TILE)))
-                at += TILE
-                place += TILE
-            at, place, column = (tall * wide + start) * TILE, 0, vector * x.shape[1] + TILE * start
-            for _ in range(start, end):
-                upper = multiply_tile(words, at, scales, place, x, column, upper)
-                at += TILE
-                place += TILE
-                column += TILE
-            at, place = (tall * wide + start) * TILE + HALF_TILE, HALF_TILE
-            column = vector * x.shape[1] + TILE * start
-            for _ in range(start, end):
-                lower = multiply_tile(words, at, scales, place, x, column, lower)
-                at += TILE
-                place += TILE
-                column += TILE
-        store(scales, 0, offsets)
-        store(sums, 0, row_sums(upper))
-        store(sums, HALF_TILE, row_sums(lower))
-        for row in range(TILE):
-            sums[row] -= scales[row // HALF_TILE * HALF_TILE + stored_at(row % HALF_TILE)]
-
-    return multiply_stripe
-
-
-@numba.njit(inline="always")
-def stored_at(row):
-    """`ORDER.index(row)`: the middle pairs change places."""
-    return row + 2 if row // 2 == 1 else (row - 2 if row // 2 == 2 else row)
 
 
 @cache
@@ -331,16 +265,25 @@ def product(integers: bool, storage: str, bits: int):
 
     `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what `prepare` or `prepare_int8` makes of it.
     """
-    multiply_dense, add_outliers = multiply_stripe(integers), csr.add_product(storage, bits)
+    multiply = multiply_tile_int8 if integers else multiply_tile
+    lanes = 4 * TILE if integers else TILE
+    add_outliers = csr.add_product(storage, bits)
 
     @numba.njit(**COMPILE)
     def product(words, offsets, col_vals, x, prepared, tile_scales, tile_sums, y, first, last):
-        scales = np.empty(TILE * TILES_AT_ONCE, np.float32)
-        zero_points, sums = np.empty_like(scales), np.empty(TILE, np.float32)
+        wide, sums = words.shape[1], np.empty(TILE, np.float32)
         for tall in range(first, last):
             rows = min(TILE, y.shape[1] - TILE * tall)
             for vector in range(len(x)):
-                multiply_dense(words, tall, prepared, tile_scales, tile_sums, vector, scales, zero_points, sums)
+                found, at = zeros(lanes), tall * wide * TILE
+                for tile in range(wide):
+                    prefetch(words, at + AHEAD)
+                    prefetch(words, at + AHEAD + LANES)
+                    place = vector * wide + tile
+                    scale, total = simd.item(tile_scales, place), simd.item(tile_sums, place)
+                    found = multiply(words, at, prepared, TILE * place, scale, total, found)
+                    at += TILE
+                store(sums, 0, row_sums(found))
                 add_outliers(offsets, col_vals, tall, rows, x, vector, sums)
                 for row in range(rows):
                     y[vector, TILE * tall + row] = sums[row]
