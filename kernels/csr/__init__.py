@@ -1,7 +1,7 @@
 """Sparse outliers in fp16, as CSR or PTCSR (thesis, section 3.4): packed, and multiplied with vectors.
 
 `encode(storage, ...)` packs; `add_matvec` adds the product to what is there. The fused products of other families
-inline the same functions of blocks. `backend="auto"` takes the first of `available()`.
+call the same functions of blocks. `backend="auto"` takes the first of `available()`.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
-"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels inline."""
+"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels call."""
 
 from functools import cache
 
 import numba
 
+from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr.shared import column, span, value
 
 
@@ -12,7 +13,7 @@ def add_product(storage: str, bits: int):
     """The function that adds a block's outliers, times `x[vector]`, to `sums` [16]; `bits` tell a word's column."""
     where = span(storage)
 
-    @numba.njit(inline="always")
+    @numba.njit(**COMPILE)
     def add_product(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
             first, end, step = where(offsets, block, row)
@@ -29,7 +30,7 @@ def add_weights(storage: str, bits: int):
     """The function that adds a block's outliers to the dense rows `dense` [16, columns], in fp32."""
     where = span(storage)
 
-    @numba.njit(inline="always")
+    @numba.njit(**COMPILE)
     def add_weights(offsets, words, block, rows, dense):
         for row in range(rows):
             first, end, step = where(offsets, block, row)

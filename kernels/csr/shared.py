@@ -17,7 +17,7 @@ def column(word, bits):
     return numba.int64(numba.uint64(word) & ((numba.uint64(1) << numba.uint64(bits)) - numba.uint64(1)))
 
 
-@numba.njit(inline="always")
+@numba.njit(error_model="numpy")
 def value(word, bits):
     """The fp16 number above the column, as fp32."""
     return float32_from_float16(numba.uint16(numba.uint64(word) >> numba.uint64(bits)))

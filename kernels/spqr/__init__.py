@@ -8,17 +8,18 @@ after every step, as in spqr_quant; the outlier is then added in fp32. `decode` 
 
 Ways to multiply, all with fp32 sums:
 
-    avx2             fp32 activations; s · (q − z) is not rounded to fp16, so it differs by at most 2⁻¹⁰ of |s · q| + |s · z|
+    avx2             fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
     avx2_int8        activations in int8, with one scale for every 16 columns; integer products
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
     arithmetic       as avx2_arithmetic, for any CPU
 
-**Limits.** A word has 8 bytes for 16 weights: 4 bits a weight and 32 more for each outlier, 4.32 at 1 %, 3.7 times fewer
-bytes than bf16. Where both cores read 30 GB/s, a core has 0.53 ns a word, some 2 cycles, to keep up with memory. `avx2`
-spends 7 vector instructions a word (2 AND, 2 conversions, 3 multiplications) on four ports, and about 60 on the
-statistics of a tile's 16 words: 11 a word, 2.7 cycles at best. `avx2_int8` spends 5 and the same 60: 2.2 cycles.
+**Limits.** A word has 8 bytes for 16 weights. That is 4 bits a weight, and 32 bits more for each outlier: 4.32 at 1 %,
+3.7 times fewer than bf16. Where two cores read 30 GB/s, each has 0.53 ns for a word to keep up with memory: 1.5 cycles
+at 2.8 GHz, 2.3 at 4.3. A tile of 16 words takes some 150 vector instructions in `avx2` (2 AND, 2 conversions and 2 FMA
+a word, 54 for its statistics) and 130 in `avx2_int8`, on four ports: 2.4 and 2 cycles a word at best. So the product is
+bound by instructions, not bytes, below some 4.5 GHz.
 """
 
 from collections.abc import Callable
@@ -106,8 +107,11 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32, finite and below 2⁹⁰.
 
-    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. Raises `UserError` for a
-    backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the wrong shape, type or device.
+    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From three vectors on it
+    takes avx2_table.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
+    wrong shape, type or device.
     """
     (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
     expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), CPU)

@@ -32,7 +32,7 @@ def decode_stripe(by_table: bool):
     each weight is converted by itself (thesis, section 3.2).
     """
 
-    @numba.njit(inline="always")
+    @numba.njit(**COMPILE)
     def decode_stripe(words, tall, dense):
         table = np.empty(LEVELS, np.float32)
         for wide in range(words.shape[1]):
@@ -53,7 +53,7 @@ def decode_stripe(by_table: bool):
     return decode_stripe
 
 
-@numba.njit(inline="always")
+@numba.njit(**COMPILE)
 def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows with each `x[vector]`."""
     for vector in range(len(x)):

@@ -117,38 +117,59 @@ def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.V
 
 
 @intrinsic
-def multiply_tile(typing_context, words, at, x, column, tile_scale, tile_sum, sums):
-    """Add a tile's product to `sums`, a lane for each row; `x` and `tile_sum` are as `prepare` makes them."""
+def statistics(typing_context, words, at):
+    """A tile's scales and zero points: eight lanes of each for the upper half, then for the lower one."""
+
+    def generate(context, builder, signature, arguments):
+        word = simd.pointer(context, builder, words, *arguments, I64)
+        low = _parts(builder, _four_words(builder, word), 0)
+        return simd.join(builder, [part for half in _statistics(builder, word, low) for part in half])
+
+    return Vector(types.float32, 4 * LANES)(words, types.int64), generate
+
+
+def _halves(builder, found) -> list[tuple[ir.Value, ir.Value]]:
+    """What `statistics` found, as `_statistics` gives it."""
+    parts = [simd.take(builder, found, range(LANES * part, LANES * (part + 1))) for part in range(4)]
+    return [(parts[0], parts[1]), (parts[2], parts[3])]
+
+
+@intrinsic
+def multiply_tile(typing_context, words, at, x, column, tile_scale, tile_sum, found, sums):
+    """Add a tile's product to `sums`, a lane for each row. `found` are its `statistics`.
+
+    `x` and `tile_sum` are as `prepare` makes them.
+    """
 
     def generate(context, builder, signature, arguments):
         word = simd.pointer(context, builder, words, *arguments[:2], I64)
         some_x = simd.pointer(context, builder, x, *arguments[2:4], F32)
         four = _four_words(builder, word)
         low, high = _parts(builder, four, 0), _parts(builder, four, HIGH_PART)
-        found = [[None, None], [None, None]]  # the sums of each half over the low and over the high parts
+        totals = [[None, None], [None, None]]  # of each half over the low and over the high parts
         for lane, shift in enumerate(SHIFTS):
             mask = _constant(INTS, 7 << shift)
             for part, codes in enumerate((low, high)):
                 each_x = _splat(builder, builder.load(builder.gep(some_x, [I64(LANES * part + lane)])))
                 for half in range(2):
                     weights = builder.sitofp(builder.and_(codes[half], mask), FLOATS)
-                    before = found[half][part]
-                    found[half][part] = (
+                    before = totals[half][part]
+                    totals[half][part] = (
                         _multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
                     )
         less = _splat(builder, builder.fneg(arguments[5]))
         results = []
-        for half, (scale, zero) in enumerate(_statistics(builder, word, low)):
-            product = _multiply_add(builder, zero, less, builder.fadd(*found[half]))
-            lanes = simd.take(builder, arguments[6], range(LANES * half, LANES * (half + 1)))
+        for half, (scale, zero) in enumerate(_halves(builder, arguments[6])):
+            product = _multiply_add(builder, zero, less, builder.fadd(*totals[half]))
+            lanes = simd.take(builder, arguments[7], range(LANES * half, LANES * (half + 1)))
             results.append(_multiply_add(builder, scale, product, lanes))
         return simd.join(builder, results)
 
-    return sums(words, types.int64, x, types.int64, types.float32, types.float32, sums), generate
+    return sums(words, types.int64, x, types.int64, types.float32, types.float32, found, sums), generate
 
 
 @intrinsic
-def multiply_tile_int8(typing_context, words, at, x, column, tile_scale, tile_sum, sums):
+def multiply_tile_int8(typing_context, words, at, x, column, tile_scale, tile_sum, found, sums):
     """Add a tile's product to `sums`: two lanes for each row in order, then what zero points take off, as above.
 
     `x`, `tile_scale` and `tile_sum` are as `prepare_int8` makes them.
@@ -162,30 +183,30 @@ def multiply_tile_int8(typing_context, words, at, x, column, tile_scale, tile_su
         kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
         multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
         four = _four_words(builder, word)
-        halves = _statistics(builder, word, _parts(builder, four, 0))
+        halves = _halves(builder, arguments[6])
         tile_scale, tile_sum = (_splat(builder, value) for value in arguments[4:6])
         results = []
         for part, some_words in enumerate(four):
-            found = None
+            total = None
             for k in range(4):
                 columns = range(4 * k, 4 * k + 4)
                 order = [8 * row + BYTES[column] + more for row in range(4) for column in columns for more in range(2)]
                 moved = simd.take(builder, builder.bitcast(some_words, ir.VectorType(ir.IntType(8), 32)), order)
                 mask = ir.Constant(SHORTS, [7 << BITS[column] for column in columns] * 4)
                 product = builder.call(multiply, [builder.and_(builder.bitcast(moved, SHORTS), mask), each_x[k]])
-                found = builder.add(found, product) if found else product
+                total = builder.add(total, product) if total else product
             scale = builder.fmul(halves[part // 2][0], tile_scale)
             lanes = [ROWS_OF_LANES.index(4 * (part % 2) + row) for row in range(4) for _ in range(2)]
-            before = simd.take(builder, arguments[6], range(LANES * part, LANES * (part + 1)))
-            floats = builder.sitofp(found, FLOATS)
+            before = simd.take(builder, arguments[7], range(LANES * part, LANES * (part + 1)))
+            floats = builder.sitofp(total, FLOATS)
             results.append(_multiply_add(builder, floats, simd.take(builder, scale, lanes), before))
         for half, (scale, zero) in enumerate(halves):
-            before = simd.take(builder, arguments[6], range(LANES * (4 + half), LANES * (5 + half)))
+            before = simd.take(builder, arguments[7], range(LANES * (4 + half), LANES * (5 + half)))
             results.append(_multiply_add(builder, builder.fmul(scale, zero), tile_sum, before))
         empty = [ir.Constant(FLOATS, None)] * 2  # vectors are joined in pairs of pairs
         return simd.join(builder, results + empty)
 
-    return sums(words, types.int64, x, types.int64, types.float32, types.float32, sums), generate
+    return sums(words, types.int64, x, types.int64, types.float32, types.float32, found, sums), generate
 
 
 @intrinsic
@@ -247,7 +268,7 @@ def decode_stripe(by_table: bool):
     """The function that decodes one tile row into `dense` [16, 16 · wide]."""
     decode = decode_tile(by_table)
 
-    @numba.njit(inline="always")
+    @numba.njit(**COMPILE)
     def decode_stripe(words, tall, dense):
         at = tall * words.shape[1] * TILE
         for tile in range(words.shape[1]):
@@ -275,15 +296,19 @@ def product(integers: bool, storage: str, bits: int):
         for tall in range(first, last):
             rows = min(TILE, y.shape[1] - TILE * tall)
             for vector in range(len(x)):
-                found, at = zeros(lanes), tall * wide * TILE
+                total, at, end = zeros(lanes), tall * wide * TILE, (tall + 1) * wide * TILE
+                # the next tile's are found meanwhile: they come from a long chain of instructions
+                following = statistics(words, at) if wide else zeros(32)
                 for tile in range(wide):
                     prefetch(words, at + AHEAD)
                     prefetch(words, at + AHEAD + LANES)
+                    found = following
+                    following = statistics(words, min(at + TILE, end - TILE))
                     place = vector * wide + tile
-                    scale, total = simd.item(tile_scales, place), simd.item(tile_sums, place)
-                    found = multiply(words, at, prepared, TILE * place, scale, total, found)
+                    scale, of_x = simd.item(tile_scales, place), simd.item(tile_sums, place)
+                    total = multiply(words, at, prepared, TILE * place, scale, of_x, found, total)
                     at += TILE
-                store(sums, 0, row_sums(found))
+                store(sums, 0, row_sums(total))
                 add_outliers(offsets, col_vals, tall, rows, x, vector, sums)
                 for row in range(rows):
                     y[vector, TILE * tall + row] = sums[row]
@@ -331,7 +356,7 @@ def prepare_int8(x, prepared, tile_scales, tile_sums):
 _four_rows = multiply_rows(LANES_TO_FLOAT32[torch.float32], TO_FLOAT32[torch.float32])
 
 
-@numba.njit(inline="always")
+@numba.njit(**COMPILE)
 def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows of whole lanes with each `x[vector]`."""
     bits = dense.view(np.uint32)

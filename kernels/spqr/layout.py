@@ -85,7 +85,9 @@ def unpack(words: Int64[Tensor, "tall wide 16"], shape: tuple[int, int]) -> Code
     rows, columns = shape
     weights = np.stack([_field(bits, WEIGHTS + 3 * column) for column in range(TILE)], axis=-1)
     weights = weights.transpose(0, 2, 1, 3).reshape(bits.shape[0] * TILE, bits.shape[1] * TILE)
-    scales, zeros = (_field(bits, start).transpose(0, 2, 1).reshape(-1, bits.shape[1]) for start in (0, ZERO))
+    scales, zeros = (
+        _field(bits, start).transpose(0, 2, 1).reshape(bits.shape[0] * TILE, bits.shape[1]) for start in (0, ZERO)
+    )
     found = [np.ascontiguousarray(part) for part in (weights[:rows, :columns], scales[:rows], zeros[:rows])]
     return Codes(*map(torch.from_numpy, found), second_order(words))
 
@@ -93,12 +95,12 @@ def unpack(words: Int64[Tensor, "tall wide 16"], shape: tuple[int, int]) -> Code
 def second_order(words: Int64[Tensor, "tall wide 16"]) -> Float16[Tensor, "tall wide 4"]:
     """The four statistics of each tile, from the even rows' bytes."""
     carried = (words.numpy().view(np.uint64)[..., ::2] >> np.uint64(SECOND_ORDER)).astype(np.uint8)
-    return torch.from_numpy(np.ascontiguousarray(carried).view(np.float16))
+    return torch.from_numpy(np.ascontiguousarray(carried).reshape(-1).view(np.float16).reshape(*carried.shape[:2], 4))
 
 
 def second_order_bytes(statistics: Float16[Tensor, "tall wide 4"]) -> UInt8[np.ndarray, "tall wide 16"]:
     """The byte that each row of each tile carries."""
-    return statistics.contiguous().numpy().view(np.uint8).repeat(2, axis=-1)
+    return statistics.contiguous().numpy().view(np.uint8).reshape(*statistics.shape[:2], 8).repeat(2, axis=-1)
 
 
 def check(words: Int64[Tensor, "tall wide 16"], shape: tuple[int, int]) -> None:
@@ -123,7 +125,7 @@ def _by_tile(codes: UInt8[Tensor, "rows wide"], tall: int) -> np.ndarray:
     """One code a word, [tall, wide, 16]."""
     padded = np.zeros((tall * TILE, codes.shape[1]), np.uint64)
     padded[: len(codes)] = codes.numpy()
-    return np.ascontiguousarray(padded.reshape(tall, TILE, -1).transpose(0, 2, 1))
+    return np.ascontiguousarray(padded.reshape(tall, TILE, codes.shape[1]).transpose(0, 2, 1))
 
 
 def _field(bits: np.ndarray, start: int) -> np.ndarray:

@@ -19,7 +19,7 @@ def code(word, start):
     return numba.int64((word >> numba.uint64(start)) & numba.uint64(7))
 
 
-@numba.njit(inline="always")
+@numba.njit(error_model="numpy")
 def dequantise(code, scale, zero):
     """scale · (code − zero), as fp16 computes it: every step is rounded to fp16. All numbers are held as fp32.
 
@@ -28,7 +28,7 @@ def dequantise(code, scale, zero):
     return round_to_float16(scale * round_to_float16(numba.float32(code) - zero))
 
 
-@numba.njit(inline="always")
+@numba.njit(error_model="numpy")
 def round_to_float16(value):
     """The nearest fp16 number, ties to even, as fp32. Adding and subtracting a power of two rounds the last bits."""
     bits = as_bits(value)
