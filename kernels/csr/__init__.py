@@ -81,8 +81,8 @@ def available() -> list[str]:
 
 def arrays(outliers: Outliers) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and unsigned words, as the functions of blocks take them."""
-    words = outliers.col_vals.numpy()
-    return outliers.offsets.numpy(), words.view(np.uint32 if words.dtype == np.int32 else np.uint64)
+    words = outliers.col_vals.numpy().view(f"u{outliers.col_vals.itemsize}")
+    return outliers.offsets.numpy(), words
 
 
 @cache

@@ -61,9 +61,9 @@ class Outliers(ABC):
         offsets, words = cls._place(counts, rows, words)
         if offsets[-1] > torch.iinfo(torch.int32).max:
             raise UserError(f"{offsets[-1]} words of outliers are too many for 32-bit offsets; keep fewer outliers")
-        kind = np.uint32 if shape[1] <= NARROW_COLUMNS else np.uint64
-        signed = words.astype(kind).view(np.int32 if kind == np.uint32 else np.int64)
-        return cls(shape, torch.from_numpy(offsets.astype(np.int32)), torch.from_numpy(signed))
+        col_vals = torch.empty(len(words), dtype=word_dtype(shape[1]))  # an empty array of NumPy's has strides of 0
+        col_vals.numpy().view(f"u{col_vals.itemsize}")[:] = words
+        return cls(shape, torch.from_numpy(offsets.astype(np.int32)), col_vals)
 
     @classmethod
     @abstractmethod
@@ -113,8 +113,7 @@ class Outliers(ABC):
         """Raise `ValueError` unless columns rise within each row."""
 
     def _bits(self) -> np.ndarray:
-        words = self.col_vals.numpy()
-        return words.view(np.uint32 if words.dtype == np.int32 else np.uint64).astype(np.uint64)
+        return self.col_vals.numpy().view(f"u{self.col_vals.itemsize}").astype(np.uint64)
 
 
 class CSR(Outliers):

@@ -45,6 +45,7 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 SIMD = frozenset({"avx2", "fma", "f16c"})
 # from so many vectors on, decoding once for all of them is faster than reading the codes again for each
 VECTORS_TO_DECODE_FOR = 3
+TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ BACKENDS = {
 def decode(
     words: Int64[Tensor, "tall wide 16"],
     outliers: csr.Outliers,
-    out: Float32[Tensor, "rows columns"] | None = None,
+    out: Float[Tensor, "rows columns"] | None = None,
     backend: str = "auto",
-) -> Float32[Tensor, "rows columns"]:
-    """The dense matrix in fp32, of the outliers' shape.
+) -> Float[Tensor, "rows columns"]:
+    """The dense matrix, of the outliers' shape: fp32, or rounded once to the type of `out`.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for `words` or an
     `out` of the wrong shape, type or device.
@@ -92,9 +93,19 @@ def decode(
     shape = outliers.shape
     expect("words", words, torch.int64, (*tiles(shape), TILE), CPU)
     out = torch.empty(shape, dtype=torch.float32) if out is None else out
-    expect("out", out, torch.float32, shape, CPU)
+    expect("out", out, out.dtype, shape, CPU)
+    if not out.is_floating_point():
+        raise ValueError(f"out is {out.dtype}; expected a floating-point type")
     run = choose(backend, BACKENDS).decode(outliers.name, column_bits(shape[1]))
-    over_rows(run, len(words), out.nbytes, *_arrays(words, outliers), out.numpy())
+    bits, offsets, col_vals = _arrays(words, outliers)
+    at_once = len(words) if out.dtype == torch.float32 else TILE_ROWS_AT_ONCE
+    for first in range(0, len(words), max(1, at_once)):
+        rows = out[TILE * first : TILE * (first + at_once)]
+        some = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
+        some_words, some_offsets = bits[first : first + at_once], offsets[first * (TILE // outliers.rows_at_once) :]
+        over_rows(run, len(some_words), some.nbytes, some_words, some_offsets, col_vals, some.numpy())
+        if some is not rows:
+            rows.copy_(some)
     return out
 
 

@@ -75,7 +75,9 @@ def pack(codes: Codes) -> Int64[Tensor, "tall wide 16"]:
     for column in range(TILE):
         words |= weights[..., column].astype(np.uint64) << np.uint64(WEIGHTS + 3 * column)
     words |= second_order_bytes(codes.second_order).astype(np.uint64) << np.uint64(SECOND_ORDER)
-    return torch.from_numpy(words.view(np.int64))
+    packed = torch.empty(words.shape, dtype=torch.int64)  # an empty array of NumPy's has strides of 0
+    packed.numpy().view(np.uint64)[:] = words
+    return packed
 
 
 def unpack(words: Int64[Tensor, "tall wide 16"], shape: tuple[int, int]) -> Codes:
