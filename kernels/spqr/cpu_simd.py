@@ -118,12 +118,13 @@ def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.V
 
 @intrinsic
 def statistics(typing_context, words, at):
-    """A tile's scales and zero points: eight lanes of each for the upper half, then for the lower one."""
+    """A tile's scales, sixteen lanes, then its zero points."""
 
     def generate(context, builder, signature, arguments):
         word = simd.pointer(context, builder, words, *arguments, I64)
         low = _parts(builder, _four_words(builder, word), 0)
-        return simd.join(builder, [part for half in _statistics(builder, word, low) for part in half])
+        (upper, lower) = _statistics(builder, word, low)
+        return simd.join(builder, [upper[0], lower[0], upper[1], lower[1]])
 
     return Vector(types.float32, 4 * LANES)(words, types.int64), generate
 
@@ -131,7 +132,7 @@ def statistics(typing_context, words, at):
 def _halves(builder, found) -> list[tuple[ir.Value, ir.Value]]:
     """What `statistics` found, as `_statistics` gives it."""
     parts = [simd.take(builder, found, range(LANES * part, LANES * (part + 1))) for part in range(4)]
-    return [(parts[0], parts[1]), (parts[2], parts[3])]
+    return [(parts[0], parts[2]), (parts[1], parts[3])]
 
 
 @intrinsic
@@ -145,25 +146,20 @@ def multiply_tile(typing_context, words, at, x, column, tile_scale, tile_sum, fo
         word = simd.pointer(context, builder, words, *arguments[:2], I64)
         some_x = simd.pointer(context, builder, x, *arguments[2:4], F32)
         four = _four_words(builder, word)
-        low, high = _parts(builder, four, 0), _parts(builder, four, HIGH_PART)
-        totals = [[None, None], [None, None]]  # of each half over the low and over the high parts
+        floats, totals = ir.VectorType(F32, TILE), [None, None]  # over the low and over the high parts
+        parts = [simd.join(builder, _parts(builder, four, start)) for start in (0, HIGH_PART)]
         for lane, shift in enumerate(SHIFTS):
-            mask = _constant(INTS, 7 << shift)
-            for part, codes in enumerate((low, high)):
-                each_x = _splat(builder, builder.load(builder.gep(some_x, [I64(LANES * part + lane)])))
-                for half in range(2):
-                    weights = builder.sitofp(builder.and_(codes[half], mask), FLOATS)
-                    before = totals[half][part]
-                    totals[half][part] = (
-                        _multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
-                    )
-        less = _splat(builder, builder.fneg(arguments[5]))
-        results = []
-        for half, (scale, zero) in enumerate(_halves(builder, arguments[6])):
-            product = _multiply_add(builder, zero, less, builder.fadd(*totals[half]))
-            lanes = simd.take(builder, arguments[7], range(LANES * half, LANES * (half + 1)))
-            results.append(_multiply_add(builder, scale, product, lanes))
-        return simd.join(builder, results)
+            for part, codes in enumerate(parts):
+                each_x = _splat(builder, builder.load(builder.gep(some_x, [I64(LANES * part + lane)])), TILE)
+                weights = builder.sitofp(builder.and_(codes, _constant(codes.type, 7 << shift)), floats)
+                before = totals[part]
+                totals[part] = (
+                    _multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
+                )
+        scales, zero_points = (simd.take(builder, arguments[6], range(at, at + TILE)) for at in (0, TILE))
+        less = _splat(builder, builder.fneg(arguments[5]), TILE)
+        product = _multiply_add(builder, zero_points, less, builder.fadd(*totals))
+        return _multiply_add(builder, scales, product, arguments[7])
 
     return sums(words, types.int64, x, types.int64, types.float32, types.float32, found, sums), generate
 
