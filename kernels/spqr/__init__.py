@@ -15,11 +15,7 @@ Ways to multiply, all with fp32 sums:
     table            as avx2_table, for any CPU
     arithmetic       as avx2_arithmetic, for any CPU
 
-**Limits.** A word has 8 bytes for 16 weights. That is 4 bits a weight, and 32 bits more for each outlier: 4.32 at 1 %,
-3.7 times fewer than bf16. Where two cores read 30 GB/s, each has 0.53 ns for a word to keep up with memory: 1.5 cycles
-at 2.8 GHz, 2.3 at 4.3. A tile of 16 words takes some 150 vector instructions in `avx2` (2 AND, 2 conversions and 2 FMA
-a word, 54 for its statistics) and 130 in `avx2_int8`, on four ports: 2.4 and 2 cycles a word at best. So the product is
-bound by instructions, not bytes, below some 4.5 GHz.
+`benchmarks/README.md` works out the limits of the product, in bytes and in instructions.
 """
 
 from collections.abc import Callable
