@@ -40,7 +40,7 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 
 SIMD = frozenset({"avx2", "fma", "f16c"})
 # from so many vectors on, decoding once for all of them is faster than reading the codes again for each
-VECTORS_TO_DECODE_FOR = 3
+VECTORS_TO_DECODE_FOR = 12
 TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
 
 
@@ -114,7 +114,7 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32, finite and below 2⁹⁰.
 
-    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From three vectors on it
+    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
     takes avx2_table.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
