@@ -112,10 +112,10 @@ def matvec(
     out: Float32[Tensor, "*batch rows"] | None = None,
     backend: str = "auto",
 ) -> Float32[Tensor, "*batch rows"]:
-    """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32, finite and below 2⁹⁰.
+    """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
     The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
-    takes avx2_table.
+    takes avx2_table. avx2 loses bits of entries below 2⁻⁹⁹, which it divides by up to 2²⁷.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
     wrong shape, type or device.
