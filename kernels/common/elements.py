@@ -15,6 +15,14 @@ def as_float32(typing_context, bits):
     )
 
 
+@intrinsic
+def as_bits(typing_context, value):
+    """The 32 bits that this fp32 number is."""
+    return types.uint32(types.float32), lambda context, builder, signature, values: builder.bitcast(
+        values[0], ir.IntType(32)
+    )
+
+
 @numba.njit(inline="always")
 def float32_from_bfloat16(bits):
     """bf16 is the upper half of fp32."""

@@ -11,8 +11,7 @@ import torch
 from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
-from toolkit.errors import unknown
-from toolkit.kernels.common.backends import check_runnable, runnable
+from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.int8 import cpu, cpu_simd
@@ -57,7 +56,7 @@ def matvec(
         out = torch.empty(*batch, rows, dtype=torch.float32)
     expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
     vectors = batch[0] if batch else 1
-    run = _choose(backend).matvec
+    run = choose(backend, BACKENDS).matvec
     each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
     over_rows(run, rows, weight.nbytes, weight.numpy(), each_x.numpy(), each_out.numpy())
     return out
@@ -66,12 +65,3 @@ def matvec(
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
     return runnable(BACKENDS)
-
-
-def _choose(name: str) -> Backend:
-    if name == "auto":
-        return BACKENDS[available()[0]]
-    if name not in BACKENDS:
-        raise unknown("backend", name, ["auto", *BACKENDS])
-    check_runnable(name, BACKENDS)
-    return BACKENDS[name]

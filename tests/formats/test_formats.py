@@ -150,7 +150,9 @@ def test_decoding_gives_memory_of_its_own(name, matrix):
 
 
 def test_unknown_format_lists_the_formats():
-    with pytest.raises(UserError, match=r"unknown format 'coo'.*csr, dense, endor, lz4, two_four, zstd"):
+    with pytest.raises(
+        UserError, match=r"unknown format 'coo'.*csr, dense, endor, lz4, spqr, spqr_ptcsr, two_four, zstd"
+    ):
         encode("coo", torch.zeros(2, 2))
     with pytest.raises(UserError, match="unknown format"):
         expected_nbytes("coo", (2, 2), 0.5, torch.float16)

@@ -1,6 +1,7 @@
 """The registry of formats that a weight matrix can be stored in, and the doors to pack, unpack, size and load one."""
 
 import os
+from collections import ChainMap
 
 import torch
 from torch import Tensor
@@ -11,15 +12,21 @@ from toolkit.formats.csr import CSR
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.formats.packed import FormatError, Packed, as_matrix, read
+from toolkit.formats.spqr import SpQR, SpQRTransposed
 from toolkit.formats.two_four import TwoFour
 
-__all__ = ["FORMATS", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
+__all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
 
 FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
+# these decode to what a quantiser chose, not to the weight that was packed; they hold floating-point weights only
+QUANTISED: dict[str, type[Packed]] = {cls.name: cls for cls in (SpQR, SpQRTransposed)}
+READABLE = ChainMap(FORMATS, QUANTISED)
 
 
 def encode(name: str, weight: Tensor) -> Packed:
     """Pack a matrix [rows, columns] of float32, float16, bfloat16 or int8. A tensor on a GPU is copied to the CPU.
+
+    A format of `QUANTISED` rounds the weights, in its plainest way.
 
     Raises `UserError` for an unknown format, or for a tensor that the format cannot hold.
     """
@@ -34,9 +41,9 @@ def decode(encoded: Packed) -> Tensor:
 def load(path: str | os.PathLike) -> Packed:
     """Read a packed matrix of any format. Raises `FormatError` for a damaged file, or one of another program."""
     metadata, tensors = read(path)
-    if metadata["format"] not in FORMATS:
-        raise FormatError(f"{path}: {unknown('format', metadata['format'], FORMATS)}")
-    return FORMATS[metadata["format"]].from_file(path, metadata, tensors)
+    if metadata["format"] not in READABLE:
+        raise FormatError(f"{path}: {unknown('format', metadata['format'], READABLE)}")
+    return READABLE[metadata["format"]].from_file(path, metadata, tensors)
 
 
 def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
@@ -48,6 +55,6 @@ def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: t
 
 
 def _format(name: str) -> type[Packed]:
-    if name not in FORMATS:
-        raise unknown("format", name, FORMATS)
-    return FORMATS[name]
+    if name not in READABLE:
+        raise unknown("format", name, READABLE)
+    return READABLE[name]

@@ -1,0 +1,103 @@
+"""Sparse outliers in fp16, as CSR or PTCSR (thesis, section 3.4): packed, and multiplied with vectors.
+
+`encode(storage, ...)` packs; `add_matvec` adds the product to what is there. The fused products of other families
+call the same functions of blocks. `backend="auto"` takes the first of `available()`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numba
+import numpy as np
+import torch
+from jaxtyping import Float, Float16, Float32, Int64
+from torch import Tensor
+
+from toolkit.errors import unknown
+from toolkit.kernels.common.backends import choose, runnable
+from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.threads import COMPILE, over_rows
+from toolkit.kernels.csr import cpu, cpu_simd
+from toolkit.kernels.csr.layout import CSR, PTCSR, STORAGES, Outliers, column_bits, no_outliers
+from toolkit.kernels.csr.shared import BLOCK
+
+__all__ = ["BACKENDS", "CSR", "PTCSR", "STORAGES", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
+
+    features: frozenset[str]
+    add_product: Callable  # storage, bits of a column -> function of a block
+
+
+# fastest first
+BACKENDS = {
+    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.add_product),
+    "portable": Backend(frozenset(), cpu.add_product),
+}
+
+
+def encode(
+    storage: str,
+    shape: tuple[int, int],
+    rows: Int64[Tensor, " count"],
+    columns: Int64[Tensor, " count"],
+    values: Float16[Tensor, " count"],
+) -> Outliers:
+    """Pack outliers as "csr" or "ptcsr". Raises `UserError` for another name, and what `Outliers.encode` raises."""
+    if storage not in STORAGES:
+        raise unknown("storage of outliers", storage, STORAGES)
+    return STORAGES[storage].encode(shape, rows, columns, values)
+
+
+def add_matvec(
+    outliers: Outliers,
+    x: Float[Tensor, "*batch columns"],
+    out: Float32[Tensor, "*batch rows"],
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch rows"]:
+    """Add the product with `x`, [columns] or [batch, columns], taken as fp32 and finite, to `out`, and return it.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for an `x` or `out`
+    of the wrong shape, type or device.
+    """
+    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
+    expect("x", x, x.dtype, (*batch, columns), torch.device("cpu"))
+    expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
+    vectors = batch[0] if batch else 1
+    run = _rows(choose(backend, BACKENDS).add_product, outliers.name, column_bits(columns))
+    each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
+    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), each_x.numpy(), each_out.numpy())
+    return out
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run, fastest first."""
+    return runnable(BACKENDS)
+
+
+def arrays(outliers: Outliers) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and unsigned words, as the functions of blocks take them."""
+    words = outliers.col_vals.numpy().view(f"u{outliers.col_vals.itemsize}")
+    return outliers.offsets.numpy(), words
+
+
+@cache
+def _rows(add_product: Callable, storage: str, bits: int):
+    add = add_product(storage, bits)
+
+    @numba.njit(**COMPILE)
+    def of_blocks(offsets, words, x, y, first, last):
+        sums = np.empty(BLOCK, np.float32)
+        for block in range(first, last):
+            rows = min(BLOCK, y.shape[1] - BLOCK * block)
+            for vector in range(len(x)):
+                sums[:] = 0
+                add(offsets, words, block, rows, x, vector, sums)
+                for row in range(rows):
+                    y[vector, BLOCK * block + row] += sums[row]
+
+    return of_blocks

@@ -1,0 +1,41 @@
+"""Scalar maths of sparse outliers: a column and an fp16 value in one word. For CPUs and GPUs from the same source."""
+
+from functools import cache
+
+import numba
+
+from toolkit.kernels.common.elements import float32_from_float16
+
+BLOCK = 16  # rows that PTCSR stores together: those of one tile of SpQR
+NARROW_COLUMNS = 1 << 16  # as many columns can be told by the 16 bits of a 32-bit word
+NARROW_BITS, WIDE_BITS = 16, 32  # of the column, in words of 32 and 64 bits
+
+
+@numba.njit(inline="always")
+def column(word, bits):
+    """The word's low bits."""
+    return numba.int64(numba.uint64(word) & ((numba.uint64(1) << numba.uint64(bits)) - numba.uint64(1)))
+
+
+@numba.njit(error_model="numpy")
+def value(word, bits):
+    """The fp16 number above the column, as fp32."""
+    return float32_from_float16(numba.uint16(numba.uint64(word) >> numba.uint64(bits)))
+
+
+@cache
+def span(storage: str):
+    """The function that tells where a row of a block has its words: the first, the end, and the distance of two."""
+    if storage == "csr":
+
+        @numba.njit(inline="always")
+        def span(offsets, block, row):
+            return offsets[BLOCK * block + row], offsets[BLOCK * block + row + 1], 1
+
+    else:
+
+        @numba.njit(inline="always")
+        def span(offsets, block, row):
+            return offsets[block] + row, offsets[block + 1], BLOCK
+
+    return span

@@ -1,0 +1,163 @@
+"""SpQR matrices: 3-bit weights with two levels of statistics in 64-bit words, and outliers in fp16.
+
+Source: E. Crnčević, "An Efficient Inference Kernel for SpQR", thesis, Graz 2025, chapters 2 and 3; the quantisation is
+of Dettmers et al., "SpQR", 2023. `layout` describes the words, `toolkit.kernels.csr` the outliers.
+
+A weight is s · (q − z) + outlier. Its scale s, its zero point z and s · (q − z) are what fp16 arithmetic gives, rounded
+after every step, as in spqr_quant; the outlier is then added in fp32. `decode` gives exactly these weights.
+
+Ways to multiply, all with fp32 sums:
+
+    avx2             fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
+    avx2_int8        activations in int8, with one scale for every 16 columns; integer products
+    avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
+    avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
+    table            as avx2_table, for any CPU
+    arithmetic       as avx2_arithmetic, for any CPU
+
+`benchmarks/README.md` works out the limits of the product, in bytes and in instructions.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from toolkit.kernels import csr
+from toolkit.kernels.common.backends import choose, runnable
+from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.csr.layout import column_bits
+from toolkit.kernels.spqr import cpu, cpu_simd
+from toolkit.kernels.spqr.layout import CPU, Codes, check, pack, tiles, unpack
+from toolkit.kernels.spqr.shared import LEVELS, TILE
+
+__all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
+
+SIMD = frozenset({"avx2", "fma", "f16c"})
+# from so many vectors on, decoding once for all of them is faster than reading the codes again for each
+VECTORS_TO_DECODE_FOR = 12
+TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the kernels on a CPU, and the features it needs of it, by LLVM's names."""
+
+    features: frozenset[str]
+    decode: Callable  # storage of outliers, bits of a column -> compiled function of tile rows
+    product: Callable  # the same
+    prepare: Callable | None = None  # compiled: activations, prepared ones, a scale and a sum for each tile
+    prepared: type = np.float32  # the type of the prepared activations
+
+
+def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) -> Backend:
+    decode = family.decode_stripe(by_table)
+    return Backend(features, partial(cpu.decoded, decode), partial(cpu.product, decode, family.multiply_decoded))
+
+
+def _fused(integers: bool, prepare: Callable, prepared: type) -> Backend:
+    decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
+    return Backend(SIMD, decode, partial(cpu_simd.product, integers), prepare, prepared)
+
+
+BACKENDS = {
+    "avx2": _fused(False, cpu_simd.prepare, np.float32),
+    "avx2_int8": _fused(True, cpu_simd.prepare_int8, np.int16),
+    "avx2_table": _decoding(cpu_simd, True, SIMD),
+    "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
+    "table": _decoding(cpu, True),
+    "arithmetic": _decoding(cpu, False),
+}
+
+
+def decode(
+    words: Int64[Tensor, "tall wide 16"],
+    outliers: csr.Outliers,
+    out: Float[Tensor, "rows columns"] | None = None,
+    backend: str = "auto",
+) -> Float[Tensor, "rows columns"]:
+    """The dense matrix, of the outliers' shape: fp32, or rounded once to the type of `out`.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for `words` or an
+    `out` of the wrong shape, type or device.
+    """
+    shape = outliers.shape
+    expect("words", words, torch.int64, (*tiles(shape), TILE), CPU)
+    out = torch.empty(shape, dtype=torch.float32) if out is None else out
+    expect("out", out, out.dtype, shape, CPU)
+    if not out.is_floating_point():
+        raise ValueError(f"out is {out.dtype}; expected a floating-point type")
+    run = choose(backend, BACKENDS).decode(outliers.name, column_bits(shape[1]))
+    bits, offsets, col_vals = _arrays(words, outliers)
+    at_once = len(words) if out.dtype == torch.float32 else TILE_ROWS_AT_ONCE
+    for first in range(0, len(words), max(1, at_once)):
+        rows = out[TILE * first : TILE * (first + at_once)]
+        some = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
+        some_words, some_offsets = bits[first : first + at_once], offsets[first * (TILE // outliers.rows_at_once) :]
+        over_rows(run, len(some_words), some.nbytes, some_words, some_offsets, col_vals, some.numpy())
+        if some is not rows:
+            rows.copy_(some)
+    return out
+
+
+def matvec(
+    words: Int64[Tensor, "tall wide 16"],
+    outliers: csr.Outliers,
+    x: Float[Tensor, "*batch columns"],
+    out: Float32[Tensor, "*batch rows"] | None = None,
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch rows"]:
+    """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
+
+    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
+    takes avx2_table. avx2 loses bits of entries below 2⁻⁹⁹, which it divides by up to 2²⁷.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
+    wrong shape, type or device.
+    """
+    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
+    expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), CPU)
+    expect("x", x, x.dtype, (*batch, columns), CPU)
+    out = torch.empty(*batch, rows, dtype=torch.float32) if out is None else out
+    expect("out", out, torch.float32, (*batch, rows), CPU)
+    vectors = batch[0] if batch else 1
+    kernels = _backend(backend, vectors)
+    given = _prepared(kernels, _padded(x.view(vectors, columns), words.shape[1] * TILE))
+    run, each_out = kernels.product(outliers.name, column_bits(columns)), out.view(vectors, rows)
+    over_rows(run, len(words), words.nbytes, *_arrays(words, outliers), *given, each_out.numpy())
+    return out
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run."""
+    return runnable(BACKENDS)
+
+
+def _backend(name: str, vectors: int) -> Backend:
+    if name == "auto" and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
+        name = "avx2_table"
+    return choose(name, BACKENDS)
+
+
+def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor, "vectors padded"]:
+    """The vectors in fp32, with zeros for the padding of the matrix."""
+    return torch.nn.functional.pad(x.to(torch.float32), (0, columns - x.shape[1]))
+
+
+def _prepared(kernels: Backend, x: Float32[Tensor, "vectors padded"]) -> tuple[np.ndarray, ...]:
+    """What the product takes of the vectors."""
+    if kernels.prepare is None:
+        return (x.numpy(),)
+    of_tiles = (len(x), x.shape[1] // TILE)
+    made = (np.empty(x.shape, kernels.prepared), np.empty(of_tiles, np.float32), np.empty(of_tiles, np.float32))
+    kernels.prepare(x.numpy(), *made)
+    return x.numpy(), *made
+
+
+def _arrays(words: Tensor, outliers: csr.Outliers) -> tuple[np.ndarray, ...]:
+    return words.numpy().view(np.uint64), *csr.arrays(outliers)

@@ -1,0 +1,107 @@
+"""The kernels of SpQR's dense part for any CPU: plain loops over words.
+
+Each function works on the tile rows `first` to `last`, and releases the GIL. Words are unsigned, [tall, wide, 16].
+"""
+
+from functools import cache
+
+import numba
+import numpy as np
+
+from toolkit.kernels.common.elements import float32_from_float16
+from toolkit.kernels.common.threads import COMPILE
+from toolkit.kernels.csr import cpu as csr
+from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO, code, dequantise
+
+
+@numba.njit(inline="always")
+def statistic(words, tall, wide, number):
+    """One of the four second-order statistics of a tile: rows 4·number and 4·number + 2 carry its bytes."""
+    low = words[tall, wide, 4 * number] >> numba.uint64(SECOND_ORDER)
+    high = words[tall, wide, 4 * number + 2] >> numba.uint64(SECOND_ORDER)
+    return float32_from_float16(
+        numba.uint16((low & numba.uint64(0xFF)) | (high & numba.uint64(0xFF)) << numba.uint64(8))
+    )
+
+
+@cache
+def decode_stripe(by_table: bool):
+    """The function that decodes one tile row into `dense` [16, 16 · wide].
+
+    A row of a tile has eight possible weights. `by_table` computes them first, and then looks each weight up; else
+    each weight is converted by itself (thesis, section 3.2).
+    """
+
+    @numba.njit(**COMPILE)
+    def decode_stripe(words, tall, dense):
+        table = np.empty(LEVELS, np.float32)
+        for wide in range(words.shape[1]):
+            scale_scale, zero_scale = statistic(words, tall, wide, 0), statistic(words, tall, wide, 1)
+            scale_zero, zero_zero = statistic(words, tall, wide, 2), statistic(words, tall, wide, 3)
+            for row in range(TILE):
+                word = words[tall, wide, row]
+                scale = dequantise(code(word, 0), scale_scale, scale_zero)
+                zero = dequantise(code(word, ZERO), zero_scale, zero_zero)
+                if by_table:
+                    for level in range(LEVELS):
+                        table[level] = dequantise(level, scale, zero)
+                for column in range(TILE):
+                    level = code(word, WEIGHTS + 3 * column)
+                    weight = table[level] if by_table else dequantise(level, scale, zero)
+                    dense[row, TILE * wide + column] = weight
+
+    return decode_stripe
+
+
+@numba.njit(**COMPILE)
+def multiply_decoded(dense, x, sums):
+    """Set `sums[vector]` [16] to the product of sixteen dense rows with each `x[vector]`."""
+    for vector in range(len(x)):
+        for row in range(TILE):
+            total = numba.float32(0)
+            for column in range(x.shape[1]):
+                total += dense[row, column] * x[vector, column]
+            sums[vector, row] = total
+
+
+@cache
+def product(decode, multiply, storage: str, bits: int):
+    """The compiled function that decodes tile rows, outliers included, and sets `y[vector, row]` to their products.
+
+    `x` is fp32 and padded. A tile row is decoded once for all vectors.
+    """
+    add_outliers = csr.add_weights(storage, bits)
+
+    @numba.njit(**COMPILE)
+    def product(words, offsets, col_vals, x, y, first, last):
+        dense = np.empty((TILE, x.shape[1]), np.float32)
+        sums = np.empty((len(x), TILE), np.float32)
+        for tall in range(first, last):
+            rows = min(TILE, y.shape[1] - TILE * tall)
+            decode(words, tall, dense)
+            add_outliers(offsets, col_vals, tall, rows, dense)
+            multiply(dense, x, sums)
+            for vector in range(len(x)):
+                for row in range(rows):
+                    y[vector, TILE * tall + row] = sums[vector, row]
+
+    return product
+
+
+@cache
+def decoded(decode, storage: str, bits: int):
+    """The compiled function that decodes tile rows, outliers included, into the fp32 matrix `out`."""
+    add_outliers = csr.add_weights(storage, bits)
+
+    @numba.njit(**COMPILE)
+    def decoded(words, offsets, col_vals, out, first, last):
+        dense = np.empty((TILE, TILE * words.shape[1]), np.float32)
+        for tall in range(first, last):
+            rows = min(TILE, len(out) - TILE * tall)
+            decode(words, tall, dense)
+            add_outliers(offsets, col_vals, tall, rows, dense)
+            for row in range(rows):
+                for column in range(out.shape[1]):
+                    out[TILE * tall + row, column] = dense[row, column]
+
+    return decoded

@@ -1,0 +1,159 @@
+"""Outliers as CSR and PTCSR against the oracle: to the bit when packed, and multiplied by every backend."""
+
+import pytest
+import torch
+
+from tests import naive_spqr as naive
+from tests.kernels.test_bitmap import at_the_end_of_memory
+from toolkit.errors import UserError
+from toolkit.kernels import csr
+
+SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 40), (15, 100), (40, 33), (33, 70_000)]
+SHARES = [0, 0.05, 0.5, 1]
+
+
+@pytest.fixture(params=csr.BACKENDS)
+def backend(request):
+    if request.param not in csr.available():
+        pytest.skip(f"this CPU lacks what {request.param} needs")
+    return request.param
+
+
+@pytest.fixture(params=csr.STORAGES)
+def storage(request):
+    return request.param
+
+
+def outliers(shape, share, seed=0):
+    """Rows, columns and values of random outliers; one row in three has none, one has all its columns."""
+    generator = torch.Generator().manual_seed(seed)
+    share = min(share, 4000 / max(1, shape[0] * shape[1]))
+    kept = torch.rand(shape, generator=generator) < share
+    kept[1::3] = False
+    if shape[1] < 1000 and share:
+        kept[2::7] = True
+    rows, columns = kept.nonzero(as_tuple=True)
+    values = torch.randn(len(rows), generator=generator).half()
+    return rows, columns, torch.where(values == 0, 1, values)
+
+
+@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_as_the_oracle_packs(shape, share):
+    rows, columns, values = outliers(shape, share)
+    mixed = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
+    for name, oracle in (("csr", naive.csr), ("ptcsr", naive.ptcsr)):
+        found = csr.encode(name, shape, rows[mixed], columns[mixed], values[mixed])
+        found.check()
+        if shape[1] <= 1 << 16:
+            entries = list(zip(rows.tolist(), columns.tolist(), values.tolist(), strict=True))
+            assert (found.offsets.tolist(), found.col_vals.tolist()) == oracle(entries, shape[0])
+        for back, given in zip(found.entries(), (rows, columns, values), strict=True):
+            assert torch.equal(back, given)
+
+
+def test_worked_example():
+    """Rows 0 and 2 of a block hold outliers; 1.0 is 0x3C00 and −2.0 is 0xC000 in fp16."""
+    entries = torch.tensor([0, 0, 2]), torch.tensor([1, 5, 3]), torch.tensor([1.0, -2.0, 1.0]).half()
+    rows = csr.encode("csr", (3, 8), *entries)
+    assert rows.offsets.tolist() == [0, 2, 2, 3]
+    assert [word & 0xFFFFFFFF for word in rows.col_vals.tolist()] == [0x3C000001, 0xC0000005, 0x3C000003]
+    block = csr.encode("ptcsr", (3, 8), *entries)
+    assert block.offsets.tolist() == [0, 32]
+    words = [word & 0xFFFFFFFF for word in block.col_vals.tolist()]
+    assert words == [0x3C000001, 0, 0x3C000003, *[0] * 13, 0xC0000005, *[0] * 15]
+    out = torch.zeros(3)
+    csr.add_matvec(block, torch.arange(8).float(), out)
+    assert out.tolist() == [1 - 10, 0, 3]
+
+
+@pytest.mark.parametrize("columns", [65_536, 65_537])
+def test_the_column_field_widens_when_the_columns_ask_for_it(storage, backend, columns):
+    last = torch.tensor([columns - 1]), torch.tensor([1.5]).half()
+    found = csr.encode(storage, (1, columns), torch.tensor([0]), *last)
+    found.check()
+    assert found.col_vals.dtype == (torch.int32 if columns == 65_536 else torch.int64)
+    assert [part.tolist() for part in found.entries()] == [[0], [columns - 1], [1.5]]
+    x = torch.zeros(columns)
+    x[-1] = 2
+    assert csr.add_matvec(found, x, torch.ones(1), backend).tolist() == [4]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_products_add_to_what_is_there(storage, backend, batch):
+    for seed, shape in enumerate(SHAPES):
+        for share in SHARES:
+            rows, columns, values = outliers(shape, share, seed)
+            packed = csr.encode(storage, shape, rows, columns, values)
+            x = torch.randn(batch, shape[1], generator=torch.Generator().manual_seed(seed))
+            out = torch.randn(batch, shape[0], generator=torch.Generator().manual_seed(seed + 1))
+            terms = values.double() * x.double()[:, columns]
+            expected = out.double().index_add(1, rows, terms)
+            bound = out.double().abs().index_add(1, rows, terms.abs())
+            assert csr.add_matvec(packed, x, out, backend) is out
+            assert ((out - expected).abs() <= 1e-5 * bound).all(), (shape, share)
+    one = torch.zeros(shape[0])
+    assert torch.equal(
+        csr.add_matvec(packed, x[0], one, backend), csr.add_matvec(packed, x[:1], one[None] * 0, backend)[0]
+    )
+
+
+def test_nothing_is_read_beyond_the_words(storage, backend):
+    packed = csr.encode(storage, (17, 40), *outliers((17, 40), 0.3))
+    x = torch.randn(40)
+    ends = type(packed)(packed.shape, at_the_end_of_memory(packed.offsets), at_the_end_of_memory(packed.col_vals))
+    found = csr.add_matvec(ends, at_the_end_of_memory(x), torch.zeros(17), backend)
+    assert torch.equal(found, csr.add_matvec(packed, x, torch.zeros(17), backend))
+
+
+def spoiled(packed, **changes):
+    fields = {"shape": packed.shape, "offsets": packed.offsets.clone(), "col_vals": packed.col_vals.clone()} | changes
+    return type(packed)(**fields)
+
+
+def test_words_that_cannot_be_are_refused(storage):
+    given = torch.tensor([0, 0, 17]), torch.tensor([1, 5, 3]), torch.tensor([1.0, -2.0, 1.0]).half()
+    packed = csr.encode(storage, (20, 8), *given)
+    for bad, told in (
+        (packed.offsets.clone().index_fill_(0, torch.tensor([1]), 10**6), "offsets fall"),
+        (packed.offsets.clone().index_fill_(0, torch.tensor([1]), -(2**31)), "offsets fall"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            spoiled(packed, offsets=bad).check()
+    first = packed.col_vals[:1].clone()
+    for word, told in ((0x3C000008, "column 8 of 8"), (0x7C000001, "not finite"), (0x3C000007, "columns do not rise")):
+        with pytest.raises(ValueError, match=told):
+            spoiled(packed, col_vals=torch.cat([first.fill_(word), packed.col_vals[1:]])).check()
+    with pytest.raises(ValueError, match="offsets do not run from 0"):
+        spoiled(packed, col_vals=packed.col_vals[:-1].clone())
+    with pytest.raises(ValueError, match=r"offsets is torch\.int32"):
+        spoiled(packed, offsets=packed.offsets[:-1].clone())
+    with pytest.raises(ValueError, match=r"col_vals is torch\.int64"):
+        spoiled(packed, col_vals=packed.col_vals.long())
+    wide = csr.encode(storage, (20, 70_000), *given)
+    wide.col_vals[0] |= 1 << 48
+    with pytest.raises(ValueError, match="bits set above its value"):
+        wide.check()
+
+
+def test_padding_of_ptcsr_is_checked():
+    packed = csr.encode("ptcsr", (3, 8), torch.tensor([0, 0]), torch.tensor([1, 5]), torch.ones(2).half())
+    for at, told in ((1, "an outlier follows padding"), (16 + 5, "rows beyond the last, 2, hold outliers")):
+        words = packed.col_vals.clone()
+        words[16 + at % 16] = 0x3C000002
+        with pytest.raises(ValueError, match=told):
+            spoiled(packed, col_vals=words).check()
+    with pytest.raises(ValueError, match="no multiple of 16"):
+        spoiled(packed, offsets=torch.tensor([0, 31], dtype=torch.int32), col_vals=packed.col_vals[:31]).check()
+
+
+def test_wrong_arguments_are_refused():
+    packed = csr.no_outliers((4, 8))
+    with pytest.raises(ValueError, match=r"x is torch.float32 \[7\]; expected torch.float32 \[8\]"):
+        csr.add_matvec(packed, torch.ones(7), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"out is torch.float64 \[4\]; expected torch.float32 \[4\]"):
+        csr.add_matvec(packed, torch.ones(8), torch.zeros(4).double())
+    with pytest.raises(UserError, match="unknown backend 'cuda'; choose from: auto, avx2, portable"):
+        csr.add_matvec(packed, torch.ones(8), torch.zeros(4), "cuda")
+    with pytest.raises(UserError, match="unknown storage of outliers 'coo'; choose from: csr, ptcsr"):
+        csr.encode("coo", (4, 8), *[torch.empty(0, dtype=torch.int64)] * 2, torch.empty(0).half())
