@@ -21,8 +21,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
-from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
+from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr import cpu_simd as csr
@@ -349,7 +348,7 @@ def prepare_int8(x, prepared, tile_scales, tile_sums):
             tile_scales[vector, tile] = scale / numba.float32(1 << LARGEST_BIT)
 
 
-_four_rows = multiply_rows(LANES_TO_FLOAT32[torch.float32], TO_FLOAT32[torch.float32])
+_four_rows = multiply_rows(torch.float32)
 
 
 @numba.njit(**COMPILE)

@@ -8,7 +8,7 @@ import torch
 from tests import naive_spqr as naive
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, FormatError, encode, load
-from toolkit.quantization.spqr import round_to_nearest
+from toolkit.quantization import spqr as quantiser
 
 SHAPES = [(0, 0), (0, 8), (3, 0), (1, 1), (17, 40), (160, 64)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -35,7 +35,7 @@ def oracle(quantised, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_it_decodes_to_what_was_chosen(form, dtype, shape, tmp_path):
     weight = weights(shape, dtype)
-    quantised = round_to_nearest(weight, 0.05)
+    quantised = quantiser.SpQR(0.05).round(weight)
     packed, expected = form.from_quantised(quantised, dtype), oracle(quantised, dtype)
     packed.check()
     assert (packed.shape, packed.dtype) == (shape, dtype)
@@ -57,7 +57,7 @@ def test_it_decodes_to_what_was_chosen(form, dtype, shape, tmp_path):
 
 def test_encoding_rounds_to_nearest_with_one_percent_of_outliers(form):
     weight = weights((64, 64), torch.bfloat16)
-    packed, quantised = encode(form.name, weight), round_to_nearest(weight)
+    packed, quantised = encode(form.name, weight), quantiser.SpQR().round(weight)
     assert torch.equal(packed.decode(), oracle(quantised, torch.bfloat16))
     assert len(quantised.rows) == round(0.01 * 64 * 64)
     with pytest.raises(UserError, match=r"cannot quantise a weight of torch\.int8"):
@@ -69,7 +69,7 @@ def test_bits_per_weight_are_counted():
     packed = encode("spqr", weights((32, 48)))
     assert packed.nbytes == 32 * 3 * 8 + 33 * 4 + 15 * 4
     assert packed.bits_per_weight == 8 * packed.nbytes / (32 * 48)
-    narrow = QUANTISED["spqr"].from_quantised(round_to_nearest(weights((16, 17)), 0), torch.float16)
+    narrow = QUANTISED["spqr"].from_quantised(quantiser.SpQR(0).round(weights((16, 17))), torch.float16)
     assert narrow.words.nbytes == 16 * 2 * 8
     with pytest.raises(UserError, match="depends on the values"):
         type(packed).expected_nbytes((32, 48), 0.5, torch.float16)
@@ -77,7 +77,7 @@ def test_bits_per_weight_are_counted():
 
 def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
     """Every number in a file is bounded before a kernel sees it."""
-    packed = form.from_quantised(round_to_nearest(weights((40, 24)), 0.1), torch.float16)
+    packed = form.from_quantised(quantiser.SpQR(0.1).round(weights((40, 24))), torch.float16)
     spare, far = packed.words.clone(), packed.col_vals.clone()
     spare[0, 0, 0] |= 1 << 62
     place = int(far.nonzero()[0])

@@ -1,65 +1,139 @@
-"""Rounding to SpQR's levels: hand-worked groups, and the outliers that are chosen."""
+"""SpQR's quantiser against hand-worked groups, exact grids and a slow one that shrinks the inverse Hessian."""
 
 import pytest
 import torch
 
+from tests import naive_spqr_quantiser as naive
 from toolkit.errors import UserError
-from toolkit.kernels import csr, spqr
-from toolkit.quantization.spqr import round_to_nearest
+from toolkit.kernels.spqr import Codes
+from toolkit.quantization.spqr import SpQR, decode, dequantise, first_order, leave_one_out_gains, second_order
 
 
-def dense(found):
-    outliers = csr.encode("csr", found.codes.shape, found.rows, found.columns, found.values)
-    return spqr.decode(spqr.pack(found.codes), outliers)
+def random(seed, *shape, dtype=torch.float64):
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def test_weights_on_the_levels_are_kept():
-    """Every row of the tile has the scale 0.25 and the zero point 3: weights are 0.25 · (q − 3)."""
-    levels = torch.randint(0, 8, (16, 16), generator=torch.Generator().manual_seed(0))
-    levels[:, 0], levels[:, 1] = 0, 7
-    weight = 0.25 * (levels - 3.0)
-    found = round_to_nearest(weight, 0)
-    assert torch.equal(found.codes.weights, levels.byte())
-    assert torch.equal(dense(found), weight)
-    assert len(found.rows) == 0
+def gram_of(seed, columns, dtype=torch.float64):
+    inputs = random(seed, 3 * columns, columns, dtype=dtype)
+    return inputs.T @ inputs
 
 
-def test_one_far_weight_is_the_outlier():
-    levels = torch.randint(0, 8, (16, 16), generator=torch.Generator().manual_seed(0))
-    levels[:, 0], levels[:, 1] = 0, 7
-    weight = 0.25 * (levels - 3.0)
-    weight[5, 9] = 40
-    found = round_to_nearest(weight, 1 / 256)
-    assert (found.rows.tolist(), found.columns.tolist()) == ([5], [9])
-    assert torch.equal(dense(found), weight), "the outlier keeps what its code misses"
-    assert (dense(round_to_nearest(weight, 0)) - weight).abs().mean() > 0.02
+def test_a_group_worked_by_hand():
+    low, high = torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([2.5, 7.0, 0.0])
+    scale, zero = first_order(low, high)
+    assert scale.tolist() == [0.5, 1.0, 1.0]  # a group of zeros has any scale
+    assert zero.tolist() == [2.0, 0.0, 0.0]
+    codes, step, offset = second_order(torch.tensor([0.5, 1.0, 1.0, 4.0]))
+    assert (step.item(), offset.item()) == (0.5, -1.0)  # steps of 0.5 from 0.5
+    assert codes.tolist() == [0, 1, 1, 7]
+    assert decode(codes, step, offset).tolist() == [0.5, 1.0, 1.0, 4.0]
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (0, 8), (8, 0), (1, 1), (17, 40), (64, 200)])
-def test_errors_are_less_than_a_level_and_fall_with_outliers(shape):
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.02
-    errors = []
-    for share in (0, 0.05, 1):
-        found = round_to_nearest(weight, share)
-        assert len(found.rows) == round(share * weight.numel())
-        errors.append(float((dense(found) - weight).square().sum()))
-    if weight.numel() > 1:
-        assert errors[2] < errors[1] < errors[0] < 0.1 * float(weight.square().sum())
-    assert errors[2] <= 1e-6 * float(weight.square().sum())
+def test_rows_with_one_statistic_share_it():
+    codes, step, zero = second_order(torch.full((20,), 0.75))
+    assert (codes.tolist(), step.tolist(), zero.tolist()) == ([1] * 20, [0.75] * 2, [0.0] * 2)
 
 
-@pytest.mark.parametrize("scale", [0, 1e-6, 1e-3, 1e3])
-def test_weights_of_any_size_stay_finite(scale):
-    weight = torch.full((20, 20), float(scale))
-    weight[3] *= -1
-    found = dense(round_to_nearest(weight, 0.01))
-    assert found.isfinite().all()
-    assert (found - weight).abs().max() <= 0.15 * scale + 2e-7, "fp16 has no steps below 6e-8"
+def test_the_gain_of_an_outlier_by_hand():
+    weight = torch.tensor([[7.0, 1.0, 2.0, 70.0]])  # without the last, every weight is on the grid of steps of 1
+    gains = leave_one_out_gains(weight, torch.ones(4))
+    # with it steps are 10: 7 becomes 10, 1 becomes 0, 2 becomes 0
+    assert gains[0].tolist() == [9.0, 1.0, 4.0, 14.0]
+    assert leave_one_out_gains(weight, torch.full((4,), 2.0))[0, 3].item() == 14 / 4
 
 
-def test_what_cannot_be_quantised_is_refused():
-    for bad in (float("nan"), float("inf"), 1e6):
-        with pytest.raises(UserError, match="not finite or too large for fp16"):
-            round_to_nearest(torch.full((2, 2), bad))
-    with pytest.raises(UserError, match=r"share of outliers of 1\.5 is impossible"):
-        round_to_nearest(torch.zeros(2, 2), 1.5)
+@pytest.mark.parametrize("columns", [1, 7, 16])
+def test_gains_are_those_of_the_slow_oracle(columns):
+    weight, diagonal = random(columns, 9, columns), random(1, columns).abs() + 0.1
+    expected = [naive.gains(row, diagonal.tolist()) for row in weight.tolist()]
+    torch.testing.assert_close(leave_one_out_gains(weight, diagonal), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("reorder", [False, True])
+def test_a_weight_on_its_grid_is_kept_exactly(reorder):
+    generator = torch.Generator().manual_seed(3)
+    codes = torch.randint(0, 8, (32, 48), generator=generator)
+    codes[:, ::16], codes[:, 1::16] = 0, 7  # each group reaches both ends of its grid
+    steps = torch.tensor([1.0, 8.0]).repeat(16)[:, None] / 64  # both ends of the second grid, too
+    weight = steps * (codes - 3)
+    quantised = SpQR(outliers=0, reorder=reorder)(weight, torch.eye(48))
+    assert torch.equal(quantised.decode(), weight)
+    assert len(quantised.values) == 0
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (1, 5), (21, 40), (33, 16), (40, 70)])
+@pytest.mark.parametrize("share", [0, 0.05, 1])
+def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share):
+    weight, gram = random(sum(shape), *shape) * 0.05, gram_of(7, shape[1])
+    quantised = SpQR(outliers=share, block_size=32)(weight, gram)
+    expected, outliers, codes = naive.quantise(weight.numpy(), gram.numpy(), share, 0.01)
+    assert quantised.codes.weights.tolist() == codes.tolist()
+    assert len(quantised.values) == outliers
+    torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_more_outliers_lose_less_and_their_share_is_near_the_one_asked_for():
+    weight, gram = random(0, 96, 200, dtype=torch.float32) * 0.05, gram_of(1, 200, torch.float32)
+    shares = [0, 0.01, 0.05, 0.2, 1]
+    found = [SpQR(outliers=share)(weight, gram) for share in shares]
+    lost = [float((((q.decode() - weight) @ gram) * (q.decode() - weight)).sum()) for q in found]
+    assert lost == sorted(lost, reverse=True)
+    assert lost[-1] < 1e-5 * lost[0]  # all weights are outliers: fp16 is what is left
+    reached = [len(q.values) / weight.numel() for q in found]
+    assert reached[0] == 0
+    assert all(abs(got - share) < 0.2 * share for got, share in zip(reached[1:-1], shares[1:-1], strict=True))
+
+
+def test_activation_order_quantises_the_columns_that_matter_first():
+    weight, inputs = random(0, 32, 64, dtype=torch.float32), random(1, 300, 64, dtype=torch.float32)
+    inputs *= torch.linspace(0.1, 3, 64)
+    gram = inputs.T @ inputs
+    quantised = SpQR(reorder=True)(weight, gram)
+    order = quantised.permutation
+    assert sorted(order.tolist()) == list(range(64))
+    assert gram.diagonal()[order].diff().max() <= 0
+    by_hand = SpQR()(weight[:, order], gram[order][:, order])
+    assert torch.equal(quantised.decode()[:, order], by_hand.decode())
+
+
+def test_columns_without_input_and_matrices_of_one_value():
+    weight, gram = random(0, 20, 32, dtype=torch.float32), gram_of(1, 32, torch.float32)
+    gram[:, 5] = gram[5] = 0
+    assert SpQR(outliers=0)(weight, gram).decode()[:, 5].abs().max() < weight.abs().max()
+    for value in (0.0, 0.75, -3.0):
+        constant = torch.full((20, 32), value)
+        torch.testing.assert_close(
+            SpQR()(constant, gram_of(1, 32, torch.float32)).decode(), constant, rtol=2e-3, atol=0
+        )
+
+
+def test_dequantise_gives_the_words_of_the_kernels():
+    weight, gram = random(0, 40, 56, dtype=torch.float32), gram_of(1, 56, torch.float32)
+    codes = SpQR(outliers=0)(weight, gram).codes
+    assert isinstance(codes, Codes)
+    assert dequantise(codes).shape == weight.shape
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"outliers": 1.5}, "outliers is 1.5; expected a share"),
+        ({"block_size": 24}, "block_size is 24; expected a mul"),
+    ],
+)
+def test_settings_are_checked(settings, words):
+    with pytest.raises(UserError, match=words):
+        SpQR(**settings)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 70000.0])
+def test_a_weight_that_fp16_cannot_hold_is_refused(value):
+    weight = torch.zeros(4, 16)
+    weight[1, 2] = value
+    with pytest.raises(UserError, match="not finite or too large for fp16"):
+        SpQR()(weight, torch.eye(16))
+
+
+def test_a_hessian_that_cannot_be_factorised_is_refused():
+    with pytest.raises(UserError, match="not positive definite"):
+        SpQR(damping=0)(random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16))

@@ -11,7 +11,8 @@ from toolkit.errors import UserError
 from toolkit.formats.packed import Packed
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.common.contracts import expect
-from toolkit.quantization.spqr import Quantised, round_to_nearest
+from toolkit.quantization import spqr as quantiser
+from toolkit.quantization.spqr import Quantised
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,15 +52,17 @@ class SpQR(Packed):
     def encode(cls, weight: Tensor) -> Self:
         """Quantise by rounding to the nearest level, with 1 % of outliers; see `from_quantised` for better ways.
 
-        Raises `UserError` for integers and for what `round_to_nearest` refuses.
+        Raises `UserError` for integers and for what `toolkit.quantization.spqr.SpQR.round` refuses.
         """
         if not weight.is_floating_point():
             raise UserError(f"cannot quantise a weight of {weight.dtype}; expected float32, float16 or bfloat16")
-        return cls.from_quantised(round_to_nearest(weight), weight.dtype)
+        return cls.from_quantised(quantiser.SpQR().round(weight), weight.dtype)
 
     @classmethod
     def from_quantised(cls, quantised: Quantised, dtype: torch.dtype) -> Self:
-        """Pack what a quantiser chose for a weight of this type."""
+        """Pack what a quantiser chose for a weight of this type. Raises `UserError` if it reordered the columns."""
+        if quantised.permutation is not None:
+            raise UserError("this format has no place for an order of columns; quantise with reorder=False")
         shape = quantised.codes.shape
         outliers = csr.encode(cls.storage, shape, quantised.rows, quantised.columns, quantised.values)
         return cls(shape, dtype, spqr.pack(quantised.codes), outliers.offsets, outliers.col_vals)

@@ -1,108 +1,245 @@
-"""3-bit weights with two levels of statistics and outliers: Dettmers et al., "SpQR", 2023, without its GPTQ updates.
+"""SpQR: Dettmers et al., "SpQR: A Sparse-Quantized Representation for Near-Lossless LLM Weight Compression", 2023.
 
-Sixteen consecutive weights of a row share a scale and a zero point. These are quantised to 3 bits, too, with statistics
-that sixteen rows share. Weights are rounded to the nearest level; nothing compensates for the error.
+Weights have 3 bits, in groups of 16 inputs of a row. A group's scale and zero point have 3 bits, too, in groups of 16
+rows with four fp16 statistics a tile (the thesis' β₁ = β₂ = 16). The few weights that a group represents badly are
+outliers: an fp16 number is added to what their code stands for. Columns are quantised in order, and the columns behind
+take up each error (GPTQ).
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Float16, Int64
+from jaxtyping import Bool, Float, Float16, Int64, UInt8
 from torch import Tensor
-from torch.nn import functional
 
 from toolkit.errors import UserError
-from toolkit.kernels.spqr import LEVELS, TILE, Codes, tiles
+from toolkit.kernels.spqr import LEVELS, TILE, Codes
+from toolkit.pruning.sparsegpt import inverse_factor
 
 LARGEST = LEVELS - 1
-LARGEST_ZERO = 1024  # a larger zero point of statistics would leave no bits of fp16 to their codes
+MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by one value for the tile than by fp16
 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """A matrix as codes, and the outliers that are added to what the codes stand for."""
+    """What SpQR made of a matrix: its codes, and its outliers as fp16 numbers to be added, by row and column."""
 
     codes: Codes
-    rows: Int64[Tensor, " count"]
-    columns: Int64[Tensor, " count"]
-    values: Float16[Tensor, " count"]
+    rows: Int64[Tensor, " outliers"]
+    columns: Int64[Tensor, " outliers"]
+    values: Float16[Tensor, " outliers"]
+    permutation: Int64[Tensor, " columns"] | None = None
+    """Column i of the codes is column `permutation[i]` of the weight; None if the order was kept."""
+
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The dense weight in the original order of its columns, float32."""
+        dense = dequantise(self.codes).index_put_((self.rows, self.columns), self.values.float(), accumulate=True)
+        return dense if self.permutation is None else dense[:, self.permutation.argsort()]
 
 
-def round_to_nearest(weight: Float[Tensor, "rows columns"], outliers: float = 0.01) -> Quantised:
-    """Quantise a matrix; `outliers` is the share of weights that keep 16 bits.
+@dataclass(frozen=True)
+class SpQR:
+    """The quantiser's settings.
 
-    Outliers are the weights without which the rest of their group is rounded with the least squared error: the
-    leave-one-out criterion of SpQR, every input counting alike. Each keeps what its code misses.
-
-    Raises `UserError` for a weight that is not finite or too large for fp16, and for a share outside 0 to 1.
+    `outliers` is the share of weights that become outliers: those whose removal from their group lowers the group's
+    squared error most (the leave-one-out criterion). The threshold that gives this share comes from the weights as
+    they are at the start, so the share that is reached differs a little. `damping` is added to the Hessian's diagonal
+    as a share of its mean. With `reorder`, columns are taken by falling diagonal of the Hessian (activation order).
     """
-    if not 0 <= outliers <= 1:
-        raise UserError(f"a share of outliers of {outliers} is impossible; choose one from 0 to 1")
-    if weight.numel() and not float(weight.abs().max()) <= torch.finfo(torch.float16).max:
+
+    outliers: float = 0.01
+    damping: float = 0.01
+    reorder: bool = False
+    block_size: int = 128
+
+    def __post_init__(self):
+        """Refuse settings that no matrix can meet. Raises `UserError`."""
+        if not 0 <= self.outliers <= 1:
+            raise UserError(f"outliers is {self.outliers}; expected a share of the weights, from 0 to 1")
+        if self.block_size < TILE or self.block_size % TILE:
+            raise UserError(f"block_size is {self.block_size}; expected a multiple of {TILE}")
+
+    def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
+        """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
+
+        Raises `UserError` for a weight that is not finite or too large for fp16, or if the damped Hessian is not
+        positive definite.
+        """
+        permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
+        if permutation is not None:
+            weight, gram = weight[:, permutation], gram[permutation][:, permutation]
+        _check_range(weight)
+        factor = inverse_factor(gram, self.damping)
+        state = self._start(weight.masked_fill(gram.diagonal() == 0, 0), factor.diagonal())
+        for start in range(0, weight.shape[1], self.block_size):
+            block, rest = slice(start, start + self.block_size), slice(start + self.block_size, None)
+            errors = state.quantise_block(start, factor[block, block])
+            state.weight[:, rest].addmm_(errors.T, factor[block, rest], alpha=-1)
+        return state.finish(permutation)
+
+    def round(self, weight: Float[Tensor, "rows columns"]) -> Quantised:
+        """The same without data: every input counts alike, and no column takes up another's error."""
+        _check_range(weight)
+        state = self._start(weight.float(), torch.ones(weight.shape[1]))
+        for start in range(0, weight.shape[1], TILE):
+            state.quantise_block(start, torch.eye(min(TILE, weight.shape[1] - start)))
+        return state.finish(None)
+
+    def _start(self, weight: Tensor, diagonal: Tensor) -> "_Columns":
+        return _Columns.start(weight, self._threshold(weight, diagonal))
+
+    def _threshold(self, weight: Tensor, diagonal: Tensor) -> float:
+        """The gain that a share `outliers` of the weights exceeds: midway between two weights' gains."""
+        outliers = round(self.outliers * weight.numel())
+        if outliers in (0, weight.numel()):
+            return -torch.inf if outliers else torch.inf
+        gains = [
+            leave_one_out_gains(part, part_diagonal)
+            for part, part_diagonal in zip(weight.split(TILE, dim=1), diagonal.split(TILE), strict=True)
+        ]
+        gains = torch.cat(gains, dim=1).flatten()
+        kept = weight.numel() - outliers
+        return (gains.kthvalue(kept).values.item() + gains.kthvalue(kept + 1).values.item()) / 2
+
+
+def _check_range(weight: Tensor) -> None:
+    if weight.numel() and not bool((weight.abs() <= torch.finfo(torch.float16).max).all()):
         raise UserError("cannot quantise a weight that is not finite or too large for fp16; load the model anew")
-    (rows, columns), (tall, wide) = weight.shape, tiles(tuple(weight.shape))
-    padding = (0, wide * TILE - columns, 0, tall * TILE - rows)
-    inside = functional.pad(torch.ones(rows, columns, dtype=torch.bool), padding)
-    groups = functional.pad(weight.float(), padding).view(tall * TILE, wide, TILE)
-    kept = _without_outliers(groups, inside.view(groups.shape), round(outliers * weight.numel()))
-    scale_codes, scales, of_scales = _statistics(_scales(groups, kept)[0])
-    zero_codes, zeros, of_zeros = _statistics(_scales(groups, kept)[1])
-    levels = _levels(groups, scales.float()[..., None], zeros.float()[..., None])
-    dense = scales[..., None] * (levels.half() - zeros[..., None])
-    cut = [part[:rows].to(torch.uint8).contiguous() for part in (scale_codes, zero_codes)]
-    second_order = torch.stack([of_scales[0], of_zeros[0], of_scales[1], of_zeros[1]], dim=-1)
-    levels, dense, kept = (part.reshape(tall * TILE, wide * TILE)[:rows, :columns] for part in (levels, dense, kept))
-    places = (~kept).nonzero(as_tuple=True)
-    values = (weight.float() - dense.float())[places].half()
-    return Quantised(Codes(levels.to(torch.uint8).contiguous(), *cut, second_order), *places, values)
 
 
-def _without_outliers(groups: Tensor, inside: Tensor, count: int) -> Bool[Tensor, "rows wide 16"]:
-    """Which weights are no outliers: all but the `count` whose absence lowers their group's error most."""
-    if not count:
-        return inside
-    before = _errors(groups, inside)
-    gains = torch.full(groups.shape, -torch.inf)
-    for column in range(TILE):
-        rest = inside.clone()
-        rest[..., column] = False
-        gains[..., column] = before - _errors(groups, rest)
-    gains[~inside] = -torch.inf
-    kept = inside.clone()
-    kept.view(-1)[gains.view(-1).topk(count).indices] = False
-    return kept
+@dataclass(eq=False)
+class _Columns:
+    """A matrix while its columns are quantised from left to right."""
+
+    weight: Float[Tensor, "rows columns"]  # what is left to quantise, changed by the columns before
+    threshold: float
+    codes: UInt8[Tensor, "rows columns"]
+    scales: UInt8[Tensor, "rows groups"]
+    zeros: UInt8[Tensor, "rows groups"]
+    second_order: Float16[Tensor, "tall groups 4"]
+    outlier: Bool[Tensor, "rows columns"]
+    added: Float16[Tensor, "rows columns"]  # what outliers add to their codes, and zeros elsewhere
+
+    @classmethod
+    def start(cls, weight: Tensor, threshold: float) -> "_Columns":
+        (rows, columns), groups = weight.shape, -(-weight.shape[1] // TILE)
+        scales = torch.zeros(rows, groups, dtype=torch.uint8)
+        second_order = torch.zeros(-(-rows // TILE), groups, 4, dtype=torch.float16)
+        codes, added = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, columns, dtype=torch.float16)
+        return cls(weight.clone(), threshold, codes, scales, scales.clone(), second_order, added.bool(), added)
+
+    def quantise_block(self, start: int, factor: Float[Tensor, "block block"]) -> Float[Tensor, "block rows"]:
+        """Quantise a block of columns; return each column's error over its diagonal entry of the factor."""
+        columns = self.weight[:, start : start + len(factor)].T.contiguous()  # each step works on contiguous rows
+        errors = torch.zeros_like(columns)
+        for first in range(0, len(columns), TILE):
+            group = slice(first, first + TILE)
+            columns[group].addmm_(factor[:first, group].T, errors[:first], alpha=-1)
+            outlier, scale, zero = self._fit((start + first) // TILE, columns[group].T, factor.diagonal()[group])
+            for i in range(first, min(first + TILE, len(columns))):
+                code = encode(columns[i], scale, zero)
+                value = decode(code, scale, zero)
+                added = torch.where(outlier[:, i - first], columns[i] - value, 0).to(torch.float16)
+                self.codes[:, start + i], self.added[:, start + i] = code, added
+                errors[i] = (columns[i] - value - added) / factor[i, i]
+                columns[i + 1 : group.stop].addr_(factor[i, i + 1 : group.stop], errors[i], alpha=-1)
+        return errors
+
+    def _fit(self, group: int, weight: Tensor, diagonal: Tensor) -> tuple[Bool[Tensor, "rows 16"], Tensor, Tensor]:
+        """Which weights of a group of columns are outliers, and each row's scale and zero point, fp16 values."""
+        outlier = torch.zeros_like(weight, dtype=torch.bool)
+        if self.threshold < torch.inf:
+            outlier = leave_one_out_gains(weight, diagonal) > self.threshold
+        self.outlier[:, group * TILE : (group + 1) * TILE] = outlier
+        scale, zero = first_order(*bounds(weight.masked_fill(outlier, 0)))
+        self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2] = second_order(scale)
+        scale = _spread(self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2])
+        self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3] = second_order(zero)
+        zero = _spread(self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3])
+        return outlier, scale, zero
+
+    def finish(self, permutation: Tensor | None) -> Quantised:
+        rows, columns = self.outlier.nonzero(as_tuple=True)
+        codes = Codes(self.codes, self.scales, self.zeros, self.second_order)
+        return Quantised(codes, rows, columns, self.added[rows, columns], permutation)
 
 
-def _errors(groups: Tensor, kept: Tensor) -> Float[Tensor, "rows wide"]:
-    """The squared error of rounding what is kept of each group, with statistics that are not quantised themselves."""
-    scales, zeros = (part[..., None] for part in _scales(groups, kept))
-    return ((groups - scales * (_levels(groups, scales, zeros) - zeros)).square() * kept).sum(-1)
+def leave_one_out_gains(
+    weight: Float[Tensor, "rows group"], diagonal: Float[Tensor, " group"]
+) -> Float[Tensor, "rows group"]:
+    """How much a group's squared error falls when this weight is an outlier and the others are rounded without it.
 
-
-def _scales(groups: Tensor, kept: Tensor) -> tuple[Float[Tensor, "rows wide"], Float[Tensor, "rows wide"]]:
-    """Scale and zero point with which the levels span what is kept of each group, and zero."""
-    some = groups * kept
-    low, high = some.amin(-1).clamp(max=0), some.amax(-1).clamp(min=0)
-    scales = (high - low) / LARGEST
-    scales = torch.where(scales > 0, scales, 1)
-    return scales, -low / scales
-
-
-def _levels(groups: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
-    """The nearest level of each weight; 0 where the scale is 0."""
-    return (groups / scales + zeros).nan_to_num(0, LARGEST, 0).round().clamp(0, LARGEST)
-
-
-def _statistics(values: Float[Tensor, "rows wide"]) -> tuple[Tensor, Float16[Tensor, "rows wide"], list[Tensor]]:
-    """Quantise scales or zero points, sixteen rows together.
-
-    Returns the codes, what they stand for in fp16, and the scale and zero point of each tile in fp16.
+    Errors are over the diagonal of the Hessian's inverse factor, as GPTQ weighs them; scales and zero points are not
+    quantised here.
     """
-    tile = values.view(len(values) // TILE, TILE, values.shape[1])
-    low, high = tile.amin(1), tile.amax(1)
-    scale = torch.maximum((high - low) / LARGEST, high.abs() / LARGEST_ZERO).half()
-    scale = torch.where(scale > 0, scale, torch.finfo(torch.float16).smallest_normal)
-    zero = (-low / scale.float()).half()
-    codes = _levels(tile, scale.float()[:, None], zero.float()[:, None])
-    found = scale[:, None] * (codes.half() - zero[:, None])
-    return codes.view(values.shape), found.view(values.shape), [scale, zero]
+    left = weight[:, None, :].repeat(1, weight.shape[1], 1).diagonal_scatter(torch.zeros_like(weight), dim1=1, dim2=2)
+    without = _squared_error(left, diagonal)
+    return _squared_error(weight, diagonal)[:, None] - without
+
+
+def _squared_error(weight: Float[Tensor, "... group"], diagonal: Float[Tensor, " group"]) -> Float[Tensor, "..."]:
+    """Of rounding each group to its own scale and zero point. A weight of zero costs next to nothing."""
+    scale, zero = (part[..., None] for part in first_order(*bounds(weight)))
+    rounded = ((weight / scale + zero).round().clamp(0, LARGEST) - zero) * scale
+    return ((rounded - weight) / diagonal).square().sum(-1)
+
+
+def bounds(weight: Float[Tensor, "... group"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """The smallest and the largest weight of each group; zero lies between them."""
+    return weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
+
+
+def first_order(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and zero point, so that code 0 stands for `low` and code 7 for `high`; 1 and 0 for a group of zeros."""
+    scale = (high - low) / LARGEST
+    scale = torch.where(scale > 0, scale, 1)
+    return scale, -low / scale
+
+
+def second_order(
+    statistics: Float[Tensor, " rows"],
+) -> tuple[UInt8[Tensor, " rows"], Float16[Tensor, " tall"], Float16[Tensor, " tall"]]:
+    """Codes of the rows' scales or zero points, and each tile's scale and zero point of them."""
+    rows = len(statistics)
+    if not rows:
+        return statistics.to(torch.uint8), statistics.to(torch.float16), statistics.to(torch.float16)
+    tiles = torch.cat([statistics, statistics[-1:].expand(-rows % TILE)]).view(-1, TILE)
+    low, high = tiles.amin(1), tiles.amax(1)
+    step = (high - low) / LARGEST
+    alike = low.abs() >= MOST_STEPS * step  # then code 1 stands for all of them
+    step = torch.where(alike, (low + high) / 2, step).to(torch.float16)
+    zero = torch.where(alike | (step == 0), 0, -low / step).to(torch.float16)
+    codes = encode(tiles, step[:, None], zero[:, None])
+    codes = torch.where(alike[:, None], 1, codes).to(torch.uint8)
+    return codes.flatten()[:rows], step, zero
+
+
+def encode(values: Tensor, scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]) -> UInt8[Tensor, "..."]:
+    """The codes nearest to float32 values; 0 where the scale is 0."""
+    steps = torch.where(scale == 0, 0, values / scale.to(values.dtype) + zero.to(values.dtype))
+    return steps.round().clamp(0, LARGEST).to(torch.uint8)
+
+
+def decode(
+    codes: UInt8[Tensor, "..."], scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]
+) -> Float16[Tensor, "..."]:
+    """scale · (code − zero), each step rounded to fp16, as the kernels compute it."""
+    return (codes.to(torch.float16) - zero) * scale
+
+
+def dequantise(codes: Codes) -> Float[Tensor, "rows columns"]:
+    """The dense part of a matrix, float32."""
+    scale, zero = (
+        torch.stack([_spread(part[:, group], *codes.second_order[:, group, at].T) for group in range(part.shape[1])], 1)
+        for part, at in ((codes.scales, [0, 2]), (codes.zeros, [1, 3]))
+    )
+    columns = codes.shape[1]
+    scale, zero = (part.repeat_interleave(TILE, dim=1)[:, :columns] for part in (scale, zero))
+    return decode(codes.weights, scale, zero).float()
+
+
+def _spread(codes: UInt8[Tensor, " rows"], step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]) -> Tensor:
+    """Each row's scale or zero point from its code and its tile's statistics, fp16."""
+    rows = len(codes)
+    step, zero = (part.repeat_interleave(TILE)[:rows] for part in (step, zero))
+    return decode(codes, step, zero)
