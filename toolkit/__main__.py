@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 
 SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a folder for other programs, which `run` does not read
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -15,15 +15,7 @@ UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**2
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 if all is well, 2 for bad input, 130 when interrupted."""
     options = _parser().parse_args(arguments)
-    try:
-        options.command(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was left behind", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(lambda: options.command(options), stopped="stopped; nothing was left behind")
 
 
 def pack(options: argparse.Namespace) -> None:

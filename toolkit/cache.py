@@ -199,7 +199,7 @@ def _hold(folder: Path) -> None:
         os.utime(folder)
     _let_go(folder)
     while len(_held) >= MOST_HELD:
-        _let_go(list(_held)[0])
+        _let_go(next(iter(_held)))
     with contextlib.suppress(OSError):
         _held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(_held[folder], fcntl.LOCK_SH | fcntl.LOCK_NB)

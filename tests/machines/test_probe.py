@@ -130,7 +130,7 @@ def test_an_interrupted_fresh_probe_keeps_the_old_one(quick, monkeypatch):
 
 
 def test_too_little_space_keeps_nothing(quick, cache):
-    with pytest.raises(UserError, match="too little space"):
+    with pytest.raises(UserError, match="no space left"):
         measurements(settings=replace(TINY, file_bytes=1 << 60))
     assert kept(cache) == []
 

@@ -11,10 +11,11 @@ from pathlib import Path
 import pandas as pd
 
 from toolkit import paths
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
+from toolkit.files import make_folder, replacing, replacing_folder
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
 
@@ -28,6 +29,8 @@ def save(machine: str) -> Path:
     Raises `UserError` if there are none, or if they are not all of one commit with a clean working tree: it names the
     notebooks that differ.
     """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", machine):
+        raise UserError(f"machine {machine!r}: expected small letters, digits, dots and dashes")
     folder = reference_dir() / machine
     metas = {id: paths.results_dir() / id / "meta.json" for id in notebooks()}
     present = {id: meta for id, meta in metas.items() if meta.is_file()}
@@ -35,10 +38,10 @@ def save(machine: str) -> Path:
         raise UserError(f"no results in {paths.results_dir()}; run ./papermill_runs.sh first")
     _check_one_commit({id: json.loads(meta.read_text()) for id, meta in present.items()})
     for id, meta in present.items():
-        shutil.rmtree(folder / id, ignore_errors=True)
-        (folder / id).mkdir(parents=True)
-        for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
-            shutil.copyfile(file, folder / id / file.name)
+        make_folder((folder / id).parent)
+        with replacing_folder(folder / id) as made:
+            for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
+                shutil.copyfile(file, made / file.name)
     return folder
 
 
@@ -157,7 +160,9 @@ def write_readme(folder: Path) -> None:
     if BEGIN not in text or END not in text:
         raise UserError(f"{readme}: the lines {BEGIN!r} and {END!r} are not there")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{readme_tables(folder)}\n{END}{after}", encoding="utf-8")
+    text = f"{before}{BEGIN}\n{readme_tables(folder)}\n{END}{after}"
+    with replacing(readme) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def markdown(table: pd.DataFrame) -> str:
@@ -270,14 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     options = parser.parse_args(arguments)
-    try:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", options.machine):
-            raise UserError(f"machine {options.machine!r}: expected small letters, digits, dots and dashes")
-        write_readme(save(options.machine))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: write_readme(save(options.machine)))
 
 
 if __name__ == "__main__":

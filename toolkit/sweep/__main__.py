@@ -7,27 +7,20 @@ import sys
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.sweep.plan import Job, cores, make_jobs
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, check everything, then run; 0 if all is well, 1 if a notebook failed, 2 for bad input."""
-    try:
-        options, others = _parser().parse_known_args(arguments)
-        if others and not options.lab:
-            raise UserError(f"unrecognized arguments: {' '.join(others)} (--help lists the options)")
-        return _main(options, others)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_command(lambda: _main(arguments), stopped="stopped; the same command goes on from here")
 
 
-def _main(options: argparse.Namespace, for_lab: list[str]) -> int:
+def _main(arguments: list[str] | None) -> int:
+    options, for_lab = _parser().parse_known_args(arguments)
+    if for_lab and not options.lab:
+        raise UserError(f"unrecognized arguments: {' '.join(for_lab)} (--help lists the options)")
     if options.list:
         print(_listing())
         return 0
