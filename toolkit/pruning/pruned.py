@@ -2,24 +2,24 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.errors import unknown
 from toolkit.models import fast_dtype, load_model
-from toolkit.pruning.calibration import cut_windows
-from toolkit.pruning.layerwise import METHODS, LayerStatistics, prune
+from toolkit.pruning.calibration import draw
+from toolkit.pruning.layerwise import LayerStatistics, prune
+from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import resolve
 from toolkit.text import load_tokens
 
 DENSE = "dense"
-MODEL_CODE = {"blocks.py", "downloads.py"}  # which linears are pruned, and which dump the text comes from
 WEIGHTS, STATISTICS = "pruned.safetensors", "statistics.json"
 
 
@@ -47,7 +47,8 @@ def load_pruned(
         seed: seeds that draw.
         dtype: of weights and activations; None for the quickest on this machine.
 
-    Only the pruned linears are kept. Their key covers the dense weights, the arguments and the code.
+    Only the pruned linears are kept. Their key covers the dense weights, the arguments, the method's settings and its
+    code, but not the code of other methods. A method that is defined outside the checkout prunes anew at each call.
     Raises `UserError` as `load_model`, `load_tokens` and `prune` do, before the work starts.
     """
     dtype = dtype or fast_dtype()
@@ -68,19 +69,11 @@ def load_pruned(
     key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern, "dtype": str(dtype)}
     if METHODS[method].needs_calibration:
         key |= {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed}
-    folder = cached("pruned", key | {"weights_sha256": weights_sha256(model)}, _code(), make)
+    key |= {"weights_sha256": weights_sha256(model), "settings": settings_of(METHODS[method])}
+    unused = () if METHODS[method].needs_calibration else ("toolkit.text.corpora",)
+    code = made_by("toolkit.pruning.pruned", METHODS[method], unused)
+    folder = cached("pruned", key, code, make, fresh=not is_followed(METHODS[method]))
     return model, tokenizer, restore(folder, model)
-
-
-def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
-    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
-
-    Raises `UserError` if there are fewer.
-    """
-    asked = len(cut_windows(tokens, windows, sequence_length))
-    every = cut_windows(tokens, None, sequence_length)
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
-    return every[order[:asked]].flatten()
 
 
 def save(folder: Path, model: nn.Module, records: list[LayerStatistics]) -> None:
@@ -112,7 +105,20 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _code() -> list[Path]:
-    """The files that decide the result. Files that only store or fetch are left out, so editing them costs nothing."""
-    files = sources.dependencies("toolkit.pruning.pruned")
-    return [file for file in files if file.parent.name in ("pruning", "text") or file.name in MODEL_CODE]
+def made_by(module: str, method: Method | None, without: Iterable[str] = ()) -> list[Path]:
+    """The project files that decide what a module makes of a model that a method prunes: `code` for `cached`.
+
+    The modules of other methods are left out, and those that load the model, whose weights belong to the key.
+    """
+    own = [method.__module__] if method else []
+    return sources.dependencies(module, *own, without=("toolkit.pruning.methods", "toolkit.models.loading", *without))
+
+
+def settings_of(method: Method | None) -> dict[str, str]:
+    """A method's settings for a key: the registry that gives them is none of the files of `made_by`."""
+    return {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
+
+
+def is_followed(method: Method | None) -> bool:
+    """Whether a method's code is in the checkout. No change would be seen in code elsewhere: nothing is kept of it."""
+    return method is None or bool(sources.dependencies(method.__module__))
