@@ -115,7 +115,7 @@ def artefacts() -> list[Kept]:
     return sorted(found, key=lambda kept: kept.used)
 
 
-def shrink(limit_bytes: int = 0) -> list[Kept]:
+def shrink(limit_bytes: float = 0) -> list[Kept]:
     """Remove artefacts, those used longest ago first, until all take at most so many bytes. Return what was removed.
 
     An artefact that a process uses or makes stays, whatever the limit. What killed processes left goes, too.

@@ -14,6 +14,7 @@ import pytest
 from toolkit import cache, sources
 from toolkit.cache import cached, cached_table
 from toolkit.errors import UserError
+from toolkit.sweep import __main__ as sweep
 
 
 @pytest.fixture(autouse=True)
@@ -402,3 +403,20 @@ def test_many_artefacts_in_use_do_not_use_up_the_descriptors(monkeypatch):
     for number in range(12):
         cached("kind", {"number": number}, [], writer([]))
     assert len(cache._held) <= 5
+
+
+def test_clean_says_what_went_and_how_much(cache_folder, capsys):
+    first, second = fill([2_000_000, 1_000_000])
+    assert sweep.main(["--clean", "0.0015"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == ["removed", "2.0", "MB", str(first)]
+    assert told[1:] == [f"1 removed, 2.0 MB freed; 1 left in {cache_folder}, 1.0 MB"]
+    used = cached("kind", {"number": 5}, [], lambda folder: _write(folder, 3_000_000))
+    assert sweep.main(["--clean"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].split() == ["removed", "1.0", "MB", str(second)]
+    assert told[1].endswith(f"1 left in {cache_folder}, 3.0 MB; what a running process uses stays")
+    assert used.is_dir()
+    for wrong in ("-1", "nan", "all"):
+        assert sweep.main([f"--clean={wrong}"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
