@@ -174,15 +174,28 @@ def test_other_settings_of_a_method_make_it_anew(bench, monkeypatch):
     assert len(bench) == 2
 
 
-def test_a_method_from_elsewhere_prunes_anew_each_time(bench, monkeypatch):
-    class Mine:
-        """Its code may change from one notebook cell to the next."""
+class Mine:
+    """A method outside the toolkit."""
 
-        needs_calibration = False
+    needs_calibration = False
 
-        def __call__(self, weight, gram, sparsity, pattern):
-            return METHODS["magnitude"](weight, gram, sparsity, pattern)
+    def __call__(self, weight, gram, sparsity, pattern):
+        return METHODS["magnitude"](weight, gram, sparsity, pattern)
 
+
+def test_a_method_from_elsewhere_hangs_on_its_own_file(bench, monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Mine())
+    for _ in range(2):
+        load_pruned("llama", "mine", dtype=torch.float32)
+    assert bench == ["mine"]
+    monkeypatch.setattr(pruned, "file_sha256", lambda file: f"another {file.name}")
+    load_pruned("llama", "mine", dtype=torch.float32)
+    assert bench == ["mine", "mine"]
+
+
+def test_a_method_without_a_file_prunes_anew_each_time(bench, monkeypatch):
+    """In a notebook it may change from one run of its cell to the next."""
+    monkeypatch.setattr(Mine, "__module__", "no_such_module")
     monkeypatch.setitem(METHODS, "mine", Mine())
     for _ in range(2):
         load_pruned("llama", "mine", dtype=torch.float32)

@@ -1,6 +1,8 @@
 """Pruned models, made once and kept under `data/cache/`."""
 
+import contextlib
 import hashlib
+import inspect
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -12,6 +14,7 @@ from torch import nn
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.errors import unknown
+from toolkit.files import file_sha256
 from toolkit.models import fast_dtype, load_model
 from toolkit.pruning.calibration import draw
 from toolkit.pruning.layerwise import LayerStatistics, prune
@@ -48,7 +51,8 @@ def load_pruned(
         dtype: of weights and activations; None for the quickest on this machine.
 
     Only the pruned linears are kept. Their key covers the dense weights, the arguments, the method's settings and its
-    code, but not the code of other methods. A method that is defined outside the checkout prunes anew at each call.
+    code, but not the code of other methods. A method that is defined in a notebook's cell prunes anew at each
+    call, since no change of it would be seen.
     Raises `UserError` as `load_model`, `load_tokens` and `prune` do, before the work starts.
     """
     dtype = dtype or fast_dtype()
@@ -115,10 +119,24 @@ def made_by(module: str, method: Method | None, without: Iterable[str] = ()) -> 
 
 
 def settings_of(method: Method | None) -> dict[str, str]:
-    """A method's settings for a key: the registry that gives them is none of the files of `made_by`."""
-    return {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
+    """What a key says of a method beside the files of `made_by`: its settings, and its file if that is not of ours."""
+    found = {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
+    file = None if _is_ours(method) else _file(method)
+    return found | ({"source": file_sha256(file)} if file else {})
 
 
 def is_followed(method: Method | None) -> bool:
-    """Whether a method's code is in the checkout. No change would be seen in code elsewhere: nothing is kept of it."""
+    """Whether a change of a method's code is seen. It is not in a notebook's cell: nothing is kept of such a method."""
+    return _is_ours(method) or _file(method) is not None
+
+
+def _is_ours(method: Method | None) -> bool:
     return method is None or bool(sources.dependencies(method.__module__))
+
+
+def _file(method: Method) -> Path | None:
+    """The file that defines a method, if there is one."""
+    with contextlib.suppress(TypeError, OSError):
+        file = Path(inspect.getsourcefile(method if inspect.isfunction(method) else type(method)))
+        return file if file.is_file() else None
+    return None
