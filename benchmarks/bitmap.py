@@ -21,6 +21,7 @@ import torch
 from llvmlite import binding
 
 from toolkit import paths
+from toolkit.files import make_folder, replacing
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
 from toolkit.kernels.common.threads import over_rows
@@ -326,10 +327,9 @@ def _main() -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

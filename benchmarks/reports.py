@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit import paths
+from toolkit.files import make_folder, replacing
 from toolkit.machines.probe import describe
 
 
@@ -27,7 +28,6 @@ def disk_parser(description: str, repetitions: int) -> argparse.ArgumentParser:
 def save(name: str, report: Mapping[str, object]) -> None:
     """Write results/benchmarks/<name>.json."""
     target = paths.results_dir() / "benchmarks" / f"{name}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")
-    os.replace(partial, target)
+    make_folder(target.parent)
+    with replacing(target) as temporary:
+        temporary.write_text(json.dumps({"machine": describe(), **report}, indent=1, default=str) + "\n")

@@ -10,7 +10,6 @@ not quiet) and writes results/benchmarks/storage_fio.json. Goal: within 10 % for
 
 import argparse
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import fio
 import pandas as pd
 import reports
 
+from toolkit.files import scratch_folder
 from toolkit.machines import disk
 from toolkit.machines.probe import KIB, MIB
 from toolkit.storage.direct import OpenFile, open_file
@@ -41,8 +41,8 @@ def main() -> int:
     options = _options()
     if fio.missing():
         return fio.SKIPPED
-    with tempfile.TemporaryDirectory(prefix=".fio-", dir=options.folder) as folder:
-        path = Path(folder) / "data.bin"
+    with scratch_folder(options.folder) as folder:
+        path = folder / "data.bin"
         fio.write_file(path, options.file_mib * MIB)
         with open_file(path) as file:
             rows = pd.DataFrame(_measure(path, file, options))

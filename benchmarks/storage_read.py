@@ -12,7 +12,6 @@ results/benchmarks/storage_read.json. Goal: at least 0.9.
 
 import argparse
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ import pandas as pd
 import reports
 
 from toolkit.errors import UserError
+from toolkit.files import scratch_folder
 from toolkit.machines.probe import MIB
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import StoredFile
@@ -65,8 +65,8 @@ def main() -> int:
     options = _options()
     if fio.missing():
         return fio.SKIPPED
-    with tempfile.TemporaryDirectory(prefix=".read-", dir=options.folder) as folder, ExitStack() as stack:
-        path = Path(folder) / SHARD
+    with scratch_folder(options.folder) as folder, ExitStack() as stack:
+        path = folder / SHARD
         fio.write_file(path, options.layer_mib * MIB)
         readers = _readers(path, TUNED | OURS if options.tune else OURS, stack)
         contestants = _contestants(path, readers, options.layer_mib * MIB)

@@ -1,16 +1,20 @@
-"""Who may write a folder, and what is left when a writer is stopped."""
+"""Who may write a folder, what is left when a writer is stopped, and how trouble with a disk is told."""
 
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
+import stat
+import subprocess
+import sys
 import time
 
 import pytest
 
 from tests.storage.conftest import make_ops, names
-from toolkit import files
-from toolkit.errors import UserError
+from toolkit import files, paths
+from toolkit.errors import DISK_TROUBLE, UserError, run_command
 from toolkit.storage.writing import write_store
 
 
@@ -43,15 +47,6 @@ def test_no_place_to_write(tmp_path):
         write_store(tmp_path / "nowhere" / "s", make_ops())
 
 
-def test_a_place_where_one_may_not_write(tmp_path, monkeypatch):
-    def refused(path, **options):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(files.Path, "mkdir", refused)
-    with pytest.raises(UserError, match="cannot write to"):
-        write_store(tmp_path / "s", make_ops())
-
-
 def hang(folder, ready):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 
@@ -75,23 +70,29 @@ def other_writer(tmp_path):
     process.join()
 
 
+def scratch(folder):
+    """The only scratch folder in a folder."""
+    (found,) = (path for path in folder.iterdir() if files.SCRATCH.fullmatch(path.name))
+    return found
+
+
 def test_a_second_writer_is_told_and_harms_nothing(tmp_path, other_writer):
-    before = names(tmp_path / ".s.partial")
+    before = names(scratch(tmp_path) / "s")
     with pytest.raises(UserError, match="is being written by another process"):
         write_store(tmp_path / "s", make_ops())
-    assert names(tmp_path / ".s.partial") == before
     write_store(tmp_path / "t", make_ops())  # under another name it goes
+    assert names(scratch(tmp_path) / "s") == before
 
 
 def test_what_a_killed_writer_left_goes_with_the_next(tmp_path, other_writer):
+    left = scratch(tmp_path)
+    assert stat.S_IMODE(left.stat().st_mode) == 0o700
     os.kill(other_writer.pid, signal.SIGKILL)
     other_writer.join()
-    (tmp_path / "ready").unlink()
-    assert names(tmp_path) == [".s.partial"]
-    (tmp_path / ".s.partial" / "model").mkdir()
-    (tmp_path / ".s.partial" / "model" / "half").write_text("half")
+    assert left.is_dir()
+    files.write_json(tmp_path / "beside.json", {})
+    assert names(tmp_path) == ["beside.json", "ready"]
     write_store(tmp_path / "s", make_ops(1))
-    assert names(tmp_path) == ["s"]
     assert names(tmp_path / "s") == ["index.json", "layer-000.endor.safetensors"]
 
 
@@ -101,18 +102,307 @@ def test_ctrl_c_in_another_process_leaves_nothing(tmp_path, other_writer):
     assert names(tmp_path) == ["ready"]
 
 
-def test_a_writer_that_opened_what_another_then_finished(tmp_path, monkeypatch):
-    """Its lock is then on the finished store, which it must not empty."""
-    really_open = os.open
+def test_a_leftover_that_is_a_link_or_another_users_is_not_touched(tmp_path, monkeypatch):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "work").write_text("of years")
+    for number in range(3):
+        (tmp_path / f".partial-{number:016x}").symlink_to(precious)
+    (tmp_path / ".s.partial").symlink_to(precious)
+    write_store(tmp_path / "s", make_ops(1))
+    assert names(precious) == ["work"]
+    (tmp_path / f".partial-{9:016x}").mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    write_store(tmp_path / "t", make_ops(1))
+    assert f".partial-{9:016x}" in names(tmp_path)
 
-    def late(path, flags, *rest, **named):
-        descriptor = really_open(path, flags, *rest, **named)
-        if flags & os.O_DIRECTORY and str(path).endswith(".partial"):
-            monkeypatch.setattr(os, "open", really_open)
-            os.replace(path, tmp_path / "s")
-        return descriptor
 
-    monkeypatch.setattr(os, "open", late)
-    with pytest.raises(UserError, match="is being written by another process"):
-        write_store(tmp_path / "s", make_ops())
-    assert names(tmp_path) == ["s"]
+@pytest.mark.parametrize("planted", ["link", "folder", "file"])
+def test_a_name_that_was_guessed_is_refused(tmp_path, monkeypatch, planted):
+    """Someone who foresees the name, as nobody can, still does not get us to follow a link."""
+    monkeypatch.setattr(files.secrets, "token_hex", lambda nbytes: "0" * 16)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)  # so that it is not ours, and not a leftover
+    (tmp_path / "precious").mkdir()
+    place = tmp_path / f".partial-{0:016x}"
+    {"link": lambda: place.symlink_to("precious"), "folder": place.mkdir, "file": place.touch}[planted]()
+    with pytest.raises(UserError, match="is in the way"):
+        write_store(tmp_path / "s", make_ops(1))
+    assert names(tmp_path / "precious") == []
+
+
+def test_two_writers_never_remove_each_others_work(tmp_path):
+    """Each start looks for leftovers while the others are between making a folder and locking it."""
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=write_many, args=(tmp_path, number)) for number in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0] * 4
+    assert names(tmp_path) == sorted(f"{number}.json" for number in range(4))
+
+
+def write_many(folder, number):
+    for value in range(50):
+        files.write_json(folder / f"{number}.json", {"value": value})
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_what_is_written_has_the_permissions_that_the_umask_leaves(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        write_store(tmp_path / "s", make_ops(1))
+        files.write_json(tmp_path / "value.json", {})
+        with files.replacing(tmp_path / "tool") as tool:
+            tool.chmod(0o700)  # libraries make such files
+        with files.replacing_folder(tmp_path / "made") as made:
+            (made / "weights").touch(mode=0o600)
+    finally:
+        os.umask(before)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    expected = {path: (0o777 if path.is_dir() else 0o666) & ~umask for path in modes}
+    assert modes == expected | {tmp_path / "tool": 0o700 | 0o666 & ~umask}
+
+
+def test_nothing_here_sets_the_umask():
+    """Between two calls that set it and set it back, other threads would make files for everyone to write."""
+    sources = [path for folder in ("toolkit", "kernels") for path in (paths.root() / folder).rglob("*.py")]
+    assert [path for path in sources if "umask(" in path.read_text()] == []
+
+
+@pytest.mark.parametrize("there", ["nothing", "folder", "file", "link", "dangling"])
+def test_a_folder_replaces_whatever_has_its_name(tmp_path, there):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    place = tmp_path / "place"
+    if there == "folder":
+        place.mkdir()
+        (place / "old").touch()
+    elif there == "file":
+        place.touch()
+    elif there != "nothing":
+        place.symlink_to({"link": "other", "dangling": "nowhere"}[there])
+    with files.replacing_folder(place) as made:
+        (made / "new").touch()
+    assert names(place) == ["new"]
+    assert not place.is_symlink()
+    assert names(tmp_path) == ["other", "place"]
+    assert names(tmp_path / "other") == ["file"]
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "old").touch()
+    rename = os.rename
+
+    def fails(source, target):
+        if source.name == "place" and target.parent == tmp_path and (source / "new").exists():
+            raise OSError(errno.EIO, "Input/output error")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(UserError, match="place: the disk cannot"), files.replacing_folder(tmp_path / "place") as made:
+        (made / "new").touch()
+    assert names(tmp_path / "place") == ["old"]
+    assert names(tmp_path) == ["place"]
+
+
+def test_a_lock_that_is_removed_by_its_holder_is_held_by_one_only(tmp_path):
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=add_many, args=(tmp_path,)) for _ in range(3)]
+    (tmp_path / "count").write_text("0")
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (tmp_path / "count").read_text() == "300"
+
+
+def add_many(folder):
+    for _ in range(100):
+        with files.locked(folder / "lock"):
+            (folder / "count").write_text(str(int((folder / "count").read_text()) + 1))
+            (folder / "lock").unlink()
+
+
+def test_a_lock_refuses_a_link(tmp_path):
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "lock").symlink_to("precious")
+    with pytest.raises(UserError, match="lock: a link is where"), files.locked(tmp_path / "lock"):
+        pass
+    assert (tmp_path / "precious").read_text() == "kept"
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+    def refused(descriptor, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(files.fcntl, "flock", refused)
+    with pytest.raises(UserError, match=f"{tmp_path}.*cannot lock files"):
+        files.write_json(tmp_path / "value.json", {})
+
+
+TROUBLE = [code for code in DISK_TROUBLE if code not in (errno.EEXIST, errno.ENOTEMPTY)]
+WRITERS = {
+    "store": lambda folder: write_store(folder / "made", make_ops(1)),
+    "json": lambda folder: files.write_json(folder / "made", {}),
+    "folder": lambda folder: files.make_folder(folder / "made"),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+@pytest.mark.parametrize("code", TROUBLE, ids=[errno.errorcode[code] for code in TROUBLE])
+def test_trouble_when_a_folder_is_made(tmp_path, monkeypatch, write, code):
+    def refused(path, *rest, **named):
+        raise OSError(code, os.strerror(code), str(path))
+
+    monkeypatch.setattr(files.Path, "mkdir", refused)
+    with pytest.raises(UserError, match=rf"^{tmp_path}[^\n]*: [^\n]*; [^\n]*, or name another place$"):
+        write(tmp_path)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", TROUBLE, ids=[errno.errorcode[code] for code in TROUBLE])
+def test_trouble_of_a_descriptor_names_what_is_written(tmp_path, monkeypatch, code):
+    def refused(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", refused)
+    with pytest.raises(UserError, match=rf"^{tmp_path / 's'}: "):
+        write_store(tmp_path / "s", make_ops(1))
+    assert names(tmp_path) == []
+
+
+def test_where_to_go_instead_depends_on_the_place(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
+    for name in ("cache", "results", "other"):
+        (tmp_path / name).touch()
+        words = {"other": "name another place"}.get(name, f"set TOOLKIT_{name.upper()}_DIR to another folder")
+        with pytest.raises(UserError, match=rf"{name}.*: a part of this path is no folder; .*, or {words}$"):
+            files.make_folder(tmp_path / name / "kind" / "entry")
+
+
+def test_what_libraries_in_rust_say(tmp_path):
+    for words, expected in {
+        "Read-only file system (os error 30)": "read-only",
+        "(os error 28)": "no space left",
+    }.items():
+        with pytest.raises(UserError, match=rf"{tmp_path}: .*{expected}"), files.disk_trouble_told(tmp_path):
+            raise RuntimeError(f"Error while serializing: I/O error: {words}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("x"), OSError(errno.EBADF, "Bad file descriptor"), ConnectionResetError("gone"), KeyError("k")],
+)
+def test_faults_of_the_program_pass(tmp_path, error):
+    with pytest.raises(type(error)) as caught, files.disk_trouble_told(tmp_path):
+        raise error
+    assert caught.value is error
+    with pytest.raises(type(error)):
+        run_command(lambda: (_ for _ in ()).throw(error))
+
+
+def test_a_command_line_tells_in_one_line(capsys):
+    def ends_with(error):
+        return run_command(lambda: (_ for _ in ()).throw(error), "later")
+
+    assert run_command(lambda: None) == 0
+    assert run_command(lambda: 1) == 1
+    assert capsys.readouterr().err == ""
+    assert ends_with(UserError("bad")) == 2
+    assert capsys.readouterr().err == "error: bad\n"
+    assert ends_with(OSError(errno.EROFS, "x", "/a\nb")) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: '/a\\nb': its file system is read-only")
+    assert told.count("\n") == 1
+    assert ends_with(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "later\n"
+    with pytest.raises(OSError, match="nameless"):
+        ends_with(OSError(errno.EIO, "nameless"))
+
+
+BAD_JSON = {
+    "deep": "[" * 100_000 + "]" * 100_000,
+    "deep objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "a list": "[1]",
+    "cut": '{"a": ',
+    "bytes": b"\xff\xfe{",
+    "long number": '{"a": ' + "1" * 10_000 + "}",
+}
+
+
+@pytest.mark.parametrize("content", BAD_JSON.values(), ids=BAD_JSON)
+def test_odd_json_is_no_object(tmp_path, content):
+    file = tmp_path / "value.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert files.read_json(file) == {}
+
+
+@pytest.mark.parametrize("kind", ["nothing", "folder", "fifo", "dangling", "circle"])
+def test_what_is_no_file_is_no_object(tmp_path, kind):
+    file = tmp_path / "value.json"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(file)  # opening it would wait for a writer
+    elif kind != "nothing":
+        file.symlink_to({"dangling": "nowhere", "circle": "value.json"}[kind])
+    assert files.read_json(file) == {}
+
+
+DISKS = """
+mount_them() {{
+    cd {0}
+    mkdir small large cache cache/kind results
+    mount -t tmpfs -o size=1m tmpfs small
+    for name in cache results; do mount --bind $name $name; mount -o remount,bind,ro $name; done
+    cd -
+}}
+set -e
+mount_them > /dev/null 2>&1
+echo mounted
+exec "$@"
+"""
+WRITES = """
+import sys
+from pathlib import Path
+from toolkit import cache, files, paths
+from toolkit.errors import run_command
+
+def write_folder(folder):
+    with files.new_folder(folder) as made:
+        (made / "data").write_bytes(bytes(2_000_000))
+
+root = Path(sys.argv[1])
+attempts = [
+    lambda: write_folder(root / "small" / "s"),
+    lambda: files.write_json(root / "small" / "s", {"a": "x" * 2_000_000}),
+    lambda: write_folder(root / "cache" / "s"),
+    lambda: files.write_json(paths.results_dir() / "x.json", {}),
+    lambda: cache.cached("kind", {}, [], lambda folder: None),
+    lambda: files.write_json(root / "large" / ("x" * 300), {}),
+]
+for attempt in attempts:
+    assert run_command(attempt) == 2
+"""
+
+
+def test_real_disks(tmp_path):
+    """Full and read-only ones, where this user may mount them."""
+    command = ["unshare", "--mount", "--map-root-user", "bash", "-c", DISKS.format(tmp_path), "disks"]
+    if shutil.which(command[0]) is None:
+        pytest.skip("no unshare here")
+    environment = os.environ | {f"TOOLKIT_{name.upper()}_DIR": str(tmp_path / name) for name in ("cache", "results")}
+    options = {"capture_output": True, "text": True, "env": environment, "cwd": paths.root(), "check": False}
+    done = subprocess.run([*command, sys.executable, "-c", WRITES, str(tmp_path)], **options)
+    if done.stdout != "mounted\n":
+        pytest.skip("no file systems can be mounted here")
+    told = [line.removeprefix(f"error: {tmp_path}/").split(";")[0] for line in done.stderr.splitlines()]
+    read_only = "its file system is read-only"
+    assert told[:2] == ["small/s: no space left"] * 2
+    assert [line.split(": ")[1] for line in told[2:5]] == [read_only] * 3
+    assert [line.split(":")[0].split("/")[0] for line in told[2:5]] == ["cache", "results", "cache"]
+    assert told[5].endswith("a name in this path is too long")
+    assert len(told) == 6

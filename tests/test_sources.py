@@ -30,12 +30,49 @@ def names(files: list[Path], root: Path) -> list[str]:
 
 
 def test_imports_are_followed_lazily_relatively_through_packages_and_cycles(project):
-    everything = ["__init__.py", "a.py", "b.py", "pack/__init__.py", "pack/c.py", "pack/d.py"]
-    expected = ["kernels/__init__.py", "kernels/k.py", *(f"toolkit/{name}" for name in everything)]
+    expected = ["kernels/k.py", *(f"toolkit/{name}" for name in ("a.py", "b.py", "pack/c.py", "pack/d.py"))]
     assert names(sources.dependencies("toolkit.a"), project) == expected
     assert names(sources.imports("from toolkit.a import f"), project) == expected
-    assert names(sources.imports("import toolkit.kernels.k, numpy"), project) == [*expected[:2], "toolkit/__init__.py"]
+    assert names(sources.imports("import toolkit.kernels.k, numpy"), project) == ["kernels/k.py"]
     assert sources.imports("import torch") == []
+
+
+def found(code, project):
+    return names(sources.imports(code), project)
+
+
+def test_a_name_that_a_package_passes_on_leads_to_where_it_is_from(project):
+    door = """from toolkit.pack.c import thing
+from .d import x as other, y
+from json import loads
+def own(): ...
+def y(): ...
+REGISTRY = {"thing": thing}
+"""
+    (project / "toolkit/pack/__init__.py").write_text(door)
+    (project / "toolkit/pack/c.py").write_text("")
+    (project / "toolkit/pack/d.py").write_text("import toolkit.unused")
+    (project / "toolkit/unused.py").write_text("")
+    (project / "toolkit/a.py").write_text("from toolkit.pack import other")
+    assert found("from toolkit.pack import thing", project) == ["toolkit/pack/c.py"]
+    assert found("from toolkit.pack import other", project) == ["toolkit/pack/d.py", "toolkit/unused.py"]
+    assert found("from toolkit.a import other", project) == ["toolkit/a.py", "toolkit/pack/d.py", "toolkit/unused.py"]
+    assert found("from toolkit.pack import d", project) == ["toolkit/pack/d.py", "toolkit/unused.py"]
+    everything = [f"toolkit/{name}.py" for name in ("pack/__init__", "pack/c", "pack/d", "unused")]
+    for defined in ("own", "y", "REGISTRY", "loads", "thing, own", "*"):  # in the package itself, or it cannot be told
+        assert found(f"from toolkit.pack import {defined}", project) == everything
+    assert found("import toolkit.pack", project) == everything
+
+
+def test_what_is_left_out_and_what_only_that_imports(project):
+    assert names(sources.dependencies("toolkit.b", without=["toolkit.pack.d"]), project) == [
+        "toolkit/b.py",
+        "toolkit/pack/c.py",
+    ]
+    (project / "toolkit/cache.py").write_text("import toolkit.a")
+    (project / "toolkit/unused.py").write_text("import toolkit.cache")
+    assert names(sources.dependencies("toolkit.unused"), project) == ["toolkit/unused.py"]
+    assert "toolkit/cache.py" in found("import toolkit.unused", project)  # a notebook runs again all the same
 
 
 def test_fingerprint_sees_code_and_not_comments(project):

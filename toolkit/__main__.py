@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 
 SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of other tools, which `run` loads whole
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -39,15 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
     options = _parser().parse_args(arguments)
-    try:
-        options.command(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; nothing was left behind", file=sys.stderr)
-        return 130
-    return 0
+    return run_command(lambda: options.command(options), stopped="stopped; nothing was left behind")
 
 
 def pack(options: argparse.Namespace) -> None:

@@ -3,24 +3,37 @@
 An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files, `key.json` (what it was made from, for
 people) and `checksums.json`. The digest covers the kind, the key and the code that made it. A changed parameter or
 function therefore makes a new artefact and never finds the old one.
+
+An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
+all of them take, and `./papermill_runs.sh --clean` removes them. Those used longest ago go first. A process keeps a
+shared lock on the folders that it uses, and such a folder stays.
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock
-
 from toolkit import paths, sources
 from toolkit.errors import UserError
-from toolkit.files import disk_full, file_sha256, write_json
+from toolkit.files import (
+    disk_trouble_told,
+    file_sha256,
+    locked,
+    make_folder,
+    read_json,
+    remove_leftovers,
+    replacing_folder,
+    scratch_folder,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,62 +42,128 @@ log = logging.getLogger(__name__)
 
 KEY, CHECKSUMS = "key.json", "checksums.json"
 TABLE = "table.csv"
+NAME = re.compile(r".+-[0-9a-f]{16}")
+LIMIT = "TOOLKIT_CACHE_GB"
+WARN_GB = 20  # without a limit, say so when a new artefact takes the cache beyond this
+MOST_HELD = 200  # open descriptors; a process may have some 1000
+
+_held: dict[Path, int] = {}  # folders in use by this process, and the descriptors of their locks, latest last
 
 
-def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None]) -> Path:
+def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None], fresh: bool = False) -> Path:
     """The folder of an artefact, made by `make(folder)` unless a sound one is there already.
 
     Args:
         kind: the name of a folder under the cache, such as `"pruned"`.
         key: every parameter that the artefact depends on, as plain JSON.
-        code: the project files that make it, such as `sources.dependencies("toolkit.pruning")`.
+        code: the project files that make it, such as `sources.dependencies("toolkit.pruning.layerwise")`.
         make: fills the empty folder that it is given. If it raises, nothing is kept and the error passes through.
+        fresh: make it again, and replace the kept one once that has succeeded.
 
     Two processes may ask for the same artefact: the second waits and uses what the first made. An artefact with an
-    altered, missing or unreadable file is made again, with a warning that names the file. Remains of a killed process
-    are removed. Raises `UserError` when no space is left or the folder cannot be written.
+    altered, missing, unreadable or added file is made again, with a warning that names the file. Remains of a killed
+    process are removed. A cache that cannot be written, on a read-only file system say, serves what is sound in it.
+    Raises `UserError` when an artefact has to be made and no space is left or the folder cannot be written.
     """
-    recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
-    digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
-    folder = paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}"
-    with _writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(folder.name + ".lock")):
-            if not _sound(folder):
-                _make(folder, recipe, make)
-    return folder
+    with _artefact(kind, key, code, make, fresh) as folder:
+        return folder
 
 
 def cached_table(
     kind: str, key: dict, code: Iterable[Path], measure: Callable[[], "pd.DataFrame"], fresh: bool = False
 ) -> "pd.DataFrame":
-    """A table that takes long to measure, from the cache. `kind`, `key` and `code` as in `cached`.
-
-    With `fresh` it is measured again, and the kept one is replaced once that has succeeded.
-    """
+    """A table that takes long to measure, from the cache. Arguments and errors are those of `cached`."""
     import pandas as pd
 
-    ready = [measure()] if fresh else []
-
     def make(target: Path) -> None:
-        (ready.pop() if ready else measure()).to_csv(target / TABLE, index=False)
+        measure().to_csv(target / TABLE, index=False)
 
-    folder = cached(kind, key, code, make)
-    if ready:
-        shutil.rmtree(folder)
-        folder = cached(kind, key, code, make)
-    return pd.read_csv(folder / TABLE)
+    with _artefact(kind, key, code, make, fresh) as folder:
+        return pd.read_csv(folder / TABLE)
 
 
 def fault(folder: Path) -> str | None:
-    """The fault of an artefact, in words that name the file. None if every checksum holds."""
+    """The fault of an artefact, in words that name the file. None if every file has the checksum that was kept."""
     try:
-        sums = json.loads((folder / CHECKSUMS).read_text())
-        return next(
-            (f"{name} was altered" for name, sha256 in sums.items() if file_sha256(folder / name) != sha256), None
-        )
-    except (OSError, ValueError, AttributeError) as error:
+        sums, files = read_json(folder / CHECKSUMS), set(_files(folder)) - {CHECKSUMS}
+        if KEY not in sums:
+            return f"{CHECKSUMS} is missing or broken"
+        if missing := sorted(sums.keys() - files):
+            return f"{missing[0]} is missing"
+        if added := sorted(files - sums.keys()):
+            return f"{added[0]} was added"
+        return next((f"{name} was altered" for name in files if file_sha256(folder / name) != sums[name]), None)
+    except OSError as error:
         return f"a file is unreadable ({error})"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An artefact in the cache: its folder, the bytes of its files and when it was last used (seconds since 1970)."""
+
+    folder: Path
+    nbytes: int
+    used: float
+
+
+def artefacts() -> list[Kept]:
+    """All artefacts in the cache, the one used longest ago first."""
+    found = []
+    for folder in (folder for kind in _folders(paths.cache_dir()) for folder in _folders(kind) if _is_ours(folder)):
+        with contextlib.suppress(FileNotFoundError):  # another process just removed it
+            found.append(_kept(folder))
+    return sorted(found, key=lambda kept: kept.used)
+
+
+def shrink(limit_bytes: float = 0) -> list[Kept]:
+    """Remove artefacts, those used longest ago first, until all take at most so many bytes. Return what was removed.
+
+    An artefact that a process uses or makes stays, whatever the limit. What killed processes left goes, too.
+    """
+    for folder in (paths.cache_dir(), *_folders(paths.cache_dir())):
+        if folder.is_dir():
+            remove_leftovers(folder)
+    kept, removed = artefacts(), []
+    excess = sum(one.nbytes for one in kept) - limit_bytes
+    for one in kept:
+        if excess > 0 and _remove(one.folder):
+            removed.append(one)
+            excess -= one.nbytes
+    return removed
+
+
+@contextlib.contextmanager
+def _artefact(kind: str, key: dict, code: Iterable[Path], make: Callable, fresh: bool) -> Iterator[Path]:
+    """The folder of `cached`, which nobody replaces or removes inside the block."""
+    recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
+    digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
+    folder = paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}"
+    limit_bytes, made = _limit_bytes(), False
+    with contextlib.ExitStack() as stack:
+        unwritable = _lock(folder, stack)
+        if fresh or not _sound(folder):
+            if unwritable:
+                raise unwritable
+            _make(folder, recipe, make)
+            made = True
+        _hold(folder)
+        yield folder
+    if made:
+        _keep_limit(limit_bytes)
+
+
+def _lock(folder: Path, stack: contextlib.ExitStack) -> UserError | None:
+    """Lock an artefact. The error if no lock file can be made there; then nothing is made there, either."""
+    try:
+        make_folder(folder.parent)
+        stack.enter_context(locked(_lock_file(folder)))
+    except UserError as error:
+        return error
+    return None
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
 
 
 def _label(key: dict) -> str:
@@ -93,46 +172,96 @@ def _label(key: dict) -> str:
 
 
 def _sound(folder: Path) -> bool:
-    if not folder.exists():
+    if not os.path.lexists(folder):
         return False
-    wrong = fault(folder)
+    wrong = fault(folder) if folder.is_dir() else "no folder"
     if wrong:
         log.warning("cache: %s in %s; making it anew", wrong, folder)
     return wrong is None
 
 
 def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
-    partial = folder.with_name(
-        folder.name + ".partial"
-    )  # one name: whoever holds the lock may clear what was left here
-    shutil.rmtree(partial, ignore_errors=True)
     start = time.perf_counter()
+    with replacing_folder(folder) as made:
+        make(made)
+        write_json(made / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
+        write_json(made / CHECKSUMS, {name: file_sha256(made / name) for name in sorted(_files(made))})
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """The plain files in a folder, by their paths in it."""
+    return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+
+
+def _hold(folder: Path) -> None:
+    """Note that an artefact is used now, and keep a shared lock on it as long as this process lives."""
+    with contextlib.suppress(OSError):  # a file system that is read-only or has no locks
+        os.utime(folder)
+    _let_go(folder)
+    while len(_held) >= MOST_HELD:
+        _let_go(next(iter(_held)))
+    with contextlib.suppress(OSError):
+        _held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(_held[folder], fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _let_go(folder: Path) -> None:
+    if (descriptor := _held.pop(folder, None)) is not None:
+        os.close(descriptor)
+
+
+def _limit_bytes() -> int | None:
+    """The limit that the user has set. Raises `UserError` if it is no number."""
+    text = os.environ.get(LIMIT)
+    if not text:
+        return None
+    if not re.fullmatch(r"\d+(\.\d+)?", text):
+        raise UserError(f"{LIMIT}={text}: expected a number of gigabytes, such as {WARN_GB}")
+    return int(float(text) * 1e9)
+
+
+def _keep_limit(limit_bytes: int | None) -> None:
+    """Remove what is beyond the limit; without one, warn when there is much."""
+    if limit_bytes is not None:
+        for one in shrink(limit_bytes):
+            log.warning("cache: removed %s (%.2f GB) to keep %s", one.folder, one.nbytes / 1e9, LIMIT)
+    elif (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
+        advice = f"./papermill_runs.sh --clean removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
+        log.warning("cache: %s holds %.0f GB; %s", paths.cache_dir(), total_gb, advice)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return [Path(at.path) for at in os.scandir(folder) if at.is_dir(follow_symlinks=False)] if folder.is_dir() else []
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a folder is an artefact, and not something of the user's: the cache may be anywhere."""
+    return bool(NAME.fullmatch(folder.name)) and any((folder / name).is_file() for name in (KEY, CHECKSUMS))
+
+
+def _kept(folder: Path) -> Kept:
+    sizes = (file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    return Kept(folder, sum(sizes), folder.stat().st_mtime)
+
+
+def _remove(folder: Path) -> bool:
+    """Remove an artefact unless a process uses or makes it; whether it is gone."""
+    with locked(_lock_file(folder), wait=False) as free:
+        if not free or not _is_unused(folder):
+            return False
+        with disk_trouble_told(folder), scratch_folder(folder.parent) as scratch:
+            folder.rename(scratch / folder.name)
+        _lock_file(folder).unlink(missing_ok=True)
+        _let_go(folder)
+    return True
+
+
+def _is_unused(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        partial.mkdir()
-        make(partial)
-        write_json(partial / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
-        files = sorted(file for file in partial.rglob("*") if file.is_file())
-        write_json(partial / CHECKSUMS, {file.relative_to(partial).as_posix(): file_sha256(file) for file in files})
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(partial, folder)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        if disk_full(error):
-            raise UserError(
-                f"no space left while making {folder}: free some, or set TOOLKIT_CACHE_DIR to a folder on a larger disk"
-            ) from error
-        if isinstance(error, PermissionError):
-            raise UserError(
-                f"cannot write {error.filename or folder}: set TOOLKIT_CACHE_DIR to a writable folder"
-            ) from error
-        raise
+        os.close(descriptor)
+    return True

@@ -1,6 +1,33 @@
-"""Errors that are written for the user."""
+"""Errors that are written for the user, and the one place where a command line tells them."""
 
-from collections.abc import Iterable
+import errno
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+
+DISK_TROUBLE = {  # what the system's error means for a path, and what helps
+    errno.EACCES: ("no permission", "change its mode or owner"),
+    errno.EPERM: ("no permission", "change its mode or owner"),
+    errno.EROFS: ("its file system is read-only", "mount it writable"),
+    errno.ENOSPC: ("no space left", "free some"),
+    errno.EDQUOT: ("no space left within your quota", "free some"),
+    errno.EFBIG: ("too large a file for its file system", "make it smaller"),
+    errno.ENOTDIR: ("a part of this path is no folder", "move that part away"),
+    errno.EISDIR: ("a folder is where a file is expected", "move it away"),
+    errno.EEXIST: ("something that is there already is in the way", "move it away"),
+    errno.ENOTEMPTY: ("something that is there already is in the way", "move it away"),
+    errno.ENOENT: ("there is no such file or folder", "look for a wrong name or a link that leads nowhere"),
+    errno.ENAMETOOLONG: ("a name in this path is too long", "choose a shorter one"),
+    errno.ELOOP: ("a link is where a file or folder is expected", "remove the link"),
+    errno.EIO: ("the disk cannot read or write it", "look for disk errors with dmesg"),
+    errno.ESTALE: ("the network file system lost it", "mount it anew"),
+    errno.ENOLCK: ("its file system cannot lock files", "mount it with locks"),
+    errno.EMFILE: ("too many files are open", "raise the limit with ulimit -n"),
+    errno.ENFILE: ("too many files are open on this machine", "close other programs"),
+    errno.EBUSY: ("it is in use", "wait for whoever uses it"),
+}
+FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 class UserError(ValueError):
@@ -13,3 +40,54 @@ class UserError(ValueError):
 def unknown(kind: str, name: object, choices: Iterable[object]) -> UserError:
     """The error for a name that a registry does not hold. It lists the names that the registry holds."""
     return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(sorted(map(str, choices)))}")
+
+
+def disk_trouble(
+    error: BaseException, path: str | os.PathLike | None = None, elsewhere: str = "name another place"
+) -> UserError | None:
+    """The one-line error for trouble with a disk: it names the path, what is wrong and what helps.
+
+    `path` is what the error is about; without it, it is the file that the error names. `elsewhere` says how to use
+    another place. None for an error of another kind, and where no path is known: such errors are faults of the program.
+    """
+    found = _errno(error)
+    path = path if path is not None else getattr(error, "filename", None)
+    if isinstance(error, UserError) or found not in DISK_TROUBLE or not isinstance(path, str | bytes | os.PathLike):
+        return None
+    what, aid = DISK_TROUBLE[found]
+    name = os.fsdecode(path)
+    return UserError(f"{name if name.isprintable() else repr(name)}: {what}; {aid}, or {elsewhere}")
+
+
+def run_command(command: Callable[[], int | None], stopped: str = "stopped") -> int:
+    """Run what a command line asks for, and return the exit status: the command's own, or 0 if it gives None.
+
+    Bad input and trouble with a disk are one line and status 2, Ctrl-C is the line `stopped` and status 130. Any other
+    error is a fault of the program and passes with its traceback.
+    """
+    try:
+        return command() or 0
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+        return 130
+    except Exception as error:
+        told = error if isinstance(error, UserError) else disk_trouble(error)
+        if told is None:
+            raise
+        print(f"error: {told}", file=sys.stderr)
+        return 2
+
+
+def _errno(error: BaseException) -> int | None:
+    """The system's error number. Libraries in Rust give it in words, and some hide a full disk behind another error."""
+    words = re.search(r"\(os error (\d+)\)", str(error))
+    own = error.errno if isinstance(error, OSError) else int(words[1]) if words else None
+    return own if own in DISK_TROUBLE else errno.ENOSPC if _full(error) else None
+
+
+def _full(error: BaseException | None) -> bool:
+    while error is not None:
+        if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

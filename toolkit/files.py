@@ -1,8 +1,9 @@
-"""Files and folders that appear whole or not at all, checksums, and free space.
+"""Files and folders that appear whole or not at all, locks, checksums, and trouble with disks in words.
 
-`replacing` does this for a file, `new_folder` for a folder: until everything is on the disk it is called
-`.<name>.partial`; an error or Ctrl-C removes that, and what a killed process left of it goes when the same name is next
-written.
+All that is written is first made in a scratch folder beside its place, and renamed when it is whole. The name of a
+scratch folder cannot be foreseen, nothing may have it before, and only the owner can enter the folder: nobody can plant
+a link there. It goes at the end, also after an error or Ctrl-C. What a killed process left goes when somebody next
+writes beside it: a lock inside tells whether its process lives.
 """
 
 import contextlib
@@ -11,44 +12,163 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit.errors import UserError
+from toolkit import paths
+from toolkit.errors import UserError, disk_trouble
 
 SPARE_BYTES = 16 << 20  # left free beside what is written
-FULL = {errno.ENOSPC, errno.EDQUOT}
+SCRATCH = re.compile(r"\.partial-[0-9a-f]{16}")
+LOCK = ".partial-lock"
+PLACES = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A new, empty file beside `path` to write to, which takes that name at the end of the block.
+    """A new, empty file of the same name in a scratch folder, which takes the place of `path` at the end of the block.
 
-    A reader never sees half a file. The new file has the suffix of `path`, since some libraries go by it. It is removed
-    if the block raises.
+    A reader never sees half a file. Nothing changes if the block raises. Raises `UserError` for trouble with the disk.
     """
-    temporary = path.with_name(f".part-{secrets.token_hex(8)}{path.suffix}")
-    os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))  # the umask applies; no link is followed
+    with disk_trouble_told(path), scratch_folder(path.parent) as scratch:
+        made = scratch / path.name
+        made.touch()
+        yield made
+        _make_accessible(made, scratch)
+        made.replace(path)
+
+
+@contextlib.contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill, which takes the place of `folder` at the end of the block; else as `replacing`.
+
+    What had the name before, be it a folder, a file or a link, is then removed; what a link leads to stays.
+    """
+    with disk_trouble_told(folder), scratch_folder(folder.parent) as scratch:
+        made = scratch / folder.name
+        made.mkdir()
+        yield made
+        put_in_place(made, folder)
+
+
+@contextlib.contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder to fill, which becomes `folder` at the end of the block, once the disk has all of it.
+
+    Raises `UserError` if `folder` is there already, has nowhere to be, or is just being written by another process, and
+    for trouble with the disk. Nothing is left behind then, nor when the block raises anything else.
+    """
+    with disk_trouble_told(folder):
+        _check_free(folder)
+        remove_leftovers(folder.parent)
+        if any(os.path.lexists(scratch / folder.name) for scratch in _scratch_folders(folder.parent)):
+            raise UserError(f"{folder} is being written by another process: wait for it, or name another folder")
+        with scratch_folder(folder.parent) as scratch:
+            made = scratch / folder.name
+            made.mkdir()
+            yield made
+            _make_accessible(made, scratch)
+            for path in (*made.rglob("*"), made):
+                _sync(path)
+            _check_free(folder)
+            made.rename(folder)
+            _sync(folder.parent)
+
+
+@contextlib.contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """A folder of our own in `parent`, removed at the end of the block. Its own lock is the only file in it.
+
+    Raises `UserError` if it cannot be made.
+    """
+    with disk_trouble_told(parent):
+        remove_leftovers(parent)
+        folder, lock = _new_scratch(parent)
     try:
-        yield temporary
-        temporary.replace(path)
+        yield folder
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Remove the scratch folders in `parent` whose processes were killed."""
+    for folder in _scratch_folders(parent):
+        with contextlib.suppress(OSError):  # it just went, or it is another user's
+            if folder.lstat().st_uid == os.geteuid() and (lock := _lock(folder / LOCK, wait=False)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def put_in_place(made: Path, folder: Path) -> None:
+    """Rename a folder made in a scratch folder to `folder`. What has that name goes with the scratch folder."""
+    scratch = made.parent
+    _make_accessible(made, scratch)
+    replaced = scratch / ".replaced"
+    if os.path.lexists(folder):
+        os.rename(folder, replaced)
+    try:
+        os.rename(made, folder)
+    except OSError:
+        if os.path.lexists(replaced):
+            os.rename(replaced, folder)
+        raise
+
+
+def make_folder(folder: Path) -> Path:
+    """Make a folder and those above it where they are missing, and return it. Raises `UserError` if that cannot be."""
+    with disk_trouble_told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def locked(file: Path, wait: bool = True) -> Iterator[bool]:
+    """Hold the lock that a file stands for; it is made if need be. Whoever dies lets go.
+
+    Gives False, without the lock, if another process or thread has it and `wait` is not set. Whoever holds the lock may
+    remove the file. Raises `UserError` if the file cannot be opened; a link is refused.
+    """
+    with disk_trouble_told(file):
+        lock = _lock(file, wait)
+    try:
+        yield lock is not None
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@contextlib.contextmanager
+def disk_trouble_told(path: Path) -> Iterator[None]:
+    """Turn trouble with a disk inside the block into a `UserError` of one line that names the file, or else `path`.
+
+    It also says what helps: another value of `TOOLKIT_CACHE_DIR` for a path in the cache, for example.
+    """
+    try:
+        yield
+    except Exception as error:
+        named = getattr(error, "filename", None)
+        about = _shown(named if isinstance(named, str | bytes | os.PathLike) else path)
+        if (told := disk_trouble(error, about, _elsewhere(path))) is None:
+            raise
+        raise told from error
 
 
 def write_json(file: Path, value: object) -> None:
-    """Replace a file by a value as JSON."""
+    """Replace a file by a value as JSON. Raises `UserError` for trouble with the disk."""
     with replacing(file) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
 
 
 def read_json(file: Path) -> dict:
-    """A JSON object that `write_json` wrote. A file that is absent, broken or no object gives an empty one."""
+    """A JSON object that `write_json` wrote. A file that is absent, broken, no object or no plain file gives {}."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):  # the last is for lists in lists in lists
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -59,106 +179,96 @@ def file_sha256(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def disk_full(error: BaseException) -> bool:
-    """Whether an error, or one that it came from, says that no space is left; Rust libraries say so only in words."""
-    while error is not None:
-        if getattr(error, "errno", None) in FULL or "No space left on device" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-@contextlib.contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to fill, which becomes `folder` at the end of the block.
-
-    Raises `UserError` if `folder` is there already, has nowhere to be, or is just being written by another process, and
-    if the disk gets full. Nothing is left behind then, nor when the block raises anything else.
-    """
-    _check_free(folder)
-    with _partial(folder) as partial, _told_when_full(folder):
-        yield partial
-        for path in (*partial.rglob("*"), partial):
-            _sync(path)
-        _check_free(folder)
-        os.replace(partial, folder)
-        _sync(folder.parent)
-
-
 def check_space(folder: Path, nbytes: int) -> None:
     """Raise `UserError` unless the disk of a folder has room for so many bytes more."""
-    free = shutil.disk_usage(folder).free
+    with disk_trouble_told(folder):
+        free = shutil.disk_usage(folder).free
     if free < nbytes + SPARE_BYTES:
         raise UserError(
-            f"no space left in {folder.parent}: {nbytes / 1e6:.0f} MB more are needed and {free / 1e6:.0f} MB free; "
-            "free some, or name a folder on a larger disk"
+            f"{_shown(folder)}: no space left; {nbytes / 1e6:.0f} MB more are needed and {free / 1e6:.0f} MB free; "
+            f"free some, or {_elsewhere(folder)}"
         )
+
+
+def _new_scratch(parent: Path) -> tuple[Path, int]:
+    """A scratch folder and the descriptor that locks it."""
+    while True:
+        folder = parent / f".partial-{secrets.token_hex(8)}"
+        folder.mkdir(0o700)  # an error where anything has this name, a link too
+        with contextlib.suppress(FileNotFoundError):  # another process removed it as a leftover, before it was locked
+            if (lock := _lock(folder / LOCK, wait=False)) is not None:
+                return folder, lock
+
+
+def _scratch_folders(parent: Path) -> list[Path]:
+    with contextlib.suppress(PermissionError), os.scandir(parent) as entries:
+        return [Path(at.path) for at in entries if SCRATCH.fullmatch(at.name) and at.is_dir(follow_symlinks=False)]
+    return []  # one may write there, but not look
+
+
+def _lock(file: Path, wait: bool) -> int | None:
+    """A descriptor that holds the lock; None if another one does and `wait` is not set."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is_still(file, descriptor):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException as error:
+            os.close(descriptor)
+            if getattr(error, "errno", None) in (errno.ENOSYS, errno.EOPNOTSUPP):
+                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(file)) from error
+            raise
+        os.close(descriptor)  # whoever held the lock has removed the file: the next one is another
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Whether a path leads to what is open."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _make_accessible(made: Path, scratch: Path) -> None:
+    """Give files the permissions that new ones have here; some libraries make files that only the owner can read."""
+    lock = (scratch / LOCK).stat()
+    usual = stat.S_IMODE(lock.st_mode)  # what the umask left of it; to ask for the umask itself, one must set it
+    for path in (made, *made.rglob("*")) if made.is_dir() else (made,):
+        mode = path.lstat().st_mode
+        if stat.S_ISREG(mode) and usual & ~mode:
+            path.chmod(stat.S_IMODE(mode) | usual)
 
 
 def _check_free(folder: Path) -> None:
     if not folder.parent.is_dir():
         raise UserError(f"no folder {folder.parent} to write {folder.name} into: make it, or name another")
-    if folder.exists() or folder.is_symlink():
+    if os.path.lexists(folder):
         raise UserError(f"{folder} exists already: name a new folder, or remove it first")
 
 
-@contextlib.contextmanager
-def _partial(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder` that no other process writes to; gone afterwards unless it was renamed."""
-    partial = folder.with_name(f".{folder.name}.partial")
-    with _locked(partial, folder):
-        try:
-            for left in partial.iterdir():  # by a process that was killed
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+def _shown(path: str | bytes | os.PathLike) -> Path:
+    """The path that a user knows: where a file in a scratch folder will be."""
+    parts = Path(os.fsdecode(path)).parts
+    return Path(*(part for part in parts if part != LOCK and not SCRATCH.fullmatch(part)))
 
 
-@contextlib.contextmanager
-def _locked(partial: Path, folder: Path) -> Iterator[None]:
-    """Lock the folder itself, so that no lock file is left; whoever dies lets go."""
-    try:
-        partial.mkdir(exist_ok=True)
-    except PermissionError as error:
-        raise UserError(f"cannot write to {folder.parent}: name a folder in a writable place") from error
-    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        if not (_lock(descriptor) and _is_still(partial, descriptor)):
-            raise UserError(f"{folder} is being written by another process: wait for it, or name another folder")
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a path leads to what is open: not if the process that wrote it was done in between, and renamed it."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-@contextlib.contextmanager
-def _told_when_full(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        if disk_full(error) and not isinstance(error, UserError):
-            raise UserError(f"no space left for {folder}: free some, or name a folder on a larger disk") from error
-        raise
+def _elsewhere(path: Path) -> str:
+    """How to use another place than that of a path."""
+    for variable, place in PLACES.items():
+        with contextlib.suppress(UserError):  # there is no checkout
+            if path.absolute().is_relative_to(place().absolute()):
+                return f"set {variable} to another folder"
+    return "name another place"
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file or folder."""
+    """Wait until the disk has a file or folder. What a link leads to is not ours."""
+    if path.is_symlink():
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

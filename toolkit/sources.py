@@ -1,5 +1,8 @@
 """Finds the project files that a piece of code uses. It reads imports and runs nothing.
 
+A name that a package only passes on (`from toolkit.models import decoder_blocks`) leads to the module that defines it,
+and not to all that the package's `__init__` imports.
+
 A module that reads data files says so in a constant, `READS = ("data/hardware/*.yaml",)`: patterns below the checkout.
 The caller fills in a name in braces, such as `{paper}`; without a value it stands for every name. When one of these
 files changes, the sweep reruns the notebook and the cache makes the artefact again.
@@ -8,7 +11,7 @@ files changes, the sweep reruns the notebook and the cache makes the artefact ag
 import ast
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -18,12 +21,18 @@ from toolkit import paths
 PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
 
 
-def dependencies(*modules: str) -> list[Path]:
-    """Every project file that the named modules import, themselves and the data they read included, sorted.
+# they find, keep and refuse things; no result depends on them
+PLUMBING = ("toolkit.errors", "toolkit.paths", "toolkit.files", "toolkit.sources", "toolkit.cache")
 
-    Imports inside functions count too.
+
+def dependencies(*modules: str, without: Iterable[str] = ()) -> list[Path]:
+    """The project files that decide what the named modules compute: what they import, they themselves, data they read.
+
+    Imports inside functions count too. The modules of `without` are left out, with what only they import: registries,
+    so that a new entry changes nothing for the others, and what is part of the key in another way. So is `PLUMBING`.
     """
-    return _closure({file for module in modules for file in _files(module)}, {})
+    left_out = {file for module in (*without, *PLUMBING) if (file := _file(module))}
+    return _closure({file for module in modules if (file := _file(module))}, {}, left_out)
 
 
 def imports(code: str, **names: str) -> list[Path]:
@@ -31,7 +40,7 @@ def imports(code: str, **names: str) -> list[Path]:
 
     `names` fills in the names that `READS` leaves open: `imports(code, paper="endor")`.
     """
-    return _closure({file for module in _imported(ast.parse(code), package="") for file in _files(module)}, names)
+    return _closure(_targets(ast.parse(code), package=""), names)
 
 
 def fingerprint(files: Iterable[Path]) -> str:
@@ -53,13 +62,13 @@ def _meaning(file: Path) -> str:
     return text
 
 
-def _closure(files: set[Path], names: Mapping[str, str]) -> list[Path]:
+def _closure(files: set[Path], names: Mapping[str, str], left_out: Collection[Path] = ()) -> list[Path]:
     found, data, todo = set(), set(), set(files)
     while todo:
         file = todo.pop()
         found.add(file)
         imported, patterns = _direct(file)
-        todo |= imported - found
+        todo |= imported.difference(found, left_out)
         data |= {match for pattern in patterns for match in paths.root().glob(_filled(pattern, names))}
     return sorted(found | data)
 
@@ -77,8 +86,7 @@ def _direct(file: Path) -> tuple[frozenset[Path], tuple[str, ...]]:
 def _direct_at(file: Path, mtime_ns: int) -> tuple[frozenset[Path], tuple[str, ...]]:
     del mtime_ns  # only a cache key: an edited file is read again
     tree = ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
-    modules = _imported(tree, _package_of(file))
-    return frozenset(found for module in modules for found in _files(module)), _reads(tree)
+    return frozenset(_targets(tree, _package_of(file))), _reads(tree)
 
 
 def _reads(tree: ast.Module) -> tuple[str, ...]:
@@ -89,24 +97,44 @@ def _reads(tree: ast.Module) -> tuple[str, ...]:
     return ()
 
 
-def _imported(tree: ast.AST, package: str) -> set[str]:
-    """The dotted names that a syntax tree imports; `from a import b` gives both `a` and `a.b`."""
+def _targets(tree: ast.AST, package: str) -> set[Path]:
+    """The files that the imports anywhere in a syntax tree lead to."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            found |= {_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
-            module = ".".join(part for part in (base, node.module) if part)
-            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
-    return found
+            found |= {_origin(_module_of(node, package), alias.name) for alias in node.names}
+    return found - {None}
 
 
-def _files(module: str) -> list[Path]:
-    """The files that importing `module` runs: its own and its parents' `__init__`. None for a foreign module."""
-    parts = module.split(".")
-    found = (_file(".".join(parts[:end])) for end in range(1, len(parts) + 1))
-    return [file for file in found if file]
+def _origin(module: str, name: str) -> Path | None:
+    """The file that `from module import name` leads to: a submodule, the one that defines the name, or the module's."""
+    if submodule := _file(f"{module}.{name}"):
+        return submodule
+    file = _file(module)
+    if file is None or file.name != "__init__.py":
+        return file
+    passed_on = _passed_on(file, file.stat().st_mtime_ns).get(name)
+    return (_origin(*passed_on) if passed_on else None) or file
+
+
+@cache
+def _passed_on(file: Path, mtime_ns: int) -> dict[str, tuple[str, str]]:
+    """The names that a package's `__init__` imports from elsewhere and does not bind again: module and name there."""
+    del mtime_ns  # only a cache key
+    tree, package = ast.parse(file.read_text(encoding="utf-8"), filename=str(file)), _package_of(file)
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    others = [node for statement in tree.body if statement not in imports for node in ast.walk(statement)]
+    bound = {node.id for node in others if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound |= {node.name for node in others if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    origins = {al.asname or al.name: (_module_of(node, package), al.name) for node in imports for al in node.names}
+    return {name: origin for name, origin in origins.items() if name not in bound}
+
+
+def _module_of(node: ast.ImportFrom, package: str) -> str:
+    base = ".".join(package.split(".")[: len(package.split(".")) - node.level + 1]) if node.level else ""
+    return ".".join(part for part in (base, node.module) if part)
 
 
 def _file(module: str) -> Path | None:

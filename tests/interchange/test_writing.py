@@ -184,7 +184,7 @@ def test_bad_names_leave_nothing_behind(tmp_path, weights, told):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(5, "Input/output error"), RuntimeError("no more")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ConnectionResetError("gone"), RuntimeError("no more")])
 def test_a_source_that_breaks_off_leaves_nothing_behind(tmp_path, error):
     def weights():
         yield "a.weight", MATRIX
@@ -206,7 +206,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("safetensors.torch.save_file", save_file)
-    with pytest.raises(UserError, match="no space left for"):
+    with pytest.raises(UserError, match="model: no space left; free some"):
         save_model(tiny(), tmp_path / "model", shard_bytes=4000)
     assert len(written) == 2
     assert list(tmp_path.iterdir()) == []

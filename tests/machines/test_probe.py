@@ -114,7 +114,7 @@ def test_an_interruption_keeps_nothing_and_leaves_nothing(quick, cache, tmp_path
         raise error
 
     monkeypatch.setattr(disk, "read", fail)
-    with pytest.raises(type(error)):
+    with pytest.raises((KeyboardInterrupt, UserError)):
         measurements(settings=TINY, folder=tmp_path)
     assert kept(cache) == []
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
@@ -130,7 +130,7 @@ def test_an_interrupted_fresh_probe_keeps_the_old_one(quick, monkeypatch):
 
 
 def test_too_little_space_keeps_nothing(quick, cache):
-    with pytest.raises(UserError, match="too little space"):
+    with pytest.raises(UserError, match="no space left"):
         measurements(settings=replace(TINY, file_bytes=1 << 60))
     assert kept(cache) == []
 

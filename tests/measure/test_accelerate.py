@@ -108,7 +108,7 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(layers, tmp_path
     monkeypatch.setattr(accelerate.utils, "offload_state_dict", lambda *what: pytest.fail("weights were written"))
     nbytes = (300 * 400 + 400 + 400 * 200) * 4
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes - 1))
-    with pytest.raises(UserError, match=r"no space left in .*: 1 MB more are needed and 18 MB free"):
+    with pytest.raises(UserError, match="no space left; 1 MB more are needed and 18 MB free"):
         DiskOffloaded(layers, tmp_path / "weights")
     assert [*tmp_path.iterdir()] == []
     assert not any(parameter.is_meta for parameter in layers.parameters())

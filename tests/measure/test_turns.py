@@ -177,7 +177,7 @@ def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monke
     before, after, really = [], [], turns._logits
 
     def cached() -> int:
-        return sum(map(resident_pages, tmp_path.glob(".passes-*/store/layer-*")))
+        return sum(map(resident_pages, tmp_path.glob(".partial-*/store/layer-*")))
 
     def logits(model):
         before.append(cached())

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.errors import UserError
 from toolkit.pruning import METHODS, LayerStatistics, load_pruned, prune, pruned
+from toolkit.pruning.sparsegpt import SparseGPT
 
 LENGTH = 16
 CALIBRATED = {"windows": 3, "sequence_length": LENGTH, "dtype": torch.float32}
@@ -144,3 +145,58 @@ def test_bad_input_leaves_nothing_behind(bench, tmp_path, arguments, message):
         load_pruned("llama", **CALIBRATED | arguments)
     assert bench == []
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def files(method):
+    return {path.stem for path in pruned.made_by("toolkit.pruning.pruned", METHODS[method])}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_kept_model_hangs_on_its_own_methods_code(method):
+    """And on the walk and the linears that are pruned, but not on the registry or on other methods."""
+    modules = {name: METHODS[name].__module__.split(".")[-1] for name in METHODS}
+    assert files(method) & set(modules.values()) == {modules[method]}
+    assert files(method) >= {"layerwise", "calibration", "patterns", "pruned", "blocks"}
+    assert not files(method) & {"methods", "loading", "cache", "files", "__init__"}
+
+
+def test_a_new_method_leaves_kept_models_valid(bench, monkeypatch):
+    load_pruned("llama", "wanda", **CALIBRATED)
+    monkeypatch.setitem(METHODS, "other", METHODS["magnitude"])
+    load_pruned("llama", "wanda", **CALIBRATED)
+    assert bench == ["wanda"]
+
+
+def test_other_settings_of_a_method_make_it_anew(bench, monkeypatch):
+    load_pruned("llama", "sparsegpt", **CALIBRATED)
+    monkeypatch.setitem(METHODS, "sparsegpt", SparseGPT(damping=0.2))
+    load_pruned("llama", "sparsegpt", **CALIBRATED)
+    assert len(bench) == 2
+
+
+class Mine:
+    """A method outside the toolkit."""
+
+    needs_calibration = False
+
+    def __call__(self, weight, gram, sparsity, pattern):
+        return METHODS["magnitude"](weight, gram, sparsity, pattern)
+
+
+def test_a_method_from_elsewhere_hangs_on_its_own_file(bench, monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Mine())
+    for _ in range(2):
+        load_pruned("llama", "mine", dtype=torch.float32)
+    assert bench == ["mine"]
+    monkeypatch.setattr(pruned, "file_sha256", lambda file: f"another {file.name}")
+    load_pruned("llama", "mine", dtype=torch.float32)
+    assert bench == ["mine", "mine"]
+
+
+def test_a_method_without_a_file_prunes_anew_each_time(bench, monkeypatch):
+    """In a notebook it may change from one run of its cell to the next."""
+    monkeypatch.setattr(Mine, "__module__", "no_such_module")
+    monkeypatch.setitem(METHODS, "mine", Mine())
+    for _ in range(2):
+        load_pruned("llama", "mine", dtype=torch.float32)
+    assert bench == ["mine", "mine"]

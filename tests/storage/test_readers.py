@@ -1,9 +1,11 @@
 """Every reader against plain slices of the files, and what happens when files change under it."""
 
+import errno
 import os
 import threading
 import time
 from concurrent.futures import CancelledError
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.storage.conftest import SIZES, Part, expected
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 from toolkit.formats import decode
 from toolkit.storage import direct as files
 from toolkit.storage.buffers import aligned_buffer
@@ -184,6 +186,17 @@ def test_a_file_that_changed_before_the_reader_came(name, victim, harm):
     with pytest.raises(ChangedError, match=str(victim)):
         READERS[name]({"v": file})
     assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_a_disk_that_fails_is_named(name, stored, monkeypatch, capsys):
+    def fails(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with READERS[name](stored, chunk_bytes=BLOCK_BYTES) as reader:
+        monkeypatch.setattr(type(reader), "_transfer", fails)
+        read = partial(reader.read, [Part("a", 0, BLOCK_BYTES)], aligned_buffer(BLOCK_BYTES))
+        assert run_command(read) == 2
+    assert f"error: {stored['a'].path}: the disk cannot read or write it" in capsys.readouterr().err
 
 
 def test_a_disk_that_fails_is_an_error_and_the_reader_goes_on(name, stored):

@@ -10,6 +10,7 @@ from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
+from toolkit.files import replacing
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
 
@@ -23,7 +24,8 @@ def write_readme(folder: Path) -> None:
     for name, write in BLOCKS.items():
         start, end = _span(text, name)
         text = f"{text[:start]}{write(folder)}{text[end:]}"
-    readme.write_text(text, encoding="utf-8")
+    with replacing(readme) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_block(text: str, name: str) -> str:

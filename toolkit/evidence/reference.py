@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.readme import write_readme
+from toolkit.files import make_folder, replacing_folder
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
@@ -22,6 +23,8 @@ def save(machine: str) -> Path:
     Raises `UserError` if there are none, or if they are not all of one commit with a clean working tree: it names the
     notebooks that differ.
     """
+    if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", machine):
+        raise UserError(f"machine {machine!r}: expected small letters, digits, dots and dashes")
     folder = reference_dir() / machine
     metas = {id: paths.results_dir() / id / "meta.json" for id in notebooks()}
     present = {id: meta for id, meta in metas.items() if meta.is_file()}
@@ -29,10 +32,10 @@ def save(machine: str) -> Path:
         raise UserError(f"no results in {paths.results_dir()}; run ./papermill_runs.sh first")
     _check_one_commit({id: json.loads(meta.read_text()) for id, meta in present.items()})
     for id, meta in present.items():
-        shutil.rmtree(folder / id, ignore_errors=True)
-        (folder / id).mkdir(parents=True)
-        for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
-            shutil.copyfile(file, folder / id / file.name)
+        make_folder((folder / id).parent)
+        with replacing_folder(folder / id) as made:
+            for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
+                shutil.copyfile(file, made / file.name)
     return folder
 
 
@@ -62,14 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     options = parser.parse_args(arguments)
-    try:
-        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", options.machine):
-            raise UserError(f"machine {options.machine!r}: expected small letters, digits, dots and dashes")
-        write_readme(save(options.machine))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: write_readme(save(options.machine)))
 
 
 if __name__ == "__main__":

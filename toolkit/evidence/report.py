@@ -11,6 +11,7 @@ from toolkit.evidence.catalogue import Notebook, rows
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import answer, main_figure, matching_presets, preset_words, read_book, render, write_page
+from toolkit.files import make_folder
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
     made is shown as such.
     """
     folder = paths.results_dir() / "report"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in rows().values()]
     wanted = {entry.page for entry in entries} | {"index.html"}
     for old in folder.glob("*.html"):

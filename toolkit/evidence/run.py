@@ -24,7 +24,7 @@ from toolkit.evidence.catalogue import find
 from toolkit.evidence.comparison import count_verdicts, score
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.parameters import read_parameters
-from toolkit.files import replacing, write_json
+from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
 from toolkit.models.downloads import DOWNLOADS
 
@@ -74,7 +74,7 @@ class Run:
         _check(table, self.identifier)
         if stray := set(headline) - {*HEADLINES, "system"}:
             raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         _write_table(self.folder / "table", table)
         if comparison is not None:
             _write_table(self.folder / "comparison", comparison)

@@ -13,7 +13,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from toolkit import sources
 from toolkit.cache import cached_table
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation import paired_difference
@@ -21,8 +20,8 @@ from toolkit.evaluation.quality import evaluate
 from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
-from toolkit.pruning import load_pruned
-from toolkit.pruning.pruned import DENSE, weights_sha256
+from toolkit.pruning import METHODS, load_pruned
+from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
 from toolkit.quantization.hqq import Groupwise
 from toolkit.text import load_tokens
 
@@ -114,12 +113,13 @@ def compare_variants(variants: Sequence[Variant], settings: Settings) -> tuple[p
     tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
     weights = weights_sha256(dense)
     del dense
-    code = sources.dependencies(__name__)
     found = []
     for variant in variants:
         key = asdict(variant) | {"settings": asdict(settings), "weights_sha256": weights, "dtype": str(fast_dtype())}
+        method = METHODS.get(variant.method)  # None for dense
+        key |= {"method_settings": settings_of(method)}
         measure = partial(_measure, variant, settings, tokenizer, tokens)
-        rows = cached_table("quality", key, code, measure)
+        rows = cached_table("quality", key, made_by(__name__, method), measure, fresh=not is_followed(method))
         found.append(rows.assign(**asdict(variant) | {"pattern": variant.zeros_pattern}))
     everything = pd.concat(found, ignore_index=True)
     of_windows = everything["metric"].eq(WINDOW_NLL)

@@ -158,11 +158,7 @@ class _Shards:
     def _flush(self) -> None:
         from safetensors.torch import save_file
 
-        path = self._part(self.count)
-        path.touch()
-        mode = path.stat().st_mode
-        save_file(self.held, path, {"format": "pt"})
-        path.chmod(mode)  # the library makes files that only the owner can read
+        save_file(self.held, self._part(self.count), {"format": "pt"})
         self.held, self.count = {}, self.count + 1
 
     def _part(self, number: int) -> Path:

@@ -5,10 +5,8 @@ the flag and fill the page cache all the same; there reads are buffered and say 
 """
 
 import contextlib
-import errno
 import itertools
 import os
-import shutil
 import tempfile
 import threading
 import time
@@ -21,6 +19,7 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError, unknown
+from toolkit.files import check_space, disk_trouble_told
 from toolkit.storage import direct
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES, OpenFile
@@ -28,9 +27,7 @@ from toolkit.storage.preads import read_ranges, warm_up
 
 PATTERNS = ("random", "sequential")
 BATCH = 16  # reads between two looks at the clock
-SPARE_BYTES = 64 << 20  # left free beside the file
 WRITE_BYTES = 16 << 20
-FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
@@ -46,21 +43,20 @@ def scratch_file(folder: Path, size_bytes: int) -> Iterator[OpenFile]:
     """A file of random bytes on the disk that holds `folder`, open for reading.
 
     It has no name once it is open, so nothing is left behind however the process ends. Raises `UserError` if the folder
-    does not exist or cannot be written, or if there is too little space.
+    does not exist, if there is too little space, and for other trouble with the disk, also inside the block.
     """
-    _check_space(folder, size_bytes)
-    try:
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder} for the test file: name one that exists, on the disk to be measured")
+    check_space(folder, size_bytes)
+    with disk_trouble_told(folder), contextlib.ExitStack() as stack:
         writer, name = tempfile.mkstemp(prefix=".probe-", dir=folder)
-    except PermissionError as error:
-        raise UserError(f"cannot write to {folder}: name a writable folder") from error
-    with contextlib.ExitStack() as stack:
         stack.callback(os.close, writer)
         try:
             reader, bypassed = direct.open_direct(name)
         finally:
             os.unlink(name)
         stack.callback(os.close, reader)
-        _fill(writer, size_bytes, folder)
+        _fill(writer, size_bytes)
         yield OpenFile(
             reader, size_bytes, "direct" if bypassed and direct.bypasses_cache(reader, writer) else "buffered"
         )
@@ -125,31 +121,11 @@ def _shares(file: OpenFile, pattern: str, chunk_bytes: int, threads: int, seed: 
     return [order[index::threads] for index in range(threads)]
 
 
-def _fill(descriptor: int, size_bytes: int, folder: Path) -> None:
+def _fill(descriptor: int, size_bytes: int) -> None:
     """Random bytes (no file system can compress or share them), on the disk and out of the page cache."""
     generator = np.random.default_rng(0)
     written = 0
-    try:
-        while written < size_bytes:
-            written += os.write(descriptor, generator.bytes(min(WRITE_BYTES, size_bytes - written)))
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno in FULL:
-            raise _too_little_space(folder, size_bytes) from error
-        raise
+    while written < size_bytes:
+        written += os.write(descriptor, generator.bytes(min(WRITE_BYTES, size_bytes - written)))
+    os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _check_space(folder: Path, size_bytes: int) -> None:
-    if not folder.is_dir():
-        raise UserError(f"no folder {folder} for the test file: name one that exists, on the disk to be measured")
-    if shutil.disk_usage(folder).free < size_bytes + SPARE_BYTES:
-        raise _too_little_space(folder, size_bytes)
-
-
-def _too_little_space(folder: Path, size_bytes: int) -> UserError:
-    free = shutil.disk_usage(folder).free
-    return UserError(
-        f"too little space in {folder} for a test file of {size_bytes >> 20} MiB ({free >> 20} MiB free): "
-        "free some, choose a smaller file_bytes, or another folder"
-    )

@@ -21,7 +21,8 @@ import psutil
 
 from toolkit import paths, sources
 from toolkit.cache import cached_table
-from toolkit.errors import UserError
+from toolkit.errors import UserError, run_command
+from toolkit.files import make_folder
 from toolkit.machines import disk, memory
 from toolkit.machines.machine import GB, Links, Memory, Profile, Source, Storage
 from toolkit.machines.provenance import cpu_name
@@ -128,7 +129,7 @@ def describe(folder: Path | None = None) -> dict[str, object]:
 
 def _existing(folder: Path | None) -> Path:
     if folder is None:
-        paths.cache_dir().mkdir(parents=True, exist_ok=True)
+        make_folder(paths.cache_dir())
     elif not Path(folder).is_dir():
         raise UserError(f"no folder {folder} for the test file: name one that exists, on the disk to be measured")
     return Path(folder or paths.cache_dir()).resolve()
@@ -265,14 +266,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--fresh", action="store_true", help="measure again, whatever the cache holds")
     parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: the cache folder)")
     options = parser.parse_args(arguments)
-    try:
-        machine = probe(options.fresh, folder=options.folder)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return run_command(lambda: _print(probe(options.fresh, folder=options.folder)))
+
+
+def _print(machine: Profile) -> None:
     print(machine.title)
     print(machine.table()[["part", "quantity", "value", "source"]].to_string(index=False, float_format="{:.6g}".format))
-    return 0
 
 
 if __name__ == "__main__":

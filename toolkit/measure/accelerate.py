@@ -1,7 +1,6 @@
 """Hugging Face Accelerate's disk offload, set up so that it can be timed beside our runtime."""
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
-from toolkit.files import check_space
+from toolkit.files import check_space, scratch_folder
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, Way
 from toolkit.storage.direct import drop_pages
@@ -92,8 +91,8 @@ def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Itera
     x = torch.randn(1, weight.shape[1]).to(weight.dtype)
     expected = linear(x)
     del weight  # it may take a large part of memory
-    with tempfile.TemporaryDirectory(prefix=".accelerate-", dir=folder) as place:
-        rival = DiskOffloaded(linear, Path(place) / "weights")
+    with scratch_folder(folder) as place:
+        rival = DiskOffloaded(linear, place / "weights")
 
         def turn() -> Timeline:
             result, timeline = rival.timed(x)

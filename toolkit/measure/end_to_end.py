@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 
 from toolkit import paths
+from toolkit.files import make_folder
 from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
@@ -155,8 +156,8 @@ def _spans(passes: Passes, fresh: bool) -> pd.DataFrame:
     key = asdict(passes.workload) | {"layers": passes.layers, "ways": named, "repetitions": passes.repetitions}
 
     def measure() -> pd.DataFrame:
-        paths.cache_dir().mkdir(parents=True, exist_ok=True)
-        return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, paths.cache_dir())
+        place = make_folder(paths.cache_dir())
+        return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, place)
 
     return kept_spans(key, ("toolkit.measure.turns",), measure, fresh)
 

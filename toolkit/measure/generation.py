@@ -7,7 +7,6 @@ those that the model in memory picks, so that every way does the same work. Ways
 compared with those of the model in memory after the last one.
 """
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.files import make_folder, scratch_folder
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.end_to_end import PASS_METHODS, above_limit
 from toolkit.measure.llama_cpp import MODE
@@ -80,9 +80,8 @@ def generation_measurements(
     key = asdict(workload) | sizes | {"layers": layers, "methods": list(methods), "repetitions": repetitions}
 
     def measure() -> pd.DataFrame:
-        paths.cache_dir().mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".generation-", dir=paths.cache_dir()) as place:
-            return pd.DataFrame(_runs(workload, layers, ways, sizes, repetitions, Path(place)))
+        with scratch_folder(make_folder(paths.cache_dir())) as place:
+            return pd.DataFrame(_runs(workload, layers, ways, sizes, repetitions, place))
 
     runs = kept_spans(key, ("toolkit.measure.generation",), measure, fresh)
     return _summary(runs).assign(**asdict(workload), layers=layers, evidence="measured")

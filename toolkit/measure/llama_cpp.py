@@ -60,7 +60,7 @@ class LlamaCpp:
         self.stored_bytes = write_gguf(model, file, LLAMA_CPP[method])
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
-        command = [python, "-I", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
+        command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = subprocess.Popen(command, text=True, **pipes)
         try:

@@ -9,10 +9,8 @@ The layer is a shape-only twin: random weights, since time does not depend on th
 """
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from toolkit import paths
 from toolkit.errors import UserError, unknown
+from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled, unpacked
 from toolkit.models.shapes import random_pruned
@@ -44,10 +43,9 @@ def twin_store(
     Each operation's bytes in each format are read back and checked against the pruned weight. Raises `UserError` if
     one differs, or the disk is too small.
     """
-    paths.cache_dir().mkdir(parents=True, exist_ok=True)
     weights = {op: random_pruned(shape, sparsity, dtype, seed) for seed, (op, shape) in enumerate(shapes.items())}
-    with tempfile.TemporaryDirectory(prefix=".twin-", dir=paths.cache_dir()) as folder:
-        target = Path(folder) / "store"
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        target = folder / "store"
         total = len(forms) * sum(weight.nbytes for weight in weights.values())
         write_store(target, _packed(weights, forms), model={"name": "twin"}, expected_bytes=total)
         store = Store.open(target)

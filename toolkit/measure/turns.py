@@ -13,7 +13,6 @@ cache, the files' pages are dropped before each token. Turns alternate, so that 
 """
 
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
+from toolkit.files import scratch_folder
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.accelerate import DiskOffloaded
 from toolkit.measure.llama_cpp import MODE, LlamaCpp
@@ -60,8 +60,8 @@ def pass_spans(
     for way, mapping in ways:
         place_layers(way, mapping, layers)  # early; `refilled` is placed again once bytes are known
     with (
-        tempfile.TemporaryDirectory(prefix=".passes-", dir=folder) as place,
-        prepared(workload, layers, ways, Path(place), tokens) as turns,
+        scratch_folder(folder) as place,
+        prepared(workload, layers, ways, place, tokens) as turns,
     ):
         return pd.concat(
             (rows for repetition in range(1, repetitions + 1) for rows in turns.each(repetition)), ignore_index=True

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit.cache import cached
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError, run_command, unknown
 from toolkit.files import file_sha256
 
 log = logging.getLogger(__name__)
@@ -96,13 +96,7 @@ def _retry() -> str:
 
 def main() -> int:
     """Fetch every file of `DOWNLOADS` and print where each one is; exit status 2 if one cannot be had."""
-    try:
-        for name in DOWNLOADS:
-            print(f"{name}: {fetch(name)}")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_command(lambda: print(*(f"{name}: {fetch(name)}" for name in DOWNLOADS), sep="\n"))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> In
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
 
 
+def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
+    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
+
+    Raises `UserError` if there are fewer.
+    """
+    asked = len(cut_windows(tokens, windows, sequence_length))
+    every = cut_windows(tokens, None, sequence_length)
+    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
+    return every[order[:asked]].flatten()
+
+
 def calibration_windows(
     model: nn.Module, tokens: Tensor, windows: int | None, sequence_length: int
 ) -> Int[Tensor, "windows tokens"]:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
@@ -15,25 +14,10 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.pruning.calibration import calibration_windows, walk
-from toolkit.pruning.magnitude import Magnitude
+from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import Pattern, resolve
-from toolkit.pruning.sparsegpt import SparseGPT
-from toolkit.pruning.wanda import Wanda
 
 log = logging.getLogger(__name__)
-
-
-class Method(Protocol):
-    """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32."""
-
-    needs_calibration: ClassVar[bool]
-
-    def __call__(self, weight: Tensor, gram: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
-        """Return a new weight with at least `sparsity` zeros, laid out as `pattern` asks."""
-        ...
-
-
-METHODS: dict[str, Method] = {"magnitude": Magnitude(), "sparsegpt": SparseGPT(), "wanda": Wanda()}
 
 
 @dataclass(frozen=True)

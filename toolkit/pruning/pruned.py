@@ -1,25 +1,28 @@
 """Pruned models, made once and kept under `data/cache/`."""
 
+import contextlib
 import hashlib
+import inspect
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.errors import unknown
+from toolkit.files import file_sha256
 from toolkit.models import fast_dtype, load_model
-from toolkit.pruning.calibration import cut_windows
-from toolkit.pruning.layerwise import METHODS, LayerStatistics, prune
+from toolkit.pruning.calibration import draw
+from toolkit.pruning.layerwise import LayerStatistics, prune
+from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import resolve
 from toolkit.text import load_tokens
 
 DENSE = "dense"
-MODEL_CODE = {"blocks.py", "downloads.py"}  # which linears are pruned, and which dump the text comes from
 WEIGHTS, STATISTICS = "pruned.safetensors", "statistics.json"
 
 
@@ -47,7 +50,9 @@ def load_pruned(
         seed: seeds that draw.
         dtype: of weights and activations; None for the quickest on this machine.
 
-    Only the pruned linears are kept. Their key covers the dense weights, the arguments and the code.
+    Only the pruned linears are kept. Their key covers the dense weights, the arguments, the method's settings and its
+    code, but not the code of other methods. A method that is defined in a notebook's cell prunes anew at each
+    call, since no change of it would be seen.
     Raises `UserError` as `load_model`, `load_tokens` and `prune` do, before the work starts.
     """
     dtype = dtype or fast_dtype()
@@ -68,19 +73,11 @@ def load_pruned(
     key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern, "dtype": str(dtype)}
     if METHODS[method].needs_calibration:
         key |= {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed}
-    folder = cached("pruned", key | {"weights_sha256": weights_sha256(model)}, _code(), make)
+    key |= {"weights_sha256": weights_sha256(model), "settings": settings_of(METHODS[method])}
+    unused = () if METHODS[method].needs_calibration else ("toolkit.text.corpora",)
+    code = made_by("toolkit.pruning.pruned", METHODS[method], unused)
+    folder = cached("pruned", key, code, make, fresh=not is_followed(METHODS[method]))
     return model, tokenizer, restore(folder, model)
-
-
-def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
-    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
-
-    Raises `UserError` if there are fewer.
-    """
-    asked = len(cut_windows(tokens, windows, sequence_length))
-    every = cut_windows(tokens, None, sequence_length)
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
-    return every[order[:asked]].flatten()
 
 
 def save(folder: Path, model: nn.Module, records: list[LayerStatistics]) -> None:
@@ -112,7 +109,34 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _code() -> list[Path]:
-    """The files that decide the result. Files that only store or fetch are left out, so editing them costs nothing."""
-    files = sources.dependencies("toolkit.pruning.pruned")
-    return [file for file in files if file.parent.name in ("pruning", "text") or file.name in MODEL_CODE]
+def made_by(module: str, method: Method | None, without: Iterable[str] = ()) -> list[Path]:
+    """The project files that decide what a module makes of a model that a method prunes: `code` for `cached`.
+
+    The modules of other methods are left out, and those that load the model, whose weights belong to the key.
+    """
+    own = [method.__module__] if method else []
+    return sources.dependencies(module, *own, without=("toolkit.pruning.methods", "toolkit.models.loading", *without))
+
+
+def settings_of(method: Method | None) -> dict[str, str]:
+    """What a key says of a method beside the files of `made_by`: its settings, and its file if that is not of ours."""
+    found = {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
+    file = None if _is_ours(method) else _file(method)
+    return found | ({"source": file_sha256(file)} if file else {})
+
+
+def is_followed(method: Method | None) -> bool:
+    """Whether a change of a method's code is seen. It is not in a notebook's cell: nothing is kept of such a method."""
+    return _is_ours(method) or _file(method) is not None
+
+
+def _is_ours(method: Method | None) -> bool:
+    return method is None or bool(sources.dependencies(method.__module__))
+
+
+def _file(method: Method) -> Path | None:
+    """The file that defines a method, if there is one."""
+    with contextlib.suppress(TypeError, OSError):
+        file = Path(inspect.getsourcefile(method if inspect.isfunction(method) else type(method)))
+        return file if file.is_file() else None
+    return None

@@ -7,13 +7,14 @@ from torch import nn
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.pruning import load_pruned
-from toolkit.pruning.pruned import draw, weights_sha256
+from toolkit.pruning.calibration import draw
+from toolkit.pruning.pruned import weights_sha256
 from toolkit.quantization.smoothquant import ALPHA, check_alpha, fold, smoothing_factors
 from toolkit.text import load_tokens
 
 FACTORS = "factors.safetensors"
-# what decides the factors
-CODE = {"smoothquant.py", "calibration.py", "blocks.py", "pruned.py", "corpora.py", "wikipedia.py", "downloads.py"}
+# what decides the factors, beside the weights
+CODE = ("toolkit.quantization.smoothquant", "toolkit.pruning.calibration", "toolkit.text.corpora")
 
 
 def load_smoothed(
@@ -42,7 +43,7 @@ def load_smoothed(
         save_file(smoothing_factors(model, tokens, alpha, sequence_length=sequence_length), folder / FACTORS)
 
     key = {"model": model_name, "alpha": alpha, "weights_sha256": weights_sha256(model)} | calibration
-    code = [file for file in sources.dependencies("toolkit.quantization.smoothquant") if file.name in CODE]
+    code = sources.dependencies(*CODE)
     fold(model, _factors(cached("smoothed", key, code, make)))
     return model, tokenizer
 

@@ -6,30 +6,26 @@ import os
 import sys
 from pathlib import Path
 
-from toolkit import paths
-from toolkit.errors import UserError
+from toolkit import cache, paths
+from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.sweep.plan import Job, cores, make_jobs
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, check everything, then run; 0 if all is well, 1 if a notebook failed, 2 for bad input."""
-    try:
-        options, others = _parser().parse_known_args(arguments)
-        if others and not options.lab:
-            raise UserError(f"unrecognized arguments: {' '.join(others)} (--help lists the options)")
-        return _main(options, others)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_command(lambda: _main(arguments), stopped="stopped; the same command goes on from here")
 
 
-def _main(options: argparse.Namespace, for_lab: list[str]) -> int:
+def _main(arguments: list[str] | None) -> int:
+    options, for_lab = _parser().parse_known_args(arguments)
+    if for_lab and not options.lab:
+        raise UserError(f"unrecognized arguments: {' '.join(for_lab)} (--help lists the options)")
     if options.list:
         print(_listing())
+        return 0
+    if options.clean is not None:
+        print(_clean(options.clean))
         return 0
     if options.lab:
         as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container, as a rule
@@ -54,6 +50,18 @@ def _main(options: argparse.Namespace, for_lab: list[str]) -> int:
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, options.profile)
+
+
+def _clean(keep_gb: float) -> str:
+    """Remove artefacts from the cache until at most so many GB are left, and say what went."""
+    if not keep_gb >= 0:
+        raise UserError(f"--clean {keep_gb}: expected the gigabytes that may stay, from 0")
+    removed, kept = cache.shrink(keep_gb * 1e9), cache.artefacts()
+    lines = [f"removed {one.nbytes / 1e6:10,.1f} MB  {one.folder}" for one in removed]
+    freed, left = (sum(one.nbytes for one in some) / 1e6 for some in (removed, kept))
+    end = f"{len(removed)} removed, {freed:,.1f} MB freed; {len(kept)} left in {paths.cache_dir()}, {left:,.1f} MB"
+    used = "; what a running process uses stays" if left > keep_gb * 1e3 else ""
+    return "\n".join([*lines, end + used])
 
 
 def _of_any_preset(jobs: list[Job], options: argparse.Namespace) -> list[Job]:
@@ -141,6 +149,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
+    told = "remove what the cache keeps, least recently used first, until GB are left (default: 0), and stop"
+    add("--clean", type=float, nargs="?", const=0.0, metavar="GB", help=told)
     add("--lab", action="store_true", help="open JupyterLab; further options go to it: --lab --no-browser")
     return parser
 

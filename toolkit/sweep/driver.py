@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 
 import psutil
-from filelock import FileLock, Timeout
 
 from toolkit.errors import UserError
 from toolkit.evidence import report
@@ -17,7 +16,7 @@ from toolkit.evidence.catalogue import rows
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.report import Outcome
-from toolkit.files import read_json, write_json
+from toolkit.files import locked, make_folder, read_json, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 
@@ -30,13 +29,9 @@ def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
 
     Raises `UserError` if another sweep is writing to the same results.
     """
-    state.folder().mkdir(parents=True, exist_ok=True)
-    lock = FileLock(state.folder() / "lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise UserError(f"another sweep is writing to {state.folder().parent}; wait for it or stop it") from None
-    with lock:
+    with locked(make_folder(state.folder()) / "lock", wait=False) as alone:
+        if not alone:
+            raise UserError(f"another sweep is writing to {state.folder().parent}; wait for it or stop it")
         state.stop_leftovers()
         stale = [job for job in jobs if not job.is_fresh()]
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run")

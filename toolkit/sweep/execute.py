@@ -1,13 +1,12 @@
 """Run one notebook of a plan with papermill: `python -m toolkit.sweep.execute PLAN ID`.
 
-Results are made in a staging folder, which replaces `results/<id>/` once everything is there. A notebook that fails
-leaves the previous results unchanged.
+Results are made in a scratch folder, and replace `results/<id>/` once everything is there. A notebook that fails leaves
+the previous results unchanged.
 """
 
 import contextlib
 import os
 import resource
-import shutil
 import sys
 import threading
 import time
@@ -18,11 +17,12 @@ import papermill
 import psutil
 from papermill.exceptions import PapermillExecutionError
 
+from toolkit.errors import UserError, disk_trouble, run_command
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.page import write_page
-from toolkit.files import file_sha256, read_json, write_json
+from toolkit.files import file_sha256, make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP, Job, publish, read_job
+from toolkit.sweep.plan import STAMP, Job, read_job
 from toolkit.sweep.state import State
 
 REQUIRED = ("table.csv", "meta.json")
@@ -34,15 +34,13 @@ def main(plan: Path, id: str) -> int:
     _die_with(read_json(plan).get("driver"))
     running = State(id, "running", time.time(), **state.this_process())
     running.save()
-    staging = state.staging_dir(id)
-    staging.mkdir(parents=True)
-    try:
+    with scratch_folder(make_folder(job.folder.parent)) as scratch:
+        staging = scratch / job.folder.name
+        staging.mkdir()
         error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
         if error:
-            with contextlib.suppress(OSError):  # a full disk: the summary still tells the error
+            with contextlib.suppress(OSError, UserError):  # a full disk: the summary still tells the error
                 _keep_failure(job, staging, error)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     outcome = replace(
         running,
         status="failed" if error else "done",
@@ -96,10 +94,10 @@ def _finish(job: Job, staging: Path) -> str | None:
         files = {file.relative_to(staging).as_posix(): file.stat().st_size for file in written}
         digests = {name: file_sha256(staging / name) for name in files}
         write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
-        publish(staging, job.folder)
+        put_in_place(staging, job.folder)
         state.failed_page(job.id).unlink(missing_ok=True)
-    except OSError as error:
-        return f"its results cannot be kept: {type(error).__name__}: {error}".splitlines()[0]
+    except (OSError, UserError) as error:
+        return f"its results cannot be kept: {disk_trouble(error) or error}".splitlines()[0]
     return None
 
 
@@ -107,7 +105,7 @@ def _keep_failure(job: Job, staging: Path, error: str) -> None:
     executed = staging / "notebook.ipynb"
     if executed.is_file():
         kept = state.failed_page(job.id)
-        kept.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(kept.parent)
         write_page(executed, executed.with_suffix(".html"), find(job.id), error)
         executed.with_suffix(".html").replace(kept.with_suffix(".html"))
         executed.replace(kept)
@@ -135,4 +133,4 @@ def _die_with(driver: dict | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(run_command(lambda: main(Path(sys.argv[1]), sys.argv[2])))

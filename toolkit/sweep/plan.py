@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import PRESETS, Notebook, select
-from toolkit.files import file_sha256, read_json, write_json
+from toolkit.files import file_sha256, make_folder, read_json, write_json
 
 STAMP = "done.json"
 
@@ -34,12 +33,12 @@ class Job:
     def is_fresh(self) -> bool:
         """Whether the results there were made by this very job and are as they were left, by size and checksum."""
         stamp = read_json(self.folder / STAMP)
-        sizes, sums = stamp.get("files", {}), stamp.get("sha256", {})
+        sizes, sums = stamp.get("files"), stamp.get("sha256")
+        if stamp.get("key") != self.key or not isinstance(sizes, dict) or not isinstance(sums, dict):
+            return False
         files = {name: self.folder / name for name in sizes}
-        return (
-            stamp.get("key") == self.key
-            and all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items())
-            and all(file_sha256(file) == sums.get(name) for name, file in files.items())
+        return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items()) and all(
+            file_sha256(file) == sums.get(name) for name, file in files.items()
         )
 
 
@@ -70,23 +69,13 @@ def cores() -> int:
 
 def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
     """Hand the jobs over to the Snakefile and to `execute`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, "results": str(paths.results_dir()), **extra})
 
 
 def read_job(file: Path, id: str) -> Job:
     """One job of a plan that `write_plan` wrote."""
     return Job(**json.loads(file.read_text(encoding="utf-8"))["jobs"][id])
-
-
-def publish(staging: Path, folder: Path) -> None:
-    """Put a finished folder in the place of the previous one."""
-    previous = staging.with_name(staging.name + ".previous")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    if folder.exists():
-        folder.rename(previous)
-    staging.rename(folder)
-    shutil.rmtree(previous, ignore_errors=True)
 
 
 def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int) -> Job:

@@ -1,7 +1,6 @@
 """The state of each job in a small file of its own. `execute` writes it; the driver and the report read it."""
 
 import os
-import shutil
 import socket
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import get_type_hints
 import psutil
 
 from toolkit import paths
-from toolkit.files import read_json, write_json
+from toolkit.files import make_folder, read_json, remove_leftovers, write_json
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class State:
     def save(self) -> None:
         """Replace what was known of this job."""
         file = _file(self.id)
-        file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         write_json(file, asdict(self))
 
 
@@ -38,18 +37,13 @@ TYPES = get_type_hints(State)
 
 
 def folder() -> Path:
-    """The sweep's own files: plan, states, logs, staging."""
+    """The sweep's own files: plan, states, logs."""
     return paths.results_dir() / ".sweep"
 
 
 def failed_page(id: str) -> Path:
     """Where the executed notebook of a failed job is kept, for the report."""
     return folder() / "failed" / f"{_flat(id)}.ipynb"
-
-
-def staging_dir(id: str) -> Path:
-    """This process's own folder for a job's new results, so that two writers never share one."""
-    return folder() / "staging" / f"{_flat(id)}.{os.getpid()}"
 
 
 def load(id: str) -> State | None:
@@ -70,7 +64,9 @@ def stop_leftovers() -> None:
             if (last := _sound(found)) is not None:
                 _end(last.pid, last.process_started)
             file.unlink(missing_ok=True)
-    shutil.rmtree(folder() / "staging", ignore_errors=True)
+    for paper in folder().parent.iterdir():
+        if paper.is_dir():
+            remove_leftovers(paper)
 
 
 def is_alive(pid: int, process_started: float) -> bool:

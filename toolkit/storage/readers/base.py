@@ -136,8 +136,10 @@ class Reader(ABC):
             group = list(grouped)
             try:
                 self._transfer(shard, group, place, target)
-            except OSError:
+            except OSError as error:
                 self.files[shard].check(self._descriptor(shard))  # a cut file gives a short read: name the cause
+                if error.errno and not error.filename:
+                    error.filename = str(self.files[shard].path)  # the system knows a descriptor only
                 raise
             self.files[shard].check(self._descriptor(shard))
             place += sum(range_.nbytes for range_ in group)
