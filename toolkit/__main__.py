@@ -4,6 +4,7 @@ import argparse
 import re
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from toolkit.errors import UserError
@@ -84,26 +85,17 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _write(options: argparse.Namespace, model, tokenizer) -> None:
-    from tqdm import tqdm
-
     from toolkit.formats import encode
     from toolkit.formats.scaled import Scaled
     from toolkit.interchange import save_model
-    from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.storage.packing import pack_model
 
     if options.format == [SPARSE_BITMASK]:
         return save_model(model, options.out, tokenizer)
-    count = sum(len(decoder_linears(block)) for block in decoder_blocks(model))
-    with tqdm(total=count * len(options.format), desc="packing", unit="matrix") as bar:
-
-        def packing(name: str):
-            pack_one = Scaled.encode if options.int8 else encode
-            return lambda weight: (bar.update(), pack_one(name, weight))[1]
-
-        made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
-        variants = {name: packing(name) for name in options.format}
-        return pack_model(model, options.out, variants, options.model, tokenizer, made)
+    pack_one = Scaled.encode if options.int8 else encode
+    made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
+    variants = {name: partial(pack_one, name) for name in options.format}
+    return pack_model(model, options.out, variants, options.model, tokenizer, made)
 
 
 def _sizes(folder: Path, model) -> list[str]:
