@@ -137,6 +137,7 @@ def test_progress_goes_to_the_log_and_not_onto_the_page(checkout, monkeypatch):
         assert [line for line in log if line.startswith(f"toy/a: toy work: {count}/2 steps")]
     assert "/2 steps" in (checkout.results / "toy" / "a" / "notebook.ipynb").read_text()
     assert "/2 steps" not in (checkout.results / "report" / "toy-a.html").read_text()
+    assert "<h2>Toy" in (checkout.results / "report" / "index.html").read_text()  # a paper without claims
 
 
 def test_a_notebook_that_saves_nothing_has_failed(checkout):

@@ -91,7 +91,7 @@ def find(id: str) -> Notebook:
     if id in listed and not listed[id].path.is_file():
         raise UserError(f"{CATALOGUE}: {id} has no notebook yet; expected it at {listed[id].path}")
     if id not in listed:
-        raise unknown(f"notebook (it needs a row in {CATALOGUE})", id, notebooks())
+        raise UserError(f"{unknown('notebook', id, notebooks())}; a new one needs a row in {CATALOGUE}")
     return listed[id]
 
 
