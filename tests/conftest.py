@@ -23,6 +23,7 @@ CHECKED = (
     "text",
 )
 
+os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
 
 

@@ -267,24 +267,14 @@ def _run_checkpoint(options: argparse.Namespace) -> None:
 
 
 def _write(options: argparse.Namespace, model, tokenizer) -> None:
-    from tqdm import tqdm
-
     from toolkit.interchange import save_model
-    from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.storage.packing import pack_model
 
     if options.format == [SPARSE_BITMASK]:
         return save_model(model, options.out, tokenizer)
-    count = sum(len(decoder_linears(block)) for block in decoder_blocks(model))
-    with tqdm(total=count * len(options.format), desc="packing", unit="matrix") as bar:
-
-        def packing(name: str):
-            pack_one = _encoder(options, name)
-            return lambda weight: (bar.update(), pack_one(weight))[1]
-
-        made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
-        variants = {name: packing(name) for name in options.format}
-        return pack_model(model, options.out, variants, options.model, tokenizer, made)
+    made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
+    variants = {name: _encoder(options, name) for name in options.format}
+    return pack_model(model, options.out, variants, options.model, tokenizer, made)
 
 
 def _sizes(folder: Path, model) -> list[str]:

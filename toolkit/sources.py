@@ -22,7 +22,7 @@ PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
 
 
 # they find, keep and refuse things; no result depends on them
-PLUMBING = ("toolkit.errors", "toolkit.paths", "toolkit.files", "toolkit.sources", "toolkit.cache")
+PLUMBING = tuple(f"toolkit.{name}" for name in ("errors", "paths", "files", "progress", "sources", "cache"))
 
 
 def dependencies(*modules: str, without: Iterable[str] = ()) -> list[Path]:

@@ -1,3 +1,5 @@
+import contextlib
+import io
 import random
 import re
 from collections import Counter
@@ -8,11 +10,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import naive_evaluation
+from toolkit import progress as bars
 from toolkit import text
 from toolkit.errors import UserError
 from toolkit.evaluation import HUB_TASKS, LOCAL_TASKS, evaluate_tasks, harness
 from toolkit.evaluation.local_tasks import LocalTask
 from toolkit.models import hub, load_model
+from toolkit.progress import SWITCH
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +120,17 @@ def test_two_tasks_keep_their_order_and_the_generators_their_states(small, capfd
     assert draws() == expected
     assert list(table["task"]) == ["local_last_word", "local_agreement"]
     assert "loglikelihood" not in "".join(capfd.readouterr())
+
+
+def test_its_bar_counts_every_sequence_and_no_more(small, monkeypatch):
+    monkeypatch.delenv(SWITCH)
+    for name in ("DELAY_S", "ELSEWHERE_S"):
+        monkeypatch.setattr(bars, name, 0)
+    with contextlib.redirect_stderr(io.StringIO()) as stderr:
+        evaluate_tasks(*small, ["local_last_word", "local_agreement"], limit=3, batch_size=4)
+    *_, last = re.findall(r"evaluating tasks: (\d+)/(\d+) sequences", stderr.getvalue())
+    assert last[0] == last[1]
+    assert 6 < int(last[0]) <= 3 * 4 + 3 * 2
 
 
 def test_a_group_of_groups_is_one_row_with_all_its_items():

@@ -1,12 +1,14 @@
 """A notebook's page: what it begins with, and what it survives."""
 
 import base64
+import io
 import json
 import re
 
 import nbformat
 import pandas as pd
 import pytest
+from tqdm import tqdm
 
 from toolkit.evidence.catalogue import Notebook, notebooks
 from toolkit.evidence.page import write_page
@@ -120,6 +122,26 @@ def test_maths_that_do_not_convert_are_shown_as_written(tmp_path, formula):
     text = body(write(tmp_path, cells(f"md:before ${formula}$ after")))
     assert f"<code>${formula.replace('<', '&lt;')}$</code>" in text
     assert "after" in text
+
+
+def test_progress_bars_are_left_out_and_warnings_stay(tmp_path):
+    bar = io.StringIO()
+    with tqdm(total=3, desc="pruning", file=bar, mininterval=0, leave=False) as shown:
+        shown.update()
+    with tqdm(total=3, desc="loading", file=bar, mininterval=0, leave=True) as shown:
+        shown.update(3)
+    updates = [part for part in re.split(r"(\r[^\r]*)", bar.getvalue()) if part]
+    assert len(updates) > 4
+    outputs = [nbformat.v4.new_output("stream", name="stderr", text=part) for part in updates]
+    text = body(write(tmp_path, cells("code:work()", outputs=outputs)))
+    assert "pruning" not in text
+    assert "loading" not in text
+    assert "output_stderr" not in text
+    outputs[2].text += "UserWarning: beware [of] this\n"
+    text = body(write(tmp_path, cells("code:work()", outputs=[stream("out\rput"), *outputs])))
+    assert "pruning" not in text
+    assert "UserWarning: beware [of] this" in text
+    assert "put" in text
 
 
 def test_a_failed_run_says_how_it_ended(tmp_path):

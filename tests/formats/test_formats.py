@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests import naive_formats as naive
 from toolkit.errors import UserError
-from toolkit.formats import FORMATS, codecs, decode, encode, expected_nbytes, load
+from toolkit.formats import FORMATS, Packed, codecs, decode, encode, expected_nbytes, load
 
 BYTES = {torch.float32: np.uint32, torch.float16: np.uint16, torch.bfloat16: np.uint16, torch.int8: np.uint8}
 
@@ -31,11 +31,21 @@ def matrices(draw, dtype, name):
     return torch.from_numpy(found).view(dtype)
 
 
+def takes_minus_zero_for_zero(name):
+    minus = torch.full((1, 4), -0.0).masked_fill_(torch.tensor([True, True, False, False]), 0)
+    return not naive.same_bits(decode(encode(name, minus)), minus)
+
+
+def test_which_formats_take_minus_zero_for_zero():
+    known = ("csr", "dense", "endor", "lz4", "two_four", "zstd")
+    assert {name for name in known if takes_minus_zero_for_zero(name)} == set(naive.SPARSE)
+
+
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_matrix_comes_back_to_the_bit(data, name, dtype, tmp_path):
     matrix = data.draw(matrices(dtype, name))
-    expected = naive.canonical(matrix) if name in naive.SPARSE else matrix
+    expected = naive.canonical(matrix) if takes_minus_zero_for_zero(name) else matrix
     packed = encode(name, matrix)
     packed.check()
     assert (packed.shape, packed.dtype) == (tuple(matrix.shape), dtype)
@@ -45,7 +55,7 @@ def test_any_matrix_comes_back_to_the_bit(data, name, dtype, tmp_path):
     assert type(again) is type(packed)
     assert again.nbytes == packed.nbytes
     assert naive.same_bits(decode(again), expected)
-    if name not in ("zstd", "lz4"):
+    if FORMATS[name].expected_nbytes.__func__ is not Packed.expected_nbytes.__func__:
         zeros = sum(naive.is_zero(element, dtype) for row in naive.bits(matrix) for element in row)
         sparsity = zeros / max(1, matrix.numel())
         assert expected_nbytes(name, tuple(matrix.shape), sparsity, dtype) == packed.nbytes
@@ -150,9 +160,7 @@ def test_decoding_gives_memory_of_its_own(name, matrix):
 
 
 def test_unknown_format_lists_the_formats():
-    with pytest.raises(
-        UserError, match=r"unknown format 'coo'.*csr, dense, endor, lz4, spqr, spqr_ptcsr, two_four, zstd"
-    ):
+    with pytest.raises(UserError, match=r"unknown format 'coo'.*csr, dense, .*endor, .*lz4, .*two_four, .*zstd"):
         encode("coo", torch.zeros(2, 2))
     with pytest.raises(UserError, match="unknown format"):
         expected_nbytes("coo", (2, 2), 0.5, torch.float16)

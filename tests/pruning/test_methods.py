@@ -21,7 +21,11 @@ def layer(rows, columns, tokens=64, seed=0):
     return weight, inputs * torch.logspace(-1, 1, columns)
 
 
-@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_its_oracle():
+    assert naive_pruning.METHODS.keys() == METHODS.keys(), "register an oracle in METHODS of tests/naive_pruning.py"
+
+
+@pytest.mark.parametrize("name", naive_pruning.METHODS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("sparsity", [0, 0.1, 0.5, 0.77])
 def test_unstructured_matches_oracle(name, shape, sparsity):
@@ -32,7 +36,7 @@ def test_unstructured_matches_oracle(name, shape, sparsity):
     torch.testing.assert_close(pruned, expected, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", naive_pruning.METHODS)
 @pytest.mark.parametrize("text", PATTERNS)
 def test_patterns_match_oracle(name, text):
     weight, inputs = layer(6, 40)
@@ -113,6 +117,15 @@ def test_the_scale_of_the_inputs_changes_nothing(scale):
         first = METHODS[name](weight, inputs.T @ inputs, 0.5, None)
         second = METHODS[name](weight, inputs.T @ inputs * scale, 0.5, None)
         torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("pattern", [None, Pattern(2, 4)])
+def test_zero_rows_and_columns_stay_finite(name, pattern):
+    weight, inputs = layer(5, 16)
+    weight[2] = weight[:, 3] = weight[:, 5] = inputs[:, 5] = inputs[:, 6] = 0
+    assert METHODS[name](weight, inputs.T @ inputs, 0.5, pattern).isfinite().all()
+    assert (METHODS[name](weight * 0, inputs.T @ inputs, 0.5, pattern) == 0).all()
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -132,7 +132,10 @@ def test_draw_is_seeded_and_without_overlap(tokens):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"method": "wonder"}, "unknown pruning method 'wonder'; choose from: dense, magnitude, sparsegpt, wanda"),
+        (
+            {"method": "wonder"},
+            "unknown pruning method .wonder.; choose from: dense, .*magnitude, .*wanda",
+        ),
         ({"sparsity": float("nan")}, "sparsity nan"),
         ({"pattern": "4:2"}, "pattern '4:2'"),
         ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),

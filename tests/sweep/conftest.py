@@ -73,6 +73,8 @@ def checkout(tmp_path: Path) -> Checkout:
     (tmp_path / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
     for module in ("alpha", "beta"):
         (tmp_path / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
+    papers = tmp_path / "toolkit" / "evidence" / "literature.py"
+    papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
     toy = Checkout(tmp_path)
     toy.notebook("a", "alpha")
     toy.notebook("b", "beta")

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from toolkit import paths
+from toolkit import progress as bars
 from toolkit.sweep.plan import make_jobs
 
 
@@ -123,6 +124,20 @@ def test_a_failure_keeps_other_results_and_its_own_previous_ones(checkout):
     checkout.notebook("a", "alpha")
     assert checkout.sweep().returncode == 0
     assert checkout.executed() == ["toy/a"]
+
+
+def test_progress_goes_to_the_log_and_not_onto_the_page(checkout, monkeypatch):
+    monkeypatch.delenv(bars.SWITCH)
+    body = "from toolkit import progress as bars\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
+    body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]"
+    checkout.notebook("a", "alpha", body=body)
+    assert checkout.sweep("--only", "toy/a").returncode == 0
+    log = (checkout.results / ".sweep" / "snakemake.log").read_text().splitlines()
+    for count in range(3):
+        assert [line for line in log if line.startswith(f"toy/a: toy work: {count}/2 steps")]
+    assert "/2 steps" in (checkout.results / "toy" / "a" / "notebook.ipynb").read_text()
+    assert "/2 steps" not in (checkout.results / "report" / "toy-a.html").read_text()
+    assert "<h2>Toy" in (checkout.results / "report" / "index.html").read_text()  # a paper without claims
 
 
 def test_a_notebook_that_saves_nothing_has_failed(checkout):

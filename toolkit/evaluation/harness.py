@@ -13,9 +13,12 @@ from torch import nn
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation.local_tasks import LOCAL_TASKS, LocalTask
 from toolkit.models import hub
+from toolkit.progress import progress
 
 if TYPE_CHECKING:
     import pandas
+    from lm_eval.models.huggingface import HFLM
+    from tqdm import tqdm
 
 # task on the hub -> accuracy of guessing
 HUB_TASKS = {
@@ -48,14 +51,14 @@ def evaluate_tasks(
     """
     _check(tasks, limit)
     from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     on_hub = any(task in HUB_TASKS for task in tasks)
-    # lm-eval draws its bars on stderr whatever it is told
-    with _generators_kept(), hub.quiet(), contextlib.redirect_stderr(io.StringIO()):
+    # our bar has stderr before it is taken away: lm-eval draws bars of its own there, whatever it is told
+    bars = progress("evaluating tasks", 0, "sequences")
+    with bars as bar, _generators_kept(), hub.quiet(), contextlib.redirect_stderr(io.StringIO()):
         found = simple_evaluate(
-            model=HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size),
+            model=_watched(model, tokenizer, batch_size, bar),
             tasks=[_config(task, LOCAL_TASKS[task]) if task in LOCAL_TASKS else task for task in tasks],
             task_manager=TaskManager(include_defaults=on_hub),  # indexing the defaults takes seconds
             limit=limit,
@@ -63,6 +66,24 @@ def evaluate_tasks(
             bootstrap_iters=1000,
         )
     return _table(found, tasks)
+
+
+def _watched(model: nn.Module, tokenizer, batch_size: int, bar: "tqdm") -> "HFLM":
+    """The model as lm-eval takes it; the bar counts the sequences that go through it."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Watched(HFLM):
+        def _loglikelihood_tokens(self, requests, *args, **settings):
+            # requests whose sequences differ in the last token alone share one
+            bar.reset(total=len({(*context, *continued[:-1]) for _, context, continued in requests}))
+            return super()._loglikelihood_tokens(requests, *args, **settings)
+
+        def _model_call(self, inps, *args, **settings):
+            logits = super()._model_call(inps, *args, **settings)
+            bar.update(len(inps))
+            return logits
+
+    return Watched(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.errors import UserError
+from toolkit.progress import progress
 
 LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
 MAX_EXPONENT = 700  # exp of more overflows a float
@@ -95,10 +96,15 @@ def perplexity(
     batch = tokens[: (windows or available) * sequence_length].view(-1, sequence_length)
     training = model.training
     model.eval()
+    window_nll = []
     try:
-        return Perplexity.of(torch.stack([_mean_nll(model, window) for window in batch]), sequence_length)
+        with progress("evaluating perplexity", len(batch), "windows") as bar:
+            for window in batch:
+                window_nll.append(_mean_nll(model, window))
+                bar.update()
     finally:
         model.train(training)
+    return Perplexity.of(torch.stack(window_nll), sequence_length)
 
 
 def _mean_nll(model: nn.Module, window: Int64[Tensor, " length"]) -> Float[Tensor, ""]:

@@ -1,5 +1,6 @@
 """The notebooks there are: one row of `data/catalogue.yaml` each, with the presets of `notebooks/presets.yaml`."""
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +9,14 @@ import yaml
 
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
+from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.parameters import read_cells, read_parameters
 
 PRESETS = ("quick", "standard", "paper")
+CATALOGUE = "data/catalogue.yaml"
+REQUIRED = ("id", "title", "question")
+FIELDS = ("paper", *REQUIRED, "slug", "file")
+ID = re.compile("[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,24 @@ def notebooks() -> dict[str, Notebook]:
 
 
 def rows() -> dict[str, Notebook]:
-    """Every row of the catalogue, by id, also those that have no notebook yet."""
+    """Every row of the catalogue, by id, also those that have no notebook yet.
+
+    Raises `UserError` that names the row for a field that is missing, unknown or no text, an id that comes twice, a
+    paper that `literature.PAPERS` does not have, and a notebook file of another name than the row says.
+    """
     presets = _load(paths.root() / "notebooks" / "presets.yaml") or {}
-    listed = _load(paths.root() / "data" / "catalogue.yaml")
-    found = {notebook.id: notebook for notebook in (_notebook(row, presets) for row in listed)}
+    listed = _load(paths.root() / CATALOGUE)
+    if not isinstance(listed, list):
+        raise UserError(f"{CATALOGUE} is no list; expected rows that begin with '- paper: ...' or '- id: ...'")
+    found: dict[str, Notebook] = {}
+    for number, row in enumerate(listed, 1):
+        fault = _fault(row)
+        notebook = None if fault else _notebook(row, presets)
+        if notebook and notebook.id in found:
+            fault = "an earlier row has this id"
+        if fault := fault or _misnamed(row, notebook.path):
+            raise UserError(f"{CATALOGUE}: row {number} ({_label(row)}): {fault}")
+        found[notebook.id] = notebook
     if stray := set(presets) - set(found):
         raise UserError(f"notebooks/presets.yaml: {', '.join(sorted(stray))} is not in data/catalogue.yaml")
     return found
@@ -67,10 +87,12 @@ def rows() -> dict[str, Notebook]:
 
 def find(id: str) -> Notebook:
     """The notebook of that id. Raises `UserError` that lists the ids there are."""
-    known = notebooks()
-    if id not in known:
-        raise unknown("notebook", id, known)
-    return known[id]
+    listed = rows()
+    if id in listed and not listed[id].path.is_file():
+        raise UserError(f"{CATALOGUE}: {id} has no notebook yet; expected it at {listed[id].path}")
+    if id not in listed:
+        raise UserError(f"{unknown('notebook', id, notebooks())}; a new one needs a row in {CATALOGUE}")
+    return listed[id]
 
 
 def select(names: list[str]) -> list[Notebook]:
@@ -80,6 +102,39 @@ def select(names: list[str]) -> list[Notebook]:
     if stray := [name for name in names if name not in known and name not in papers]:
         raise unknown("notebook or paper", stray[0], papers | set(known))
     return [book for book in known.values() if not names or book.id in names or book.paper in names]
+
+
+def _fault(row: object) -> str | None:
+    """What is wrong with a row by itself, in words."""
+    if not isinstance(row, dict):
+        return "expected fields such as 'id: fig01'"
+    place = () if "file" in row else ("slug",)
+    if missing := [name for name in (*REQUIRED, *place) if name not in row]:
+        return f"{', '.join(missing)} is missing"
+    if stray := [name for name in row if name not in FIELDS]:
+        return f"unknown field {stray[0]!r}; choose from: {', '.join(FIELDS)}"
+    if wrong := [name for name, value in row.items() if not isinstance(value, str) or not value.strip()]:
+        return f"{wrong[0]} is {row[wrong[0]]!r}; expected text (in quotes, where YAML reads something else)"
+    if not ID.fullmatch(row["id"]):
+        return f"id {row['id']!r}: expected small letters, digits and underscores"
+    if (paper := row.get("paper")) and paper not in PAPERS:
+        return f"unknown paper {paper!r}; choose from: {', '.join(PAPERS)}, or add it to toolkit/evidence/literature.py"
+    return None
+
+
+def _misnamed(row: dict, expected: Path) -> str | None:
+    """What is wrong with the row's notebook file; one that is not there yet is fine, unless the row names it."""
+    if expected.is_file():
+        return None
+    others = sorted(file.name for file in expected.parent.glob(f"{row['id']}_*.ipynb"))
+    if "file" in row or others:
+        return f"there is no {expected}" + (f", but {others[0]}; file and slug must agree" if others else "")
+    return None
+
+
+def _label(row: object) -> str:
+    named = [str(row[key]) for key in ("paper", "id") if key in row] if isinstance(row, dict) else []
+    return "/".join(named) or repr(row)[:60]
 
 
 def _notebook(row: dict, presets: dict) -> Notebook:

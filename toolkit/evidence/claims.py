@@ -67,12 +67,14 @@ SCHEMA = {
 
 @cache
 def claims(paper: str) -> pd.DataFrame:
-    """All records of one paper.
+    """All records of one paper; none if it has no file.
 
     Raises `UserError` naming file and record for a missing field, an unknown unit, an id used twice, or a reference to
     a record that is not there.
     """
     file = paths.root() / "data" / "claims" / f"{paper}.yaml"
+    if not file.exists():
+        return pd.DataFrame(columns=SCHEMA["items"]["required"])
     records = _read(file)
     for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(records):
         record = records[error.path[0]] if error.path else records

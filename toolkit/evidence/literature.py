@@ -1,4 +1,4 @@
-"""The papers that notebooks belong to: what to call each and how to cite it."""
+"""The papers that notebooks belong to, in the report's order: what to call each and how to cite it."""
 
 from dataclasses import dataclass
 

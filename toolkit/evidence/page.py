@@ -26,6 +26,7 @@ QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
 NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s*%?")
 NOTHING = ("", "NaN", "None", "<NA>", "nan")
 LONG_TEXT = 24  # characters: more may break into lines
+BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
 
 
@@ -138,11 +139,20 @@ def _cells(book: dict) -> str:
     for cell in book.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)
-        for output in cell.get("outputs", ()):
+        cell.outputs = _without_bars(cell.get("outputs", []))
+        for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 output.data["text/html"] = _tables(output.data["text/html"])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
     return exporter.from_notebook_node(book)[0]
+
+
+def _without_bars(outputs: list) -> list:
+    """A cell's outputs without the progress bars on stderr. Their updates may be outputs of their own."""
+    for output in outputs:
+        if output.get("name") == "stderr":
+            output.text = BAR.sub("", output.text)
+    return [output for output in outputs if output.get("name") != "stderr" or output.text.strip()]
 
 
 def _tables(text: str) -> str:

@@ -1,6 +1,5 @@
 """The HTML report: an index of all systems, figures and tables, readable from `file://` offline, and their pages."""
 
-import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,12 +70,14 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
         if old.name not in wanted and not old.is_dir():
             old.unlink()
     index = folder / "index.html"
-    groups = [(paper, list(group)) for paper, group in itertools.groupby(entries, lambda entry: entry.about.paper)]
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(entry.about.paper, []).append(entry)
     render(
         "index.html",
         index,
         systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
-        groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups],
+        groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
         circumstances=_circumstances(entries),
     )

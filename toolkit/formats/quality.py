@@ -20,6 +20,7 @@ from toolkit.evaluation.quality import evaluate
 from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
+from toolkit.progress import progress
 from toolkit.pruning import METHODS, load_pruned
 from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
 from toolkit.quantization.hqq import Groupwise
@@ -163,13 +164,15 @@ def store(model: nn.Module, form: str) -> dict[str, float]:
     if form not in FORMS:
         raise unknown("form", form, FORMS)
     zeros = elements = nbytes = 0
-    for block in decoder_blocks(model):
-        for linear in decoder_linears(block).values():
+    linears = [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+    with progress(f"storing as {form}", len(linears), "matrices") as bar:
+        for linear in linears:
             packed = FORMS[form](linear.weight.detach())
             linear.weight.copy_(packed.decode())
             nbytes += packed.nbytes
             zeros += int((linear.weight == 0).sum())
             elements += linear.weight.numel()
+            bar.update()
     share, bits = zeros / elements, 8 * nbytes / elements
     limit = entropy_bits(share, VALUE_BITS[form]) if form in VALUE_BITS else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}

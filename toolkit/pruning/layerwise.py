@@ -1,6 +1,5 @@
 """Prune a model's decoder linears in place, block after block."""
 
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -13,11 +12,10 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.progress import progress
 from toolkit.pruning.calibration import calibration_windows, walk
 from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import Pattern, resolve
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,7 @@ def prune(
     Raises `UserError` before any weight changes for arguments that don't fit the model or each other, and later, with
     the earlier blocks pruned, if the activations overflow or SparseGPT's damping is too small.
     """
+    name = method if isinstance(method, str) else type(method).__name__
     if isinstance(method, str):
         if method not in METHODS:
             raise unknown("pruning method", method, METHODS)
@@ -67,13 +66,14 @@ def prune(
     cut = _cut(model, method, calibration, windows, sequence_length, batch_size)
 
     names = {module: name for name, module in model.named_modules()}
+    blocks = decoder_blocks(model)
     statistics = []
-    with _inference(model):
-        passes = ((block, {}) for block in decoder_blocks(model)) if cut is None else walk(model, cut, batch_size)
+    with _inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
+        passes = ((block, {}) for block in blocks) if cut is None else walk(model, cut, batch_size)
         for block, grams in passes:
-            for name, linear in decoder_linears(block).items():
-                statistics.append(_prune_linear(names[linear], linear, grams.get(name), method, sparsity, wanted))
-            log.info("pruned %s", names[block])
+            for op, linear in decoder_linears(block).items():
+                statistics.append(_prune_linear(names[linear], linear, grams.get(op), method, sparsity, wanted))
+            bar.update()
     return statistics
 
 

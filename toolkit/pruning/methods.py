@@ -14,12 +14,20 @@ from toolkit.pruning.wanda import Wanda
 
 
 class Method(Protocol):
-    """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32."""
+    """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32.
+
+    A method is registered in `METHODS`, and its slow, obvious oracle in the table of the same name in
+    `tests/naive_pruning.py`. `gram` is None unless `needs_calibration`. A factor on all of `gram` changes nothing.
+    """
 
     needs_calibration: ClassVar[bool]
 
     def __call__(self, weight: Tensor, gram: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
-        """Return a new weight with at least `sparsity` zeros, laid out as `pattern` asks."""
+        """Return a new, finite weight; the arguments stay as they are.
+
+        Without a pattern, `sparsity` of the weights become zero, rounded down in each row or in the whole layer. With
+        one, `group - kept` of every `group` consecutive weights of a row do.
+        """
         ...
 
 

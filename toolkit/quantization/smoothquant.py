@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.progress import progress
 from toolkit.pruning.calibration import calibration_windows
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 
@@ -93,9 +94,11 @@ def smoothing_factors(
     check_alpha(alpha)
     cut = calibration_windows(model, calibration, windows, sequence_length)
     found = groups(model)
-    with _largest_outputs({name: group.norm for name, group in found.items()}) as activations:
+    norms = {name: group.norm for name, group in found.items()}
+    with _largest_outputs(norms) as activations, progress("calibrating SmoothQuant", len(cut), "windows") as bar:
         for window in cut:
             _decode(model, window[None])
+            bar.update()
     if wrong := next((name for name, largest in activations.items() if not largest.isfinite().all()), None):
         raise UserError(f"outputs of {wrong} are not finite in {model.dtype}; load the model in bfloat16 or float32")
     return {name: factors(activations[name], _largest_weights(group), alpha) for name, group in found.items()}
@@ -158,10 +161,13 @@ def groups(model: nn.Module) -> dict[str, Group]:
 @torch.no_grad()
 def round_to_int8(model: nn.Module) -> None:
     """Round every decoder linear's weight to int8 and back, in its own type: to what a packed weight decodes to."""
-    for block in decoder_blocks(model):
-        for linear in decoder_linears(block).values():
-            scales = row_scales(linear.weight)
-            dequantise(absmax_int8(linear.weight, scales), scales, out=linear.weight)
+    blocks = decoder_blocks(model)
+    with progress("rounding to int8", len(blocks), "blocks") as bar:
+        for block in blocks:
+            for linear in decoder_linears(block).values():
+                scales = row_scales(linear.weight)
+                dequantise(absmax_int8(linear.weight, scales), scales, out=linear.weight)
+            bar.update()
 
 
 @contextmanager

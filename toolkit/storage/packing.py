@@ -6,11 +6,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.empty import check_reopens
+from toolkit.progress import progress
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]
@@ -49,14 +51,16 @@ def pack_model(
             if part is not None:
                 part.save_pretrained(place)
 
-    write_store(
-        folder,
-        ops=_ops(model, packs),
-        rest=rest.items(),
-        model={"name": name, **(description or {})},
-        files=files,
-        expected_bytes=_expected_bytes(model, formats) + sum(tensor.nbytes for tensor in rest.values()),
-    )
+    matrices = len(packs) * sum(len(decoder_linears(block)) for block in decoder_blocks(model))
+    with progress("packing", matrices, "matrices") as bar:
+        write_store(
+            folder,
+            ops=_ops(model, packs, bar),
+            rest=rest.items(),
+            model={"name": name, **(description or {})},
+            files=files,
+            expected_bytes=_expected_bytes(model, formats) + sum(tensor.nbytes for tensor in rest.values()),
+        )
 
 
 def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -76,11 +80,12 @@ def _format(name: str) -> Pack:
     return lambda weight: encode(name, weight)
 
 
-def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
+def _ops(model: nn.Module, packs: Mapping[str, Pack], bar: tqdm) -> Iterator[Op]:
     for number, block in enumerate(decoder_blocks(model)):
         for variant, pack in packs.items():
             for name, linear in decoder_linears(block).items():
                 yield Op.of(number, name, variant, pack(linear.weight.detach()))
+                bar.update()
 
 
 def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:

@@ -6,11 +6,12 @@ the previous results unchanged.
 
 import contextlib
 import os
+import re
 import resource
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import papermill
@@ -54,6 +55,21 @@ def main(plan: Path, id: str) -> int:
     return 1 if error else 0
 
 
+@dataclass(frozen=True)
+class _Log:
+    """Writes a notebook's stderr to the sweep's log, line by line. Every update of a progress bar becomes a line."""
+
+    id: str
+
+    def write(self, text: str) -> None:
+        for line in re.split(r"[\r\n]+", text):
+            if line.strip():
+                print(f"{self.id}: {line}", file=sys.stderr)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def _execute(job: Job, staging: Path) -> str | None:
     """Run the notebook. Returns the first line of its error, or None."""
     threads = str(job.threads)
@@ -73,6 +89,7 @@ def _execute(job: Job, staging: Path) -> str | None:
             language="python",
             cwd=str(Path(job.notebook).parent),
             progress_bar=False,
+            stderr_file=_Log(job.id),
         )
     except PapermillExecutionError as error:
         return f"{error.ename}: {error.evalue}".splitlines()[0]

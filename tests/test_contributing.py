@@ -1,0 +1,76 @@
+"""The examples of CONTRIBUTING.md do what it says, and the files that it names are there."""
+
+import re
+import textwrap
+
+import pytest
+import torch
+
+from tests import naive_formats, naive_pruning
+from tests.formats.test_quality import linears, pruned
+from toolkit import paths
+from toolkit.formats import FORMATS, FormatError, decode, encode, load
+from toolkit.formats.packed import DTYPES
+from toolkit.formats.quality import FORMS, store
+from toolkit.pruning.patterns import Pattern
+
+GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def example(word: str, **names):
+    """What the code block that defines `word` defines."""
+    blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```$", GUIDE, re.MULTILINE | re.DOTALL))
+    (block,) = (block for block in blocks if re.search(rf"^(class|def) {word}\b", block, re.MULTILINE))
+    names = {"__name__": __name__} | names
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    return names[word]
+
+
+def test_the_files_and_tables_that_it_names_are_there():
+    named = re.findall(r"`((?:toolkit|tests|kernels)/[\w/]+\.py)`", GUIDE)
+    assert len(named) > 8
+    assert [name for name in named if not (paths.root() / name).is_file() and name != "toolkit/papers/mine.py"] == []
+    tables = re.findall(r"`([A-Z]{4,})` in `([\w/]+\.py)`|`([A-Z]{4,})`\s+of\s+`([\w/]+\.py)`", GUIDE)
+    assert len(tables) >= 6
+    for first, file, other, its_file in tables:
+        code = (paths.root() / (file or its_file)).read_text(encoding="utf-8")
+        assert re.search(rf"^{first or other}\b.*= ", code, re.MULTILINE), first or other
+
+
+@pytest.mark.parametrize("text", [None, "2:4"])
+def test_the_pruning_method_is_what_its_oracle_says(text):
+    method, oracle = example("RIA")(), example("ria", wanda=naive_pruning.wanda)
+    pattern = Pattern.parse(text) if text else None
+    for seed, shape in enumerate([(1, 4), (5, 16), (8, 40)]):
+        generator = torch.Generator().manual_seed(seed)
+        weight, inputs = (torch.randn(rows, shape[1], generator=generator) for rows in (shape[0], 32))
+        found = method(weight, inputs.T @ inputs, 0.5, pattern)
+        assert torch.equal(found, oracle(weight, inputs, 0.5, (2, 4) if text else None))
+
+
+def test_the_quantisation_method_stores_a_model(monkeypatch):
+    monkeypatch.setitem(FORMS, "int4, rtn", example("RoundToNearest").encode)
+    model = pruned()
+    before = [linear.weight.clone() for linear in linears(model)]
+    assert store(model, "int4, rtn")["bits_per_weight"] == 4 + 16 / 64
+    for linear, dense in zip(linears(model), before, strict=True):
+        step = dense.abs().amax(dim=1, keepdim=True) / 7
+        assert ((linear.weight - dense).abs() <= 0.51 * step).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_the_format_keeps_every_bit_and_refuses_what_its_check_tells(monkeypatch, tmp_path, dtype):
+    monkeypatch.setitem(FORMATS, "ell", example("Ell"))
+    for seed, shape in enumerate([(0, 0), (3, 0), (1, 1), (7, 33)]):
+        generator = torch.Generator().manual_seed(seed)
+        kind = naive_formats.BITS[dtype]
+        limits = torch.iinfo(kind)
+        matrix = torch.randint(limits.min, limits.max, shape, dtype=kind, generator=generator)  # NaNs among them
+        matrix = matrix.masked_fill(torch.rand(shape, generator=generator) < 0.5, 0).view(dtype)
+        encode("ell", matrix).save(tmp_path / "file")
+        assert naive_formats.same_bits(decode(load(tmp_path / "file")), naive_formats.canonical(matrix))
+    packed = encode("ell", torch.eye(4, 8).to(dtype))
+    packed.columns[0] = 8
+    packed.save(tmp_path / "file")
+    with pytest.raises(FormatError, match="columns reach beyond 8"):
+        load(tmp_path / "file")

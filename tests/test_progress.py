@@ -1,0 +1,146 @@
+"""Progress bars: where they show, one at a time, and how to turn them off."""
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit import progress as bars
+from toolkit.evaluation import perplexity
+from toolkit.formats.quality import store
+from toolkit.interchange import save_model
+from toolkit.models import downloads
+from toolkit.progress import progress
+from toolkit.pruning import prune
+from toolkit.quantization.smoothquant import round_to_int8, smooth
+from toolkit.storage.packing import pack_model
+
+TOKENS = torch.arange(64) % 61
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch):
+    """Bars are on, and every update shows at once."""
+    monkeypatch.delenv(bars.SWITCH)
+    for name in ("DELAY_S", "TERMINAL_S", "ELSEWHERE_S"):
+        monkeypatch.setattr(bars, name, 0)
+
+
+def shown(run, stderr=None):
+    """What goes to stderr meanwhile."""
+    with contextlib.redirect_stderr(stderr or io.StringIO()) as found:
+        run()
+    return found.getvalue()
+
+
+def model():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=61, **sizes)).eval()
+
+
+def updates(text):
+    return [line.split(" |")[0] for line in text.split("\r") if line.strip()]
+
+
+def work():
+    with progress("pruning by wanda", 3, "blocks") as bar:
+        for _ in range(3):
+            bar.update()
+
+
+LONG = {
+    "pruning by magnitude: 3/3 blocks": lambda folder: prune(model(), "magnitude"),
+    "pruning by wanda: 3/3 blocks": lambda folder: prune(model(), "wanda", calibration=TOKENS, sequence_length=32),
+    "calibrating SmoothQuant: 2/2 windows": lambda folder: smooth(model(), TOKENS, sequence_length=32),
+    "rounding to int8: 3/3 blocks": lambda folder: round_to_int8(model()),
+    "storing as int4, hqq: 21/21 matrices": lambda folder: store(model(), "int4, hqq"),
+    "evaluating perplexity: 4/4 windows": lambda folder: perplexity(model(), TOKENS, 16),
+    "packing: 42/42 matrices": lambda folder: pack_model(model(), folder / "new", ("endor", "dense")),
+    "packing: 30/30 tensors": lambda folder: save_model(model(), folder / "new"),
+}
+
+
+@pytest.mark.parametrize(("end", "run"), LONG.items(), ids=LONG)
+def test_long_work_counts_to_its_end(tmp_path, end, run):
+    assert updates(shown(lambda: run(tmp_path)))[-1] == end
+
+
+def test_outside_a_terminal_the_bar_is_cleared():
+    text = shown(work)
+    assert updates(text) == [f"pruning by wanda: {n}/3 blocks" for n in range(4)]
+    assert text.endswith("\r")
+    assert "\n" not in text
+
+
+def test_in_a_terminal_the_finished_bar_stays():
+    text = shown(work, Terminal())
+    assert text.rpartition("\r")[2].startswith("pruning by wanda: 3/3 blocks |")
+    assert text.endswith("\n")
+
+
+def test_short_work_shows_nothing(monkeypatch):
+    monkeypatch.setattr(bars, "DELAY_S", 60)
+    assert shown(work) == ""
+
+
+@pytest.mark.parametrize("off", [{}, {bars.SWITCH: "0"}, {"TQDM_DISABLE": "1"}], ids=["on", "ours", "tqdm's"])
+def test_bars_can_be_turned_off(off):
+    """tqdm reads its own switch when it is imported."""
+    script = "from toolkit import progress as bars; bars.DELAY_S = bars.ELSEWHERE_S = 0\n"
+    script += "with bars.progress('x', 2, 'y') as bar: bar.update()"
+    environment = {name: value for name, value in os.environ.items() if name != "TQDM_DISABLE"} | off
+    done = subprocess.run([sys.executable, "-P", "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert ("x: 1/2 y" in done.stderr) == (not off)
+
+
+def test_one_bar_at_a_time():
+    def nested():
+        with progress("outer", 2, "steps") as bar:
+            work()
+            beside = threading.Thread(target=work)
+            beside.start()
+            beside.join()
+            bar.update()
+
+    assert updates(shown(nested)) == ["outer: 0/2 steps", "outer: 1/2 steps"]
+
+
+def test_an_error_ends_its_bar_and_the_next_one_shows():
+    with pytest.raises(ValueError, match="halfway") as kept, progress("first", 2, "steps"):
+        raise ValueError("halfway")
+    assert updates(shown(work))[-1] == "pruning by wanda: 3/3 blocks"
+    assert kept
+
+
+def test_a_bar_starts_no_thread():
+    before = threading.active_count()
+    with progress("x", 2, "y"):
+        assert threading.active_count() == before
+
+
+def test_a_download_shows_its_growing_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "WATCH_S", 0.01)
+    found = io.StringIO()
+
+    def download():
+        with downloads._growth_shown(tmp_path, "downloading x==1"):
+            (tmp_path / "wheel").write_bytes(bytes(3 * 10**6))
+            deadline = time.monotonic() + 10
+            while "3 MB" not in found.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+
+    assert "downloading x==1: 3 MB" in shown(download, found)

@@ -1,0 +1,58 @@
+"""Progress bars of long work, on stderr: plain text, so that terminals, notebooks and the sweep's log all show them.
+
+with progress("pruning by wanda", len(blocks), "blocks") as bar:
+    for block in blocks:
+        ...
+        bar.update()
+
+`TOOLKIT_PROGRESS=0` turns them off, as does tqdm's own `TQDM_DISABLE=1`.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+from tqdm import tqdm  # not tqdm.auto: its widgets end in the report as broken text
+
+SWITCH = "TOOLKIT_PROGRESS"
+TERMINAL_S, ELSEWHERE_S = 0.2, 5  # seconds between updates; each is a message of a notebook's kernel, a line of a log
+DELAY_S = 1  # shorter work shows nothing
+
+_only = threading.Lock()  # whoever holds it shows the bar; bars inside this one, or beside it, stay silent
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # no thread of its own beside what is timed
+
+
+@contextlib.contextmanager
+def progress(description: str, total: int | None, unit: str) -> Iterator[tqdm]:
+    """Show a bar for the work of the `with` block, such as `pruning by wanda: 12/30 blocks`.
+
+    `total` counts units (None: not known beforehand); call `update(n)` on the bar after every n of them. In a terminal
+    the finished bar stays. Elsewhere it is cleared, so that a notebook keeps none.
+    """
+    shown = _only.acquire(blocking=False)
+    off = {} if shown and os.environ.get(SWITCH) != "0" else {"disable": True}  # without it TQDM_DISABLE decides
+    terminal = sys.stderr.isatty()
+    counted = "{n_fmt}" if total is None else "{n_fmt}/{total_fmt}"
+    shape = "" if total is None else "|{bar:20}| "
+    clock = "[{elapsed}]" if total is None else "[{elapsed}<{remaining}]"
+    try:
+        with _Bar(
+            desc=description,
+            total=total,
+            bar_format=f"{{desc}}: {counted} {unit} {shape}{clock}",
+            file=sys.stderr,
+            mininterval=TERMINAL_S if terminal else ELSEWHERE_S,
+            miniters=1,
+            delay=DELAY_S,
+            leave=terminal,
+            **off,
+        ) as bar:
+            yield bar
+    finally:
+        if shown:
+            _only.release()
