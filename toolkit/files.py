@@ -48,7 +48,7 @@ def read_json(file: Path) -> dict:
     """A JSON object that `write_json` wrote. A file that is absent, broken or no object gives an empty one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

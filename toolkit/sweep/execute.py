@@ -22,10 +22,8 @@ from toolkit.evidence.catalogue import find
 from toolkit.evidence.page import write_page
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP, Job, publish, read_job
+from toolkit.sweep.plan import REQUIRED, STAMP, Job, publish, read_job
 from toolkit.sweep.state import State
-
-REQUIRED = ("table.csv", "meta.json")
 
 
 def main(plan: Path, id: str) -> int:
@@ -34,12 +32,13 @@ def main(plan: Path, id: str) -> int:
     _die_with(read_json(plan).get("driver"))
     running = State(id, "running", time.time(), **state.this_process())
     running.save()
+    state.failed_page(id).unlink(missing_ok=True)
     staging = state.staging_dir(id)
     staging.mkdir(parents=True)
     try:
         error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
         if error:
-            with contextlib.suppress(OSError):  # a full disk: the summary still tells the error
+            with contextlib.suppress(Exception):  # without the executed notebook the report still tells the error
                 _keep_failure(job, staging, error)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -68,8 +67,8 @@ def _execute(job: Job, staging: Path) -> str | None:
     }
     try:
         papermill.execute_notebook(
-            job.notebook,
-            str(staging / "notebook.ipynb"),
+            _literal(job.notebook),
+            _literal(staging / "notebook.ipynb"),
             parameters=job.parameters,
             kernel_name="python3",
             language="python",
@@ -83,6 +82,11 @@ def _execute(job: Job, staging: Path) -> str | None:
     return None
 
 
+def _literal(path: str | Path) -> str:
+    """A path for papermill, which fills in names in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def _missing(staging: Path) -> str | None:
     absent = [name for name in REQUIRED if not (staging / name).is_file()]
     return f"the notebook ended without saving {', '.join(absent)}" if absent else None
@@ -93,12 +97,10 @@ def _finish(job: Job, staging: Path) -> str | None:
     try:
         write_page(staging / "notebook.ipynb", staging / "page.html", find(job.id))
         written = [file for file in sorted(staging.rglob("*")) if file.is_file()]
-        files = {file.relative_to(staging).as_posix(): file.stat().st_size for file in written}
-        digests = {name: file_sha256(staging / name) for name in files}
-        write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
+        digests = {file.relative_to(staging).as_posix(): file_sha256(file) for file in written}
+        write_json(staging / STAMP, {"id": job.id, "key": job.key, "sha256": digests})
         publish(staging, job.folder)
-        state.failed_page(job.id).unlink(missing_ok=True)
-    except OSError as error:
+    except Exception as error:  # a page that cannot be made, a full disk: the sweep goes on and reports it
         return f"its results cannot be kept: {type(error).__name__}: {error}".splitlines()[0]
     return None
 
