@@ -10,7 +10,7 @@ import pytest
 
 from toolkit.evidence.page import read_book
 from toolkit.evidence.report import write_report
-from toolkit.sweep import driver, execute, state
+from toolkit.sweep import __main__, driver, execute, state
 from toolkit.sweep.plan import Job, publish
 from toolkit.sweep.state import State
 
@@ -104,6 +104,29 @@ def test_trouble_while_publishing_is_the_jobs_own_error(job, monkeypatch, tmp_pa
     monkeypatch.setattr(execute, "find", lambda id: None)
     monkeypatch.setattr(execute, "write_page", fail)
     assert execute._finish(job, staging).startswith(f"its results cannot be kept: {type(error).__name__}")
+
+
+def test_results_that_cannot_be_published_leave_the_previous_ones(job, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "no staging", job.folder)
+    assert (job.folder / "table.csv").read_text() == "1"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device (results go to "),
+        (PermissionError(13, "Permission denied", "/x"), "error: [Errno 13] Permission denied: '/x'\n"),
+    ],
+)
+def test_trouble_with_a_disk_is_one_line(job, monkeypatch, capsys, error, told):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(driver, "run", fail)
+    monkeypatch.setattr(__main__, "make_jobs", lambda *_: [])
+    assert __main__.main(["--only", "quickstart"]) == 2
+    assert capsys.readouterr().err.startswith(told)
 
 
 def test_published_results_are_fresh_until_a_file_changes(job, monkeypatch, tmp_path):

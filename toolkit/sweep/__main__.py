@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.sweep.plan import Job, cores, make_jobs
@@ -19,8 +20,12 @@ def main(arguments: list[str] | None = None) -> int:
         if others and not options.lab:
             raise UserError(f"unrecognized arguments: {' '.join(others)} (--help lists the options)")
         return _main(options, others)
-    except (UserError, OSError) as error:  # a full disk, a file that may not be read
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a file that may not be read
+        where = "" if error.filename else f" (results go to {paths.results_dir()})"
+        print(f"error: {error}{where}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
