@@ -1,14 +1,13 @@
 import pytest
 import torch
 
-from toolkit.evaluation import perplexity
 from toolkit.quantization import absmax_int8
 
 
-@pytest.mark.parametrize("tokens", [torch.zeros(8), torch.zeros(2, 4, dtype=torch.int64)])
-def test_tensors_that_break_their_annotation_are_refused_under_the_tests(tokens):
-    with pytest.raises(TypeError, match="tokens"):
-        perplexity(None, tokens)
+@pytest.mark.parametrize("weight", [torch.zeros(8), torch.zeros(2, 4, dtype=torch.int64)])
+def test_tensors_that_break_their_annotation_are_refused_under_the_tests(weight):
+    with pytest.raises(TypeError, match="weight"):
+        absmax_int8(weight)
 
 
 def test_the_return_value_and_other_arguments_are_left_alone():

@@ -1,5 +1,6 @@
 """Errors that are written for the user, and the one place where a command line tells them."""
 
+import difflib
 import errno
 import os
 import re
@@ -38,8 +39,15 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, name: object, choices: Iterable[object]) -> UserError:
-    """The error for a name that a registry does not hold. It lists the names that the registry holds."""
-    return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(sorted(map(str, choices)))}")
+    """The error for a name that a registry does not hold. It lists the names there are, and the one that was meant."""
+    known = sorted(map(str, choices))
+    return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(known)}{did_you_mean(name, known)}")
+
+
+def did_you_mean(name: object, choices: Iterable[str]) -> str:
+    """`; did you mean 'wanda'?` for a name that is like one of the choices, else nothing."""
+    close = difflib.get_close_matches(str(name), choices, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def disk_trouble(

@@ -27,3 +27,8 @@ def cache_dir() -> Path:
 def results_dir() -> Path:
     """Tables, figures and the report: `results/`, or `$TOOLKIT_RESULTS_DIR`."""
     return Path(os.environ.get("TOOLKIT_RESULTS_DIR") or root() / "results")
+
+
+def lab_dir() -> Path:
+    """What is tried out in JupyterLab, apart from the sweep's results: copies of the notebooks, and what they save."""
+    return results_dir() / "lab"

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests import naive_evaluation
 from toolkit.errors import UserError
 from toolkit.evaluation import Perplexity, likelihood, paired_difference, perplexity
+from toolkit.text.tokens import INTEGERS
 
 VOCABULARY = 50
 
@@ -96,6 +97,12 @@ def test_the_mode_is_put_back_and_dropout_is_off(model):
     model.eval()
 
 
+@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str))
+def test_token_ids_of_any_integer_type(model, dtype):
+    tokens = random_tokens(48)
+    assert perplexity(model, tokens.to(dtype), 16) == perplexity(model, tokens, 16)
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "words"),
     [
@@ -108,6 +115,12 @@ def test_the_mode_is_put_back_and_dropout_is_off(model):
         (random_tokens(64), {"sequence_length": 0}, "too short"),
         (torch.full((64,), VOCABULARY), {"sequence_length": 16}, "vocabulary of 50"),
         (torch.full((64,), -1), {"sequence_length": 16}, "vocabulary of 50"),
+        (torch.zeros(64), {"sequence_length": 16}, r"tokens is torch.float32 \[64\]; expected token ids"),
+        (torch.zeros(64, dtype=torch.bool), {"sequence_length": 16}, "tokens is torch.bool"),
+        (torch.zeros(64, dtype=torch.complex64), {"sequence_length": 16}, "tokens is torch.complex64"),
+        (torch.zeros(4, 16, dtype=torch.int32), {"sequence_length": 16}, r"tokens is torch.int32 \[4, 16\]"),
+        ([1] * 64, {"sequence_length": 16}, "tokens is of type list"),
+        (None, {"sequence_length": 16}, "tokens is of type NoneType"),
     ],
 )
 def test_bad_input(model, tokens, options, words):

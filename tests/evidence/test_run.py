@@ -61,12 +61,49 @@ def test_a_table_that_does_not_say_what_it_is_is_refused(run, table, evidence, w
     assert not run.folder.exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "wandaa"}, f"{ID}: method = \"wandaa\": expected one of .*; did you mean 'wanda'"),
+        ({"sequence_length": np.int64(8)}, "sequence_length = .*expected a whole number"),
+        ({"sparsity": [0.5]}, r"sparsity = \[0.5\]: expected a number"),
+    ],
+)
+def test_values_that_a_parameter_may_not_take_are_refused_at_the_start(run, change, words):
+    with pytest.raises(UserError, match=words):
+        Run(ID, notebooks()[ID].parameters | change)
+
+
+def test_a_parameter_that_was_not_assigned_is_named(run):
+    namespace = dict(notebooks()[ID].parameters)
+    del namespace["seed"]
+    with pytest.raises(UserError, match="no value for seed"):
+        Run(ID, namespace)
+
+
+def test_a_run_outside_the_sweep_keeps_its_results_apart_and_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("TOOLKIT_STAGING_DIR", raising=False)
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+    kept = tmp_path / ID / "table.csv"
+    kept.parent.mkdir()
+    kept.write_text("of the sweep")
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    for figures in ({"first": figure}, {}):
+        folder = Run(ID, notebooks()[ID].parameters).save(TABLE, figures, evidence="measured")
+        assert folder == tmp_path / "lab" / ID
+        assert str(folder) in capsys.readouterr().out
+    assert (folder / "meta.json").is_file()
+    assert not (folder / "first.png").exists()
+    assert kept.read_text() == "of the sweep"
+
+
 def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
     class Broken(Figure):
         def savefig(self, path, **_):
             path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="space"):
+    with pytest.raises(UserError, match="curve: no space left"):
         run.save(TABLE, {"curve": Broken()}, evidence="measured")
     assert not [file for file in run.folder.iterdir() if "curve" in file.name]

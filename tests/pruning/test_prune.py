@@ -208,9 +208,22 @@ REFUSED = {
     "no batch": ({"batch_size": 0}, "batch_size is 0; expected a whole number, at least 1"),
     "too long": ({"sequence_length": POSITIONS + 1}, "sequence_length 49 is beyond the model's 48 positions"),
     "a table of tokens": ({"calibration": torch.zeros(2, 96, dtype=torch.int64)}, r"torch.int64 \[2, 96\]"),
+    "booleans": ({"calibration": torch.zeros(96, dtype=torch.bool)}, r"calibration is torch.bool \[96\]"),
+    "complex": ({"calibration": torch.zeros(96, dtype=torch.complex64)}, "calibration is torch.complex64"),
+    "a list": ({"calibration": [1] * 96}, "calibration is of type list"),
+    "true windows": ({"windows": True}, "windows is True; expected a whole number"),
     "embeddings": ({"calibration": torch.zeros(96)}, r"torch.float32 \[96\]"),
     "foreign tokens": ({"calibration": torch.full((96,), VOCABULARY)}, r"token ids outside \[0, 61\)"),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
+def test_calibration_tokens_of_any_integer_type(tiny, tokens, dtype):
+    models = tiny(), tiny()
+    for model, calibration in zip(models, (tokens, tokens.to(dtype)), strict=True):
+        prune(model, calibration=calibration, sequence_length=LENGTH)
+    first, second = map(weights, models)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("case", REFUSED)

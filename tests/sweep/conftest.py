@@ -64,19 +64,24 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    shutil.copytree(paths.root() / "toolkit", tmp_path / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "data").mkdir()
+def place(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.fixture
+def checkout(place: Path) -> Checkout:
+    shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "data").mkdir()
     rows = [
         {"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in ("a", "b", "c")
     ]
-    (tmp_path / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
+    (place / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
     for module in ("alpha", "beta"):
-        (tmp_path / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
-    papers = tmp_path / "toolkit" / "evidence" / "literature.py"
+        (place / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
+    papers = place / "toolkit" / "evidence" / "literature.py"
     papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
-    toy = Checkout(tmp_path)
+    toy = Checkout(place)
     toy.notebook("a", "alpha")
     toy.notebook("b", "beta")
-    (tmp_path / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
+    (place / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
     return toy

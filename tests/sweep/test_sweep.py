@@ -88,6 +88,14 @@ def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, tmp_p
     assert f"{tmp_path}/elsewhere/mine" in told.stdout + told.stderr
 
 
+def test_relative_folders_of_the_environment_are_meant_where_the_command_was_called(checkout, monkeypatch):
+    monkeypatch.chdir(checkout.root)
+    monkeypatch.setenv("TOOLKIT_CALLED_FROM", str(checkout.root))
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", "of mine")
+    assert checkout.sweep("--only", "toy/a").returncode == 0
+    assert (checkout.root / "of mine" / "report" / "toy-a.html").is_file()
+
+
 def test_a_report_without_a_preset_calls_no_results_of_another_one_out_of_date(checkout):
     assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
     assert checkout.sweep("--report-only").returncode == 0
@@ -164,6 +172,16 @@ def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(ch
     assert "1 of 1 notebooks up to date" in checkout.sweep("--only", "toy/a").stdout
 
 
+def test_a_job_killed_for_memory_costs_only_itself(checkout):
+    """The whole job, as the kernel's out-of-memory killer ends it: nothing can be written after that."""
+    checkout.notebook("a", "alpha", body="import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    done = checkout.sweep()
+    assert done.returncode == 1
+    assert "failed: its process was killed" in done.stdout
+    assert (checkout.results / "toy" / "b" / "done.json").exists()
+    assert "its process was killed" in (checkout.results / "report" / "index.html").read_text()
+
+
 def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout):
     gate = checkout.root / "gate"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.05)"
@@ -203,8 +221,10 @@ def test_second_sweep_on_the_same_results_is_refused(checkout):
         (["--preset", "slow"], ["slow", "quick", "standard", "paper"]),
         (["--set", "wrong=1"], ["wrong", "label", "value"]),
         (["--set", "value"], ["NAME=VALUE"]),
-        (["--set", "value=one"], ['"one"', "expected int"]),
-        (["--set", 'value="one"'], ["expected int"]),
+        (["--set", "value=one"], ["toy/", ": value = ", '"one"', "expected a whole number"]),
+        (["--set", 'value="one"'], ["expected a whole number"]),
+        (["--set", "value=true", "--dry-run"], ["value = true", "expected a whole number"]),
+        (["--set", "value=" + "[" * 100_000], ["value = ", "expected a whole number"]),
         (["--jobs", "0"], ["--jobs 0"]),
         (["--profile", "nowhere"], ["nowhere"]),
         (["--nonsense"], ["--nonsense"]),
@@ -215,6 +235,23 @@ def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, arguments,
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert all(name in done.stderr for name in names)
+    assert not checkout.results.exists()
+
+
+def test_values_that_a_notebook_may_not_take_are_refused_before_any_work(checkout):
+    rules = "parameters: {value: {type: integer, at_most: 9}, label: {choices: [x, some text]}}\n"
+    (checkout.root / "notebooks" / "parameters.yaml").write_text(
+        rules + "notebooks: {toy/b: {label: {choices: [x]}}}\n"
+    )
+    for setting, told in {
+        "value=10": "error: toy/a: value = 10: expected a whole number to 9\n",
+        "label=ome text": 'error: toy/a: label = "ome text": expected one of x, some text; '
+        "did you mean 'some text'?\n",
+        "label=some text": 'error: toy/b: label = "some text": expected one of x\n',
+    }.items():
+        for arguments in ([], ["--dry-run"]):
+            done = checkout.sweep("--set", setting, *arguments)
+            assert (done.returncode, done.stderr) == (2, told)
     assert not checkout.results.exists()
 
 

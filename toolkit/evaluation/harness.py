@@ -49,7 +49,7 @@ def evaluate_tasks(
     `items`. The global random generators are left as they were. Raises `UserError` if a task is unknown, listed twice
     or needs a hub that cannot be reached, or the limit is below 1.
     """
-    _check(tasks, limit)
+    check_tasks(tasks, limit)
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -98,7 +98,8 @@ def _generators_kept() -> Iterator[None]:
         np.random.set_state(states[1])  # noqa: NPY002
 
 
-def _check(tasks: Sequence[str], limit: int | None) -> None:
+def check_tasks(tasks: Sequence[str], limit: int | None = None) -> None:
+    """Raise the `UserError` that `evaluate_tasks` would raise for these tasks, without a model."""
     if isinstance(tasks, str):
         raise UserError(f"tasks {tasks!r} is one string: give a list, [{tasks!r}]")
     for task in tasks:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.progress import progress
+from toolkit.text import token_ids
 
 LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
 MAX_EXPONENT = 700  # exp of more overflows a float
@@ -66,20 +67,20 @@ def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[
 
 
 @torch.inference_mode()
-def perplexity(
-    model: nn.Module, tokens: Int64[Tensor, " n"], sequence_length: int = 1024, windows: int | None = None
-) -> Perplexity:
+def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, windows: int | None = None) -> Perplexity:
     """Perplexity of a causal language model on consecutive windows that do not overlap.
 
     Args:
         model: takes token ids on its own device and returns an object with `.logits`.
-        tokens: as `toolkit.text.load_tokens` returns them; what does not fill a last window is left out.
+        tokens: a row of token ids of any integer type, as `toolkit.text.load_tokens` returns them; what does not fill
+            a last window is left out.
         sequence_length: tokens a window, each window read from a blank context (GPTQ's protocol; no special tokens).
         windows: only the first so many; all if None.
 
-    Raises `UserError` if there are fewer tokens than the windows need, a token is outside the model's vocabulary, or
-    the sequence is longer than the model's positions.
+    Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
+    the model's vocabulary, or the sequence is longer than the model's positions.
     """
+    tokens = token_ids(tokens)
     text_config = model.config.get_text_config()
     available = len(tokens) // sequence_length if sequence_length > 1 else 0
     positions = getattr(text_config, "max_position_embeddings", None)

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import pandas as pd
-from jaxtyping import Int64
 from torch import Tensor, nn
 
 from toolkit.evaluation.harness import evaluate_tasks
@@ -13,7 +12,7 @@ from toolkit.evaluation.likelihood import Perplexity, perplexity
 def evaluate(
     model: nn.Module,
     tokenizer,
-    tokens: Int64[Tensor, " n"],
+    tokens: Tensor,
     tasks: Sequence[str] = (),
     sequence_length: int = 1024,
     windows: int | None = None,

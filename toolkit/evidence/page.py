@@ -17,7 +17,7 @@ from toolkit.evidence.comparison import VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.parameters import PARAMETERS, read_parameters
-from toolkit.files import replacing
+from toolkit.files import read_json, replacing
 
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
@@ -69,11 +69,8 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
 
 def read_book(executed: Path) -> dict:
     """An executed notebook's JSON; one without cells if it cannot be read."""
-    try:
-        book = json.loads(executed.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        book = None
-    return book if isinstance(book, dict) and isinstance(book.get("cells"), list) else {"cells": []}
+    book = read_json(executed)
+    return book if isinstance(book.get("cells"), list) else {"cells": []}
 
 
 def answer(book: dict) -> str | None:

@@ -7,6 +7,7 @@ run.save(table, figures={"sizes": figure}, evidence="measured")
 
 import os
 import random
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -23,12 +24,13 @@ from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.comparison import count_verdicts, score
 from toolkit.evidence.meta import HEADLINES
-from toolkit.evidence.parameters import read_parameters
+from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
 from toolkit.models.downloads import DOWNLOADS
 
 EVIDENCE = ("measured", "modelled", "published")
+STAGING = "TOOLKIT_STAGING_DIR"  # the sweep says by this variable where a notebook's results go
 
 
 class Run:
@@ -36,13 +38,20 @@ class Run:
 
     `namespace` is the notebook's `globals()`: the values of the names that its `parameters` cell assigns are
     recorded, and `seed`, where it is among them, seeds Python, NumPy and torch.
-    Results go to `results/<identifier>/`; under the sweep to a staging folder that replaces it once all is written.
+    Under the sweep, results go to a staging folder, which becomes `results/<identifier>/` once all is written. Results
+    of any other run, in JupyterLab say, go to `results/lab/<identifier>/`: the report never mixes the two.
+    Raises `UserError` for a parameter that is missing, or has a value that it may not take.
     """
 
     def __init__(self, identifier: str, namespace: Mapping[str, object]):
-        names = read_parameters(find(identifier).path)
+        defaults = find(identifier).parameters
+        if absent := [name for name in defaults if name not in namespace]:
+            raise UserError(
+                f"{identifier}: no value for {absent[0]}: run the cell tagged `parameters`, which assigns it"
+            )
         self.identifier = identifier
-        self.parameters = {name: namespace[name] for name in names}
+        self.parameters = {name: namespace[name] for name in defaults}
+        check_parameters(identifier, self.parameters, defaults)
         self.started = time.time()
         if "seed" in self.parameters:
             seed_everything(self.parameters["seed"])
@@ -50,7 +59,12 @@ class Run:
     @property
     def folder(self) -> Path:
         """Where this run's results go."""
-        return Path(os.environ.get("TOOLKIT_STAGING_DIR") or paths.results_dir() / self.identifier)
+        return Path(os.environ[STAGING]) if self.in_sweep else paths.lab_dir() / self.identifier
+
+    @property
+    def in_sweep(self) -> bool:
+        """Whether the sweep runs this notebook."""
+        return bool(os.environ.get(STAGING))
 
     def save(
         self,
@@ -74,6 +88,8 @@ class Run:
         _check(table, self.identifier)
         if stray := set(headline) - {*HEADLINES, "system"}:
             raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
+        if not self.in_sweep:
+            shutil.rmtree(self.folder, ignore_errors=True)  # no figure of an earlier run stays beside the new table
         make_folder(self.folder)
         _write_table(self.folder / "table", table)
         if comparison is not None:
@@ -85,6 +101,8 @@ class Run:
         card = card or latency_card(table)
         meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": dict(headline)}
         write_json(self.folder / "meta.json", meta)
+        if not self.in_sweep:
+            print(f"Saved to {self.folder}; the report shows what ./papermill_runs.sh --only {self.identifier} makes.")
         return self.folder
 
     def _meta(self, table, figures, comparison) -> dict:

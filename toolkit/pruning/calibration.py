@@ -8,23 +8,23 @@ from numbers import Integral
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.text import token_ids
 
 
-def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> Int[Tensor, "windows tokens"]:
-    """Cut the first `windows` windows from a row of token ids; None cuts all that fit.
+def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> Int64[Tensor, "windows tokens"]:
+    """Cut the first `windows` windows from a row of token ids of any integer type; None cuts all that fit.
 
     Raises `UserError` if there are too few tokens, or tokens or numbers are of the wrong kind.
     """
+    tokens = token_ids(tokens, "calibration")
     for label, value in {"windows": windows, "sequence_length": sequence_length}.items():
-        if value is not None and not (isinstance(value, Integral) and value >= 1):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
             raise UserError(f"{label} is {value!r}; expected a whole number, at least 1")
-    if tokens.ndim != 1 or tokens.is_floating_point():
-        raise UserError(f"calibration is {tokens.dtype} {list(tokens.shape)}; expected token ids, int64 [n]")
     windows = max(len(tokens) // sequence_length, 1) if windows is None else windows
     if len(tokens) < windows * sequence_length:
         raise UserError(
@@ -34,7 +34,7 @@ def cut_windows(tokens: Tensor, windows: int | None, sequence_length: int) -> In
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
 
 
-def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int[Tensor, " n"]:
+def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int64[Tensor, " n"]:
     """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
 
     Raises `UserError` if there are fewer.
@@ -46,8 +46,8 @@ def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -
 
 
 def calibration_windows(
-    model: nn.Module, tokens: Tensor, windows: int | None, sequence_length: int
-) -> Int[Tensor, "windows tokens"]:
+    model: nn.Module, tokens: object, windows: int | None, sequence_length: int
+) -> Int64[Tensor, "windows tokens"]:
     """`cut_windows`, with a check that the model knows the tokens. Raises `UserError` as that does, or if not."""
     cut = cut_windows(tokens, windows, sequence_length)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
@@ -61,7 +61,7 @@ def calibration_windows(
 
 @torch.no_grad()
 def walk(
-    model: nn.Module, windows: Int[Tensor, "windows tokens"], batch_size: int = 1
+    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1
 ) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
 

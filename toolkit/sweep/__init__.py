@@ -1,5 +1,5 @@
 """The main job: every notebook, headless, into `results/`.
 
 `plan` decides the parameters of each notebook and which results are stale. `Snakefile` and `execute` run notebooks,
-`driver` watches them, and `__main__` is the command line that `papermill_runs.sh` calls.
+`driver` watches them, and `__main__` is the command line that `papermill_runs.sh` calls. `lab` opens JupyterLab.
 """

@@ -18,6 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _main(arguments: list[str] | None) -> int:
+    _make_folders_absolute()
     options, for_lab = _parser().parse_known_args(arguments)
     if for_lab and not options.lab:
         raise UserError(f"unrecognized arguments: {' '.join(for_lab)} (--help lists the options)")
@@ -28,11 +29,9 @@ def _main(arguments: list[str] | None) -> int:
         print(_clean(options.clean))
         return 0
     if options.lab:
-        as_root = ["--allow-root"] if os.geteuid() == 0 else []  # in a container, as a rule
-        root = paths.root()  # so that results/ can be browsed as well
-        os.execv(
-            sys.executable, [sys.executable, "-P", "-m", "jupyterlab", f"--notebook-dir={root}", *as_root, *for_lab]
-        )
+        from toolkit.sweep import lab
+
+        lab.start(for_lab)
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     if options.profile and not options.profile.is_dir():
@@ -83,19 +82,30 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
             raise UserError(f"--set {item}: expected NAME=VALUE, such as windows=8")
         try:
             found[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # text, or brackets too deep to be a value
             found[name] = text
     return found | ({"model": _model(options.model)} if options.model else {})
 
 
 def _model(name: str) -> str:
     """A folder as an absolute path, since notebooks run elsewhere; another name as it is."""
-    folder = Path(os.environ.get("TOOLKIT_CALLED_FROM", ".")) / name
+    folder = _called_from() / name
     return str(folder.resolve()) if folder.is_dir() else name
 
 
+def _make_folders_absolute() -> None:
+    """The same for the folders that the environment names."""
+    for name in ("TOOLKIT_RESULTS_DIR", "TOOLKIT_CACHE_DIR"):
+        if os.environ.get(name):
+            os.environ[name] = str(_called_from() / os.environ[name])
+
+
+def _called_from() -> Path:
+    return Path(os.environ.get("TOOLKIT_CALLED_FROM", ".")).resolve()
+
+
 def _check_names(jobs: list[Job]) -> set[str]:
-    """Refuse a model or corpus that cannot be had before any notebook starts; return their names."""
+    """Refuse a model, corpus or task that cannot be had before any notebook starts; return names of the first two."""
     names = {(kind, job.parameters[kind]) for job in jobs for kind in ("model", "corpus") if kind in job.parameters}
     if names:
         from toolkit.models import check_model
@@ -103,6 +113,10 @@ def _check_names(jobs: list[Job]) -> set[str]:
 
         for kind, name in sorted(names):
             {"model": check_model, "corpus": check_corpus}[kind](name)
+    if tasks := {name for job in jobs for name in job.parameters.get("tasks", ())}:
+        from toolkit.evaluation.harness import check_tasks
+
+        check_tasks(sorted(tasks))
     return {name for _, name in names}
 
 
@@ -151,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left (default: 0), and stop"
     add("--clean", type=float, nargs="?", const=0.0, metavar="GB", help=told)
-    add("--lab", action="store_true", help="open JupyterLab; further options go to it: --lab --no-browser")
+    add("--lab", action="store_true", help="open JupyterLab on copies of the notebooks; further options go to it")
     return parser
 
 

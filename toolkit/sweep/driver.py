@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import math
 import signal
 import subprocess
 import sys
@@ -37,9 +38,10 @@ def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run")
         started = time.time()
         status = _sweep(stale, parallel, profile) if stale else 0
-        index = report.write_report(outcomes(jobs))
         print(summary(jobs, started))
-        print(f"\nreport: {index}")
+        print(f"\nreport: {report.write_report(outcomes(jobs))}")
+        if status and not any(_failed(job) for job in stale):
+            raise UserError(f"Snakemake stopped with status {status}; its log: {state.folder() / 'snakemake.log'}")
         return 1 if status or any(not job.is_fresh() for job in jobs) else 0
 
 
@@ -87,20 +89,20 @@ def _status(job: Job, last: state.State | None, started: float) -> str:
 def _sweep(stale: list[Job], parallel: int, profile: Path | None) -> int:
     for job in stale:
         (job.folder / STAMP).unlink(missing_ok=True)
-    plan = state.folder() / "plan.json"
-    write_plan(stale, plan, slots=parallel, python=sys.executable, driver=state.this_process())
+    write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
     with log.open("w") as sink:
         engine = subprocess.Popen(
-            _command(plan, parallel, profile), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
+            _command(parallel, profile), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
         )
         try:
             _watch(engine, stale)
         except KeyboardInterrupt:
             _interrupt(engine)
             raise
-    if engine.returncode and not any(_failed(job) for job in stale):
-        raise UserError(f"Snakemake stopped with status {engine.returncode}; its log: {log}")
+    for last in filter(None, (state.load(job.id) for job in stale)):
+        if last.status == "running":  # on another machine, whose processes are not seen from here
+            last.killed().save()
     return engine.returncode
 
 
@@ -115,9 +117,9 @@ def _interrupt(engine: subprocess.Popen) -> None:
     engine.wait()
 
 
-def _command(plan: Path, parallel: int, profile: Path | None) -> list[str]:
+def _command(parallel: int, profile: Path | None) -> list[str]:
     command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(SNAKEFILE)]
-    command += ["--directory", str(state.folder()), "--config", f"plan={plan}"]
+    command += ["--directory", str(state.folder())]
     command += ["--nolock", "--keep-going", "--rerun-incomplete", "--rerun-triggers", "mtime", "--show-failed-logs"]
     if profile:
         return [*command, "--workflow-profile", "none", "--profile", str(profile), "--resources", f"slots={10**6}"]
@@ -133,7 +135,7 @@ def _die_with_parent() -> None:
 def _watch(engine: subprocess.Popen, jobs: list[Job]) -> None:
     """Print a line whenever a job starts or ends."""
     began, told = time.time(), {}
-    known_s = read_json(state.folder() / "durations.json")
+    known_s = _known_durations()
     while True:
         ended = engine.poll() is not None
         now = {job.id: last for job in jobs if (last := state.load(job.id)) and last.started >= began - 1}
@@ -147,7 +149,14 @@ def _watch(engine: subprocess.Popen, jobs: list[Job]) -> None:
         if ended:
             break
         time.sleep(0.5)
-    write_json(state.folder() / "durations.json", known_s)
+    with contextlib.suppress(OSError):  # a full disk: only the next forecast suffers
+        write_json(state.folder() / "durations.json", known_s)
+
+
+def _known_durations() -> dict[str, float]:
+    """Seconds that notebooks took in earlier sweeps, by id."""
+    found = read_json(state.folder() / "durations.json")
+    return {id: seconds for id, seconds in found.items() if isinstance(seconds, float) and 0 <= seconds < math.inf}
 
 
 def _progress(jobs: list[Job], now: dict[str, state.State], known_s: dict[str, float]) -> str:

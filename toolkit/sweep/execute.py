@@ -23,10 +23,8 @@ from toolkit.evidence.catalogue import find
 from toolkit.evidence.page import write_page
 from toolkit.files import file_sha256, make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
-from toolkit.sweep.plan import STAMP, Job, read_job
+from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
-
-REQUIRED = ("table.csv", "meta.json")
 
 
 def main(plan: Path, id: str) -> int:
@@ -35,12 +33,13 @@ def main(plan: Path, id: str) -> int:
     _die_with(read_json(plan).get("driver"))
     running = State(id, "running", time.time(), **state.this_process())
     running.save()
+    state.failed_page(id).unlink(missing_ok=True)
     with scratch_folder(make_folder(job.folder.parent)) as scratch:
         staging = scratch / job.folder.name
         staging.mkdir()
         error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
         if error:
-            with contextlib.suppress(OSError, UserError):  # a full disk: the summary still tells the error
+            with contextlib.suppress(Exception):  # without the executed notebook the report still tells the error
                 _keep_failure(job, staging, error)
     outcome = replace(
         running,
@@ -82,8 +81,8 @@ def _execute(job: Job, staging: Path) -> str | None:
     }
     try:
         papermill.execute_notebook(
-            job.notebook,
-            str(staging / "notebook.ipynb"),
+            _literal(job.notebook),
+            _literal(staging / "notebook.ipynb"),
             parameters=job.parameters,
             kernel_name="python3",
             language="python",
@@ -98,6 +97,11 @@ def _execute(job: Job, staging: Path) -> str | None:
     return None
 
 
+def _literal(path: str | Path) -> str:
+    """A path for papermill, which fills in names in braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def _missing(staging: Path) -> str | None:
     absent = [name for name in REQUIRED if not (staging / name).is_file()]
     return f"the notebook ended without saving {', '.join(absent)}" if absent else None
@@ -108,13 +112,12 @@ def _finish(job: Job, staging: Path) -> str | None:
     try:
         write_page(staging / "notebook.ipynb", staging / "page.html", find(job.id))
         written = [file for file in sorted(staging.rglob("*")) if file.is_file()]
-        files = {file.relative_to(staging).as_posix(): file.stat().st_size for file in written}
-        digests = {name: file_sha256(staging / name) for name in files}
-        write_json(staging / STAMP, {"id": job.id, "key": job.key, "files": files, "sha256": digests})
+        digests = {file.relative_to(staging).as_posix(): file_sha256(file) for file in written}
+        write_json(staging / STAMP, {"id": job.id, "key": job.key, "sha256": digests})
         put_in_place(staging, job.folder)
-        state.failed_page(job.id).unlink(missing_ok=True)
-    except (OSError, UserError) as error:
-        return f"its results cannot be kept: {disk_trouble(error) or error}".splitlines()[0]
+    except Exception as error:  # a page that cannot be made, a full disk: the sweep goes on and reports it
+        told = error if isinstance(error, UserError) else disk_trouble(error) or f"{type(error).__name__}: {error}"
+        return f"its results cannot be kept: {told}".splitlines()[0]
     return None
 
 

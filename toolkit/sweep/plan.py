@@ -6,11 +6,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from toolkit import paths, sources
-from toolkit.errors import UserError, unknown
+from toolkit.errors import unknown
 from toolkit.evidence.catalogue import PRESETS, Notebook, select
+from toolkit.evidence.schema import check_parameters
 from toolkit.files import file_sha256, make_folder, read_json, write_json
 
 STAMP = "done.json"
+REQUIRED = ("table.csv", "meta.json")  # what a notebook must save
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,16 @@ class Job:
         return paths.results_dir() / self.id
 
     def is_fresh(self) -> bool:
-        """Whether the results there were made by this very job and are as they were left, by size and checksum."""
+        """Whether the results there were made by this very job and are as they were left, by their checksums."""
         stamp = read_json(self.folder / STAMP)
-        sizes, sums = stamp.get("files"), stamp.get("sha256")
-        if stamp.get("key") != self.key or not isinstance(sizes, dict) or not isinstance(sums, dict):
+        sums = stamp.get("sha256")
+        if stamp.get("key") != self.key or not isinstance(sums, dict) or not sums.keys() >= set(REQUIRED):
             return False
-        files = {name: self.folder / name for name in sizes}
-        return all(file.is_file() and file.stat().st_size == sizes[name] for name, file in files.items()) and all(
-            file_sha256(file) == sums.get(name) for name, file in files.items()
-        )
+        files = {self.folder / name: digest for name, digest in sums.items()}
+        try:
+            return all(file.is_file() and file_sha256(file) == digest for file, digest in files.items())
+        except (OSError, ValueError):  # it cannot be read, or has no name that a file can have
+            return False
 
 
 def make_jobs(
@@ -48,17 +51,15 @@ def make_jobs(
     """The jobs for the chosen notebooks.
 
     `settings` overrides parameters wherever a notebook has them. Raises `UserError` for an unknown notebook, preset
-    or parameter, and for a value of another type than the parameter's default.
+    or parameter, and for a value that a notebook's parameter may not take.
     """
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     chosen = select(only)
     settings = settings or {}
-    known = {name: value for notebook in chosen for name, value in notebook.parameters.items()}
-    for name, value in settings.items():
-        if name not in known:
-            raise unknown("parameter", name, known)
-        _check_type(name, value, known[name])
+    known = {name for notebook in chosen for name in notebook.parameters}
+    if stray := [name for name in settings if name not in known]:
+        raise unknown("parameter", stray[0], known)
     return [_job(notebook, preset, settings, parallel) for notebook in chosen]
 
 
@@ -70,7 +71,7 @@ def cores() -> int:
 def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
     """Hand the jobs over to the Snakefile and to `execute`."""
     make_folder(file.parent)
-    write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, "results": str(paths.results_dir()), **extra})
+    write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, **extra})
 
 
 def read_job(file: Path, id: str) -> Job:
@@ -81,15 +82,7 @@ def read_job(file: Path, id: str) -> Job:
 def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int) -> Job:
     chosen = {name: value for name, value in settings.items() if name in notebook.parameters}
     parameters = notebook.preset(preset) | chosen
+    check_parameters(notebook.id, parameters, notebook.parameters)
     threads = cores() if notebook.alone else max(1, cores() // parallel)
     key = sources.digest(notebook.code, json.dumps(parameters, sort_keys=True))
     return Job(notebook.id, notebook.title, str(notebook.path), parameters, key, threads, notebook.alone)
-
-
-def _check_type(name: str, value: object, default: object) -> None:
-    accepted = (int, float) if isinstance(default, float) else type(default)
-    wrong = not isinstance(value, accepted) or isinstance(value, bool) != isinstance(default, bool)
-    if default is not None and value is not None and wrong:
-        raise UserError(
-            f"parameter {name} = {json.dumps(value)}: expected {type(default).__name__}, such as {json.dumps(default)}"
-        )

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -10,6 +10,8 @@ import psutil
 
 from toolkit import paths
 from toolkit.files import make_folder, read_json, remove_leftovers, write_json
+
+KILLED = "its process was killed (too little memory?) or could not write its state; see .sweep/snakemake.log"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,10 @@ class State:
         make_folder(file.parent)
         write_json(file, asdict(self))
 
+    def killed(self) -> "State":
+        """The state of a running job whose process ended without a word."""
+        return replace(self, status="failed", error=KILLED)
+
 
 TYPES = get_type_hints(State)
 
@@ -47,8 +53,15 @@ def failed_page(id: str) -> Path:
 
 
 def load(id: str) -> State | None:
-    """The last known state of a job. None if there is none, or its file is not one that `State.save` wrote."""
-    return _sound(read_json(_file(id)))
+    """The last known state of a job. None if there is none, or its file is not one that `State.save` wrote.
+
+    A job that was running and whose process is gone has failed: it was killed before it could say so.
+    """
+    found = _sound(read_json(_file(id)))
+    if found is None or not _is_gone(found):
+        return found
+    ended = _sound(read_json(_file(id)))  # in case it ended well just now
+    return ended.killed() if ended and ended.status == "running" else ended
 
 
 def this_process() -> dict[str, object]:
@@ -73,8 +86,14 @@ def is_alive(pid: int, process_started: float) -> bool:
     """Whether that process still runs, and not another one with the same pid."""
     try:
         return abs(psutil.Process(pid).create_time() - process_started) < 0.5
-    except psutil.NoSuchProcess:
+    except (psutil.Error, ValueError, OverflowError):  # ended, or no number that a process can have
         return False
+
+
+def _is_gone(last: State) -> bool:
+    """Whether a job that says it is running was one of this machine and runs no more."""
+    here = last.host == socket.gethostname()
+    return last.status == "running" and here and not is_alive(last.pid, last.process_started)
 
 
 def _sound(found: dict) -> State | None:

@@ -1,0 +1,104 @@
+"""JupyterLab works on copies: what is tried out there reaches neither the repository nor the sweep's results."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from toolkit import paths
+from toolkit.sweep import lab
+
+GITIGNORE = paths.root() / ".gitignore"
+PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
+
+
+@pytest.fixture
+def toy(checkout, monkeypatch):
+    monkeypatch.setattr(paths, "root", lambda: checkout.root)
+    return checkout
+
+
+def edit(copy, old: str, new: str) -> None:
+    """Change a cell as the Lab does when it saves: with outputs and a kernel."""
+    book = nbformat.read(copy, as_version=4)
+    for cell in book.cells:
+        cell.source = cell.source.replace(old, new)
+        if cell.cell_type == "code":
+            cell.outputs = [nbformat.v4.new_output("stream", text="seen")]
+    book.metadata["kernelspec"] = PYTHON
+    nbformat.write(book, copy)
+
+
+def parameters(copy) -> str:
+    return nbformat.read(copy, as_version=4).cells[1].source
+
+
+def test_a_copy_follows_its_notebook_until_somebody_changes_it(toy):
+    copy = toy.results / "lab" / "toy" / "a.ipynb"
+    assert lab.copy_notebooks() == []
+    assert parameters(copy).startswith("value = 1")
+    edit(copy, "nothing", "to change")  # only outputs
+    before = copy.read_bytes()
+    assert lab.copy_notebooks() == []
+    assert copy.read_bytes() == before
+    toy.notebook("a", "alpha", parameters="value = 2")
+    assert lab.copy_notebooks() == []
+    assert parameters(copy) == "value = 2"
+    edit(copy, "value = 2", "value = 3")
+    assert lab.copy_notebooks() == []
+    toy.notebook("a", "alpha", parameters="value = 4")
+    (told,) = lab.copy_notebooks()
+    assert str(copy) in told
+    assert parameters(copy) == "value = 3"
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"cells": 3, "metadata": []}', "[" * 100_000])
+def test_a_file_of_ones_own_in_the_place_of_a_copy_is_kept(toy, content):
+    copy = toy.results / "lab" / "toy" / "a.ipynb"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(content)
+    (told,) = lab.copy_notebooks()
+    assert str(copy) in told
+    assert copy.read_text() == content
+
+
+def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(toy):
+    """The copy runs as the Lab runs it, with another parameter."""
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(toy.root)]
+    shutil.copyfile(GITIGNORE, toy.root / ".gitignore")
+    kept = toy.results / "toy" / "a" / "table.csv"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("of the sweep")
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], check=True)
+    lab.copy_notebooks()
+    copy = toy.results / "lab" / "toy" / "a.ipynb"
+    edit(copy, "value = 1", "value = 5")
+    run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(copy)]
+    subprocess.run(run, env=toy.environment, check=True, capture_output=True)
+    table = toy.results / "lab" / "toy" / "a" / "table.csv"
+    assert "5" in table.read_text()
+    assert str(table.parent) in copy.read_text()
+    assert kept.read_text() == "of the sweep"
+    assert toy.executed() == ["toy/a"]
+    status = subprocess.run([*git, "status", "--porcelain"], check=True, capture_output=True, text=True)
+    assert status.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("results", "root", "url"),
+    [("results", "", "/lab/tree/results/lab"), ("../of mine #1", "../of mine #1", "/lab/tree/lab")],
+)
+def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch, results, root, url):
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(toy.root / results))
+    calls = []
+    monkeypatch.setattr(lab.os, "execv", lambda python, arguments: calls.append(arguments))
+    lab.start(["--no-browser", "--port", "8899"])
+    (arguments,) = calls
+    assert f"--ServerApp.root_dir={(toy.root / root).resolve()}" in arguments
+    assert f"--LabApp.default_url={url}" in arguments
+    assert arguments[-3:] == ["--no-browser", "--port", "8899"]
+    assert json.loads((toy.root / results / "lab" / "toy" / "b.ipynb").read_text())["cells"]
