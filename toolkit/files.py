@@ -19,6 +19,7 @@ from pathlib import Path
 from toolkit.errors import UserError
 
 SPARE_BYTES = 16 << 20  # left free beside what is written
+LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50 µs to ask for
 FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -93,6 +94,16 @@ def check_space(folder: Path, nbytes: int) -> None:
             f"no space left in {folder.parent}: {nbytes / 1e6:.0f} MB more are needed and {free / 1e6:.0f} MB free; "
             "free some, or name a folder on a larger disk"
         )
+
+
+def check_memory(nbytes: int, what: str) -> None:
+    """Raise `UserError` if `what` is large and would not fit into the memory that is free."""
+    if nbytes < LARGE_BYTES:
+        return
+    import psutil
+
+    if nbytes > (free := psutil.virtual_memory().available):
+        raise UserError(f"{what} takes {nbytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 
 def _check_free(folder: Path) -> None:

@@ -37,13 +37,16 @@ def expect_regular(status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "not a regular file")
 
 
-def load_json(path: Path, error: type[UserError] = UserError) -> object:
-    """The contents of a JSON file. Raises `error` if it cannot be read, is too large or nested too deeply."""
-    return _load(path, json.loads, error)
+def load_json(path: Path, error: type[UserError] = UserError, words: str = "cannot be read") -> object:
+    """The contents of a JSON file.
+
+    Raises `error`, which says the `words`, if it cannot be read, is too large or nested too deeply.
+    """
+    return _load(path, json.loads, error, words)
 
 
-def load_yaml(path: Path, error: type[UserError] = UserError) -> object:
-    """The contents of a YAML file. Raises `error` as `load_json` does, and for a date or another type of YAML's own."""
+def load_yaml(path: Path) -> object:
+    """The contents of a YAML file. Raises `UserError` as `load_json` does, and for a date or other type of its own."""
     import yaml
 
     def parse(text: str) -> object:
@@ -52,7 +55,7 @@ def load_yaml(path: Path, error: type[UserError] = UserError) -> object:
         except (yaml.YAMLError, TypeError) as fault:  # a key that is a list is a TypeError in some versions
             raise ValueError(fault) from fault
 
-    return _load(path, parse, error)
+    return _load(path, parse, UserError, "cannot be read")
 
 
 def check(value: object, schema: dict, path: Path | str, error: type[UserError] = UserError) -> None:
@@ -61,7 +64,7 @@ def check(value: object, schema: dict, path: Path | str, error: type[UserError] 
     Stricter than JSON schema in two points: 1.0 is no integer, and NaN and infinities are no numbers.
     """
     for fault in _validator()(schema).iter_errors(value):
-        raise error(f"{path}: {_place(value, list(fault.absolute_path))}: {' '.join(fault.message.split())[:200]}")
+        raise error(f"{path}: {line(_place(value, list(fault.absolute_path)))}: {line(fault.message)}")
 
 
 def line(error: object) -> str:
@@ -69,14 +72,14 @@ def line(error: object) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _load(path: Path, parse: Callable[[str], object], error: type[UserError]) -> object:
+def _load(path: Path, parse: Callable[[str], object], error: type[UserError], words: str) -> object:
     try:
         value = parse(_text(path))
         _expect_plain(value)
     except RecursionError as fault:
-        raise error(f"{path}: cannot be read: nested more than {LIMIT_DEPTH} deep") from fault
+        raise error(f"{path}: {words}: nested more than {LIMIT_DEPTH} deep") from fault
     except (OSError, ValueError) as fault:
-        raise error(f"{path}: cannot be read: {line(fault)}") from fault
+        raise error(f"{path}: {words}: {line(fault)}") from fault
     return value
 
 

@@ -4,13 +4,38 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.parameters import read_cells, read_parameters
+from toolkit.records import check, load_yaml
 
 PRESETS = ("quick", "standard", "paper")
+NAME = {"type": "string", "pattern": r"^[A-Za-z0-9_-]+\Z"}
+TEXT = {"type": "string", "minLength": 1}
+ROWS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["id", "title", "question"],
+        "properties": {
+            "paper": NAME,
+            "id": NAME,
+            "slug": NAME,
+            "file": {"type": "string", "pattern": r"^([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.ipynb\Z"},
+            "title": TEXT,
+            "question": TEXT,
+        },
+        "anyOf": [{"required": ["slug"]}, {"required": ["file"]}],
+        "additionalProperties": False,
+    },
+}
+SETTINGS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": ["object", "null"],
+        "properties": {"alone": {"type": "boolean"}} | {name: {"type": ["object", "null"]} for name in PRESETS},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +69,7 @@ class Notebook:
 
     def preset(self, name: str) -> dict[str, object]:
         """The parameters under a preset. Raises `UserError` if it names one that the notebook does not have."""
-        overrides = self.presets.get(name, {})
+        overrides = self.presets.get(name) or {}
         if stray := set(overrides) - set(self.parameters):
             raise UserError(f"notebooks/presets.yaml: {self.id} has no parameter {', '.join(sorted(stray))}")
         return self.parameters | overrides
@@ -57,9 +82,13 @@ def notebooks() -> dict[str, Notebook]:
 
 def rows() -> dict[str, Notebook]:
     """Every row of the catalogue, by id, also those that have no notebook yet."""
-    presets = _load(paths.root() / "notebooks" / "presets.yaml") or {}
-    listed = _load(paths.root() / "data" / "catalogue.yaml")
-    found = {notebook.id: notebook for notebook in (_notebook(row, presets) for row in listed)}
+    presets, listed = _presets(), load_yaml(file := paths.root() / "data" / "catalogue.yaml")
+    check(listed, ROWS, file)
+    found: dict[str, Notebook] = {}
+    for notebook in (_notebook(row, presets) for row in listed):
+        if notebook.id in found:
+            raise UserError(f"{file}: row {notebook.id}: the id is used twice; expected one of its own")
+        found[notebook.id] = notebook
     if stray := set(presets) - set(found):
         raise UserError(f"notebooks/presets.yaml: {', '.join(sorted(stray))} is not in data/catalogue.yaml")
     return found
@@ -92,11 +121,11 @@ def _notebook(row: dict, presets: dict) -> Notebook:
     return Notebook(id, row["title"], row["question"], paths.root() / "notebooks" / file, alone, settings)
 
 
-def _load(file: Path):
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+def _presets() -> dict[str, dict]:
+    file = paths.root() / "notebooks" / "presets.yaml"
+    presets = load_yaml(file) or {}
+    check(presets, SETTINGS, file)
+    return presets
 
 
 def _without_magics(source: str) -> str:

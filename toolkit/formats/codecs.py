@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from toolkit.formats.packed import Packed, check_memory, expect, expect_rising
+from toolkit.files import check_memory
+from toolkit.formats.packed import Packed, expect, expect_rising
 
 FRAME_BYTES = 4 << 20  # of the dense matrix; the compressors look back much less, and all cores get frames
 WINDOW_BYTES = FRAME_BYTES  # how far back a frame may look when it is unpacked: the library takes as much memory
@@ -68,7 +69,7 @@ class Codec(Packed):
 
     def check(self) -> None:
         """The frames unpack to as many bytes as the shape asks for. One is in memory at a time."""
-        check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}", self.device)
+        check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}")
         scratch, left = memoryview(bytearray(min(FRAME_BYTES, self.dense_bytes))), self.dense_bytes
         for frame in self._cut_frames():
             self.unpack(frame, scratch[:left])

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.files import replacing
+from toolkit.files import check_memory, replacing
 from toolkit.kernels import int8
 from toolkit.kernels.common.contracts import check_operand
 from toolkit.records import line, regular_size
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
-LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50 µs to ask for
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
 ROWS_AT_ONCE = 64  # rows of an int8 matrix that are widened together, so that they stay in the cache
 
@@ -88,7 +87,8 @@ class Packed(ABC):
 
     def decode(self) -> Tensor:
         """The dense matrix, in new memory on the device of the packed one. Raises `UserError` if it has too little."""
-        check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}", self.device)
+        if self.device.type == "cpu":
+            check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}")
         return self.unpack_into(torch.empty(self.shape, dtype=self.dtype, device=self.device))
 
     def dense_in(self, scratch: Tensor) -> Tensor:
@@ -226,16 +226,6 @@ def check_sizes(shape: tuple[int, int]) -> None:
         raise ValueError(f"shape {list(shape)}; expected two integers from 0 to {MAX_SIZE}")
 
 
-def check_memory(nbytes: int, what: str, device: torch.device) -> None:
-    """Raise `UserError` if something large would not fit into the free memory of the CPU; a GPU says so itself."""
-    if nbytes < LARGE_BYTES or device.type != "cpu":
-        return
-    import psutil
-
-    if nbytes > (free := psutil.virtual_memory().available):
-        raise UserError(f"{what} takes {nbytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
-
-
 def bits(tensor: Tensor) -> Tensor:
     """The same memory as signed integers of the same width: comparing and copying integers is exact."""
     return tensor.view(BITS[tensor.dtype])
@@ -289,7 +279,7 @@ def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        check_memory(regular_size(Path(path)), str(path), torch.device("cpu"))
+        check_memory(regular_size(Path(path)), str(path))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if missing := {"format", "version", "shape", "dtype", "sha256"} - metadata.keys():
