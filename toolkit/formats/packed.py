@@ -220,10 +220,10 @@ def row_major(matrix: Tensor) -> Tensor:
     return matrix.as_strided(matrix.shape, (matrix.shape[1], 1))
 
 
-def check_sizes(shape: tuple[int, int]) -> None:
-    """Raise `ValueError` for a shape that no matrix here has."""
+def check_sizes(shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` for a shape that no matrix or vector here has."""
     if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
-        raise ValueError(f"shape {list(shape)}; expected two integers from 0 to {MAX_SIZE}")
+        raise ValueError(f"shape {list(shape)}; expected integers from 0 to {MAX_SIZE}")
 
 
 def bits(tensor: Tensor) -> Tensor:

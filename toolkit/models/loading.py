@@ -14,10 +14,9 @@ from toolkit import sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.models import downloads, hub
+from toolkit.models.skeleton import NO_CODE
 
 log = logging.getLogger(__name__)
-
-NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
 
 
 @dataclass(frozen=True)

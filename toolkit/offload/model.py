@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
-from toolkit.models import decoder_blocks, decoder_linears, hub
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu, Cuda, open_device
@@ -30,8 +31,6 @@ from toolkit.policies.placement import LayerMap
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
-
-GENERATION = "generation_config.json"
 
 
 @dataclass(eq=False, repr=False)
@@ -77,8 +76,7 @@ class OffloadedModel:
             store, recorder = Store.open(folder), Recorder()
             if options.verify:
                 store.verify_files()
-            model = _empty_model(store)
-            store.check_fits(model, way.stored.format)
+            model = _empty_model(store, way.stored.format)
             layers = store.layers_of(way.stored.format)
             check_weights(store, layers)
             fixed = {"scratch": scratch_bytes(layers, way), "rest": store.rest_bytes}
@@ -156,17 +154,14 @@ class OffloadedModel:
         return self._layer[1][name]
 
 
-def _empty_model(store: Store) -> nn.Module:
-    """The model without its parameters. Buffers that are computed and not stored are there."""
-    from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    with hub.quiet(), init_empty_weights(include_buffers=False):
-        config = AutoConfig.from_pretrained(store.model_folder, local_files_only=True)
-        model = AutoModelForCausalLM.from_config(config)
-        if (store.model_folder / GENERATION).is_file():
-            model.generation_config = GenerationConfig.from_pretrained(store.model_folder, local_files_only=True)
-    model.tie_weights()  # making the model empty untied them
+def _empty_model(store: Store, variant: str) -> nn.Module:
+    """The model without its parameters, of which this store holds every one. Buffers that are computed are there."""
+    runs = (*store.index.ops, *store.index.rest)
+    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
+    generation = read_generation_config(store.model_folder)
+    model = empty_model(config, lambda model: store.check_fits(model, variant))
+    if generation is not None:
+        model.generation_config = generation
     return model
 
 

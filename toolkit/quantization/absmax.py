@@ -21,7 +21,7 @@ def row_scales(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
 
     Raises `UserError` for a weight that is not finite.
     """
-    largest = weight.float().abs().amax(dim=1)
+    largest = weight.float().abs().amax(dim=1) if weight.shape[1] else torch.zeros(len(weight))
     if not largest.isfinite().all():
         raise UserError("cannot quantise a weight that is not finite; load the model anew")
     scales = (largest / LARGEST).to(weight.dtype).clamp_(max=_largest_scale(weight.dtype))

@@ -1,0 +1,106 @@
+"""A model as a folder's config.json describes it, without weights. What it asks for is bounded before it is made.
+
+    config = read_config(folder, shapes)
+    model = empty_model(config, lambda model: store.check_fits(model, "endor"))
+
+A configuration is a few numbers that anyone may have written: a hundred million layers take a line. No code of the
+folder is run.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toolkit.errors import UserError
+from toolkit.files import check_memory
+from toolkit.models import hub
+from toolkit.records import line, load_json
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
+COUNTS = re.compile("layer|expert|label|block")  # names of entries that say how many modules or names are made
+FEW = 1024  # modules of a kind are made in any case; a model that has so many takes seconds
+
+
+def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
+    """The configuration in a folder, as transformers reads it. `shapes` are those of all stored tensors.
+
+    Raises `UserError` that names the file and the entry if it is no JSON object, if it wants more layers or experts
+    than there are tensors for them, or if transformers cannot use it.
+    """
+    from transformers import AutoConfig
+
+    shapes = list(shapes)
+    limit = max([FEW, len(shapes), *(shape[0] for shape in shapes if len(shape) == 3)])  # experts share a tensor
+    for place, value in _numbers(_object(folder / CONFIG)):
+        if COUNTS.search(place) and value > limit:
+            raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")
+    with _usable(folder / CONFIG):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, **NO_CODE)
+
+
+def read_generation_config(folder: Path):
+    """The settings of `generate` in a folder, or None if it has none. Raises `UserError` as `read_config` does."""
+    from transformers import GenerationConfig
+
+    if not (folder / GENERATION).exists():
+        return None
+    _object(folder / GENERATION)
+    with _usable(folder / GENERATION):
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def empty_model(config, check: Callable[[nn.Module], None], kind: type | None = None) -> nn.Module:
+    """The causal language model of a configuration, or one of class `kind`. Only buffers that are computed are there.
+
+    It is first made without any memory and given to `check`, which compares its shapes with what is stored. Raises what
+    `check` raises, and `UserError` if transformers cannot make it or its buffers do not fit into memory.
+    """
+    from accelerate import init_empty_weights
+
+    with hub.quiet(), _usable(CONFIG), torch.device("meta"):
+        outline = _made(config, kind)
+    check(outline)
+    check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
+    with hub.quiet(), _usable(CONFIG), init_empty_weights(include_buffers=False):
+        return _made(config, kind)
+
+
+def _made(config, kind: type | None) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **NO_CODE)
+    model.tie_weights()  # making the model empty untied them
+    return model
+
+
+def _object(file: Path) -> dict:
+    found = load_json(file)
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: holds no JSON object")
+    return found
+
+
+def _numbers(entries: dict) -> Iterator[tuple[str, int | float]]:
+    """Each number and the name of its entry, in nested objects too."""
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield name, value
+
+
+@contextlib.contextmanager
+def _usable(file: Path | str) -> Iterator[None]:
+    """Turn any error of transformers into a `UserError`: it checks few entries before it computes with them."""
+    try:
+        with hub.quiet():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: transformers cannot use it: {line(error) or type(error).__name__}") from error
