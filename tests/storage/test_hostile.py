@@ -17,7 +17,7 @@ SEED = int(os.environ.get("HOSTILE_SEED", "0"))
 
 def test_signed_files_of_any_contents():
     command = [sys.executable, "-P", str(Path(__file__).with_name("hostile.py")), str(SEED), str(CASES)]
-    done = subprocess.run(command, cwd=paths.root(), capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=paths.root(), capture_output=True, text=True, check=False, timeout=3600)
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout)
     assert sum(told.values()) == CASES
