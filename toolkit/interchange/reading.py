@@ -14,7 +14,7 @@ from toolkit.files import check_memory
 from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
-from toolkit.models.skeleton import CONFIG, empty_model, read_config
+from toolkit.models.skeleton import CONFIG, check_outline, read_config
 from toolkit.records import line, load_json, regular_size
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -123,7 +123,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     for entry in ENTRIES:
         vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
-    empty_model(config, lambda model: _check_shapes(checkpoint.folder, shapes, model), architecture)
+    check_outline(config, lambda model: _check_shapes(checkpoint.folder, shapes, model), architecture)
     with hub.quiet():
         model, told = architecture.from_pretrained(
             None, config=config, state_dict=dict(checkpoint.tensors()), dtype=dtype, output_loading_info=True

@@ -54,20 +54,28 @@ def read_generation_config(folder: Path):
         return GenerationConfig.from_pretrained(folder, local_files_only=True)
 
 
-def empty_model(config, check: Callable[[nn.Module], None], kind: type | None = None) -> nn.Module:
-    """The causal language model of a configuration, or one of class `kind`. Only buffers that are computed are there.
+def check_outline(config, check: Callable[[nn.Module], None], kind: type | None = None) -> None:
+    """Make the causal language model of a configuration, or one of class `kind`, without any memory, and `check` it.
 
-    It is first made without any memory and given to `check`, which compares its shapes with what is stored. Raises what
-    `check` raises, and `UserError` if transformers cannot make it or its buffers do not fit into memory.
+    `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
+    the model or its buffers would not fit into memory.
     """
-    from accelerate import init_empty_weights
-
     with hub.quiet(), _usable(CONFIG), torch.device("meta"):
         outline = _made(config, kind)
     check(outline)
     check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
+
+
+def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
+    """The causal language model of a configuration, with those buffers only that are computed.
+
+    Raises what `check_outline` raises.
+    """
+    from accelerate import init_empty_weights
+
+    check_outline(config, check)
     with hub.quiet(), _usable(CONFIG), init_empty_weights(include_buffers=False):
-        return _made(config, kind)
+        return _made(config, None)
 
 
 def _made(config, kind: type | None) -> nn.Module:
