@@ -25,6 +25,7 @@ from toolkit.errors import UserError, disk_trouble
 SPARE_BYTES = 16 << 20  # left free beside what is written
 SCRATCH = re.compile(r"\.partial-[0-9a-f]{16}")
 LOCK = ".partial-lock"
+LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50 µs to ask for
 PLACES = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
 
 
@@ -241,6 +242,16 @@ def _make_accessible(made: Path, scratch: Path) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISREG(mode) and usual & ~mode:
             path.chmod(stat.S_IMODE(mode) | usual)
+
+
+def check_memory(nbytes: int, what: str) -> None:
+    """Raise `UserError` if `what` is large and would not fit into the memory that is free."""
+    if nbytes < LARGE_BYTES:
+        return
+    import psutil
+
+    if nbytes > (free := psutil.virtual_memory().available):
+        raise UserError(f"{what} takes {nbytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 
 def _check_free(folder: Path) -> None:

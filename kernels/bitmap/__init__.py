@@ -29,7 +29,7 @@ from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common import tuning
 from toolkit.kernels.common.backends import check_runnable, runnable
-from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.common.threads import over_rows
 
@@ -121,12 +121,13 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the packed matrix with `x`, [columns] or [batch, columns], read straight from the packed form.
 
-    `x` is taken as fp32 and the sums are kept in fp32, in an order that depends on the backend. Entries of `x` must be
-    finite: a backend may multiply the zeros too. A CPU reads the packed matrix once for each vector, a GPU once for
-    sixteen. `backend="decode"` decodes a few rows at a time on a CPU with SIMD and multiplies them with all vectors.
+    `x` is real, is taken as fp32 and may share memory with `out`. The sums are kept in fp32, in an order that depends
+    on the backend. There is no gradient. Entries of `x` must be finite: a backend may multiply the zeros too. A CPU
+    reads the packed matrix once for each vector, a GPU once for sixteen. `backend="decode"` decodes a few rows at a
+    time on a CPU with SIMD and multiplies them with all vectors.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device than
-    the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device.
+    the tensors', and `ValueError` for an `x` or `out` of the wrong shape, type or device or that requires a gradient.
     """
     if backend == "auto" and encoded.device.type == "cpu":
         backend = chosen_matvec(encoded, x.shape[0] if x.ndim == 2 else 1)
@@ -137,7 +138,8 @@ def matvec(
     if out is None:
         out = torch.empty(*batch, rows, dtype=torch.float32, device=encoded.device)
     expect("out", out, torch.float32, (*batch, rows), encoded.device)
-    each_x, each_out = x.view(batch[0] if batch else 1, columns), out.view(batch[0] if batch else 1, rows)
+    vectors = batch[0] if batch else 1
+    each_x, each_out = operand(x, out).view(vectors, columns), out.detach().view(vectors, rows)
     if not isinstance(kernels, Backend):
         kernels.matvec(encoded, each_x, each_out)
         return out

@@ -2,6 +2,10 @@
 
 All arrays hold bits: floating-point elements travel as unsigned integers of their width, so one compiled function
 serves fp16 and bf16 alike. Each function works on rows `first` to `last` and releases the GIL.
+
+Packed matrices come from files, so the kernels that read them stay within `values` whatever offsets and bits say:
+`first_value` bounds the start of a row, and nothing is read from the last value on. Contents that contradict each other
+give wrong numbers there (`Bitmap.check` finds them), never a read outside.
 """
 
 from functools import cache
@@ -47,14 +51,20 @@ def gather(dense, bitmap, offsets, values, first, last):
                 word &= word - numba.uint32(1)
 
 
+@numba.njit(inline="always")
+def first_value(offsets, row, values):
+    """The place of the row's first value, brought within the values."""
+    return min(max(offsets[row], 0), values.size)
+
+
 @numba.njit(**COMPILE)
 def positions(bitmap, offsets, columns, first, last):
     """The column of every marked element, in row-major order."""
     for row in range(first, last):
-        at = offsets[row]
+        at = first_value(offsets, row, columns)
         for index in range(bitmap.shape[1]):
             word = bitmap[row, index]
-            while word != 0:
+            while word != 0 and at < columns.size:
                 columns[at] = WORD * index + lowest_bit(word)
                 at += 1
                 word &= word - numba.uint32(1)
@@ -64,7 +74,7 @@ def positions(bitmap, offsets, columns, first, last):
 def scatter(word, values, at, dense, row, column):
     """Write the columns of one word; the last of a row may hold fewer than a word's. Returns the next value's place."""
     for bit in range(min(WORD, dense.shape[1] - column)):
-        if at == values.size:  # nothing is left to read: zeros to the end
+        if at >= values.size:  # nothing is left to read: zeros to the end
             dense[row, column + bit] = 0
             continue
         present = (word >> numba.uint32(bit)) & numba.uint32(1)
@@ -78,15 +88,17 @@ def scatter(word, values, at, dense, row, column):
 def decompress(bitmap, offsets, values, dense, first, last):
     """Fill rows of `dense` from the packed form."""
     for row in range(first, last):
-        at = offsets[row]
+        at = first_value(offsets, row, values)
         for index in range(bitmap.shape[1]):
             at = scatter(bitmap[row, index], values, at, dense, row, WORD * index)
 
 
 @numba.njit(inline="always")
 def dot(word, values, at, x, column, to_float32):
-    """The part of a row's product that one word holds, its values from `at` on."""
+    """The part of a row's product that one word holds, its values from `at` on; 0 if there are not so many values."""
     total = numba.float32(0)
+    if at + popcount(word) > values.size:
+        return total
     while word != 0:
         total += to_float32(values[at]) * x[column + lowest_bit(word)]
         at += 1
@@ -103,7 +115,7 @@ def matvec(dtype: torch.dtype):
     def matvec(bitmap, offsets, values, x, y, first, last):
         for row in range(first, last):
             total = numba.float32(0)
-            at = offsets[row]
+            at = first_value(offsets, row, values)
             for index in range(bitmap.shape[1]):
                 total += dot(bitmap[row, index], values, at, x, WORD * index, to_float32)
                 at += popcount(bitmap[row, index])

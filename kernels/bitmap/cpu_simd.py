@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.bitmap.cpu import dot, scatter
+from toolkit.kernels.bitmap.cpu import dot, first_value, scatter
 from toolkit.kernels.bitmap.shared import WORD, popcount
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.elements import TO_FLOAT32
@@ -189,7 +189,7 @@ def decode_row(expand, streaming: bool):
     @numba.njit(inline="always")
     def decode_row(bitmap, offsets, values, row, dense, target):
         columns, ahead = dense.shape[1], PREFETCH_BYTES // values.itemsize
-        at = offsets[row]
+        at = first_value(offsets, row, values)
         index = 0
         while safe_words(at, values.size, index, columns // WORD) > 0:
             for _ in range(safe_words(at, values.size, index, columns // WORD)):
@@ -250,7 +250,7 @@ def matvec(expand, dtype: torch.dtype):
         ahead = PREFETCH_BYTES // values.itemsize
         for row in range(first, last):
             sums = zeros(WORD)
-            at = offsets[row]
+            at = first_value(offsets, row, values)
             index = 0
             while safe_words(at, values.size, index, x.size // WORD) > 0:
                 for _ in range(safe_words(at, values.size, index, x.size // WORD)):

@@ -6,6 +6,9 @@ words. Then the warp walks along the block. At each step a lane takes the column
 fp16). Their first value lies after the values before their word and those of the word's lower bits. So neighbouring
 lanes read neighbouring values, all from a few cache lines, and each writes its eight bytes at once.
 
+A lane takes its words for empty if their values would lie outside `values`: packed matrices come from files, and no
+contents may make a kernel read elsewhere.
+
 Elements are handled as bits. Positions of values are 64-bit. Kernels run on torch's current stream. In Numba's
 simulator (NUMBA_ENABLE_CUDASIM=1), tensors are on the CPU.
 """
@@ -107,20 +110,26 @@ ELEMENT = {1: numba.uint8, 2: numba.uint16, 4: numba.uint32}  # by width in byte
 
 
 @cuda.jit(device=True, inline="always")
-def tabulate(bitmap, row, block, table, slot):
-    """Set `table[slot]`, for each word of the block: the number of values before it << 32 | its bits."""
+def tabulate(bitmap, row, block, table, slot, size, place, distance):
+    """Set `table[slot]`, for each word of the block: the number of values before it << 32 | its bits.
+
+    The block's first value is `distance` behind `place`, and there are `size` values in all.
+    """
     lane_word = uint64(cuda.threadIdx.x * WORDS_PER_LANE)
     words = cuda.local.array(WORDS_PER_LANE, uint32)
     count = int32(0)
     for index in range(WORDS_PER_LANE):
         words[index] = uint32(0)
-        place = uint64(block) * uint64(WORDS) + lane_word + uint64(index)
-        if place < bitmap.shape[1]:
-            words[index] = bitmap[row, place]
+        word_place = uint64(block) * uint64(WORDS) + lane_word + uint64(index)
+        if word_place < bitmap.shape[1]:
+            words[index] = bitmap[row, word_place]
         count = int32(count + cuda.popc(words[index]))
     before = sum_before(count)
+    end = uint64(distance) + uint64(before) + uint64(count)
+    within = uint64(place) <= uint64(size) and end <= uint64(size) - uint64(place)
     for index in range(WORDS_PER_LANE):
-        table[slot, lane_word + uint64(index)] = uint64(before) << uint64(32) | uint64(words[index])
+        word = words[index] if within else uint32(0)
+        table[slot, lane_word + uint64(index)] = uint64(before) << uint64(32) | uint64(word)
         before = int32(before + cuda.popc(words[index]))
 
 
@@ -164,9 +173,10 @@ def decompress_kernel(dtype: torch.dtype, aligned: bool):
         row, block = uint64(cuda.blockIdx.x * cuda.blockDim.y + warp), uint64(cuda.blockIdx.y)
         if row >= bitmap.shape[0]:
             return
-        tabulate(bitmap, row, block, table, warp)
+        place_of_first = value_place(row_offsets, block_offsets, row, block)
+        tabulate(bitmap, row, block, table, warp, values.size, place_of_first, uint32(0))
         sync()
-        start = address(values, value_place(row_offsets, block_offsets, row, block))
+        start = address(values, place_of_first)
         shift = uint32(lane * per_lane % WORD)
         earlier = uint32((uint64(1) << uint64(shift)) - uint64(1))
         left, column = columns_left(columns, block), uint32(lane * per_lane)
@@ -193,7 +203,7 @@ def decompress_kernel(dtype: torch.dtype, aligned: bool):
 
 
 @cuda.jit(device=True, inline="always")
-def tabulate_rows(bitmap, row_offsets, block_offsets, first_row, last_row, block, table, slot, begin):
+def tabulate_rows(bitmap, row_offsets, block_offsets, size, first_row, last_row, block, table, slot, begin):
     """`tabulate` for each row; `begin` gets the distances to their first values from that of the first row.
 
     Past the end of the matrix the last row is repeated; `add_up` drops those sums. Returns the position of the first
@@ -202,8 +212,8 @@ def tabulate_rows(bitmap, row_offsets, block_offsets, first_row, last_row, block
     place = value_place(row_offsets, block_offsets, min(first_row, last_row), block)
     for r in range(ROWS):
         row = min(first_row + uint64(r), last_row)
-        tabulate(bitmap, row, block, table, slot + uint32(r))
         begin[r] = uint32(value_place(row_offsets, block_offsets, row, block) - place)
+        tabulate(bitmap, row, block, table, slot + uint32(r), size, place, begin[r])
     return place
 
 
@@ -272,7 +282,10 @@ def matvec_kernel(dtype: torch.dtype, x_dtype: torch.dtype, batch: int):
         last_row = uint64(bitmap.shape[0] - 1)
         for block in range(cuda.threadIdx.y, block_offsets.shape[1], cuda.blockDim.y):
             sync()
-            place = tabulate_rows(bitmap, row_offsets, block_offsets, first_row, last_row, block, table, slot, begin)
+            size = values.size
+            place = tabulate_rows(
+                bitmap, row_offsets, block_offsets, size, first_row, last_row, block, table, slot, begin
+            )
             sync()
             start = address(values, place)
             x_start = address(x, uint64(block) * uint64(BLOCK // per_piece))

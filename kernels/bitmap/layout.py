@@ -33,14 +33,15 @@ class Bitmap:
     def __post_init__(self):
         """Raise `ValueError` for tensors that do not fit the shape, before a kernel reads beyond them.
 
-        The last offsets are checked on the CPU only, since reading them from a GPU would wait for all its work.
+        The last offsets are checked on the CPU only, since reading them from a GPU would wait for all its work. Tensors
+        on the device "meta" stand for some that are not read yet.
         """
         rows, columns = self.shape
         expect("bitmap", self.bitmap, torch.uint8, (rows, row_bytes(columns)), self.device)
         expect("row_offsets", self.row_offsets, torch.int64, (rows + 1,), self.device)
         expect("block_offsets", self.block_offsets, torch.int32, (rows, block_count(columns)), self.device)
         expect("values", self.values, self.values.dtype, (self.values.numel(),), self.device)
-        if self.device.type not in ("cpu", "cuda"):
+        if self.device.type not in ("cpu", "cuda", "meta"):
             raise ValueError(f"values are on {self.device}; expected the CPU or a CUDA GPU")
         if self.values.dtype not in BITS:
             raise ValueError(f"values are {self.values.dtype}; expected one of {_names(BITS)}")
@@ -99,9 +100,8 @@ def block_counts(bitmap: UInt8[Tensor, "rows row_bytes"], columns: int) -> Int64
     """Values in each block of each row, counted in the bitmap."""
     words = bitmap.numpy().view(np.uint32)
     counts = np.zeros((len(words), block_count(columns)), np.int64)
-    for block in range(
-        counts.shape[1]
-    ):  # block by block, since the counts of all words would take eight times the bitmap's memory
+    # block by block, since the counts of all words would take eight times the bitmap's memory
+    for block in range(counts.shape[1] if counts.size else 0):
         first = block * BLOCK // WORD
         counts[:, block] = np.bitwise_count(words[:, first : first + BLOCK // WORD]).sum(axis=1, dtype=np.int64)
     return counts

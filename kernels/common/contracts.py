@@ -4,6 +4,25 @@ import torch
 from torch import Tensor
 
 
+def check_operand(x: Tensor) -> None:
+    """Raise `ValueError` for a vector that a product cannot take: a complex one, or one that is not strided."""
+    if x.is_complex() or x.layout != torch.strided:
+        raise ValueError(f"x is {x.dtype}, {x.layout}: expected real numbers in a dense tensor")
+
+
+def operand(x: Tensor, out: Tensor) -> Tensor:
+    """`x` as a kernel may read it while it writes `out`: a copy if the two overlap, and cut off from autograd.
+
+    Raises `ValueError` for an `x` that is complex or not strided, and where autograd would want a gradient: kernels
+    have none.
+    """
+    check_operand(x)
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ValueError("x or out requires a gradient, and this product has none: pass x.detach()")
+    overlap = x.data_ptr() < out.data_ptr() + out.nbytes and out.data_ptr() < x.data_ptr() + x.nbytes
+    return x.detach().clone() if overlap else x.detach()
+
+
 def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
     """Raise `ValueError` for a tensor that a kernel cannot take as it is."""
     if tensor.dtype != dtype or tuple(tensor.shape) != shape:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
 from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.int8 import cpu, cpu_simd
 
@@ -42,11 +42,12 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of an int8 matrix with `x`, [columns] or [batch, columns], as fp32 sums; the caller scales the rows.
 
-    `x` is taken as fp32. The sums of a row depend on the backend only, not on the batch or the number of threads. The
-    matrix is read from memory once for all vectors, while they fit in the caches.
+    `x` is real, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a row depend on the
+    backend only, not on the batch or the number of threads. The matrix is read from memory once for all vectors, while
+    they fit in the caches.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for a `weight`, `x`
-    or `out` of the wrong shape, type or device.
+    or `out` of the wrong shape, type or device or that requires a gradient.
     """
     rows, columns = weight.shape
     batch = tuple(x.shape[:1] if x.ndim == 2 else ())
@@ -57,7 +58,7 @@ def matvec(
     expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
     vectors = batch[0] if batch else 1
     run = choose(backend, BACKENDS).matvec
-    each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
+    each_x, each_out = operand(x, out).to(torch.float32).view(vectors, columns), out.detach().view(vectors, rows)
     over_rows(run, rows, weight.nbytes, weight.numpy(), each_x.numpy(), each_out.numpy())
     return out
 

@@ -46,7 +46,8 @@ BROKEN = {
     "no question": (without("question"), "row 2 (toy/fig01): question is missing"),
     "no slug": (without("slug"), "row 2 (toy/fig01): slug is missing"),
     "a number": (ROW | {"id": 1}, "row 2 (toy/1): id is 1; expected text (in quotes"),
-    "a date": (ROW | {"title": yaml.safe_load("2024-01-01")}, "row 2 (toy/fig01): title is datetime.date(2024, 1, 1);"),
+    "a line end": (ROW | {"slug": "bytes\n"}, "row 2 (toy/fig01): slug 'bytes\\n': expected letters, digits, _ and -"),
+    "a file elsewhere": (ROW | {"file": "../x.ipynb"}, "row 2 (toy/fig01): file '../x.ipynb': expected letters"),
     "empty": (ROW | {"title": " "}, "row 2 (toy/fig01): title is ' '; expected text"),
     "a list": (ROW | {"paper": ["toy"]}, "row 2 (['toy']/fig01): paper is ['toy']; expected text"),
     "unknown field": (ROW | {"colour": "red"}, "row 2 (toy/fig01): unknown field 'colour'; choose from: paper, id,"),
@@ -79,3 +80,56 @@ def test_a_notebook_without_a_row_and_a_row_without_a_notebook(listed):
         catalogue.find("toy/fig09")
     with pytest.raises(UserError, match=r"toy/fig02 has no notebook yet; expected it at .*toy/fig02_bytes\.ipynb"):
         catalogue.find("toy/fig02")
+
+
+# each of 13 lists names the one before nine times: 2.5 million million values in 500 bytes
+LAUGHS = b"- &a [x]\n" + b"".join(b"- &%c [%s]\n" % (c + 1, b",".join([b"*%c" % c] * 9)) for c in range(97, 110))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"- id: 2026-01-02", r"'2026-01-02' is read as a date: put it in quotes"),
+        (b"- {id: [", r"cannot be read"),
+        (b"- ? [a]\n  : b", r"cannot be read"),
+        (b"- !!set {a}", r"is read as a set"),
+        (b"- !!python/object:os.system {}", r"could not determine a constructor"),
+        (b"- id: \xe9", r"'utf-8' codec"),
+        (b"[" * 5000, r"nested more than 100 deep"),
+        (b"", r"is no list"),
+        (b"&a [*a, *a]", r"(nested more than|values)"),
+        (LAUGHS, r"more than 4000000 values"),
+    ],
+)
+def test_a_file_that_is_no_catalogue(listed, tmp_path, content, told):
+    (tmp_path / "data" / "catalogue.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"data/catalogue\.yaml.*{told}") as caught:
+        catalogue.rows()
+    assert "\n" not in str(caught.value)
+
+
+def test_presets_are_read(listed, tmp_path):
+    listed(ROW)
+    presets = {"toy/fig01": {"alone": True, "quick": {"layers": 1}, "paper": None}}
+    (tmp_path / "notebooks" / "presets.yaml").write_text(yaml.safe_dump(presets))
+    found = catalogue.rows()["toy/fig01"]
+    assert (found.paper, found.alone, found.presets["quick"]) == ("toy", True, {"layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("presets", "told"),
+    [
+        ([1], r"presets\.yaml: .*is not of type 'object'"),
+        ({"toy/fig01": [1]}, r"presets\.yaml: toy/fig01: \[1\] is not of type"),
+        ({"toy/fig01": {"quick": 3}}, r"presets\.yaml: toy/fig01/quick: 3 is not of type"),
+        ({"toy/fig01": {"alone": "yes"}}, r"presets\.yaml: toy/fig01/alone: 'yes' is not of type 'boolean'"),
+        ({"toy/fig02": {}}, r"presets\.yaml: toy/fig02 is not in data/catalogue\.yaml"),
+        ({"toy/fig01": {"slow": {}}}, "unknown preset of toy/fig01"),
+        ({1: {}}, r"presets\.yaml: cannot be read: a key 1: expected text"),
+    ],
+)
+def test_presets_that_are_wrong(listed, tmp_path, presets, told):
+    listed(ROW)
+    (tmp_path / "notebooks" / "presets.yaml").write_text(yaml.safe_dump(presets))
+    with pytest.raises(UserError, match=told):
+        catalogue.rows()

@@ -104,6 +104,6 @@ def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
             path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(UserError, match="curve: no space left"):
+    with pytest.raises(UserError, match="no space left"):
         run.save(TABLE, {"curve": Broken()}, evidence="measured")
     assert not [file for file in run.folder.iterdir() if "curve" in file.name]

@@ -34,6 +34,24 @@ def test_every_format_unpacks_into_memory_at_hand(form, dtype, shape):
     assert dense.data_ptr() == (packed.values if packed.is_dense else scratch).data_ptr()
 
 
+@pytest.mark.parametrize("form", sorted(FORMATS.keys() - {"two_four"}))
+def test_strides_of_a_single_element_mean_nothing(form):
+    """torch calls these contiguous."""
+    for shape, strides in [((1, 1), (5, 7)), ((3, 1), (1, 9)), ((1, 3), (8, 1))]:
+        weight = torch.arange(100.0).as_strided(shape, strides, 3)
+        out = torch.zeros(100).as_strided(shape, strides, 3)
+        packed, x = encode(form, weight), torch.ones(9).as_strided((shape[1],), (1 if shape[1] > 1 else 4,))
+        assert torch.equal(packed.unpack_into(out), weight)
+        assert torch.equal(packed.matvec(x), weight.sum(dim=1))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_complex_vector_is_refused(form):
+    for dtype in (torch.float32, torch.int8):
+        with pytest.raises(ValueError, match="expected real numbers"):
+            encode(form, two_of_four((8, 16), dtype)).matvec(torch.ones(16, dtype=torch.complex64))
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_memory_that_does_not_fit_is_refused(form):
     packed = encode(form, two_of_four((8, 16), torch.float16))

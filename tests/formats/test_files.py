@@ -2,13 +2,21 @@
 
 import dataclasses
 import json
+import os
+import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 
+import lz4.frame
+import psutil
 import pytest
 import torch
+import zstandard
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from tests import naive_formats as naive
+from toolkit.errors import UserError
 from toolkit.formats import FORMATS, FormatError, decode, encode, load, packed
 
 
@@ -117,6 +125,8 @@ INCONSISTENT = {
     "csr": [
         ({"row_offsets": [0, 2, 2, 5, 9]}, "row offsets do not rise"),
         ({"row_offsets": [0, 6, 2, 5, 8]}, "row offsets do not rise"),
+        # each difference is small, since it wraps; the second offset lies 2**62 values beyond the end
+        ({"row_offsets": [0, 1 << 62, (1 << 63) - 1, -(1 << 63) + 8, 8]}, "row offsets do not rise"),
         ({"columns": [0, 3, 1, 4, 5, 2, 3, 8]}, "outside 0 to 7"),
         ({"columns": [3, 0, 1, 4, 5, 2, 3, 5]}, "do not rise within a row"),
         ({"columns": [0, 3, 1, 4, 4, 2, 3, 5]}, "do not rise within a row"),
@@ -128,6 +138,7 @@ INCONSISTENT = {
         ({"places": [0b01001100]}, "places is"),
     ],
     "zstd": [
+        ({"offsets": [-(1 << 62), 1 << 62]}, "offsets do not rise"),
         ({"frames": [1, 2, 3], "offsets": [0, 3]}, "zstd frame"),
         ({"frames": [], "offsets": [0, 0]}, "zstd frame"),
         ({"offsets": [0, 1]}, "offsets do not rise"),
@@ -183,6 +194,104 @@ def test_a_frame_of_another_length_is_refused_before_it_is_unpacked(name, tmp_pa
     refused(path, f"the frame holds {64 << 20} bytes; the shape asks for 128")
 
 
+@pytest.mark.parametrize("name", ["zstd", "lz4"])
+def test_a_frame_that_lies_about_its_length_is_unpacked_no_further_than_that(name, tmp_path):
+    """The header promises 128 bytes, the blocks behind it hold 64 MiB."""
+    encoded = encode(name, torch.zeros(4, 8))
+    data = bytearray(FRAMES[name](bytes(64 << 20)))
+    frames = torch.frombuffer(data, dtype=torch.uint8)
+    path = tmp_path / "layer"
+    dataclasses.replace(encoded, frames=frames, offsets=torch.tensor([0, len(data)])).save(path)
+    tracemalloc.start()
+    refused(path, f"inconsistent {name} file")
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+
+
+def _zstd_that_lies(data):
+    frame = bytearray(zstandard.ZstdCompressor(write_checksum=False).compress(data))
+    assert frame[4] == 0x80  # a byte for the window and four of length follow
+    frame[6:10] = (128).to_bytes(4, "little")
+    return frame
+
+
+def _lz4_that_lies(data):
+    frame = bytearray(lz4.frame.compress(data, store_size=True))
+    frame[6:14] = (128).to_bytes(8, "little")
+    frame[14] = xxh32(bytes(frame[4:14])) >> 8 & 0xFF  # the header's own checksum
+    return frame
+
+
+FRAMES = {"zstd": _zstd_that_lies, "lz4": _lz4_that_lies}
+
+
+def xxh32(data):
+    """xxHash of at most 15 bytes, seed 0 (the specification at github.com/Cyan4973/xxHash)."""
+    primes, mask = (2654435761, 2246822519, 3266489917, 668265263, 374761393), (1 << 32) - 1
+
+    def rotated(value, by):
+        return (value << by | value >> (32 - by)) & mask
+
+    total = (primes[4] + len(data)) & mask
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        lane = int.from_bytes(data[at : at + 4], "little")
+        total = rotated((total + lane * primes[2]) & mask, 17) * primes[3] & mask
+    for byte in data[whole:]:
+        total = rotated((total + byte * primes[4]) & mask, 11) * primes[0] & mask
+    for shift, prime in ((15, primes[1]), (13, primes[2]), (16, 1)):
+        total = (total ^ total >> shift) * prime & mask
+    return total
+
+
+def test_a_matrix_that_does_not_fit_into_memory_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    """41 kB of frames that stand for 1 GB."""
+    frame = FORMATS["zstd"].compress(memoryview(bytes(4 << 20)))
+    frames = torch.frombuffer(bytearray(256 * frame), dtype=torch.uint8)
+    bomb = FORMATS["zstd"]((1 << 14, 1 << 14), torch.float32, frames, torch.arange(257) * len(frame))
+    bomb.save(path := tmp_path / "layer")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=512 << 20))
+    refused(path, "a dense matrix of [16384, 16384] takes 1.1 GB of memory and 0.5 GB are free")
+    with pytest.raises(UserError, match=r"takes 1\.1 GB of memory"):
+        bomb.decode()
+
+
+@pytest.mark.parametrize(
+    "shape", [[0, 1 << 50], [1 << 40, 0], [1 << 62, 4], [4, -8], [True, 8], [4.0, 8], [1 << 64, 0]]
+)
+def test_shapes_that_no_matrix_has_are_refused_at_once(name, shape, tmp_path):
+    path = tmp_path / "layer"
+    encode(name, torch.zeros(0, 8)).save(path)
+    rewrite(path, shape=json.dumps(shape))
+    refused(path, f"inconsistent {name} file: shape")
+
+
+def test_a_shape_of_two_billion_columns_and_no_rows_takes_no_time(name, tmp_path):
+    columns, path = (1 << 31) - 4, tmp_path / "layer"
+    encode(name, torch.zeros(0, 8)).save(path)
+    tensors = {key: tensor for key, tensor in load(path).tensors.items() if tensor.ndim == 2}
+    wide = {"bitmap": -(-columns // 32) * 4, "block_offsets": -(-columns // 4096), "values": columns}
+    wide |= {"values": columns // 2} if name == "two_four" else {}
+    changed = {key: torch.empty(0, wide[key], dtype=tensor.dtype) for key, tensor in tensors.items()}
+    if name == "csr":
+        changed["columns"] = torch.empty(0, dtype=torch.int32)
+    rewrite(path, changed, shape=json.dumps([0, columns]))
+    assert load(path).decode().shape == (0, columns)
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path, Path("/dev/zero")):
+        refused(path, "not a regular file")
+
+
+def test_more_columns_than_indices_can_count_are_refused():
+    wide = torch.zeros(1, 1, dtype=torch.int8).expand(1, 1 << 31)
+    for name in FORMATS:
+        with pytest.raises(UserError, match=r"shape \[1, 2147483648\]; expected at most 2147483647 a dimension"):
+            encode(name, wide)
+
+
 def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(file, name, matrix, monkeypatch):
     before = file.read_bytes()
 
@@ -190,7 +299,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(file, name, matr
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packed.os, "replace", no_space)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match="no space left"):
         encode(name, torch.zeros(4, 8)).save(file)
     assert file.read_bytes() == before
     assert [path.name for path in file.parent.iterdir()] == [file.name]

@@ -41,3 +41,12 @@ def test_parts_that_do_not_fit():
         Scaled.encode("endor", absmax_int8(weight))
     with pytest.raises(UserError, match="unknown format 'coo'"):
         Scaled.encode("coo", weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_largest_numbers_do_not_become_infinite(dtype):
+    largest = torch.finfo(dtype).max
+    weight = torch.tensor([[largest, -largest, 1, 0], [0.999 * largest, 0, 0, 0]], dtype=dtype)
+    found = Scaled.encode("dense", weight).decode()
+    assert found.isfinite().all()
+    assert ((found.double() - weight.double()).abs() <= 0.01 * weight.double().abs().amax(dim=1, keepdim=True)).all()

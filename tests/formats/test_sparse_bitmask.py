@@ -140,7 +140,7 @@ SOUND = {
         ("shape", torch.tensor([4, 12]), r"bitmask is torch.uint8 \[3, 2\]; expected torch.uint8 \[4, 2\]"),
         ("shape", torch.tensor([3, 17]), "bitmask is"),
         ("shape", torch.tensor([3, 11]), "bits set beyond column 11"),
-        ("shape", torch.tensor([3, -12]), "at least 0"),
+        ("shape", torch.tensor([3, -12]), "expected integers from 0"),
         ("shape", torch.tensor([3, 4, 3]), "1 or 2 sizes"),
         ("shape", torch.tensor([[3, 12]]), "shape is torch.int64"),
         ("shape", torch.tensor([3.0, 12.0]), "shape is torch.float32"),

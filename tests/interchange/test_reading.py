@@ -1,6 +1,7 @@
 """What compressed-tensors wrote is read to the bit; what is damaged is refused, naming file and tensor."""
 
 import contextlib
+import os
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ INDICES = [
     ({BITMASK: "model-9.safetensors"}, "names 'model-9.safetensors', which does not exist"),
     ({BITMASK: "../llama/config.json"}, "expected the name of a file beside it"),
     ({BITMASK: ".."}, "which does not exist"),
-    ({BITMASK: None}, "which does not exist"),
+    ({BITMASK: None}, "is None; expected the name of a file"),
     ({BITMASK: "config.json"}, "config.json cannot be read"),
     ({"more.weight": "model-00001-of-00003.safetensors"}, "lacks tensor 'more.weight'"),
     ({"more.shape": "model-00001-of-00003.safetensors"}, "lacks tensor 'more.shape'"),
@@ -259,3 +260,31 @@ def test_code_in_a_checkpoint_is_not_run(llama, change, model_type):
         with pytest.raises(UserError, match="transformers cannot use it"):
             load_dense_model(llama)
     assert not list(llama.rglob("ran"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000; the weights beside it are"),
+        ({"vocab_size": 10**9}, "mismatched tensor"),
+        ({"intermediate_size": 10**9}, "mismatched tensor"),
+        ({"hidden_size": "many"}, "transformers cannot use it"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused_before_a_model_is_made(llama, change, entries, told):
+    change(llama / "config.json", lambda config: config | entries)
+    with pytest.raises(UserError, match=told):
+        load_dense_model(llama)
+
+
+def test_files_of_the_wrong_kind(llama, change):
+    change(llama / "model.safetensors.index.json", lambda found: {"weight_map": {"a": 5}})
+    with refused("weight_map/a is 5; expected the name of a file"):
+        open_checkpoint(llama)
+    for text in ("[" * 5000, '{"weight_map": [1]}', "[]", '{"\\ud800": 1}'):
+        (llama / "model.safetensors.index.json").write_text(text)
+        with refused("index.json"):
+            open_checkpoint(llama)
+    os.mkfifo(llama / "model.safetensors")
+    with refused("model.safetensors", "not a regular file"):
+        open_checkpoint(llama)

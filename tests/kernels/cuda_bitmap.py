@@ -154,6 +154,19 @@ def test_values_in_the_middle_of_a_larger_store():
     assert is_product(y, matrix[3:], x)
 
 
+@pytest.mark.parametrize("wild", [-(1 << 62), -(1 << 40), -1, 1, 1 << 31, (1 << 32) - 3, 1 << 40, (1 << 62) - 1])
+def test_wild_offsets_and_bits_are_never_followed(wild):
+    """Contents that no writer makes. The simulator checks every index; on a GPU a read outside can end the context."""
+    found = bitmap.encode(sparse((3, 4104), torch.float16, 0.5))
+    x = torch.ones(4104, device=DEVICE)
+    for field, place in (("row_offsets", 1), ("block_offsets", (1, 1)), ("bitmap", (1, slice(4)))):
+        tensor = getattr(found, field).clone()
+        tensor[place] = 255 if field == "bitmap" else torch.tensor(wild).to(tensor.dtype)
+        harmed = dataclasses.replace(found, **{field: tensor}).to(DEVICE)
+        bitmap.decompress(harmed, backend="cuda")
+        bitmap.matvec(harmed, x, backend="cuda")
+
+
 @pytest.mark.skipif(SIMULATED, reason="takes a GPU's memory")
 def test_more_values_than_32_bits_count():
     """2³¹ + 2³⁰ values, all ones but the last row's."""

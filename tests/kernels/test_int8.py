@@ -85,6 +85,16 @@ def test_nothing_is_read_beyond_the_weights(backend, columns):
     assert torch.equal(int8.matvec(*ends, backend=backend), int8.matvec(weight, x, backend=backend))
 
 
+def test_x_may_be_out_and_complex_x_or_a_gradient_is_refused(backend):
+    weight, x = integers((40, 40)), vectors(40)
+    expected = int8.matvec(weight, x, backend=backend)
+    assert torch.equal(int8.matvec(weight, x, x, backend=backend), expected)
+    with pytest.raises(ValueError, match=r"x is torch.complex64.*expected real numbers"):
+        int8.matvec(weight, x.to(torch.complex64), backend=backend)
+    with pytest.raises(ValueError, match=r"requires a gradient.*pass x.detach"):
+        int8.matvec(weight, vectors(40).requires_grad_(), backend=backend)
+
+
 def test_wrong_arguments_are_refused(monkeypatch):
     weight, x = integers((4, 40)), vectors(40)
     with pytest.raises(ValueError, match=r"weight is torch.uint8 \[4, 40\]; expected torch.int8"):

@@ -1,4 +1,6 @@
 import copy
+import datetime
+import math
 import re
 
 import pandas as pd
@@ -170,7 +172,16 @@ def test_every_basis_is_a_kind_of_evidence_and_only_stated_numbers_are_published
         (replaced("storage.bandwidth.source", ""), ["storage.bandwidth.source"]),
         (replaced("storage.speed", RATE), ["record toy: storage", "'speed' was unexpected"]),
         (without("id"), ["toy.yaml", "record number 1", "'id' is a required"]),
-        ("words", ["toy.yaml", '"words"']),
+        ("words", ["toy.yaml", "record number 1: the record: 'words' is not of type 'object'"]),
+        (
+            replaced("title", datetime.date(2026, 1, 2)),
+            ["toy.yaml", "'2026-01-02' is read as a date: put it in quotes"],
+        ),
+        (replaced("storage.bandwidth.value", math.inf), ["storage.bandwidth.value: inf is not of type 'number'"]),
+        (replaced("storage.bandwidth.value", math.nan), ["storage.bandwidth.value: nan is not of type 'number'"]),
+        (replaced("storage", [1]), ["record toy: storage", "[1] is not of type 'object'"]),
+        (replaced("id", "toy\n"), ["toy.yaml", "does not match"]),
+        (replaced("storage", {1: 2}), ["toy.yaml", "a key 1: expected text"]),
     ],
 )
 def test_a_bad_record_is_named_with_its_file(write, record, words):
@@ -192,7 +203,7 @@ def test_an_id_used_twice_is_refused_across_files(write):
 def test_a_file_that_is_no_yaml_is_named(write, tmp_path):
     write(RECORD)
     (tmp_path / "data" / "hardware" / "toy.yaml").write_text("- {id: [")
-    with pytest.raises(UserError, match=r"cannot read .*toy\.yaml"):
+    with pytest.raises(UserError, match=r"toy\.yaml: cannot be read"):
         profiles()
 
 

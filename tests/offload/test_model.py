@@ -1,5 +1,6 @@
 import errno
 import gc
+import hashlib
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from toolkit.policies.methods import METHODS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES
 from toolkit.pruning import load_pruned
-from toolkit.storage import buffers
+from toolkit.storage import buffers, index
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import pack_model
 from toolkit.storage.readers.threads import Threads
@@ -294,3 +295,51 @@ def test_the_process_itself_grows_by_little_more_than_the_budget(smollm2):
     grown = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
     assert grown < dense / 4e6 + 100  # activations, the cache of keys and values, modules imported late
     assert grown < dense / 2e6  # so it never held the model dense
+
+
+def resigned(folder, **entries):
+    """Alter config.json, and sign the index of the store anew."""
+    config = folder / "model" / "config.json"
+    found = json.loads(config.read_text()) | entries
+    config.write_text(json.dumps({name: value for name, value in found.items() if value is not None}))
+    record = json.loads((folder / index.FILE).read_text())
+    del record["sha256"]
+    record["files"]["model/config.json"] = hashlib.sha256(config.read_bytes()).hexdigest()
+    (folder / index.FILE).write_text(json.dumps(record | {"sha256": index._digest(record)}))
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"num_hidden_layers": 10**8}, "num_hidden_layers is 100000000; the weights beside it are"),
+        ({"num_labels": 10**8}, "num_labels is 100000000"),
+        ({"text_config": {"num_experts": 10**8}}, "num_experts is 100000000"),
+        ({"num_hidden_layers": 900}, "packed from another model"),
+        ({"hidden_size": 10**12}, "packed from another model|transformers cannot use it"),
+        ({"vocab_size": 10**12}, "packed from another model|transformers cannot use it"),
+        ({"head_dim": 10**9}, "packed from another model|transformers cannot use it"),
+        ({"num_attention_heads": 0}, "transformers cannot use it"),
+        ({"hidden_size": "many"}, "transformers cannot use it"),
+        ({"hidden_size": [48]}, "transformers cannot use it"),
+        ({"model_type": "no such"}, "transformers cannot use it"),
+        ({"model_type": None, "architectures": None}, "transformers cannot use it"),
+        ({"auto_map": {"AutoConfig": "evil.Config"}, "model_type": "mine"}, "transformers cannot use it"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused_before_a_model_is_made(packed, tmp_path, entries, told):
+    folder = tmp_path / "store"
+    shutil.copytree(packed()[1], folder)
+    resigned(folder, **entries)
+    with pytest.raises(UserError, match=told) as caught:
+        OffloadedModel.open(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"[" * 5000, b'{"a": \xe9}', b""])
+def test_a_configuration_that_is_no_object_is_named(packed, tmp_path, content):
+    folder = tmp_path / "store"
+    shutil.copytree(packed()[1], folder)
+    resigned(folder)
+    (folder / "model" / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json: (holds no JSON object|cannot be read)"):
+        OffloadedModel.open(folder, verify=False)

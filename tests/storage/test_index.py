@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toolkit.formats import FORMATS, FormatError
+from toolkit.formats import FORMATS, FormatError, encode
 from toolkit.storage import index
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.index import Index
@@ -17,8 +17,9 @@ from toolkit.storage.shards import DTYPES, layout
 from toolkit.storage.store import Store
 
 SHA = st.text("0123456789abcdef", min_size=64, max_size=64)
+NAMES = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=8)
 TENSORS = st.dictionaries(
-    st.text(min_size=1, max_size=5),
+    NAMES,
     st.builds(
         lambda shape, dtype: torch.zeros(shape, dtype=dtype),
         st.lists(st.integers(0, 30), max_size=3),
@@ -35,17 +36,19 @@ def indices(draw):
     for number in range(draw(st.integers(0, 3))):
         file, end = f"layer-{number}.safetensors", draw(st.integers(1, 3)) * BLOCK_BYTES
         headers.append(Run(file, 0, end, draw(SHA)))
-        for name in draw(st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=3)):
-            pieces, nbytes = layout(draw(TENSORS))
-            extra = draw(st.integers(0, len(pieces)))
-            kind = FORMATS[draw(st.sampled_from([*FORMATS]))]
+        for name in draw(st.lists(NAMES, unique=True, max_size=3)):
+            dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]))
+            shape = draw(st.tuples(st.integers(0, 9), st.sampled_from([0, 4, 36])))
+            packed = encode(draw(st.sampled_from([*FORMATS])), torch.zeros(shape, dtype=dtype))
+            extras = {key: tensor for key, tensor in draw(TENSORS).items() if key not in packed.tensors}
+            pieces, nbytes = layout({**packed.tensors, **extras})
             ops.append(
                 OpRun(
-                    *(file, end, nbytes, draw(SHA), number, name, "v", kind.name, kind.version),
-                    dtype=draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8])),
-                    shape=draw(st.tuples(st.integers(0, 1 << 40), st.integers(0, 9))),
-                    pieces=dict([*pieces.items()][extra:]),
-                    extras=dict([*pieces.items()][:extra]),
+                    *(file, end, nbytes, draw(SHA), number, name, "v", packed.name, packed.version),
+                    dtype=dtype,
+                    shape=shape,
+                    pieces={key: pieces[key] for key in packed.tensors},
+                    extras={key: pieces[key] for key in extras},
                 )
             )
             end += nbytes

@@ -5,18 +5,25 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import yaml
-
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.parameters import read_cells, read_parameters
+from toolkit.records import check, load_yaml
 
 PRESETS = ("quick", "standard", "paper")
 CATALOGUE = "data/catalogue.yaml"
 REQUIRED = ("id", "title", "question")
 FIELDS = ("paper", *REQUIRED, "slug", "file")
 ID = re.compile("[a-z0-9_]+")
+NAMES = {"slug": re.compile("[A-Za-z0-9_-]+"), "file": re.compile(r"([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.ipynb")}
+SETTINGS = {
+    "type": "object",
+    "additionalProperties": {
+        "type": ["object", "null"],
+        "properties": {"alone": {"type": "boolean"}} | {name: {"type": ["object", "null"]} for name in PRESETS},
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Notebook:
 
     def preset(self, name: str) -> dict[str, object]:
         """The parameters under a preset. Raises `UserError` if it names one that the notebook does not have."""
-        overrides = self.presets.get(name, {})
+        overrides = self.presets.get(name) or {}
         if stray := set(overrides) - set(self.parameters):
             raise UserError(f"notebooks/presets.yaml: {self.id} has no parameter {', '.join(sorted(stray))}")
         return self.parameters | overrides
@@ -67,8 +74,7 @@ def rows() -> dict[str, Notebook]:
     Raises `UserError` that names the row for a field that is missing, unknown or no text, an id that comes twice, a
     paper that `literature.PAPERS` does not have, and a notebook file of another name than the row says.
     """
-    presets = _load(paths.root() / "notebooks" / "presets.yaml") or {}
-    listed = _load(paths.root() / CATALOGUE)
+    presets, listed = _presets(), load_yaml(paths.root() / CATALOGUE)
     if not isinstance(listed, list):
         raise UserError(f"{CATALOGUE} is no list; expected rows that begin with '- paper: ...' or '- id: ...'")
     found: dict[str, Notebook] = {}
@@ -117,6 +123,8 @@ def _fault(row: object) -> str | None:
         return f"{wrong[0]} is {row[wrong[0]]!r}; expected text (in quotes, where YAML reads something else)"
     if not ID.fullmatch(row["id"]):
         return f"id {row['id']!r}: expected small letters, digits and underscores"
+    if bad := [name for name, form in NAMES.items() if name in row and not form.fullmatch(row[name])]:
+        return f"{bad[0]} {row[bad[0]]!r}: expected letters, digits, _ and -" + ", with .ipynb" * (bad[0] == "file")
     if (paper := row.get("paper")) and paper not in PAPERS:
         return f"unknown paper {paper!r}; choose from: {', '.join(PAPERS)}, or add it to toolkit/evidence/literature.py"
     return None
@@ -147,11 +155,11 @@ def _notebook(row: dict, presets: dict) -> Notebook:
     return Notebook(id, row["title"], row["question"], paths.root() / "notebooks" / file, alone, settings)
 
 
-def _load(file: Path):
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error
+def _presets() -> dict[str, dict]:
+    file = paths.root() / "notebooks" / "presets.yaml"
+    presets = load_yaml(file) or {}
+    check(presets, SETTINGS, file)
+    return presets
 
 
 def _without_magics(source: str) -> str:

@@ -11,16 +11,13 @@ Several records can be one quantity, such as a time and the speed-up made from i
 stands for all of them; it is of the same kind.
 """
 
-import json
 from functools import cache
-from pathlib import Path
 
-import jsonschema
 import pandas as pd
-import yaml
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.records import check, load_yaml
 
 READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook reruns when its paper's claims change
 KINDS = ("input", "arithmetic", "prediction", "context")
@@ -39,8 +36,8 @@ SCHEMA = {
         "required": ["id", "figure", "kind", "quantity", "value", "unit", "conditions", "section"],
         "additionalProperties": False,
         "properties": {
-            "id": {"type": "string", "pattern": "^[a-z0-9_./-]+$"},
-            "figure": {"type": "string", "pattern": "^[a-z]+/[a-z0-9_]+$"},
+            "id": {"type": "string", "pattern": r"^[a-z0-9_./-]+\Z"},
+            "figure": {"type": "string", "pattern": r"^[a-z]+/[a-z0-9_]+\Z"},
             "kind": {"enum": list(KINDS)},
             "same_as": {"type": "string"},
             "quantity": {"type": "string"},
@@ -75,10 +72,8 @@ def claims(paper: str) -> pd.DataFrame:
     file = paths.root() / "data" / "claims" / f"{paper}.yaml"
     if not file.exists():
         return pd.DataFrame(columns=SCHEMA["items"]["required"])
-    records = _read(file)
-    for error in jsonschema.Draft202012Validator(SCHEMA).iter_errors(records):
-        record = records[error.path[0]] if error.path else records
-        raise UserError(f"{file.name}: record {json.dumps(record)[:120]}: {error.message}")
+    records = load_yaml(file)
+    check(records, SCHEMA, file)
     table = pd.DataFrame(records)
     if twice := table["id"][table["id"].duplicated()].tolist():
         raise UserError(f"{file.name}: id {twice[0]!r} is used twice")
@@ -102,10 +97,3 @@ def _wrong_reference(record: dict, by_id: dict[str, dict]) -> str | None:
         if "same_as" in other or other.get("kind") != record["kind"]:
             return f"same_as is {record['same_as']!r}; expected an id of the same kind that has no same_as of its own"
     return None
-
-
-def _read(file: Path) -> list[dict]:
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error

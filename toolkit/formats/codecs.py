@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
-from toolkit.formats.packed import Packed, expect
+from toolkit.files import check_memory
+from toolkit.formats.packed import Packed, expect, expect_rising
 
 FRAME_BYTES = 4 << 20  # of the dense matrix; the compressors look back much less, and all cores get frames
+WINDOW_BYTES = FRAME_BYTES  # how far back a frame may look when it is unpacked: the library takes as much memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +37,11 @@ class Codec(Packed):
     frames: UInt8[Tensor, " bytes"]
     offsets: Int64[Tensor, " count_plus_1"]
 
+    def __post_init__(self):
+        """Raise `ValueError` for tensors of types or shapes that do not fit."""
+        expect("frames", self.frames, torch.uint8, (self.frames.numel(),))
+        expect("offsets", self.offsets, torch.int64, (-(-self.dense_bytes // FRAME_BYTES) + 1,))
+
     @staticmethod
     @abstractmethod
     def compress(data: memoryview) -> bytes:
@@ -43,7 +50,10 @@ class Codec(Packed):
     @staticmethod
     @abstractmethod
     def unpack(frame: memoryview, out: memoryview) -> None:
-        """Fill `out`. Raises `ValueError` if the frame is broken or holds another number of bytes."""
+        """Fill `out`. Raises `ValueError` if the frame is broken or holds another number of bytes.
+
+        A frame of a few bytes can hold gigabytes: not more is unpacked than `out` has room for, and a byte.
+        """
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
@@ -55,19 +65,20 @@ class Codec(Packed):
 
     def _fill(self, out: Tensor) -> None:
         """Raises `ValueError` for a broken frame."""
-        data, ends = memoryview(self.frames.numpy()), self.offsets.tolist()
-        frames = [data[start:end] for start, end in pairwise(ends)]
-        _each(self.unpack, frames, _cut(out))
+        _each(self.unpack, self._cut_frames(), _cut(out))
 
     def check(self) -> None:
-        """The frames unpack to as many bytes as the shape asks for."""
-        expect("frames", self.frames, torch.uint8, (self.frames.numel(),))
-        nbytes = self.shape[0] * self.shape[1] * self.dtype.itemsize
-        expect("offsets", self.offsets, torch.int64, (-(-nbytes // FRAME_BYTES) + 1,))
-        ends = self.offsets
-        if ends[0] != 0 or ends[-1] != self.frames.numel() or (ends.diff() < 0).any():
-            raise ValueError(f"offsets do not rise from 0 to the {self.frames.numel()} bytes of the frames")
-        self.decode()
+        """The frames unpack to as many bytes as the shape asks for. One is in memory at a time."""
+        check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}")
+        scratch, left = memoryview(bytearray(min(FRAME_BYTES, self.dense_bytes))), self.dense_bytes
+        for frame in self._cut_frames():
+            self.unpack(frame, scratch[:left])
+            left -= min(left, FRAME_BYTES)
+
+    def _cut_frames(self) -> list[memoryview]:
+        expect_rising("offsets", self.offsets, self.frames.numel(), "the bytes of the frames")
+        data = memoryview(self.frames.numpy())
+        return [data[start:end] for start, end in pairwise(self.offsets.tolist())]
 
 
 class Zstd(Codec):
@@ -89,8 +100,9 @@ class Zstd(Codec):
 
         try:
             _expect_size(zstandard.frame_content_size(frame), out)
-            with zstandard.ZstdDecompressor().stream_reader(frame) as reader:
-                _expect_size(reader.readinto(out), out)
+            decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES)
+            with decompressor.stream_reader(frame, read_across_frames=False) as reader:
+                _expect_size(reader.readinto(out) + len(reader.read(1)), out)
         except zstandard.ZstdError as error:
             raise ValueError(f"broken zstd frame: {error}") from error
 
@@ -114,7 +126,9 @@ class LZ4(Codec):
 
         try:
             _expect_size(lz4.frame.get_frame_info(frame)["content_size"], out)
-            out[:] = lz4.frame.decompress(frame)
+            data = lz4.frame.LZ4FrameDecompressor().decompress(frame, max_length=len(out) + 1)
+            _expect_size(len(data), out)
+            out[:] = data
         except (RuntimeError, EOFError) as error:
             raise ValueError(f"broken lz4 frame: {error}") from error
 

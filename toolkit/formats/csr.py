@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from toolkit.formats.packed import Packed, bits, expect
+from toolkit.formats.packed import Packed, bits, expect, expect_rising
 from toolkit.kernels import bitmap
 
 BLOCK = 512  # rows decoded at once; torch's 64-bit indices of a whole paper-scale matrix would take gigabytes
@@ -39,6 +39,13 @@ class CSR(Packed):
     columns: Tensor  # [non_zeros] uint16 or int32
     values: Tensor  # [non_zeros]
 
+    def __post_init__(self):
+        """Raise `ValueError` for tensors of types or shapes that do not fit."""
+        count = self.values.numel()
+        expect("row_offsets", self.row_offsets, torch.int64, (self.shape[0] + 1,))
+        expect("columns", self.columns, index_dtype(self.shape[1]), (count,))
+        expect("values", self.values, self.values.dtype, (count,))
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of the elements."""
@@ -52,6 +59,8 @@ class CSR(Packed):
         return cls(packed.shape, packed.row_offsets, columns, packed.values)
 
     def _fill(self, out: Tensor) -> None:
+        """Raises `ValueError` for row offsets that do not rise; torch refuses a column outside."""
+        self._check_offsets()
         values, dense = bits(self.values), bits(out).zero_()
         for first in range(0, self.shape[0], BLOCK):
             block = dense[first : first + BLOCK]
@@ -62,17 +71,8 @@ class CSR(Packed):
 
     def check(self) -> None:
         """Offsets rise from zero to the number of values; columns rise within each row and lie in the matrix."""
-        rows, columns = self.shape
-        count = self.values.numel()
-        expect("row_offsets", self.row_offsets, torch.int64, (rows + 1,))
-        expect("columns", self.columns, index_dtype(columns), (count,))
-        expect("values", self.values, self.dtype, (count,))
-        if (
-            int(self.row_offsets[0]) != 0
-            or int(self.row_offsets[-1]) != count
-            or bool((self.row_offsets.diff() < 0).any())
-        ):
-            raise ValueError(f"row offsets do not rise from 0 to the number of values, {count}")
+        self._check_offsets()
+        columns, count = self.shape[1], self.values.numel()
         indices = self.columns.numpy()
         if count and not 0 <= indices.min() <= indices.max() < columns:
             raise ValueError(f"a column index lies outside 0 to {columns - 1}")
@@ -81,6 +81,9 @@ class CSR(Packed):
         rising[starts[(starts > 0) & (starts < count)] - 1] = True  # a row's first column may be lower
         if not rising.all():
             raise ValueError("column indices do not rise within a row")
+
+    def _check_offsets(self) -> None:
+        expect_rising("row offsets", self.row_offsets, self.values.numel(), "the number of values")
 
     @classmethod
     def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:

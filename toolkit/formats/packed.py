@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.files import replacing
+from toolkit.files import check_memory, replacing
 from toolkit.kernels import int8
+from toolkit.kernels.common.contracts import check_operand
+from toolkit.records import line, regular_size
 
+MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
 BITS = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.int8: torch.int8}
 ROWS_AT_ONCE = 64  # rows of an int8 matrix that are widened together, so that they stay in the cache
@@ -34,6 +37,12 @@ class Packed(ABC):
 
     A format implements `encode`, `_fill` and `check`, and it is registered in `toolkit.formats.FORMATS`. Then stores
     hold it and the runtime runs it: everything else has a default that works for every format.
+
+    Tensors come from files that anyone may have written. The constructor refuses those whose types and shapes do not
+    fit (`__post_init__`). It reads no contents: tensors on the device "meta" stand for some that are not read yet.
+    `check` reads the contents, and stores call it when they verify. Readers may skip that, so `_fill` and `matvec`
+    bound each offset themselves and touch no memory outside of the tensors. Bad contents give wrong numbers or an
+    error there.
     """
 
     name: ClassVar[str]
@@ -72,11 +81,14 @@ class Packed(ABC):
         expect("out", out, self.dtype, tuple(self.shape))
         if not out.is_contiguous():
             raise ValueError("out is not contiguous")
-        self._fill(out)
+        if out.numel():
+            self._fill(row_major(out))
         return out
 
     def decode(self) -> Tensor:
-        """The dense matrix, in new memory on the device of the packed one."""
+        """The dense matrix, in new memory on the device of the packed one. Raises `UserError` if it has too little."""
+        if self.device.type == "cpu":
+            check_memory(self.dense_bytes, f"a dense matrix of {list(self.shape)}")
         return self.unpack_into(torch.empty(self.shape, dtype=self.dtype, device=self.device))
 
     def dense_in(self, scratch: Tensor) -> Tensor:
@@ -119,6 +131,11 @@ class Packed(ABC):
         return {}
 
     @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense matrix."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
+    @property
     def device(self) -> torch.device:
         """The device of the tensors."""
         return next(iter(self.tensors.values())).device
@@ -158,8 +175,9 @@ class Packed(ABC):
     def of_parts(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
         """Make an instance of stored tensors, without a copy. Raises `ValueError` or `TypeError` if they do not fit.
 
-        This is far cheaper than `check`. It does not look at the contents, so their checksum must have been compared.
+        This is far cheaper than `check`. It does not look at the contents.
         """
+        check_sizes(shape)
         header = {"shape": shape, "dtype": dtype}
         names = {field.name for field in dataclasses.fields(cls)}
         packed = cls(**tensors, **{name: value for name, value in header.items() if name in names})
@@ -176,12 +194,10 @@ class Packed(ABC):
             raise FormatError(f"{path}: {cls.name} version {metadata['version']}; this code reads {cls.version}")
         try:
             rows, columns = json.loads(metadata["shape"])
-            if not all(type(size) is int and size >= 0 for size in (rows, columns)):
-                raise ValueError(f"shape {metadata['shape']}")
             packed = cls.of_parts((rows, columns), DTYPES[metadata["dtype"]], tensors)
             packed.check()
         except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
-            raise FormatError(f"{path}: inconsistent {cls.name} file: {' '.join(str(error).split())}") from error
+            raise FormatError(f"{path}: inconsistent {cls.name} file: {line(error)}") from error
         return packed
 
 
@@ -194,7 +210,20 @@ def as_matrix(weight: Tensor) -> Tensor:
     if weight.dtype not in BITS or weight.layout != torch.strided or weight.is_meta:
         kind = "meta tensor" if weight.is_meta else f"{weight.layout} tensor of {weight.dtype}"
         raise UserError(f"cannot pack a {kind}; expected a strided one of {', '.join(DTYPES)}")
-    return weight.detach().cpu().contiguous()
+    if max(weight.shape) > MAX_SIZE:
+        raise UserError(f"cannot pack a tensor of shape {list(weight.shape)}; expected at most {MAX_SIZE} a dimension")
+    return row_major(weight.detach().cpu().contiguous())
+
+
+def row_major(matrix: Tensor) -> Tensor:
+    """A contiguous matrix with the strides of its shape. torch allows any stride in a dimension of one element."""
+    return matrix.as_strided(matrix.shape, (matrix.shape[1], 1))
+
+
+def check_sizes(shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` for a shape that no matrix or vector here has."""
+    if not all(type(size) is int and 0 <= size <= MAX_SIZE for size in shape):
+        raise ValueError(f"shape {list(shape)}; expected integers from 0 to {MAX_SIZE}")
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -219,7 +248,9 @@ def dense_matvec(matrix: Tensor, x: Tensor) -> Tensor:
     """A dense matrix times a vector, as fp32. Floating-point types are multiplied by torch, in the matrix's own type.
 
     torch has no product of int8 and an fp32 vector. The CPU has a kernel for it; a GPU widens a few rows at a time.
+    Raises `ValueError` for a complex `x`.
     """
+    check_operand(x)
     if matrix.dtype != torch.int8:
         return (matrix @ x.to(matrix.dtype)).float()
     if matrix.device.type == "cpu":
@@ -233,11 +264,22 @@ def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
         raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
 
 
+def expect_rising(name: str, offsets: Tensor, count: int, things: str) -> None:
+    """Raise `ValueError` unless offsets run from 0 to `count` and never fall, so that each lies within the `things`.
+
+    They are compared, not subtracted: a difference of two 64-bit numbers can wrap.
+    """
+    ends = bool(len(offsets)) and int(offsets[0]) == 0 and int(offsets[-1]) == count
+    if not ends or bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError(f"{name} do not rise from 0 to {things}, {count}")
+
+
 def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and tensors of a file, after comparing its checksum. Raises `FormatError`."""
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_memory(regular_size(Path(path)), str(path))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if missing := {"format", "version", "shape", "dtype", "sha256"} - metadata.keys():
@@ -246,8 +288,8 @@ def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FormatError:
         raise
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{path}: cannot be read: {' '.join(str(error).split())}") from error
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise FormatError(f"{path}: cannot be read: {line(error)}") from error
     if _checksum(metadata, tensors) != metadata["sha256"]:
         raise FormatError(f"{path}: damaged: its contents do not match their checksum; make the file again")
     return metadata, tensors

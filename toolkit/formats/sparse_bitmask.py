@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.formats.endor import Endor
-from toolkit.formats.packed import DTYPES, as_matrix, expect
+from toolkit.formats.packed import DTYPES, as_matrix, check_sizes, expect
 from toolkit.kernels.bitmap.layout import block_counts, row_bytes, starts
 
 PARTS = ("shape", "compressed", "bitmask", "row_offsets")
@@ -75,8 +75,9 @@ class SparseBitmask:
 
     def check(self) -> None:
         """Raise `ValueError` unless the tensors agree with each other and with the shape."""
-        if len(self.shape) not in (1, 2) or min(self.shape) < 0:
-            raise ValueError(f"shape is {list(self.shape)}; expected 1 or 2 sizes of at least 0")
+        if len(self.shape) not in (1, 2):
+            raise ValueError(f"shape is {list(self.shape)}; expected 1 or 2 sizes")
+        check_sizes(self.shape)
         *rows, columns = self.shape
         if self.compressed.dtype not in (*DTYPES.values(), *BYTES.values()):
             raise ValueError(f"compressed is {self.compressed.dtype}; expected one of {', '.join([*DTYPES, *BYTES])}")

@@ -33,6 +33,14 @@ class TwoFour(Packed):
     values: Tensor  # [rows, columns / 2]
     places: UInt8[Tensor, " bytes"]  # ⌈rows · columns / 8⌉
 
+    def __post_init__(self):
+        """Raise `ValueError` for tensors of types or shapes that do not fit."""
+        rows, columns = self.shape
+        if columns % GROUP:
+            raise ValueError(f"{columns} columns do not divide by {GROUP}")
+        expect("values", self.values, self.values.dtype, (rows, columns // GROUP * KEPT))
+        expect("places", self.places, torch.uint8, (-(-rows * columns // 8),))
+
     @property
     def dtype(self) -> torch.dtype:
         """The type of the elements."""
@@ -66,12 +74,7 @@ class TwoFour(Packed):
             dense[span].scatter_(-1, kept, bits(self.values)[span].unflatten(1, (-1, KEPT)))
 
     def check(self) -> None:
-        """Sizes fit the shape, and each group's places rise."""
-        rows, columns = self.shape
-        if columns % GROUP:
-            raise ValueError(f"{columns} columns do not divide by {GROUP}")
-        expect("values", self.values, self.dtype, (rows, columns // GROUP * KEPT))
-        expect("places", self.places, torch.uint8, (-(-rows * columns // 8),))
+        """Each group's places rise."""
         places = _unpack(self.places, self.values.numel()).view(-1, KEPT)
         if not bool((places[:, 0] < places[:, 1]).all()):
             raise ValueError("the places of a group do not rise")

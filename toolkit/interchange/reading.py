@@ -1,7 +1,6 @@
 """Read a `sparse-bitmask` checkpoint one tensor at a time, dense or packed. No code in it is executed."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,11 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.files import check_memory
 from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
+from toolkit.models.skeleton import CONFIG, check_outline, read_config
+from toolkit.records import line, load_json, regular_size
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # older releases wrote the second
 ENTRIES = ("quantization_config", "compression_config")
 FORMAT = "sparse-bitmask"
@@ -65,6 +67,12 @@ class Checkpoint:
         for name in self.names:
             yield name, self.tensor(name)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor when dense, by name, from the files' headers. Raises `FormatError`."""
+        packed = {name: f"{name.removesuffix('.weight')}.shape" for name in self.packed_names}
+        found = {name: tuple(_read(self.stored[shape], shape).tolist()) for name, shape in packed.items()}
+        return found | {name: _shape(self.stored[name], name) for name in self.names if name not in found}
+
     def _sparse_bitmask(self, name: str) -> SparseBitmask:
         module = name.removesuffix(".weight")
         files = {part: self.stored.get(f"{module}.{part}") for part in PARTS}
@@ -75,7 +83,7 @@ class Checkpoint:
         try:
             return SparseBitmask.from_tensors(parts)
         except (ValueError, RuntimeError) as error:
-            raise FormatError(f"{files['bitmask']}: inconsistent weight {name!r}: {_line(error)}") from error
+            raise FormatError(f"{files['bitmask']}: inconsistent weight {name!r}: {line(error)}") from error
 
 
 def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
@@ -103,19 +111,20 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     are not exactly those of the model that config.json describes; `UserError` if that is no causal language model that
     transformers knows.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     from toolkit.models import hub
 
     checkpoint = open_checkpoint(folder)
+    shapes = checkpoint.shapes()
+    config = read_config(checkpoint.folder, shapes.values())
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise UserError(f"{checkpoint.folder / CONFIG}: transformers has no causal language model of this type")
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    for entry in ENTRIES:
+        vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
+    check_outline(config, lambda model: _check_shapes(checkpoint.folder, shapes, model), architecture)
     with hub.quiet():
-        try:
-            config = AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True, **hub.NO_CODE)
-            architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-        except (OSError, ValueError, KeyError) as error:
-            raise UserError(f"{checkpoint.folder / CONFIG}: transformers cannot use it: {hub.reason(error)}") from error
-        for entry in ENTRIES:
-            vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
         model, told = architecture.from_pretrained(
             None, config=config, state_dict=dict(checkpoint.tensors()), dtype=dtype, output_loading_info=True
         )
@@ -136,6 +145,14 @@ def load_tokenizer(folder: str | os.PathLike) -> object:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder}: no tokenizer can be read: {hub.reason(error)}") from error
+
+
+def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
+    """Raise `FormatError` for a tensor of another shape, before transformers makes the model's own in its place."""
+    for name, tensor in model.state_dict().items():
+        if shapes.get(name, tuple(tensor.shape)) != tuple(tensor.shape):
+            raise FormatError(f"{folder}: mismatched tensor {name} for its {CONFIG}")
+    check_memory(sum(tensor.nbytes for tensor in model.state_dict().values()), f"the model of {folder / CONFIG}")
 
 
 def split(name: str) -> tuple[str, str]:
@@ -164,10 +181,13 @@ def _in_shards(index: Path) -> dict[str, Path]:
     weight_map = _json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise FormatError(f"{index}: has no weight_map")
-    shards = {shard: _in_file(_shard(index, shard)) for shard in dict.fromkeys(map(str, weight_map.values()))}
     for name, shard in weight_map.items():
-        if name not in shards[str(shard)]:
-            raise FormatError(f"{index.parent / str(shard)}: lacks tensor {name!r}, which {INDEX} says it holds")
+        if not isinstance(shard, str):
+            raise FormatError(f"{index}: weight_map/{name} is {line(shard)}; expected the name of a file")
+    shards = {shard: _in_file(_shard(index, shard)) for shard in dict.fromkeys(weight_map.values())}
+    for name, shard in weight_map.items():
+        if name not in shards[shard]:
+            raise FormatError(f"{index.parent / shard}: lacks tensor {name!r}, which {INDEX} says it holds")
     return {name: index.parent / shard for name, shard in weight_map.items()}
 
 
@@ -184,27 +204,26 @@ def _read(path: Path, name: str) -> Tensor:
         return file.get_tensor(name)
 
 
+def _shape(path: Path, name: str) -> tuple[int, ...]:
+    with _opened(path, f"{path}: tensor {name!r}") as file:
+        return tuple(file.get_slice(name).get_shape())
+
+
 @contextlib.contextmanager
 def _opened(path: Path, what: str) -> Iterator[object]:
     """Open a safetensors file. Errors become a `FormatError` that names `what`."""
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_memory(regular_size(path), str(path))
         with safe_open(path, framework="pt") as file:
             yield file
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise FormatError(f"{what} cannot be read: {_line(error)}") from error
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise FormatError(f"{what} cannot be read: {line(error)}") from error
 
 
 def _json(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path}: cannot be read: {_line(error)}") from error
+    found = load_json(path, FormatError)
     if not isinstance(found, dict):
         raise FormatError(f"{path}: holds no JSON object")
     return found
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())

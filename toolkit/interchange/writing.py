@@ -14,7 +14,7 @@ from toolkit.files import new_folder
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
-from toolkit.models.empty import check_reopens
+from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 
 VERSION = "0.14.0.1"  # of compressed-tensors: the files say that it wrote them

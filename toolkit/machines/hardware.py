@@ -8,17 +8,14 @@ A profile is a record of `data/hardware/<paper>.yaml`, where every number is wri
 source; here the numbers are plain floats in the units that their names say, and the sources stand beside them.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import jsonschema
-import yaml
-
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import BASES, GB, Links, Memory, NearData, Profile, Software, Source, Storage
+from toolkit.records import check, load_yaml
 
 READS = ("data/hardware/*.yaml",)  # for `toolkit.sources`: what is made with a profile is stale when one changes
 
@@ -92,16 +89,8 @@ def profile(name: str) -> Profile:
 
 
 def _records(file: Path) -> list[dict]:
-    try:
-        records = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error
-    for error in jsonschema.Draft202012Validator(schema()).iter_errors(records):
-        where = list(error.absolute_path)
-        record = records[where[0]] if where else None
-        label = record.get("id", f"number {where[0] + 1}") if isinstance(record, dict) else json.dumps(record)[:80]
-        path = ".".join(map(str, where[1:])) or "the record"
-        raise UserError(f"{file.name}: record {label}: {path}: {error.message[:200]}")
+    records = load_yaml(file)
+    check(records, schema(), file)
     return records
 
 
@@ -116,7 +105,7 @@ def schema() -> dict:
         for key, (_, numbers) in RATES.items():
             rates = {name: _number(units) for name, units in numbers.items()}
             parts[part]["properties"][key] = _object(rates) | {"required": []}
-    texts = {"id": {"type": "string", "pattern": "^[a-z0-9-]+$"}, "title": {"type": "string"}}
+    texts = {"id": {"type": "string", "pattern": r"^[a-z0-9-]+\Z"}, "title": {"type": "string"}}
     other = {"paper": {"type": ["string", "null"]}, "unified": {"type": "boolean"}}
     machine = _object(texts | other | parts) | {"required": ["id", "title", "paper", "device"]}
     return {"type": "array", "items": machine}

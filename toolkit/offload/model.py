@@ -19,7 +19,7 @@ from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.empty import empty_model
+from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu, Cuda, open_device
@@ -79,8 +79,7 @@ class OffloadedModel:
             store, recorder = Store.open(folder), Recorder()
             if options.verify:
                 store.verify_files()
-            model = empty_model(store.model_folder)
-            store.check_fits(model, way.stored.format)
+            model = _empty_model(store, way.stored.format)
             layers = store.layers_of(way.stored.format)
             check_weights(store, layers)
             fixed = {"scratch": scratch_bytes(layers, way), "rest": store.rest_bytes}
@@ -163,6 +162,17 @@ class OffloadedModel:
             self._layer = None  # the next line may raise
             self._layer = number, self.source.layer(number)
         return self._layer[1][name]
+
+
+def _empty_model(store: Store, variant: str) -> nn.Module:
+    """The model without its parameters, of which this store holds every one. Buffers that are computed are there."""
+    runs = (*store.index.ops, *store.index.rest)
+    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
+    generation = read_generation_config(store.model_folder)
+    model = empty_model(config, lambda model: store.check_fits(model, variant))
+    if generation is not None:
+        model.generation_config = generation
+    return model
 
 
 def _source(

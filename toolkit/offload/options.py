@@ -23,8 +23,9 @@ class Options:
             as far as its budget allows.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
         reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory.
-        verify: read all that is used first and compare checksums. Weights are not checked again later, and kernels
-            trust the offsets inside packed ones: pass False only for a store that was verified before.
+        verify: read the whole store first, compare checksums and check that packed weights agree with themselves. They
+            are not checked again later: pass False only for a store that was verified before, since the results of a
+            damaged one are wrong. No store makes a kernel touch memory outside of its tensors, verified or not.
         device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
         device_bytes: hard budget of a GPU's memory, as `dram_bytes`. The bytes asked for are counted; torch rounds each
             piece up to some MB.

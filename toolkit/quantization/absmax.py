@@ -16,15 +16,23 @@ LARGEST = 127
 def row_scales(weight: Float[Tensor, "rows columns"]) -> Float[Tensor, " rows"]:
     """The value of the integer 1 in each row: the row's largest magnitude over 127, in the weight's type.
 
-    The scale of a row of zeros is 1.
+    The scale of a row of zeros is 1. A row near the type's largest number gets a scale that is rounded down, so that
+    127 times the scale does not overflow.
 
     Raises `UserError` for a weight that is not finite.
     """
-    largest = weight.float().abs().amax(dim=1)
+    largest = weight.float().abs().amax(dim=1) if weight.shape[1] else torch.zeros(len(weight))
     if not largest.isfinite().all():
         raise UserError("cannot quantise a weight that is not finite; load the model anew")
-    scales = (largest / LARGEST).to(weight.dtype)
+    scales = (largest / LARGEST).to(weight.dtype).clamp_(max=_largest_scale(weight.dtype))
     return scales.masked_fill(scales == 0, 1)  # rows too small for a float16 scale become zeros
+
+
+def _largest_scale(dtype: torch.dtype) -> float:
+    """The largest number of the type that can be multiplied by 127."""
+    limits = torch.finfo(dtype)
+    nearest = torch.tensor(limits.max / LARGEST, dtype=torch.float64).to(dtype)
+    return float(nearest) if (nearest * LARGEST).isfinite() else float(nearest) * (1 - limits.eps)
 
 
 def absmax_int8(

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from toolkit.errors import UserError
+from toolkit.records import expect_regular
 
 BLOCK_BYTES = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this, on any disk in use
 
@@ -30,12 +31,14 @@ class Identity:
     inode: int
     size_bytes: int
     modified_ns: int
+    changed_ns: int  # of contents or attributes; no program can set it back, as it can the time of modification
 
     @classmethod
     def of(cls, file: Path | int) -> Self:
-        """The identity of a path or of an open descriptor. Raises `OSError`."""
+        """The identity of a path or of an open descriptor. Raises `OSError`, also for what is no regular file."""
         status = os.stat(file)
-        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        expect_regular(status)
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @dataclass(frozen=True)

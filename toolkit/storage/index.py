@@ -1,7 +1,8 @@
 """The index of a store: one JSON file that says what lies where. It is checked before it is used.
 
 Every byte of every shard belongs to exactly one run: a header, an op, or a tensor that belongs to no op. Every run has
-its SHA-256, and the index has its own. So any flipped bit is found.
+its SHA-256, and the index has its own. So any flipped bit is found. A checksum says nothing about who wrote the index:
+every number in it is bounded before it is used.
 """
 
 import hashlib
@@ -9,14 +10,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 
-import fastjsonschema
 import torch
 
 from toolkit.errors import unknown
 from toolkit.formats import FORMATS, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
+from toolkit.records import check, load_json
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.runs import OpRun, RestRun, Run, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
@@ -26,12 +28,15 @@ FILE = "index.json"
 MODEL_FOLDER = "model"  # configuration and tokenizer
 
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
-SIZE = {"type": "integer", "minimum": 0}
-SHA256 = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
-SMALL_FILE = rf"^{MODEL_FOLDER}/(?!.*\.\.)"
-VARIANT = "^[a-z0-9_-]+$"
-FILE_NAME = {"type": "string", "pattern": r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors$"}
-SHAPE = {"type": "array", "items": SIZE}
+LARGEST = 1 << 62  # number in an index; sums of two fit into 64 bits
+SIZE = {"type": "integer", "minimum": 0, "maximum": LARGEST}
+# patterns end in \Z, since $ lets a newline follow
+SHA256 = {"type": "string", "pattern": r"^[0-9a-f]{64}\Z"}
+SMALL_FILE = rf"^{MODEL_FOLDER}(/(?!\.\.?(/|\Z))[^/\\\x00-\x1f\x7f]+)+\Z"
+VARIANT = r"^[a-z0-9_-]+\Z"
+NAME = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z"}
+FILE_NAME = {"type": "string", "pattern": r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors\Z"}
+SHAPE = {"type": "array", "items": SIZE, "maxItems": 8}
 
 
 def _object(required: dict, **optional: dict) -> dict:
@@ -46,11 +51,12 @@ def _object(required: dict, **optional: dict) -> dict:
 RUN = {"shard": FILE_NAME, "offset": SIZE, "nbytes": SIZE, "sha256": SHA256}
 PIECES = {
     "type": "object",
+    "propertyNames": NAME,
     "additionalProperties": _object({"dtype": {"enum": [*NAMES]}, "shape": SHAPE, "offset": SIZE}),
 }
 OP = {
     "layer": SIZE,
-    "op": {"type": "string", "minLength": 1},
+    "op": NAME,
     "variant": {"type": "string", "pattern": VARIANT},
     "format": {"type": "string"},
     "format_version": {"type": "integer"},
@@ -69,13 +75,10 @@ SCHEMA = _object(
             "items": _object({"file": FILE_NAME, "nbytes": SIZE, "header_bytes": SIZE, "header_sha256": SHA256}),
         },
         "ops": {"type": "array", "items": _object(RUN | OP)},
-        "rest": {"type": "array", "items": _object(RUN | {"name": {"type": "string"}, "pieces": PIECES})},
+        "rest": {"type": "array", "items": _object(RUN | {"name": NAME, "pieces": PIECES})},
         "sha256": SHA256,
     }
 )
-
-# jsonschema takes two seconds to import, and one for a large index
-_check_schema = fastjsonschema.compile(SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,13 @@ def write(index: Index, path: Path) -> None:
 
 def read(path: Path) -> Index:
     """Read an index and check that it is consistent. Raises `FormatError`, which names the file and the fault."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{path}: no index of a store: {' '.join(str(error).split())}") from error
+    record = load_json(path, FormatError, "no index of a store")
     _check_record(record, path)
     index = _index(record)
     for run in index.ops:
         _check_format(run, path)
         _check_pieces(run, path)
+        _check_weight(run, path)
     for run in index.rest:
         _check_name(run, path)
         _check_pieces(run, path)
@@ -131,11 +132,7 @@ def _check_record(record: object, path: Path) -> None:
     version = record.get("version") if isinstance(record, dict) else None
     if version != VERSION:
         raise FormatError(f"{path}: version {version!r} of the index; this code reads {VERSION}: pack the model again")
-    try:
-        _check_schema(record)
-    except fastjsonschema.JsonSchemaValueException as error:
-        words = " ".join(error.message.removeprefix(error.name).split())[:200]
-        raise FormatError(f"{path}: {'/'.join(map(str, error.path[1:])) or 'index'}: {words}") from error
+    check(record, SCHEMA, path, FormatError)
     if record.pop("sha256") != _digest(record):
         raise FormatError(f"{path}: damaged: its contents do not match their checksum; pack the model again")
 
@@ -165,9 +162,19 @@ def _check_format(run: OpRun, path: Path) -> None:
 def _check_pieces(run: OpRun | RestRun, path: Path) -> None:
     pieces = [*run.pieces.values(), *getattr(run, "extras", {}).values()]
     in_line = sorted(pieces, key=lambda piece: (piece.offset, piece.end))
+    if any(prod(max(size, 1) for size in piece.shape) > LARGEST // piece.dtype.itemsize for piece in pieces):
+        raise FormatError(f"{path}: {run.label}: a shape of more than {LARGEST} bytes")
     for before, piece in pairwise([Piece(torch.uint8, (0,), 0), *in_line]):
         if piece.offset < before.end or piece.offset % TENSOR_BYTES or piece.end > run.nbytes:
             raise FormatError(f"{path}: {run.label}: its tensors overlap, are out of line or exceed {run.nbytes} bytes")
+
+
+def _check_weight(run: OpRun, path: Path) -> None:
+    """The tensors make a weight of the format: stand-ins without memory have their types and shapes."""
+    try:
+        run.view(torch.empty(run.nbytes, dtype=torch.uint8, device="meta"))
+    except FormatError as error:
+        raise FormatError(f"{path}: {error}") from error
 
 
 def _check_tiling(index: Index, path: Path) -> None:

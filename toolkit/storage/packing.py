@@ -11,7 +11,7 @@ from tqdm import tqdm
 from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.empty import check_reopens
+from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 from toolkit.storage.writing import Op, write_store
 

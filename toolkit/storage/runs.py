@@ -22,6 +22,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, FormatError, Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import SCALES, with_extras
+from toolkit.records import line
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.shards import Piece, layout
 
@@ -114,8 +115,8 @@ class OpRun(Run):
     def view(self, buffer: Buffer) -> Packed:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
 
-        Raises `FormatError` for tensors that the format cannot be made of. Contents are not checked here, since
-        `Store.verify` checks them once.
+        Raises `FormatError` for tensors that the format cannot be made of. It does not check contents: `Store.verify`
+        checks them once, and whatever they are, the weight's methods stay within its tensors.
         """
         tensors, extras = views(self.pieces, buffer), self.view_extras(buffer)
         return self._weight(FORMATS[self.format].of_parts, self.shape, tensors, extras)
@@ -156,7 +157,7 @@ class OpRun(Run):
         try:
             return with_extras(make(shape, self.dtype, tensors), extras)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise FormatError(f"{self.shard}: {self.label}: {' '.join(str(error).split())}") from error
+            raise FormatError(f"{self.shard}: {self.label}: {line(error)}") from error
 
 
 @dataclass(frozen=True)
@@ -281,4 +282,5 @@ def in_order(run: Run) -> tuple[str, int, int]:
 def views(pieces: Mapping[str, Piece], buffer: Buffer) -> dict[str, Tensor]:
     """Tensors over the bytes of `buffer`, an array or a tensor on any device, without a copy."""
     data = torch.from_numpy(buffer) if isinstance(buffer, np.ndarray) else buffer
+    data = data if len(data) else data.new_empty(0)  # NumPy's empty arrays have strides of 0
     return {name: data[piece.offset : piece.end].view(piece.dtype).view(piece.shape) for name, piece in pieces.items()}

@@ -19,9 +19,10 @@ from typing import Self
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
-from toolkit.files import file_sha256
+from toolkit.files import check_memory, file_sha256
 from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
@@ -123,15 +124,32 @@ class Store:
             yield run.name, views(run.pieces, data)[run.name]
 
     def verify(self, *variants: str) -> None:
-        """Read every byte of the store, or all but the other variants' weights, and compare checksums.
+        """Read every byte, compare checksums, and check that each packed weight agrees with itself.
 
-        Raises `FormatError`, which names the file and the damaged part, and `ChangedError` for a replaced or cut file.
+        With `variants`, the weights of the others are left out. Checksums find damage, and the checks of the formats
+        what a faulty or hostile writer has signed. One weight is held in memory at a time. Raises `FormatError`, which
+        names the file and the damaged part, and `ChangedError` for a replaced or cut file.
         """
         self.verify_files()
         others = {id(run) for run in self.index.ops if variants and run.variant not in variants}
         for run in sorted((run for run in self.index.runs if id(run) not in others), key=in_order):
-            if _sha256(self.shards[run.shard], run) != run.sha256:
+            if isinstance(run, OpRun):
+                self._verify_op(run)
+            elif _sha256(self.shards[run.shard], run) != run.sha256:
                 raise self._damaged(run)
+
+    def _verify_op(self, run: OpRun) -> None:
+        check_memory(run.nbytes, run.label)
+        data = self.shards[run.shard].content(run.offset, run.nbytes)
+        if hashlib.sha256(data).hexdigest() != run.sha256:
+            raise self._damaged(run)
+        try:
+            run.view(data).check()
+        except FormatError:
+            raise
+        except (ValueError, IndexError, RuntimeError) as error:
+            path = self.folder / run.shard
+            raise FormatError(f"{path}: {run.label}: inconsistent {run.format}: {line(error)}") from error
 
     def verify_files(self) -> None:
         """Verify only the files beside the shards: configuration and tokenizer."""
@@ -144,7 +162,8 @@ class Store:
     def check_fits(self, model: nn.Module, variant: str) -> None:
         """Raise `UserError` unless this store holds every linear of the model's decoder blocks, in its shape.
 
-        The other tensors of the model are compared with `rest`. The model may be on the device "meta".
+        The other tensors of the model are compared with `rest`. Types need not be the same, but integers stay integers.
+        The model may be on the device "meta".
         """
         blocks = decoder_blocks(model)
         if len(blocks) != (count := len(self.layers_of(variant))):
@@ -154,7 +173,11 @@ class Store:
             stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
             self._check_shapes(model, stored, expected)
         stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}
-        self._check_shapes(model, stored, rest_tensors(model))
+        self._check_shapes(model, stored, expected := rest_tensors(model))
+        for run in self.index.rest:
+            has, wants = run.pieces[run.name].dtype, expected[run.name].dtype
+            if has.is_floating_point != wants.is_floating_point:
+                raise self._misfit(model, f"{run.name} of {has}", wants)
 
     def _check_shapes(
         self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Tensor]
@@ -166,7 +189,7 @@ class Store:
 
     def _misfit(self, model: nn.Module, has: str, wants: object) -> UserError:
         return UserError(
-            f"{self.folder} was packed from another model ({self.model.get('name', 'unnamed')}): it has {has}; "
+            f"{self.folder} was packed from another model ({line(self.model.get('name', 'unnamed'))}): it has {has}; "
             f"{type(model).__name__} needs {wants}"
         )
 

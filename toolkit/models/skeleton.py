@@ -1,0 +1,149 @@
+"""A model as a folder's config.json describes it, without weights. What it asks for is bounded before it is made.
+
+    config = read_config(folder, shapes)
+    model = empty_model(config, lambda model: store.check_fits(model, "endor"))
+
+A configuration is a few numbers that anyone may have written: a hundred million layers take a line. No code of the
+folder is run.
+"""
+
+import contextlib
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toolkit.errors import UserError
+from toolkit.files import check_memory
+from toolkit.models import hub
+from toolkit.records import line, load_json
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+COUNTS = re.compile("layer|expert|label|block")  # names of entries that say how many modules or names are made
+FEW = 1024  # modules of a kind are made in any case; a model that has so many takes seconds
+
+
+def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
+    """The configuration in a folder, as transformers reads it. `shapes` are those of all stored tensors.
+
+    Raises `UserError` that names the file and the entry if it is no JSON object, if it wants more layers or experts
+    than there are tensors for them, or if transformers cannot use it.
+    """
+    from transformers import AutoConfig
+
+    shapes = list(shapes)
+    limit = max([FEW, len(shapes), *(shape[0] for shape in shapes if len(shape) == 3)])  # experts share a tensor
+    for place, value in _numbers(_object(folder / CONFIG)):
+        if COUNTS.search(place) and value > limit:
+            raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")
+    with _usable(folder / CONFIG):
+        return AutoConfig.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)
+
+
+def read_generation_config(folder: Path):
+    """The settings of `generate` in a folder, or None if it has none. Raises `UserError` as `read_config` does."""
+    from transformers import GenerationConfig
+
+    if not (folder / GENERATION).exists():
+        return None
+    _object(folder / GENERATION)
+    with _usable(folder / GENERATION):
+        return GenerationConfig.from_pretrained(folder, local_files_only=True)
+
+
+def check_outline(config, check: Callable[[nn.Module], None], kind: type | None = None) -> None:
+    """Make the causal language model of a configuration, or one of class `kind`, without any memory, and `check` it.
+
+    `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
+    the model or its buffers would not fit into memory.
+    """
+    with hub.quiet(), _usable(CONFIG), torch.device("meta"):
+        outline = _made(config, kind)
+    check(outline)
+    check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
+
+
+def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
+    """The causal language model of a configuration, with those buffers only that are computed.
+
+    Raises what `check_outline` raises.
+    """
+    from accelerate import init_empty_weights
+
+    check_outline(config, check)
+    with hub.quiet(), _usable(CONFIG), init_empty_weights(include_buffers=False):
+        return _made(config, None)
+
+
+def check_reopens(model: nn.Module) -> None:
+    """Raise `UserError` unless the model's configuration, once written and read, describes exactly its tensors.
+
+    A configuration can say that the output head is tied to the embedding while the weights hold a head of its own, or
+    the other way round. Such a model runs in memory, but a folder written of it would not load.
+    """
+    has, expected = _shapes(model), {}
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        try:
+            config = read_config(Path(folder), has.values())
+            check_outline(config, lambda outline: expected.update(_shapes(outline)))
+        except UserError as error:
+            words = str(error).removeprefix(f"{folder}/")
+            raise UserError(f"{type(model).__name__} could not be opened again: {words}") from error
+    for name in sorted(has.keys() | expected.keys()):
+        if has.get(name) != expected.get(name):
+            raise UserError(
+                f"{type(model).__name__} could not be opened again: its {name} is {_told(has.get(name))}, but its "
+                f"config.json tells {_told(expected.get(name))}; correct config.json (tie_word_embeddings says whether "
+                "the head is the embedding)"
+            )
+
+
+def _shapes(model: nn.Module) -> Mapping[str, tuple[int, ...]]:
+    """The shape of each tensor. A shared one is listed under its first name."""
+    tensors = model.state_dict(keep_vars=True)
+    first = {id(tensor): name for name, tensor in reversed(tensors.items())}
+    return {name: tuple(tensors[name].shape) for name in first.values()}
+
+
+def _told(shape: tuple[int, ...] | None) -> str:
+    return "absent or shared" if shape is None else " × ".join(map(str, shape))
+
+
+def _made(config, kind: type | None) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
+    model.tie_weights()  # making the model empty untied them
+    return model
+
+
+def _object(file: Path) -> dict:
+    found = load_json(file)
+    if not isinstance(found, dict):
+        raise UserError(f"{file}: holds no JSON object")
+    return found
+
+
+def _numbers(entries: dict) -> Iterator[tuple[str, int | float]]:
+    """Each number and the name of its entry, in nested objects too."""
+    for name, value in entries.items():
+        if isinstance(value, dict):
+            yield from _numbers(value)
+        elif isinstance(value, int | float):
+            yield name, value
+
+
+@contextlib.contextmanager
+def _usable(file: Path | str) -> Iterator[None]:
+    """Turn any error of transformers into a `UserError`: it checks few entries before it computes with them."""
+    try:
+        with hub.quiet():
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file}: transformers cannot use it: {line(hub.reason(error))}") from error

@@ -1,0 +1,174 @@
+"""JSON and YAML files that anyone may have written: they are read within limits, and refused in one line.
+
+    records = load_yaml(file)
+    check(records, SCHEMA, file)
+
+What is read is plain: null, booleans, integers, floats, text, lists, and mappings with text for keys. The error names
+the file and the place in it. It is a `UserError`, or another class that the caller asks for.
+"""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import isfinite
+from pathlib import Path
+
+from toolkit.errors import UserError
+
+LIMIT_BYTES = 64 << 20
+LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
+LIMIT_DEPTH = 100
+SCALARS = (type(None), bool, int, float, str)
+
+
+def regular_size(path: Path) -> int:
+    """The bytes of a regular file. Raises `OSError` for any other: opening a FIFO would wait for ever."""
+    status = os.stat(path)
+    expect_regular(status)
+    return status.st_size
+
+
+def expect_regular(status: os.stat_result) -> None:
+    """Raise `OSError` unless this is the status of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file")
+
+
+def load_json(path: Path, error: type[UserError] = UserError, words: str = "cannot be read") -> object:
+    """The contents of a JSON file.
+
+    Raises `error`, which says the `words`, if it cannot be read, is too large or nested too deeply.
+    """
+    return _load(path, json.loads, error, words)
+
+
+def load_yaml(path: Path) -> object:
+    """The contents of a YAML file. Raises `UserError` as `load_json` does, and for a date or other type of its own."""
+    import yaml
+
+    def parse(text: str) -> object:
+        try:
+            return yaml.safe_load(text)
+        except (yaml.YAMLError, TypeError) as fault:  # a key that is a list is a TypeError in some versions
+            raise ValueError(fault) from fault
+
+    return _load(path, parse, UserError, "cannot be read")
+
+
+def check(value: object, schema: dict, path: Path | str, error: type[UserError] = UserError) -> None:
+    """Raise `error`, which names the first place that does not follow the JSON schema.
+
+    Stricter than JSON schema in two points: 1.0 is no integer, and NaN and infinities are no numbers.
+    """
+    import fastjsonschema
+
+    try:
+        _compiled(json.dumps(schema))(_strict(value))
+    except fastjsonschema.JsonSchemaValueException as fault:
+        for told in _validator()(schema).iter_errors(value):
+            raise error(f"{path}: {line(_place(value, list(told.absolute_path)))}: {line(told.message)}") from fault
+        raise error(f"{path}: {line(fault)}") from fault
+
+
+def line(error: object) -> str:
+    """An error's message as one line of bounded length."""
+    return " ".join(str(error).split())[:300]
+
+
+def _load(path: Path, parse: Callable[[str], object], error: type[UserError], words: str) -> object:
+    try:
+        value = parse(_text(path))
+        _expect_plain(value)
+    except RecursionError as fault:
+        raise error(f"{path}: {words}: nested more than {LIMIT_DEPTH} deep") from fault
+    except (OSError, ValueError) as fault:
+        raise error(f"{path}: {words}: {line(fault)}") from fault
+    return value
+
+
+def _text(path: Path) -> str:
+    # without O_NONBLOCK, opening a FIFO waits for somebody who writes to it
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        expect_regular(os.fstat(stream.fileno()))
+        data = stream.read(LIMIT_BYTES + 1)
+    if len(data) > LIMIT_BYTES:
+        raise ValueError(f"more than {LIMIT_BYTES >> 20} MB")
+    return data.decode("utf-8")
+
+
+def _expect_plain(value: object) -> None:
+    """Raise `ValueError` for a type that JSON does not have, for text that is no Unicode, and beyond the limits."""
+    level, seen = [value], 0
+    for _ in range(LIMIT_DEPTH):
+        inner = []
+        for item in level:
+            if isinstance(item, dict):
+                inner += item
+                inner += item.values()
+                if not all(isinstance(key, str) for key in item):
+                    raise ValueError(f"a key {next(key for key in item if not isinstance(key, str))!r}: expected text")
+            elif isinstance(item, list):
+                inner += item
+            elif not isinstance(item, SCALARS):
+                raise ValueError(f"{str(item)[:40]!r} is read as a {type(item).__name__}: put it in quotes")
+            elif isinstance(item, str) and not item.isascii():
+                item.encode()  # half a surrogate pair is a UnicodeEncodeError
+            if (seen := seen + 1) + len(inner) > LIMIT_VALUES:
+                raise ValueError(f"more than {LIMIT_VALUES} values")
+        if not (level := inner):
+            return
+    raise ValueError(f"nested more than {LIMIT_DEPTH} deep")
+
+
+def _place(value: object, path: Sequence[str | int]) -> str:
+    """Where a fault is: in a list of records the record's id or number, and the place in it."""
+    if not isinstance(value, list):
+        return "/".join(map(str, path)) or "the whole"
+    if not path:
+        return "the records"
+    record, within = value[path[0]], ".".join(map(str, path[1:])) or "the record"
+    named = isinstance(record, dict) and isinstance(record.get("id"), str)
+    return f"record {record['id'] if named else f'number {path[0] + 1}'}: {within}"
+
+
+class _Float(float):
+    """A float that no schema takes for an integer."""
+
+    def is_integer(self) -> bool:
+        return False
+
+
+def _strict(value: object) -> object:
+    """The same value for a validator that would take 1.0 for an integer and NaN for a number."""
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_strict(item) for item in value]
+    if isinstance(value, float):
+        return _Float(value) if isfinite(value) else object()
+    return value
+
+
+@cache
+def _compiled(schema: str) -> Callable[[object], object]:
+    import fastjsonschema
+
+    return fastjsonschema.compile(json.loads(schema))
+
+
+@cache
+def _validator():
+    import jsonschema  # takes two seconds, so only for the words of an error
+
+    def integer(_, value: object) -> bool:
+        return type(value) is int
+
+    def number(_, value: object) -> bool:
+        return type(value) is int or (type(value) is float and isfinite(value))
+
+    base = jsonschema.Draft202012Validator
+    types = base.TYPE_CHECKER.redefine("integer", integer).redefine("number", number)
+    return jsonschema.validators.extend(base, type_checker=types)
