@@ -19,8 +19,6 @@ from toolkit import paths
 
 # module prefix -> folder of the checkout; the longest prefix wins
 PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
-
-
 # they find, keep and refuse things; no result depends on them
 PLUMBING = tuple(f"toolkit.{name}" for name in ("errors", "paths", "files", "progress", "sources", "cache"))
 
@@ -45,7 +43,12 @@ def imports(code: str, **names: str) -> list[Path]:
 
 def fingerprint(files: Iterable[Path]) -> str:
     """A digest of the files' names and contents. Comments, blank lines and layout of Python code do not change it."""
-    return digest(*(f"{file.relative_to(paths.root())}\0{_meaning(file)}" for file in sorted(files)))
+    return digest(
+        *(
+            f"{file.relative_to(paths.root())}\0{_meaning(file.read_text(encoding='utf-8'), file.suffix)}"
+            for file in sorted(files)
+        )
+    )
 
 
 def digest(*texts: str) -> str:
@@ -53,13 +56,14 @@ def digest(*texts: str) -> str:
     return hashlib.sha256("\0\0".join(texts).encode()).hexdigest()
 
 
-def _meaning(file: Path) -> str:
-    text = file.read_text(encoding="utf-8")
-    if file.suffix == ".py":
-        return ast.dump(ast.parse(text))
-    if file.suffix == ".yaml":
-        return "\n".join(line for line in text.splitlines() if not re.match(r"\s*(#|$)", line))
-    return text
+@cache  # many notebooks share most of their modules
+def _meaning(text: str, suffix: str) -> str:
+    """A digest of what a file means, without comments and layout."""
+    if suffix == ".py":
+        return digest(ast.dump(ast.parse(text)))
+    if suffix == ".yaml":
+        return digest("\n".join(line for line in text.splitlines() if not re.match(r"\s*(#|$)", line)))
+    return digest(text)
 
 
 def _closure(files: set[Path], names: Mapping[str, str], left_out: Collection[Path] = ()) -> list[Path]:

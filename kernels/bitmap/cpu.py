@@ -95,10 +95,15 @@ def decompress(bitmap, offsets, values, dense, first, last):
 
 @numba.njit(inline="always")
 def dot(word, values, at, x, column, to_float32):
-    """The part of a row's product that one word holds, its values from `at` on; 0 if there are not so many values."""
+    """The part of a row's product that one word holds, its values from `at` on; 0 if there are not so many values.
+
+    Bits beyond the last column are left out.
+    """
     total = numba.float32(0)
     if at + popcount(word) > values.size:
         return total
+    if column + WORD > x.size:
+        word &= numba.uint32((1 << (x.size - column)) - 1)
     while word != 0:
         total += to_float32(values[at]) * x[column + lowest_bit(word)]
         at += 1
