@@ -171,7 +171,7 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
     encoded = bitmap.encode(torch.ones(2, 2))
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
     monkeypatch.setattr(bitmap, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"'cuda' needs numba-cuda: pip install 'sparse-offload-toolkit\[cuda\]'"):
+    with pytest.raises(UserError, match=r"'cuda' needs numba-cuda: pip install -e '\.\[cuda\]'"):
         bitmap.decompress(encoded, backend="cuda")
     monkeypatch.setattr(bitmap, "find_spec", lambda name: "found")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -134,7 +134,7 @@ def test_gpus_and_packages_that_are_not_there(stub, monkeypatch):
     with pytest.raises(UserError, match="device 'cuda:2': torch sees 2 GPUs, the first of them cuda:0"):
         open_device("cuda:2")
     monkeypatch.setattr(device, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs numba-cuda: pip install 'sparse-offload-toolkit\[cuda\]'"):
+    with pytest.raises(UserError, match=r"needs numba-cuda: pip install -e '\.\[cuda\]'"):
         open_device("cuda")
 
 

@@ -43,7 +43,8 @@ class Way:
         for name, known in {"path": PATHS, "policy": POLICIES, "device": DEVICES}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), known)
-        if self.path == "direct" and (self.device == "cpu" or self.stored.decoded_in == "dram"):
+        stored = self.stored
+        if self.path == "direct" and (self.device == "cpu" or stored.decoded_in == "dram"):
             raise UserError(
                 f"path 'direct' with method {self.method!r} on {self.device!r}: the CPU never sees the weight"
             )
