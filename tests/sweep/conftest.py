@@ -13,9 +13,16 @@ import pytest
 import yaml
 
 from toolkit import paths
+from toolkit.evidence.literature import PAPERS, Paper
 
 SAVE = "run.save(pd.DataFrame({'value': [value, helper()]}), evidence='measured')"
 HEAD = "import pandas as pd\nfrom toolkit.evidence.run import Run\nrun = Run('{id}', globals())"
+
+
+@pytest.fixture(autouse=True)
+def _paper(monkeypatch):
+    """The toy's notebooks belong to a paper, here as in the checkout."""
+    monkeypatch.setitem(PAPERS, "toy", Paper("Toy"))
 
 
 @dataclass

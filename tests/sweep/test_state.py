@@ -8,10 +8,12 @@ from dataclasses import asdict
 
 import pytest
 
+from toolkit import paths
 from toolkit.evidence.page import read_book
 from toolkit.evidence.report import write_report
+from toolkit.files import put_in_place, scratch_folder
 from toolkit.sweep import __main__, driver, execute, state
-from toolkit.sweep.plan import Job, publish
+from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
 KEY = "key of the job"
@@ -106,17 +108,20 @@ def test_trouble_while_publishing_is_the_jobs_own_error(job, monkeypatch, tmp_pa
     assert execute._finish(job, staging).startswith(f"its results cannot be kept: {type(error).__name__}")
 
 
-def test_results_that_cannot_be_published_leave_the_previous_ones(job, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "no staging", job.folder)
+def test_results_that_cannot_be_published_leave_the_previous_ones(job):
+    with scratch_folder(job.folder.parent) as scratch, pytest.raises(FileNotFoundError):
+        put_in_place(scratch / "no staging", job.folder)
     assert (job.folder / "table.csv").read_text() == "1"
 
 
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (OSError(28, "No space left on device"), "error: [Errno 28] No space left on device (results go to "),
-        (PermissionError(13, "Permission denied", "/x"), "error: [Errno 13] Permission denied: '/x'\n"),
+        (
+            OSError(28, "No space left on device"),
+            "error: {results}: no space left; free some, or set TOOLKIT_RESULTS_DIR",
+        ),
+        (PermissionError(13, "Permission denied", "/x"), "error: /x: no permission; "),
     ],
 )
 def test_trouble_with_a_disk_is_one_line(job, monkeypatch, capsys, error, told):
@@ -126,18 +131,20 @@ def test_trouble_with_a_disk_is_one_line(job, monkeypatch, capsys, error, told):
     monkeypatch.setattr(driver, "run", fail)
     monkeypatch.setattr(__main__, "make_jobs", lambda *_: [])
     assert __main__.main(["--only", "quickstart"]) == 2
-    assert capsys.readouterr().err.startswith(told)
+    said = capsys.readouterr().err
+    assert said.startswith(told.format(results=paths.results_dir()))
+    assert said.count("\n") == 1
 
 
-def test_published_results_are_fresh_until_a_file_changes(job, monkeypatch, tmp_path):
-    staging = tmp_path / "staging"
-    staging.mkdir()
-    for name in ("table.csv", "meta.json"):
-        (staging / name).write_text("new")
+def test_published_results_are_fresh_until_a_file_changes(job, monkeypatch):
     monkeypatch.setattr(execute, "find", lambda id: None)
     monkeypatch.setattr(execute, "write_page", lambda executed, page, about: page.write_text("page"))
-    monkeypatch.setattr(execute, "publish", publish)
-    assert execute._finish(job, staging) is None
+    with scratch_folder(job.folder.parent) as scratch:
+        staging = scratch / job.folder.name
+        staging.mkdir()
+        for name in ("table.csv", "meta.json"):
+            (staging / name).write_text("new")
+        assert execute._finish(job, staging) is None
     assert job.is_fresh()
     (job.folder / "page.html").write_text("Page")
     assert not job.is_fresh()

@@ -11,7 +11,6 @@ import pytest
 
 from toolkit import paths
 from toolkit import progress as bars
-from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.sweep.plan import make_jobs
 
 
@@ -60,7 +59,6 @@ def test_a_changed_digit_in_kept_results_runs_its_notebook_again(checkout):
 def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatch):
     """Module beta reads machines; `Run` compares with the claims of its notebook's paper."""
     monkeypatch.setattr(paths, "root", lambda: checkout.root)
-    monkeypatch.setitem(PAPERS, "toy", Paper("Toy"))
     reads = 'READS = ("data/machines/*.yaml",)\ndef helper():\n    return 1\n'
     (checkout.root / "toolkit" / "beta.py").write_text(reads)
     files = {name: checkout.root / "data" / f"{name}.yaml" for name in ("machines/one", "claims/toy", "claims/other")}

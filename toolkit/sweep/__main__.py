@@ -9,12 +9,18 @@ from pathlib import Path
 from toolkit import cache, paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import PRESETS, notebooks
+from toolkit.files import disk_trouble_told
 from toolkit.sweep.plan import Job, cores, make_jobs
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse, check everything, then run; 0 if all is well, 1 if a notebook failed, 2 for bad input."""
-    return run_command(lambda: _main(arguments), stopped="stopped; the same command goes on from here")
+
+    def run() -> int:
+        with disk_trouble_told(paths.results_dir()):  # for errors that name no file, such as a full disk's
+            return _main(arguments)
+
+    return run_command(run, stopped="stopped; the same command goes on from here")
 
 
 def _main(arguments: list[str] | None) -> int:
