@@ -1,4 +1,4 @@
-"""SpQR's words, statistics, outliers and quantiser again, element by element: slow, and plain to see right."""
+"""SpQR's words, statistics and outliers again, element by element: slow, and plain to see right."""
 
 import struct
 

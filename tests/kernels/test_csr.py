@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
+from tests.kernels.families import each_backend
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import csr
@@ -12,11 +13,7 @@ SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 40), (15, 100), (40, 3
 SHARES = [0, 0.05, 0.5, 1]
 
 
-@pytest.fixture(params=csr.BACKENDS)
-def backend(request):
-    if request.param not in csr.available():
-        pytest.skip(f"this CPU lacks what {request.param} needs")
-    return request.param
+backend = each_backend(csr)
 
 
 @pytest.fixture(params=csr.STORAGES)

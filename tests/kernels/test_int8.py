@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests import naive_formats as naive
+from tests.kernels.families import each_backend
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import int8
@@ -12,11 +13,7 @@ from toolkit.kernels.common import backends
 SHAPES = [(0, 0), (0, 32), (3, 0), (1, 1), (4, 16), (5, 31), (4, 32), (7, 33), (9, 64), (13, 1000), (3, 36_867)]
 
 
-@pytest.fixture(params=int8.BACKENDS)
-def backend(request):
-    if request.param not in int8.available():
-        pytest.skip(f"this CPU lacks what {request.param} needs")
-    return request.param
+backend = each_backend(int8)
 
 
 def integers(shape, seed=0):

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
+from tests.kernels.families import each_backend
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
@@ -14,11 +15,7 @@ SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 30
 EXACT = ["avx2_table", "avx2_arithmetic", "table", "arithmetic"]
 
 
-@pytest.fixture(params=spqr.BACKENDS)
-def backend(request):
-    if request.param not in spqr.available():
-        pytest.skip(f"this CPU lacks what {request.param} needs")
-    return request.param
+backend = each_backend(spqr)
 
 
 def codes(shape, seed=0):

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from tests import naive_spqr
 from tests import naive_spqr_quantiser as naive
 from toolkit.errors import UserError
-from toolkit.kernels.spqr import Codes
-from toolkit.quantization.spqr import SpQR, decode, dequantise, first_order, leave_one_out_gains, second_order
+from toolkit.kernels.spqr import Codes, pack
+from toolkit.quantization.spqr import SpQR, decode, first_order, leave_one_out_gains, second_order
 
 
 def random(seed, *shape, dtype=torch.float64):
@@ -107,11 +108,13 @@ def test_columns_without_input_and_matrices_of_one_value():
         )
 
 
-def test_dequantise_gives_the_words_of_the_kernels():
+def test_without_outliers_the_codes_are_all_that_is_decoded():
     weight, gram = random(0, 40, 56, dtype=torch.float32), gram_of(1, 56, torch.float32)
-    codes = SpQR(outliers=0)(weight, gram).codes
-    assert isinstance(codes, Codes)
-    assert dequantise(codes).shape == weight.shape
+    quantised = SpQR(outliers=0)(weight, gram)
+    assert isinstance(quantised.codes, Codes)
+    assert quantised.decode().shape == weight.shape
+    expected = naive_spqr.dequantise(pack(quantised.codes).flatten().tolist(), *weight.shape)
+    assert torch.equal(quantised.decode(), torch.from_numpy(expected).float())
 
 
 @pytest.mark.parametrize(

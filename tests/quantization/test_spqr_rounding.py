@@ -4,17 +4,11 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.kernels import csr, spqr
 from toolkit.quantization.spqr import SpQR
 
 
 def round_to_nearest(weight, outliers=0.01):
     return SpQR(outliers).round(weight)
-
-
-def dense(found):
-    outliers = csr.encode("csr", found.codes.shape, found.rows, found.columns, found.values)
-    return spqr.decode(spqr.pack(found.codes), outliers)
 
 
 def test_weights_on_the_levels_are_kept():
@@ -24,7 +18,7 @@ def test_weights_on_the_levels_are_kept():
     weight = 0.25 * (levels - 3.0)
     found = round_to_nearest(weight, 0)
     assert torch.equal(found.codes.weights, levels.byte())
-    assert torch.equal(dense(found), weight)
+    assert torch.equal(found.decode(), weight)
     assert len(found.rows) == 0
 
 
@@ -35,8 +29,8 @@ def test_one_far_weight_is_the_outlier():
     weight[5, 9] = 40
     found = round_to_nearest(weight, 1 / 256)
     assert (found.rows.tolist(), found.columns.tolist()) == ([5], [9])
-    assert torch.equal(dense(found), weight), "the outlier keeps what its code misses"
-    assert (dense(round_to_nearest(weight, 0)) - weight).abs().mean() > 0.02
+    assert torch.equal(found.decode(), weight), "the outlier keeps what its code misses"
+    assert (round_to_nearest(weight, 0).decode() - weight).abs().mean() > 0.02
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 8), (8, 0), (1, 1), (17, 40), (64, 200)])
@@ -46,7 +40,7 @@ def test_errors_are_less_than_a_level_and_fall_with_outliers(shape):
     for share in (0, 0.05, 1):
         found = round_to_nearest(weight, share)
         assert len(found.rows) == round(share * weight.numel())
-        errors.append(float((dense(found) - weight).square().sum()))
+        errors.append(float((found.decode() - weight).square().sum()))
     if weight.numel() > 1:
         assert errors[2] < errors[1] < errors[0] < 0.1 * float(weight.square().sum())
     assert errors[2] <= 1e-6 * float(weight.square().sum())
@@ -56,7 +50,7 @@ def test_errors_are_less_than_a_level_and_fall_with_outliers(shape):
 def test_weights_of_any_size_stay_finite(scale):
     weight = torch.full((20, 20), float(scale))
     weight[3] *= -1
-    found = dense(round_to_nearest(weight, 0.01))
+    found = round_to_nearest(weight, 0.01).decode()
     assert found.isfinite().all()
     assert (found - weight).abs().max() <= 0.15 * scale + 2e-7, "fp16 has no steps below 6e-8"
 

@@ -60,7 +60,7 @@ def check_outline(config, check: Callable[[nn.Module], None], kind: type | None 
     `check` compares its shapes with what is stored. Raises what it raises, and `UserError` if transformers cannot make
     the model or its buffers would not fit into memory.
     """
-    with hub.quiet(), _usable(CONFIG), torch.device("meta"):
+    with _usable(CONFIG), torch.device("meta"):
         outline = _made(config, kind)
     check(outline)
     check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
@@ -74,7 +74,7 @@ def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
     from accelerate import init_empty_weights
 
     check_outline(config, check)
-    with hub.quiet(), _usable(CONFIG), init_empty_weights(include_buffers=False):
+    with _usable(CONFIG), init_empty_weights(include_buffers=False):
         return _made(config, None)
 
 

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Float16, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import LEVELS, TILE, Codes
 from toolkit.pruning.sparsegpt import inverse_factor
 
@@ -33,7 +34,8 @@ class Quantised:
 
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight in the original order of its columns, float32."""
-        dense = dequantise(self.codes).index_put_((self.rows, self.columns), self.values.float(), accumulate=True)
+        outliers = csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
+        dense = spqr.decode(spqr.pack(self.codes), outliers)
         return dense if self.permutation is None else dense[:, self.permutation.argsort()]
 
 
@@ -225,17 +227,6 @@ def decode(
 ) -> Float16[Tensor, "..."]:
     """scale · (code − zero), each step rounded to fp16, as the kernels compute it."""
     return (codes.to(torch.float16) - zero) * scale
-
-
-def dequantise(codes: Codes) -> Float[Tensor, "rows columns"]:
-    """The dense part of a matrix, float32."""
-    scale, zero = (
-        torch.stack([_spread(part[:, group], *codes.second_order[:, group, at].T) for group in range(part.shape[1])], 1)
-        for part, at in ((codes.scales, [0, 2]), (codes.zeros, [1, 3]))
-    )
-    columns = codes.shape[1]
-    scale, zero = (part.repeat_interleave(TILE, dim=1)[:, :columns] for part in (scale, zero))
-    return decode(codes.weights, scale, zero).float()
 
 
 def _spread(codes: UInt8[Tensor, " rows"], step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]) -> Tensor:
