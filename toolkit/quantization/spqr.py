@@ -17,7 +17,7 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import LEVELS, TILE, Codes
-from toolkit.pruning.sparsegpt import inverse_factor
+from toolkit.quantization.hessian import damped_factor
 
 LARGEST = LEVELS - 1
 MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by one value for the tile than by fp16
@@ -94,14 +94,14 @@ class SpQR:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Raises `UserError` for a weight that is not finite or too large for fp16, or if the damped Hessian is not
-        positive definite.
+        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that is not finite
+        or too large for fp16, for statistics that are not finite, or if no damping helps.
         """
         permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
         if permutation is not None:
             weight, gram = weight[:, permutation], gram[permutation][:, permutation]
         _check_range(weight)
-        factor = inverse_factor(gram, self.damping)
+        factor = damped_factor(gram, self.damping)
         state = self._start(weight.masked_fill(gram.diagonal() == 0, 0), factor.diagonal())
         for start in range(0, weight.shape[1], self.block_size):
             block, rest = slice(start, start + self.block_size), slice(start + self.block_size, None)
