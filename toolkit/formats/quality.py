@@ -200,7 +200,8 @@ def _measure(variant: Variant, settings: Settings, tokenizer, tokens: Tensor) ->
     """One variant, made and evaluated: the rows of `evaluate` and one row a window, each with the size."""
     calibration = Calibration(settings.corpus, variant.calibration_windows, settings.sequence_length, variant.seed)
     sparsity = variant.sparsity if variant.pattern is None else 0.5
-    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, calibration, fast_dtype())
+    kept = {"calibration": calibration, "dtype": fast_dtype()}
+    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, **kept)
     size = store(model, variant.form)
     length, windows = settings.sequence_length, settings.windows
     table, lost = evaluate(model, tokenizer, tokens, settings.tasks, length, windows, settings.task_limit)
