@@ -13,10 +13,11 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
+from toolkit.kernels.common import backends
 
 ROOT = Path(__file__).parents[2]
 needs_numba_cuda = pytest.mark.skipif(
-    not bitmap.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
+    not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
 )
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
 
@@ -43,7 +44,7 @@ def test_on_the_gpu():
 
 @pytest.fixture
 def kernels():
-    if not bitmap.find_spec("numba_cuda"):
+    if not backends.find_spec("numba_cuda"):
         pytest.skip("needs numba-cuda: pip install -e '.[cuda]'")
     from toolkit.kernels.bitmap import cuda
 
@@ -170,10 +171,10 @@ def test_matvec_shares_rows_only_where_the_gpu_would_be_idle(kernels):
 def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
     encoded = bitmap.encode(torch.ones(2, 2))
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    monkeypatch.setattr(bitmap, "find_spec", lambda name: None)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"'cuda' needs numba-cuda: pip install -e '\.\[cuda\]'"):
         bitmap.decompress(encoded, backend="cuda")
-    monkeypatch.setattr(bitmap, "find_spec", lambda name: "found")
+    monkeypatch.setattr(backends, "find_spec", lambda name: "found")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="backend 'cuda' needs a CUDA GPU, and torch sees none; use backend='auto'"):
         bitmap.matvec(encoded, torch.ones(2), backend="cuda")
