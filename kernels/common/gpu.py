@@ -8,7 +8,7 @@ Import this only where CUDA kernels are used.
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import cuda, float32, float64, int32, types, uint16, uint32
+from numba import cuda, float32, float64, int32, types
 from numba.cuda.core import config
 from numba.extending import intrinsic
 from torch import Tensor
@@ -191,7 +191,7 @@ sync = _simulated_sync if SIMULATED else _sync
 sum_before = _simulated_sum_before if SIMULATED else _sum_before
 # sum_all(value): the float32 sum over all lanes, for each of them
 sum_all = _simulated_sum_all if SIMULATED else _sum_all
-# exchange(value, distance): the 32-bit value of lane `lane ^ distance`
+# exchange(value, distance): the int32 or float32 of lane `lane ^ distance`
 exchange = _simulated_exchange if SIMULATED else _exchange
 # subtract_pairs(a, b), multiply_pairs(a, b): of two fp16 numbers in 32 bits each, every result rounded to fp16
 subtract_pairs = _simulated_pair(np.subtract) if SIMULATED else _pair_instruction("sub")
@@ -203,14 +203,6 @@ item = _simulated_item if SIMULATED else _item
 prefetch = _simulated_prefetch if SIMULATED else _prefetch
 
 
-@cuda.jit(device=True, inline="always")
-def _bfloat16_from_float32(value):
-    """The bits of the nearest bf16 number, ties to even."""
-    bits = elements.as_bits(float32(value))
-    rounded = uint32(bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16)
-    return uint16(rounded) if value == value else uint16(0x7FC0)
-
-
 TO_FLOAT32 = {
     torch.float32: elements.float32_from_float32,
     torch.float16: elements.float32_from_float16 if SIMULATED else _float32_from_float16,
@@ -218,9 +210,9 @@ TO_FLOAT32 = {
     torch.int8: elements.float32_from_int8,
 }
 FROM_FLOAT32 = {
-    torch.float32: elements.as_bits,
+    torch.float32: elements.float32_bits,
     torch.float16: _simulated_float16_from_float32 if SIMULATED else _float16_from_float32,
-    torch.bfloat16: _bfloat16_from_float32,
+    torch.bfloat16: elements.bfloat16_bits,
 }
 
 

@@ -26,10 +26,10 @@ from functools import cache
 from weakref import WeakKeyDictionary
 
 import torch
-from numba import cuda, float32, int64, uint16, uint32, uint64
+from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 from torch import Tensor
 
-from toolkit.kernels.common.elements import as_bits, as_float32
+from toolkit.kernels.common.elements import float32_bits, float32_from_float32
 from toolkit.kernels.common.gpu import (
     FROM_FLOAT32,
     TO_FLOAT32,
@@ -52,6 +52,7 @@ WARPS = 8  # of a thread block, at most
 BUSY_WARPS = 24  # that keep a multiprocessor busy
 PAIRS = TILE // 2  # of weights in a word, behind the pair of the scale's and the zero point's codes
 PAIR_BITS, CODE_PAIRS = 6, LEVELS * LEVELS
+TABLE = CODE_PAIRS * LANES  # entries
 FLOATS_AT_ONCE = 4096  # activations in shared memory, of all vectors together
 TILES_DECODED = 32  # of a tile row, kept in shared memory before they are written
 BUSY_BLOCKS = 4  # of the decoder, that keep a multiprocessor busy
@@ -131,10 +132,10 @@ def as_number(codes):
 
 @cuda.jit(device=True, inline="always")
 def tabulate(table):
-    """Set `table[codes, lane]` to `as_number(codes)`. The thread block must wait before it reads."""
+    """Set `table[32 · codes + lane]` to `as_number(codes)`. The thread block must wait before it reads."""
     warp = cuda.threadIdx.z * cuda.blockDim.y + cuda.threadIdx.y
     for codes in range(warp, CODE_PAIRS, cuda.blockDim.y * cuda.blockDim.z):
-        table[codes, cuda.threadIdx.x] = as_number(uint32(codes))
+        table[uint32(LANES * codes + cuda.threadIdx.x)] = as_number(uint32(codes))
 
 
 @cuda.jit(device=True, inline="always")
@@ -151,9 +152,9 @@ def statistics(word):
     row = uint32(cuda.threadIdx.x % TILE)
     byte = uint32(word >> uint64(SECOND_ORDER)) & uint32(255)
     part = uint32(byte << (uint32(8) * (row >> uint32(1) & uint32(3))))
-    part = uint32(part | uint32(exchange(part, 2)))
-    part = uint32(part | uint32(exchange(part, 4)))
-    other = uint32(exchange(part, 8))
+    part = uint32(part | uint32(exchange(int32(part), 2)))
+    part = uint32(part | uint32(exchange(int32(part), 4)))
+    other = uint32(exchange(int32(part), 8))
     if row < uint32(8):
         return part, other
     return other, part
@@ -197,7 +198,7 @@ def numbers(by_table: bool):
     def numbers(word, pair, table):
         codes = uint32(word >> uint64(PAIR_BITS * pair)) & uint32(CODE_PAIRS - 1)
         if by_table:
-            return table[codes, cuda.threadIdx.x]
+            return table[uint32(codes * uint32(LANES) | uint32(cuda.threadIdx.x))]
         return as_number(codes)
 
     return numbers
@@ -224,9 +225,9 @@ def stage(x_dtype: torch.dtype):
                 column = TILE * first + 2 * pair
                 both = uint64(0)
                 if column < x.shape[1]:
-                    both = uint64(as_bits(to_float32(x[b, column])))
+                    both = uint64(float32_bits(to_float32(x[b, column])))
                 if column + 1 < x.shape[1]:
-                    both |= uint64(as_bits(to_float32(x[b, column + 1]))) << uint64(32)
+                    both |= uint64(float32_bits(to_float32(x[b, column + 1]))) << uint64(32)
                 activations[b, pair] = both
 
     return stage
@@ -235,13 +236,13 @@ def stage(x_dtype: torch.dtype):
 @cuda.jit(device=True, inline="always")
 def first_float(both):
     """The number in the low half of 64 bits."""
-    return as_float32(uint32(both & uint64(0xFFFFFFFF)))
+    return float32_from_float32(uint32(both & uint64(0xFFFFFFFF)))
 
 
 @cuda.jit(device=True, inline="always")
 def second_float(both):
     """The number in the high half of 64 bits."""
-    return as_float32(uint32(both >> uint64(32)))
+    return float32_from_float32(uint32(both >> uint64(32)))
 
 
 @cuda.jit(device=True, inline="always")
@@ -268,11 +269,11 @@ def matvec_kernel(by_table: bool, storage: str, bits: int, x_dtype: torch.dtype,
     """The kernel that sets `y[vector, row] = Σ w[row, column] · x[vector, column]`, outliers included."""
     number_pairs, put, words_of_lane = numbers(by_table), stage(x_dtype), lane_words(storage)
     at_once, lanes_of_row = tiles_at_once(batch), LANES // TILE
-    pairs, entries = at_once * PAIRS, CODE_PAIRS if by_table else 1
+    pairs, entries = at_once * PAIRS, TABLE if by_table else 1
 
     @cuda.jit
     def multiply_spqr(words, offsets, col_vals, x, y):
-        table = cuda.shared.array((entries, LANES), uint32)
+        table = cuda.shared.array(entries, uint32)
         activations = cuda.shared.array((batch, pairs), uint64)
         sums = cuda.shared.array((WARPS, batch, TILE), float32)
         total = cuda.local.array(batch, float32)
@@ -326,12 +327,12 @@ def matvec_kernel(by_table: bool, storage: str, bits: int, x_dtype: torch.dtype,
 def decode_kernel(by_table: bool, storage: str, bits: int, dtype: torch.dtype):
     """The kernel that fills `dense`, as bits: the weights with their outliers, added in fp32 and rounded once."""
     number_pairs, words_of_lane, from_float32 = numbers(by_table), lane_words(storage), FROM_FLOAT32[dtype]
-    entries, lanes_of_row, width = CODE_PAIRS if by_table else 1, LANES // TILE, TILE * TILES_DECODED
+    entries, lanes_of_row, width = TABLE if by_table else 1, LANES // TILE, TILE * TILES_DECODED
     pitch = width + 1  # so that the sixteen rows of a tile lie in different banks
 
     @cuda.jit
     def decode_spqr(words, offsets, col_vals, dense):
-        table = cuda.shared.array((entries, LANES), uint32)
+        table = cuda.shared.array(entries, uint32)
         decoded = cuda.shared.array((TILE, pitch), float32)
         if by_table:
             tabulate(table)
@@ -365,11 +366,9 @@ def decode_kernel(by_table: bool, storage: str, bits: int, dtype: torch.dtype):
                     decoded[row, place] += value(outlier, bits)
                 at += step
             cuda.syncthreads()
-            threads = LANES * split
-            for index in range(cuda.threadIdx.y * LANES + cuda.threadIdx.x, TILE * width, threads):
-                line, place = index // width, index % width
-                if tall * TILE + line < rows and TILE * first + place < columns:
-                    dense[tall * TILE + line, TILE * first + place] = from_float32(decoded[line, place])
+            for line in range(cuda.threadIdx.y, min(TILE, rows - TILE * tall), split):
+                for place in range(cuda.threadIdx.x, min(width, columns - TILE * first), LANES):
+                    dense[TILE * tall + line, TILE * first + place] = from_float32(decoded[line, place])
             cuda.syncthreads()
 
     return decode_spqr

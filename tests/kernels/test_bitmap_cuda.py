@@ -1,6 +1,5 @@
 """The CUDA bitmap kernels: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX, launch sizes."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,35 +10,24 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.families import needs_numba_cuda, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
 from toolkit.kernels.common import backends
 
 ROOT = Path(__file__).parents[2]
-needs_numba_cuda = pytest.mark.skipif(
-    not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
-)
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
-
-
-def run_checks(**environment):
-    """The simulator is chosen as Numba is imported, so in a process of its own."""
-    checks = Path(__file__).with_name("cuda_bitmap.py")
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
-    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
 @needs_numba_cuda
 def test_in_the_simulator():
-    run_checks(NUMBA_ENABLE_CUDASIM="1")
+    run_cuda_checks("cuda_bitmap.py", 21, simulated=True)
 
 
 @needs_numba_cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_the_gpu():
-    run_checks(NUMBA_ENABLE_CUDASIM="0")
+    run_cuda_checks("cuda_bitmap.py", 21, simulated=False)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """SpQR: 3-bit weights with two levels of statistics in 64-bit words, and outliers in fp16 (`toolkit.kernels.spqr`)."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -43,7 +44,7 @@ class SpQR(Packed):
         expect("words", self.words, torch.int64, (*spqr.tiles(self.shape), spqr.TILE), self.words.device)
         _ = self.outliers
 
-    @property
+    @cached_property
     def outliers(self) -> csr.Outliers:
         """The outliers, as the kernels take them."""
         return csr.STORAGES[self.storage](tuple(self.shape), self.offsets, self.col_vals)
