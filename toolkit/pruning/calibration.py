@@ -1,5 +1,6 @@
-"""The sequential walk: the inputs of each decoder block's linears, with every earlier block already pruned."""
+"""The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,30 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.text import token_ids
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a model is calibrated on: windows of a text, drawn at random and without overlap."""
+
+    corpus: str = "wiki-slice"
+    """As `load_tokens` takes it."""
+    windows: int | None = None
+    """How many are drawn; None for all there are. The papers take 128."""
+    sequence_length: int = 1024
+    """Tokens in a window."""
+    seed: int = 0
+    """Seeds the draw."""
+
+    def draw(self, tokens: object) -> Int64[Tensor, "windows tokens"]:
+        """Draw the windows from a row of token ids. Raises `UserError` as `cut_windows` does."""
+        asked = len(cut_windows(tokens, self.windows, self.sequence_length))
+        every = cut_windows(tokens, None, self.sequence_length)
+        order = torch.randperm(len(every), generator=torch.Generator().manual_seed(self.seed))
+        return every[order[:asked]]
+
+
+DEFAULT = Calibration()
 
 
 def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> Int64[Tensor, "windows tokens"]:
@@ -34,51 +59,63 @@ def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> In
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
 
 
-def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int64[Tensor, " n"]:
-    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
-
-    Raises `UserError` if there are fewer.
-    """
-    asked = len(cut_windows(tokens, windows, sequence_length))
-    every = cut_windows(tokens, None, sequence_length)
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
-    return every[order[:asked]].flatten()
-
-
-def calibration_windows(
-    model: nn.Module, tokens: object, windows: int | None, sequence_length: int
-) -> Int64[Tensor, "windows tokens"]:
-    """`cut_windows`, with a check that the model knows the tokens. Raises `UserError` as that does, or if not."""
-    cut = cut_windows(tokens, windows, sequence_length)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
-    if sequence_length > positions:
-        raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
+def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows tokens"]:
+    """Windows of token ids of any integer type, as int64. Raises `UserError` for what the model cannot take."""
+    if not isinstance(windows, Tensor) or windows.ndim != 2 or not windows.numel():
+        what = f"{windows.dtype} {list(windows.shape)}" if isinstance(windows, Tensor) else type(windows).__name__
+        raise UserError(f"calibration is {what}; expected token ids [windows, tokens], as cut_windows makes them")
+    known = token_ids(windows.flatten(), "calibration").view(windows.shape)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", windows.shape[1])
+    if windows.shape[1] > positions:
+        raise UserError(f"sequence_length {windows.shape[1]} is beyond the model's {positions} positions")
     vocabulary = model.get_input_embeddings().num_embeddings
-    if cut.min() < 0 or cut.max() >= vocabulary:
+    if known.min() < 0 or known.max() >= vocabulary:
         raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
-    return cut
+    return known
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise `UserError` for a decoder linear with weights that are not finite."""
+    names = {module: name for name, module in model.named_modules()}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            if not linear.weight.isfinite().all():
+                raise UserError(f"{names[linear]} has weights that are not finite; load the model anew")
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, which turns dropout off. The model's own mode is restored afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 @torch.no_grad()
 def walk(
-    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1
+    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1, first: int = 0
 ) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
 
-    The caller prunes the block before it asks for the next one. The block then runs again, and its pruned outputs are
-    the next block's inputs. Only the windows' hidden states (overwritten in place) and one block's Gram matrices are
-    held. Raises `UserError` if an input is not finite or a linear is never reached.
+    The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
+    outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
+    windows' hidden states (overwritten in place) and one block's Gram matrices are held. Raises `UserError` if an input
+    is not finite or a linear is never reached.
     """
     blocks = decoder_blocks(model)
     calls = _block_calls(model, blocks, windows[:1])
     hidden = _first_inputs(model, blocks[0], windows, batch_size)
     for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
-        linears = decoder_linears(block)
-        with recorded_grams(linears) as grams:
-            for batch in hidden.split(batch_size):
-                call(block, batch)
-        _check(grams, linears, f"block {index}", hidden.dtype)
-        yield block, grams
+        if index >= first:
+            linears = decoder_linears(block)
+            with recorded_grams(linears) as grams:
+                for batch in hidden.split(batch_size):
+                    call(block, batch)
+            _check(grams, linears, f"block {index}", hidden.dtype)
+            yield block, grams
         if block is not blocks[-1]:
             for batch in hidden.split(batch_size):
                 batch.copy_(call(block, batch))
@@ -111,6 +148,18 @@ def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Te
     finally:
         for handle in handles:
             handle.remove()
+
+
+def relative_output_error(
+    weight: Float[Tensor, "rows columns"],
+    changed: Float[Tensor, "rows columns"],
+    gram: Float[Tensor, "columns columns"],
+) -> float:
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if nothing is lost."""
+    lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - changed, weight))
+    if lost <= 0:
+        return 0.0
+    return math.sqrt(lost / whole) if whole > 0 else math.inf
 
 
 @dataclass(frozen=True)
