@@ -15,7 +15,7 @@ from torch import Tensor
 from toolkit.kernels.common.gpu import SIMULATED, TO_FLOAT32, as_unsigned, exchange, run
 from toolkit.kernels.common.launch import LANES, Launch
 from toolkit.kernels.csr.layout import Outliers, column_bits
-from toolkit.kernels.csr.shared import BLOCK, column, span
+from toolkit.kernels.csr.shared import BLOCK, column, span, within
 
 WARPS = 4  # of a thread block
 VECTORS = 16  # that one pass over the outliers multiplies, at most
@@ -45,9 +45,8 @@ def lane_words(storage: str):
         first, end, step = int64(0), int64(0), int64(1)
         if int64(block) * int64(BLOCK) + int64(row) < rows:
             first, end, step = where(offsets, int64(block), int64(row))
-        if first < 0:
-            end = int64(0)
-        return int64(first) + int64(part) * step, min(int64(end), int64(count)), int64(parts) * step
+        first, end = within(first, end, count)
+        return first + int64(part) * int64(step), end, int64(parts) * int64(step)
 
     return lane_words
 
