@@ -14,7 +14,7 @@ from toolkit.kernels.spqr import cuda as kernels
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
 DEVICE = "cpu" if SIMULATED else "cuda"
-SMALL = [(0, 16), (3, 0), (1, 1), (17, 40)]
+SMALL = [(3, 0), (1, 1), (17, 18)]
 LARGE = [] if SIMULATED else [(16, 15), (300, 5000), (4096, 4096), (100, 40_000), (33, 70_000)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
@@ -50,7 +50,7 @@ def vectors(batch, columns, dtype=torch.float32):
 
 def test_decoded_as_the_oracle_decodes(backend, storage):
     for seed, shape in enumerate(SMALL + LARGE):
-        words, packed = matrix(shape, (0.1, 1, 0)[seed % 3] if seed < 3 else 0.1, storage, seed)
+        words, packed = matrix(shape, 0.1, storage, seed)
         dtype = DTYPES[seed % len(DTYPES)]
         out = torch.full(shape, 7.0, dtype=dtype, device=DEVICE)
         assert spqr.decode(words.to(DEVICE), packed.to(DEVICE), out, backend) is out
@@ -58,37 +58,37 @@ def test_decoded_as_the_oracle_decodes(backend, storage):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_row_full_of_outliers_and_none(dtype):
+def test_every_row_full_of_outliers_and_none(dtype, storage):
     for share in (0, 1):
-        words, packed = matrix((18, 33), share, "ptcsr")
-        out = torch.empty(18, 33, dtype=dtype, device=DEVICE)
+        words, packed = matrix((2, 18), share, storage)
+        out = torch.empty(2, 18, dtype=dtype, device=DEVICE)
         found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), out, "cuda_table")
         assert torch.equal(found.cpu(), oracle(words, packed).to(dtype))
-        x = vectors(1, 33, dtype)
+        x = vectors(1, 18, dtype)
         assert is_product(multiplied(words, packed, x), words, packed, x.float())
 
 
 def test_statistics_of_any_size_are_rounded_as_fp16_does(backend):
     """Subnormals, numbers that overflow fp16, and ties."""
-    given, generator = codes((32, 32), 3), torch.Generator().manual_seed(3)
+    given, generator = codes((16, 32), 3), torch.Generator().manual_seed(3)
     bits = torch.randint(0, 1 << 16, given.second_order.shape, generator=generator).to(torch.uint16)
     second_order = bits.view(torch.float16).nan_to_num(0.0, 1.0, -1.0)
     words = spqr.pack(spqr.Codes(given.weights, given.scales, given.zeros, second_order))
-    packed = csr.no_outliers((32, 32))
+    packed = csr.no_outliers((16, 32))
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend=backend).cpu()
     assert torch.equal(found.nan_to_num(12345.0), oracle(words, packed).nan_to_num(12345.0))
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16])
 def test_products(backend, storage, batch):
-    for seed, shape in enumerate([(17, 40), *LARGE]):
+    for seed, shape in enumerate([(17, 20), *LARGE]):
         words, packed = matrix(shape, 0.1, storage, seed)
         x = vectors(batch, shape[1], (torch.float32, torch.float16, torch.bfloat16)[batch % 3])
         assert is_product(multiplied(words, packed, x, backend), words, packed, x.float())
 
 
 def test_products_without_rows_or_columns():
-    for shape in SMALL[:3]:
+    for shape in [(0, 16), (3, 0)]:
         words, packed = matrix(shape, 1)
         x = vectors(2, shape[1])
         assert is_product(multiplied(words, packed, x), words, packed, x)
@@ -113,8 +113,8 @@ def test_more_than_sixteen_vectors_and_one_alone():
 def test_any_number_of_warps_to_a_tile_row(multiprocessors, storage, monkeypatch):
     """Two tile rows in a thread block, and two warps that share one."""
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)
-    words, packed = matrix((20, 70), 0.2, storage)
-    x = vectors(2, 70)
+    words, packed = matrix((17, 66), 0.2, storage)
+    x = vectors(2, 66)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table")
     assert torch.equal(found.cpu(), oracle(words, packed))
@@ -127,8 +127,8 @@ def test_columns_that_fill_shared_memory_more_than_once(batch, storage, monkeypa
     monkeypatch.setattr(kernels, "WARPS", 1)
     for cached in (kernels.matvec_kernel, kernels.decode_kernel):
         cached.cache_clear()
-    words, packed = matrix((3, 150), 0.3, storage)
-    x = vectors(batch, 150)
+    words, packed = matrix((3, 130), 0.3, storage)
+    x = vectors(batch, 130)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     assert torch.equal(
         spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table").cpu(), oracle(words, packed)
@@ -139,9 +139,9 @@ def test_columns_that_fill_shared_memory_more_than_once(batch, storage, monkeypa
 
 def test_columns_told_by_32_bits(storage, monkeypatch):
     monkeypatch.setattr(layout, "NARROW_COLUMNS", 20)
-    words, packed = matrix((17, 40), 0.2, storage)
+    words, packed = matrix((3, 25), 0.2, storage)
     assert packed.col_vals.dtype == torch.int64
-    x = vectors(1, 40)
+    x = vectors(1, 25)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table")
     assert torch.equal(found.cpu(), oracle(words, packed))
@@ -150,24 +150,24 @@ def test_columns_told_by_32_bits(storage, monkeypatch):
 def test_outliers_alone_in_any_column(storage):
     for columns, far in ((65_536, [32_767, 32_768, 65_535]), (70_000, [3, 65_536, 69_999])):
         values = torch.tensor([1.5, -2, 2**-24, 7]).half()
-        packed = csr.encode(storage, (18, columns), torch.tensor([0, 0, 17, 5]), torch.tensor([far[0], *far]), values)
+        packed = csr.encode(storage, (3, columns), torch.tensor([0, 0, 2, 1]), torch.tensor([5, *far]), values)
         x = vectors(3, columns)
-        expected = csr.add_matvec(packed, x, torch.ones(3, 18), "portable")
-        found = csr.add_matvec(packed.to(DEVICE), x.to(DEVICE), torch.ones(3, 18, device=DEVICE), "cuda")
+        expected = csr.add_matvec(packed, x, torch.ones(3, 3), "portable")
+        found = csr.add_matvec(packed.to(DEVICE), x.to(DEVICE), torch.ones(3, 3, device=DEVICE), "cuda")
         assert torch.allclose(found.cpu(), expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("wild", [-(1 << 31), -1, 3, 1 << 20, (1 << 31) - 1])
-def test_wild_offsets_and_columns_are_never_followed(wild, storage):
+def test_wild_offsets_and_columns_are_never_followed(storage):
     """Contents that no writer makes. The simulator checks every index; on a GPU a read outside can end the context."""
-    x = torch.ones(33, device=DEVICE)
-    for field in ("offsets", "col_vals"):
-        words, packed = matrix((17, 33), 0.1, storage)
-        getattr(packed, field)[1:-1] = wild
-        packed, words = packed.to(DEVICE), words.to(DEVICE)
-        spqr.matvec(words, packed, x, backend="cuda_table")
-        spqr.decode(words, packed, backend="cuda_table")
-        csr.add_matvec(packed, x, torch.zeros(17, device=DEVICE), "cuda")
+    x = torch.ones(17, device=DEVICE)
+    for wild in (-(1 << 31), -1, 3, (1 << 31) - 1):
+        for field in ("offsets", "col_vals"):
+            words, packed = matrix((3, 17), 0.5, storage)
+            packed, words = packed.to(DEVICE), words.to(DEVICE)
+            getattr(packed, field)[1:] = wild
+            spqr.matvec(words, packed, x, backend="cuda_table")
+            spqr.decode(words, packed, backend="cuda_table")
+            csr.add_matvec(packed, x, torch.zeros(3, device=DEVICE), "cuda")
 
 
 @pytest.mark.parametrize("form", [SpQR, SpQRTransposed])
