@@ -131,7 +131,7 @@ def whole(tmp_path_factory):
                 module.weight.copy_(matrix.decode())
     folder = tmp_path_factory.mktemp("spqr_quant") / "model"
     weights = [(name, packed.get(name, tensor)) for name, tensor in model.state_dict().items()]
-    save_spqr_quant(folder, weights, json.loads(config.to_json_string()), shard_bytes=20_000)
+    save_spqr_quant(folder, weights, json.loads(config.to_json_string()), shard_bytes=4000)
     return model, packed, folder
 
 

@@ -70,7 +70,7 @@ def test_other_kernels_compile(kernels):
     ptx = compiled(
         kernels.decode_kernel(False, "ptcsr", 32, torch.bfloat16), (9, 0), *MATRIX, ("uint64", 1), ("uint16", 2)
     )
-    assert len(re.findall(r"shfl\.sync\.bfly", ptx)) == 3
+    assert len(re.findall(r"shfl\.sync\.bfly", ptx)) in (3, 6), "a tile's statistics; the loop may be there twice"
     from toolkit.kernels.csr import cuda
 
     kernel = cuda.add_matvec_kernel("csr", 32, torch.float32, 3)

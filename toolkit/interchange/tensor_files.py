@@ -69,7 +69,7 @@ def read_tensor(path: Path, name: str) -> Tensor:
 def tensor_shape(path: Path, name: str) -> tuple[int, ...]:
     """The shape of a tensor, from the file's header. Raises `FormatError` if it is damaged."""
     with _opened(path, f"{path}: tensor {name!r}") as file:
-        return tuple(file.get_slice(name).gettensor_shape())
+        return tuple(file.get_slice(name).get_shape())
 
 
 @contextlib.contextmanager
