@@ -305,7 +305,7 @@ def _generate(options: argparse.Namespace, model, tokenizer, config) -> int:
 
 
 def _run_checkpoint(options: argparse.Namespace) -> None:
-    """A sparse-bitmask checkpoint, dense in memory."""
+    """A checkpoint of another tool, dense in memory."""
     given = {"--format": options.format, "--dram": options.dram, "--device-memory": options.device_memory}
     given |= {"--weights packed": options.weights == "packed", "--device": options.device != "cpu"}
     for name in [name for name, value in given.items() if value]:

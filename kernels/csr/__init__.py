@@ -1,7 +1,8 @@
 """Sparse outliers in fp16, as CSR or PTCSR (thesis, section 3.4): packed, and multiplied with vectors.
 
 `encode(storage, ...)` packs; `add_matvec` adds the product to what is there. The fused products of other families
-call the same functions of blocks. `backend="auto"` takes the first of `available()`.
+call the same functions of blocks. `backend="auto"` takes the CUDA kernel where the tensors are on a GPU, and otherwise
+the first of `available()`.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,7 @@ class Backend:
     add_product: Callable  # storage, bits of a column -> function of a block
 
 
+CUDA = "cuda"
 # fastest first
 BACKENDS = {
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.add_product),
@@ -61,14 +63,19 @@ def add_matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """Add the product with `x`, [columns] or [batch, columns], taken as fp32 and finite, to `out`, and return it.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for an `x` or `out`
-    of the wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for an `x` or `out` of the wrong shape, type or device.
     """
-    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
-    expect("x", x, x.dtype, (*batch, columns), torch.device("cpu"))
-    expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
-    vectors = batch[0] if batch else 1
-    run = _rows(choose(backend, BACKENDS).add_product, outliers.name, column_bits(columns))
+    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
+    expect("x", x, x.dtype, (*batch, columns), device)
+    expect("out", out, torch.float32, (*batch, rows), device)
+    vectors, kernels = batch[0] if batch else 1, choose(backend, BACKENDS, device, for_gpus=[CUDA])
+    if kernels == CUDA:
+        from toolkit.kernels.csr import cuda
+
+        cuda.add_matvec(outliers, x.view(vectors, columns), out.view(vectors, rows))
+        return out
+    run = _rows(kernels.add_product, outliers.name, column_bits(columns))
     each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
     over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), each_x.numpy(), each_out.numpy())
     return out
