@@ -1,4 +1,4 @@
-"""Slow, obvious RTN and GPTQ: NumPy, one weight after the other; the inverse Hessian shrinks by a column a step (OBQ)."""
+"""Slow, obvious RTN and GPTQ: NumPy, one weight after the other; the inverse Hessian loses a column a step (OBQ)."""
 
 import numpy as np
 

@@ -100,7 +100,7 @@ def test_outputs_lose_less_with_gptq_than_with_rounding(bits):
     lost = []
     for quantised in (GPTQ(bits)(weight, gram), RoundToNearest(bits)(weight)):
         lost.append(float((inputs @ (quantised.decode() - weight).T).square().sum()))
-    assert lost[0] < 0.5 * lost[1]
+    assert lost[0] < 0.75 * lost[1]
 
 
 def test_columns_without_input_and_matrices_of_one_value():
