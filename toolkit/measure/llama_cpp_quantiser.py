@@ -132,7 +132,8 @@ def store(model: nn.Module, mixture: str) -> dict[str, float]:
 def compare_mixtures(mixtures: Sequence[str], settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of `toolkit.formats.quality.compare_variants`, with mixtures of llama.cpp for forms.
 
-    The model is dense. Kept, as those are. A column `types` in the first table says what `types` says. Raises what `store`, `load_model` and `evaluate` raise.
+    The model is dense. Kept, as those are. The first table has a column more, `types`, which says what `types` says.
+    Raises what `store`, `load_model` and `evaluate` raise.
     """
     model, tokenizer = load_model(settings.model, fast_dtype())
     tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
