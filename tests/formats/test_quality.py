@@ -40,7 +40,7 @@ def tiny():
 def pruned(method="dense", sparsity=0.5, pattern=None):
     model = tiny()
     if method != "dense":
-        prune(model, method, sparsity, pattern, calibration=TOKENS, sequence_length=16)
+        prune(model, method, sparsity, pattern, calibration=TOKENS.view(-1, 16))
     return model
 
 
@@ -148,8 +148,8 @@ def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
     statistics = [record for block in blocks for record in block.statistics]
     asked = []
 
-    def load_quantised(name, quantiser, corpus, **calibration):
-        asked.append((name, quantiser, corpus, calibration["windows"], calibration["seed"]))
+    def load_quantised(name, quantiser, calibration, dtype):
+        asked.append((name, quantiser, calibration.corpus, calibration.windows, calibration.seed))
         return SimpleNamespace(model=model, statistics=statistics)
 
     monkeypatch.setattr(quality, "load_quantised", load_quantised)

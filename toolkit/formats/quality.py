@@ -21,7 +21,7 @@ from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.pruning import METHODS, load_pruned
+from toolkit.pruning import METHODS, Calibration, load_pruned
 from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
 from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
@@ -236,14 +236,13 @@ def pareto_front(size: pd.Series, cost: pd.Series) -> pd.Series:
 
 
 def _measure(variant: Variant, settings: Settings, tokenizer, tokens: Tensor) -> pd.DataFrame:
-    calibration = {"corpus": settings.corpus, "windows": variant.calibration_windows, "seed": variant.seed}
-    calibration |= {"sequence_length": settings.sequence_length, "dtype": fast_dtype()}
+    calibration = Calibration(settings.corpus, variant.calibration_windows, settings.sequence_length, variant.seed)
     if variant.form in CALIBRATED:
-        quantised = load_quantised(settings.model, CALIBRATED[variant.form], **calibration)
+        quantised = load_quantised(settings.model, CALIBRATED[variant.form], calibration, fast_dtype())
         size = size_of(quantised.model, sum(of.nbytes for of in quantised.statistics))
         return measured(quantised.model, size, settings, tokenizer, tokens)
     sparsity = variant.sparsity if variant.pattern is None else 0.5
-    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, **calibration)
+    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, calibration, fast_dtype())
     return measured(model, store(model, variant.form), settings, tokenizer, tokens)
 
 
