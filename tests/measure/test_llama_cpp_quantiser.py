@@ -13,7 +13,7 @@ from toolkit.errors import UserError
 from toolkit.formats import quality
 from toolkit.interchange.gguf import LINEARS
 from toolkit.measure import llama_cpp_quantiser
-from toolkit.measure.llama_cpp_quantiser import Blocks, compare_mixtures, store, tensor_type, types
+from toolkit.measure.llama_cpp_quantiser import Blocks, compare_mixtures, store, tensor_type, type_shares
 from toolkit.models import decoder_blocks, decoder_linears, shapes
 from toolkit.models.twins import twin_model
 
@@ -67,8 +67,8 @@ def linears(model):
 
 def test_weights_are_what_the_blocks_decode_to(model):
     before = [linear.weight.clone() for linear in linears(model)]
-    assert types(model, "Q8_0") == "Q8_0 100.0 %"
-    assert types(model, "Q3_K_S") == "Q4_0 100.0 %"  # no row is 256 long
+    assert type_shares(model, "Q8_0") == "Q8_0 100.0 %"
+    assert type_shares(model, "Q3_K_S") == "Q4_0 100.0 %"  # no row is 256 long
     size = store(model, "Q8_0")
     assert size["bits_per_weight"] == 8.5  # a scale in fp16 for 32 weights
     for linear, weight in zip(linears(model), before, strict=True):

@@ -99,7 +99,7 @@ def _wanted(mixture: str, op: str, layer: int, layers: int) -> str:
     return MIXTURES[mixture]
 
 
-def types(model: nn.Module, mixture: str) -> str:
+def type_shares(model: nn.Module, mixture: str) -> str:
     """The types that a model's decoder weights get, with their shares: "Q4_0 75.0 %, Q3_K 25.0 %".
 
     Raises what `tensor_type` raises.
@@ -132,7 +132,7 @@ def store(model: nn.Module, mixture: str) -> dict[str, float]:
 def compare_mixtures(mixtures: Sequence[str], settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables of `toolkit.formats.quality.compare_variants`, with mixtures of llama.cpp for forms.
 
-    The model is dense. Kept, as those are. The first table has a column more, `types`, which says what `types` says.
+    The model is dense. Kept, as those are. The first table has a column more: `types`, as `type_shares` gives them.
     Raises what `store`, `load_model` and `evaluate` raise.
     """
     model, tokenizer = load_model(settings.model, fast_dtype())
@@ -145,7 +145,7 @@ def compare_mixtures(mixtures: Sequence[str], settings: Settings) -> tuple[pd.Da
         measure = partial(_measure, mixture, settings, tokenizer, tokens)
         rows = cached_table("quality", key | {"mixture": mixture}, code, measure)
         labels = asdict(Variant()) | {"form": f"{mixture}, llama.cpp", "pattern": "none"}
-        found.append(rows.assign(**labels, types=types(model, mixture)))
+        found.append(rows.assign(**labels, types=type_shares(model, mixture)))
     return tables(found, settings)
 
 
