@@ -53,7 +53,7 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     """A tiny model and text in place of the real ones, an empty cache, and how often a model was made."""
     made = []
 
-    def load_pruned(name, method, sparsity, pattern, **settings):
+    def load_pruned(name, method, sparsity, pattern, *settings):
         made.append((method, sparsity, pattern))
         return pruned(method, sparsity, pattern), "tokenizer", []
 
@@ -142,7 +142,7 @@ def test_paired_differences(evaluated):
 
 
 def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
-    model = tiny()
+    model = tiny().requires_grad_(False)
     cut = TOKENS.view(-1, 16)[:4]
     blocks = list(quantise_blocks(model, CALIBRATED["int3, gptq 16"], cut))
     statistics = [record for block in blocks for record in block.statistics]
