@@ -53,7 +53,7 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     """A tiny model and text in place of the real ones, an empty cache, and how often a model was made."""
     made = []
 
-    def load_pruned(name, method, sparsity, pattern, *settings):
+    def load_pruned(name, method, sparsity, pattern, **settings):
         made.append((method, sparsity, pattern))
         return pruned(method, sparsity, pattern), "tokenizer", []
 

@@ -242,7 +242,8 @@ def _measure(variant: Variant, settings: Settings, tokenizer, tokens: Tensor) ->
         size = size_of(quantised.model, sum(of.nbytes for of in quantised.statistics))
         return measured(quantised.model, size, settings, tokenizer, tokens)
     sparsity = variant.sparsity if variant.pattern is None else 0.5
-    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, calibration, fast_dtype())
+    kept = {"calibration": calibration, "dtype": fast_dtype()}
+    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, **kept)
     return measured(model, store(model, variant.form), settings, tokenizer, tokens)
 
 
