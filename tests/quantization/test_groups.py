@@ -144,6 +144,8 @@ def test_a_weight_that_fp16_cannot_hold_is_refused(value):
             quantise(weight, torch.eye(16))
 
 
-def test_a_hessian_that_cannot_be_factorised_is_refused():
-    with pytest.raises(UserError, match="not positive definite"):
-        GPTQ(damping=0)(random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16))
+def test_damping_is_raised_where_it_is_not_enough(caplog):
+    weight, gram = random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16)
+    found = GPTQ(damping=0)(weight, gram)
+    assert "not positive definite with damping 0: damping 0.001 was taken" in caplog.text
+    assert torch.equal(found.decode(), GPTQ(damping=0.001)(weight, gram).decode())

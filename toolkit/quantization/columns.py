@@ -32,7 +32,7 @@ def quantise_columns(
 ) -> None:
     """Round a matrix column by column; the columns behind take up each error, in place.
 
-    `factor` is what `toolkit.pruning.sparsegpt.inverse_factor` gives. A group is fitted once all errors of the columns
+    `factor` is what `toolkit.quantization.hessian.damped_factor` gives. A group is fitted once all errors of the columns
     before it have reached it. Columns beyond the block of `block_size`, a multiple of `group`, are updated by blocks.
     """
     for start in range(0, weight.shape[1], block_size):

@@ -10,9 +10,9 @@ from jaxtyping import Float, Float16, UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.pruning.sparsegpt import inverse_factor
 from toolkit.quantization.columns import check_range, quantise_columns
 from toolkit.quantization.groups import Groups, check_grid, encode, levels, pack
+from toolkit.quantization.hessian import damped_factor
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,14 @@ class GPTQ:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Groups:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Raises `UserError` for a weight that fp16 cannot hold, or if the damped Hessian is not positive definite.
+        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that fp16 cannot
+        hold, for statistics that are not finite, or if no damping helps.
         """
         check_range(weight)
         order = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
         if order is not None:
             weight, gram = weight[:, order], gram[order][:, order]
-        factor = inverse_factor(gram, self.damping)
+        factor = damped_factor(gram, self.damping)
         grid = _Grid.start(weight.shape, self.bits, self.group)
         quantise_columns(weight.masked_fill(gram.diagonal() == 0, 0), factor, grid, self.group, self.block_size)
         return grid.finish(order)

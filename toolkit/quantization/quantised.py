@@ -1,7 +1,7 @@
 """Quantised models, made once and kept under `data/cache/`, a block at a time."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -63,8 +63,8 @@ def load_quantised(
     """
     dtype = dtype or fast_dtype()
     model, tokenizer = load_model(model_name, dtype)
-    windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
-    work = _Work(model, quantiser, checked_windows(model, windows))
+    draw = lambda: calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))  # noqa: E731
+    work = _Work(model, quantiser, draw)
     key = {"model": model_name, "quantiser": type(quantiser).__name__, "settings": settings_of(quantiser)}
     key |= asdict(calibration) | {"dtype": str(dtype), "weights_sha256": weights_sha256(model)}
     code, fresh = made_by(__name__, quantiser, ("toolkit.pruning.layerwise",)), not is_followed(quantiser)
@@ -81,15 +81,16 @@ def load_quantised(
 class _Work:
     """Quantises the blocks that are asked for, whose predecessors are quantised, and mostly one after the other."""
 
-    def __init__(self, model: nn.Module, quantiser: Quantiser, windows: Tensor):
-        self._start = lambda first: quantise_blocks(model, quantiser, windows, first=first)
+    def __init__(self, model: nn.Module, quantiser: Quantiser, draw: Callable[[], Tensor]):
+        self._model, self._quantiser, self._draw = model, quantiser, draw
         self._blocks: Iterator[Block] | None = None
         self._next = 0
 
     def block(self, number: int) -> Block:
         if self._blocks is None or number != self._next:
             self.close()
-            self._blocks = self._start(number)
+            windows = checked_windows(self._model, self._draw())
+            self._blocks = quantise_blocks(self._model, self._quantiser, windows, first=number)
         self._next = number + 1
         return next(self._blocks)
 

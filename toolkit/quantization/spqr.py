@@ -17,8 +17,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import LEVELS, TILE, Codes
-from toolkit.pruning.sparsegpt import inverse_factor
 from toolkit.quantization.columns import check_range, quantise_columns
+from toolkit.quantization.hessian import damped_factor
 
 LARGEST = LEVELS - 1
 MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by one value for the tile than by fp16
@@ -95,14 +95,14 @@ class SpQR:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Raises `UserError` for a weight that is not finite or too large for fp16, or if the damped Hessian is not
-        positive definite.
+        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that is not finite
+        or too large for fp16, for statistics that are not finite, or if no damping helps.
         """
         permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
         if permutation is not None:
             weight, gram = weight[:, permutation], gram[permutation][:, permutation]
         check_range(weight)
-        factor = inverse_factor(gram, self.damping)
+        factor = damped_factor(gram, self.damping)
         weight = weight.masked_fill(gram.diagonal() == 0, 0)
         grid = _Grid.start(weight.shape, self._threshold(weight, factor.diagonal()))
         quantise_columns(weight, factor, grid, TILE, self.block_size)
