@@ -32,8 +32,8 @@ def quantise_columns(
 ) -> None:
     """Round a matrix column by column; the columns behind take up each error, in place.
 
-    `factor` is what `toolkit.quantization.hessian.damped_factor` gives. A group is fitted once all errors of the columns
-    before it have reached it. Columns beyond the block of `block_size`, a multiple of `group`, are updated by blocks.
+    `factor` is what `toolkit.quantization.hessian.damped_factor` gives. A group is fitted when the errors of all columns
+    before it have reached it. Columns beyond a block of `block_size`, a multiple of `group`, are updated once a block.
     """
     for start in range(0, weight.shape[1], block_size):
         block, rest = slice(start, start + block_size), slice(start + block_size, None)
