@@ -32,8 +32,8 @@ def quantise_columns(
 ) -> None:
     """Round a matrix column by column; the columns behind take up each error, in place.
 
-    `factor` is what `toolkit.quantization.hessian.damped_factor` gives. A group is fitted when the errors of all columns
-    before it have reached it. Columns beyond a block of `block_size`, a multiple of `group`, are updated once a block.
+    `factor` is what `toolkit.quantization.hessian.damped_factor` gives. A group is fitted when it has taken up all
+    errors before it. Columns beyond a block of `block_size`, a multiple of `group`, take them up block by block.
     """
     for start in range(0, weight.shape[1], block_size):
         block, rest = slice(start, start + block_size), slice(start + block_size, None)
