@@ -7,6 +7,8 @@ take up each error (GPTQ).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Float16, Int64, UInt8
@@ -32,10 +34,37 @@ class Quantised:
     permutation: Int64[Tensor, " columns"] | None = None
     """Column i of the codes is column `permutation[i]` of the weight; None if the order was kept."""
 
+    @cached_property
+    def words(self) -> Int64[Tensor, "tall wide 16"]:
+        """The codes as they are stored."""
+        return spqr.pack(self.codes)
+
+    @cached_property
+    def outliers(self) -> csr.Outliers:
+        """The outliers by rows, as they are stored."""
+        return csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored, by name."""
+        stored = {"words": self.words, "offsets": self.outliers.offsets, "col_vals": self.outliers.col_vals}
+        return stored if self.permutation is None else stored | {"permutation": self.permutation.to(torch.int32)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """What `tensors` gave for a matrix of this shape."""
+        outliers = csr.CSR(shape, tensors["offsets"], tensors["col_vals"])
+        permutation = tensors["permutation"].long() if "permutation" in tensors else None
+        return cls(spqr.unpack(tensors["words"], shape), *outliers.entries(), permutation)
+
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight in the original order of its columns, float32."""
-        outliers = csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
-        dense = spqr.decode(spqr.pack(self.codes), outliers)
+        dense = spqr.decode(self.words, self.outliers)
         return dense if self.permutation is None else dense[:, self.permutation.argsort()]
 
 
@@ -53,6 +82,7 @@ class SpQR:
     damping: float = 0.01
     reorder: bool = False
     block_size: int = 128
+    makes: ClassVar[type] = Quantised
 
     def __post_init__(self):
         """Refuse settings that no matrix can meet. Raises `UserError`."""
