@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from toolkit.cache import cached
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows, draw
+from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows
 from toolkit.pruning.pruned import is_followed, made_by, settings_of, weights_sha256
 from toolkit.quantization.layerwise import Block, LayerStatistics, Matrix, Quantiser, quantise_blocks
 from toolkit.text import load_tokens
@@ -46,10 +46,7 @@ class QuantisedModel:
 def load_quantised(
     model_name: str,
     quantiser: Quantiser,
-    corpus: str = "wiki-slice",
-    windows: int | None = None,
-    sequence_length: int = 1024,
-    seed: int = 0,
+    calibration: Calibration = DEFAULT,
     dtype: torch.dtype | None = None,
 ) -> QuantisedModel:
     """A quantised model. The first call makes it, later ones read it. One that was interrupted goes on at its block.
@@ -57,23 +54,19 @@ def load_quantised(
     Args:
         model_name: as `load_model` takes it.
         quantiser: with its settings, such as `SpQR(outliers=0.02)`.
-        corpus: the source of the calibration windows, as `load_tokens` takes it.
-        windows: the number of windows that are drawn without overlap (None: all there are; the papers take 128).
-        sequence_length: tokens in a window.
-        seed: seeds that draw.
+        calibration: the windows.
         dtype: of weights and activations; None for the quickest on this machine.
 
     The key covers the dense weights, the arguments, the quantiser's settings and its code. A quantiser that is defined
     in a notebook's cell works anew at each call, since no change of it would be seen. Raises `UserError` as
-    `load_model`, `load_tokens` and `calibration_windows` do, before the work starts, and as `quantise_blocks` does.
+    `load_model`, `load_tokens` and `checked_windows` do, before the work starts, and as `quantise_blocks` does.
     """
     dtype = dtype or fast_dtype()
     model, tokenizer = load_model(model_name, dtype)
-    tokens = draw(load_tokens(corpus, tokenizer, "calibration"), windows, sequence_length, seed)
-    work = _Work(model, quantiser, calibration_windows(model, tokens, None, sequence_length))
+    windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
+    work = _Work(model, quantiser, checked_windows(model, windows))
     key = {"model": model_name, "quantiser": type(quantiser).__name__, "settings": settings_of(quantiser)}
-    key |= {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed, "dtype": str(dtype)}
-    key |= {"weights_sha256": weights_sha256(model)}
+    key |= asdict(calibration) | {"dtype": str(dtype), "weights_sha256": weights_sha256(model)}
     code, fresh = made_by(__name__, quantiser, ("toolkit.pruning.layerwise",)), not is_followed(quantiser)
     blocks, folders = decoder_blocks(model), []
     with closing(work), progress(f"quantising by {type(quantiser).__name__}", len(blocks), "blocks") as bar:
