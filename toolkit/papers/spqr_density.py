@@ -1,6 +1,7 @@
 """SpQR figure 3.3: how the outliers of a quantised model are spread over rows, layers and operations."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.kernels import csr
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows, draw, walk
+from toolkit.pruning.calibration import Calibration, checked_windows, walk
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.quantization.quantised import QuantisedModel
 from toolkit.quantization.spqr import Quantised, SpQR
@@ -127,26 +128,22 @@ def density_summary(table: pd.DataFrame, sensitive: pd.DataFrame) -> pd.DataFram
     return pd.DataFrame(rows, columns=["quantity", "value", "unit"])
 
 
-def sensitive_shares(
-    model_name: str, share: float, corpus: str, windows: int, sequence_length: int, seed: int
-) -> pd.DataFrame:
+def sensitive_shares(model_name: str, share: float, calibration: Calibration) -> pd.DataFrame:
     """`sensitive_share` of every decoder linear of a dense model, kept: layer, op, share, worst_percent."""
     model, tokenizer = load_model(model_name, fast_dtype())
-    tokens = draw(load_tokens(corpus, tokenizer, "calibration"), windows, sequence_length, seed)
-    cut = calibration_windows(model, tokens, windows, sequence_length)
+    windows = checked_windows(model, calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration")))
 
     def measure() -> pd.DataFrame:
         rows, blocks = [], decoder_blocks(model)
         with progress("errors of rounding", len(blocks), "blocks") as bar:
-            for layer, (block, grams) in enumerate(walk(model, cut)):
+            for layer, (block, grams) in enumerate(walk(model, windows)):
                 for name, linear in decoder_linears(block).items():
                     worst = sensitive_share(linear.weight, grams[name], share)
                     rows.append((layer, name.rpartition(".")[2], share, worst))
                 bar.update()
         return pd.DataFrame(rows, columns=["layer", "op", "share", "worst_percent"])
 
-    key = {"model": model_name, "share": share, "corpus": corpus, "windows": windows}
-    key |= {"sequence_length": sequence_length, "seed": seed, "weights_sha256": weights_sha256(model)}
+    key = {"model": model_name, "share": share, "weights_sha256": weights_sha256(model), **asdict(calibration)}
     return cached_table("measured", key, sources.dependencies(__name__), measure)
 
 

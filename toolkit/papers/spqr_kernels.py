@@ -103,7 +103,9 @@ def measured_limits(seconds: pd.DataFrame) -> pd.DataFrame:
     instructions_s, its words at what a word takes one core out of its second cache, over all threads; bound, "bytes" or
     "instructions", whichever takes longer; word_ns. Medians over the repetitions.
     """
-    middle = seconds.groupby(["op", "contestant"])[["seconds", "nbytes", "threads", "rows", "columns"]].median()
+    middle = seconds.groupby(["op", "contestant"], sort=False)[
+        ["seconds", "nbytes", "threads", "rows", "columns"]
+    ].median()
     rows = []
     for (op, contestant), product in middle.iterrows():
         if contestant in STORAGES:
