@@ -40,11 +40,11 @@ def forward_measurements(
     repetitions: int = 3,
     fresh: bool = False,
 ) -> pd.DataFrame:
-    """Seconds of the forward pass of each token, kept: method (of `METHODS`), repetition, token, seconds, weight_bytes.
+    """Seconds of the forward pass of each token, kept: method (of `METHODS`), repetition, token, seconds, and bytes.
 
-    The methods take turns; each begins with an empty cache. `weight_bytes` are those that a pass reads: of the decoder
-    linears and of the head. Raises `UserError` if `tokens` are not more than `dropped`, or if a method's logits are not
-    those of the dense weights.
+    The methods take turns; each begins with an empty cache. `linear_bytes` are those of the decoder linears, which have
+    so many `weights`; `weight_bytes` counts the head as well. Raises `UserError` if `tokens` are not more than
+    `dropped`, or if a method's logits are not those of the dense weights.
     """
     if not 0 <= dropped < tokens:
         raise UserError(f"tokens={tokens}, dropped={dropped}: expected more tokens than are dropped")
@@ -61,6 +61,7 @@ def forward_measurements(
 def _turns(quantised: QuantisedModel, tokens: int, dropped: int, repetitions: int) -> Iterator[dict[str, object]]:
     layers = len(decoder_blocks(quantised.model))
     head_bytes = quantised.model.get_output_embeddings().weight.nbytes
+    weights = sum(of.rows * of.columns for of in quantised.statistics)
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         pack_model(quantised.model, folder / "store", _variants(quantised))
         expected = None
@@ -68,13 +69,19 @@ def _turns(quantised: QuantisedModel, tokens: int, dropped: int, repetitions: in
             for method, variant in METHODS.items():
                 where = LayerMap(0, layers, 0)
                 with OffloadedModel.open(folder / "store", method, placement=where, verify=False) as ours:
-                    nbytes = head_bytes + sum(layer.nbytes for layer in ours.store.layers_of(variant))
+                    nbytes = sum(layer.nbytes for layer in ours.store.layers_of(variant))
                     seconds, logits = _decode(ours.model, tokens)
                 expected = logits if expected is None else expected
                 _check(method, logits, expected)
                 for token in range(dropped, tokens):
-                    labels = {"method": method, "repetition": repetition, "token": token, "weight_bytes": nbytes}
-                    yield labels | {"seconds": seconds[token]}
+                    sizes = {"weights": weights, "linear_bytes": nbytes, "weight_bytes": nbytes + head_bytes}
+                    yield {
+                        "method": method,
+                        "repetition": repetition,
+                        "token": token,
+                        "seconds": seconds[token],
+                        **sizes,
+                    }
 
 
 def _variants(quantised: QuantisedModel) -> Mapping[str, object]:

@@ -171,7 +171,8 @@ def density_figure(table: pd.DataFrame) -> Figure:
         )
         axes.plot(rows["layer"], rows["density_median"], label="median row")
         axes.plot(rows["layer"], rows["density_most"], ".", color="C3", label="heaviest row")
-        axes.set(title=op, ylim=(0.05, 100), yscale="log")
+        axes.set_yscale("symlog", linthresh=0.5)
+        axes.set(title=op, ylim=(0, 100), yticks=[0, 0.5, 1, 10, 100])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
         axes.yaxis.set_major_formatter("{x:g}")
     for axes in panels[:, 0]:
@@ -185,9 +186,7 @@ def density_figure(table: pd.DataFrame) -> Figure:
 def _draw_concentration(axes: Axes, table: pd.DataFrame, ops: list[str]) -> None:
     sns.stripplot(table, y="op", x="densest_tenth_percent", order=ops, size=3, jitter=0.2, ax=axes, color="C0")
     axes.axvline(table["densest_tenth_chance"].mean(), color="gray", linestyle=":", linewidth=1)
-    axes.set(
-        title="in the densest tenth of rows", xlabel="% of the outliers (dotted: chance)", ylabel="", xlim=(0, 100)
-    )
+    axes.set(title="densest tenth of rows", xlabel="% of the outliers (dotted: chance)", ylabel="", xlim=(0, 100))
     axes.grid(axis="x")
 
 

@@ -36,6 +36,12 @@ def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
     return _finished(table.reset_index(), "median_s").assign(profile=MINE, model=model, evidence="measured")
 
 
+def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
+    """Bits a weight of the decoder linears, by method, from `forward_measurements`."""
+    first = tokens.groupby("method", sort=False)[["linear_bytes", "weights"]].first()
+    return (8 * first["linear_bytes"] / first["weights"]).to_dict()
+
+
 def modelled_passes(
     bits: Mapping[str, float], model: str, machines: Mapping[str, Memory], dense_on: str
 ) -> pd.DataFrame:

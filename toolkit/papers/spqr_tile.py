@@ -116,9 +116,9 @@ def storage_table(words: Tensor, outliers: csr.Outliers, model: str) -> pd.DataF
 
 def tile_figure(tile: Tile, row: int) -> Figure:
     """The tile's words bit by bit, its weights before and after, and the arithmetic of one row."""
-    figure = plt.figure(figsize=(11, 10.2), layout="constrained")
+    figure = plt.figure(figsize=(11, 9), layout="constrained")
     places = figure.subplot_mosaic(
-        [["bits"] * 3, ["original", "codes", "decoded"], ["worked"] * 3], height_ratios=[4.1, 4.2, 2.5]
+        [["bits"] * 3, ["original", "codes", "decoded"], ["worked"] * 3], height_ratios=[4.1, 3.7, 1.3]
     )
     _draw_bits(places["bits"], tile, row)
     largest = max(np.abs(tile.original).max(), np.abs(tile.decoded).max())
@@ -195,17 +195,28 @@ def _write_row(axes: Axes, tile: Tile, row: int) -> None:
     shares = " ".join(f"{int(word) >> SECOND_ORDER & 255:02x}" for word in tile.words[::2])
     lines = [
         f"Second order, once a tile: the shares of rows 0, 2, 4 to 14 are the bytes {shares}, four fp16 numbers:",
-        f"    scale of scales {ss:.5g}    scale of zeros {zs:.5g}    zero of scales {sz:.5g}    zero of zeros {zz:.5g}",
-        f"First order, row {row}:    s = {ss:.5g} · ({scale_code} − {sz:.4g}) = {scale:.5f}"
-        f"        z = {zs:.5g} · ({zero_code} − {zz:.4g}) = {zero:.4f}",
-        f"Weight, row {row}, column {column}:    s · (q − z) = {scale:.5f} · ({code} − {zero:.4f}) = "
-        f"{float(tile.dense[row, column]):.5f}"
-        + (f",    + outlier {added:.5f} = {float(tile.decoded[row, column]):.5f}" if added else "")
-        + f"        (before: {float(tile.original[row, column]):.5f})",
+        f"    scale of scales {_signed(ss)}      scale of zeros {_signed(zs)}      zero of scales {_signed(sz)}      "
+        f"zero of zeros {_signed(zz)}",
+        f"First order, row {row}:    s = {_signed(ss)} · ({scale_code} − {_inner(sz)}) = {_signed(scale)}        "
+        f"z = {_inner(zs)} · ({zero_code} − {_inner(zz)}) = {_signed(zero)}",
+        f"Weight, row {row}, column {column}:    s · (q − z) = {_inner(scale)} · ({code} − {_inner(zero)}) = "
+        f"{_signed(tile.dense[row, column])}"
+        + (f";   with the outlier {_signed(added)}: {_signed(tile.decoded[row, column])}" if added else "")
+        + f"        (before: {_signed(tile.original[row, column])})",
     ]
     axes.axis("off")
     for number, line in enumerate(lines):
-        axes.text(0, 0.92 - 0.26 * number, line, fontsize=10, va="top", transform=axes.transAxes)
+        axes.text(0, 0.95 - 0.26 * number, line, fontsize=9.5, va="top", transform=axes.transAxes)
+
+
+def _signed(value: float) -> str:
+    """Four digits and a minus that is one."""
+    return f"{float(value):.4g}".replace("-", "−")
+
+
+def _inner(value: float) -> str:
+    """The same, in brackets where it is negative."""
+    return f"({_signed(value)})" if value < 0 else _signed(value)
 
 
 def row_statistics(tile: Tile, row: int) -> tuple[float, float]:
