@@ -111,8 +111,10 @@ def test_outliers_at_random_look_like_chance():
     assert found["heaviest_over_chance"] == pytest.approx(1, abs=0.25)
 
 
-def test_row_counts():
-    assert spqr_density.row_counts(outliers([3, 0, 2])).tolist() == [3, 0, 2]
+def test_rows_are_counted_by_layer_and_operation():
+    matrices = [(1, "q_proj", outliers([1, 1])), (0, "q_proj", outliers([3, 0, 2])), (0, "k_proj", outliers([0, 1]))]
+    found = [{"q_proj": [3, 0, 2], "k_proj": [0, 1]}, {"q_proj": [1, 1]}]
+    assert spqr_density.densities_by_layer(matrices) == found
 
 
 def test_the_error_of_the_worst_weights_is_that_of_a_loop():

@@ -70,6 +70,14 @@ def layer_densities(quantised: QuantisedModel, layer: int) -> dict[str, list[int
     return {name.rpartition(".")[2]: row_counts(matrix.outliers).tolist() for name, matrix in found.items()}
 
 
+def densities_by_layer(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> list[dict[str, list[int]]]:
+    """`layer_densities` of every block, from `outliers_of`."""
+    found: dict[int, dict[str, list[int]]] = {}
+    for layer, op, outliers in matrices:
+        found.setdefault(layer, {})[op] = row_counts(outliers).tolist()
+    return [found[layer] for layer in sorted(found)]
+
+
 def density_table(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> pd.DataFrame:
     """How the outliers of each matrix are spread over its rows: a row a matrix.
 

@@ -31,15 +31,16 @@ def storage_sizes(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> pd.DataF
     """
     rows = []
     for layer, op, outliers in matrices:
+        entries = outliers.entries()
         for storage in csr.STORAGES:
-            stored = csr.encode(storage, outliers.shape, *outliers.entries())
-            rows.append({"layer": layer, "op": op, "storage": storage, **_sizes(stored)})
+            stored = csr.encode(storage, outliers.shape, *entries)
+            rows.append({"layer": layer, "op": op, "storage": storage, **_sizes(stored, len(entries[0]))})
     return pd.DataFrame(rows)
 
 
-def _sizes(stored: csr.Outliers) -> dict[str, float]:
+def _sizes(stored: csr.Outliers, count: int) -> dict[str, float]:
     weights = stored.shape[0] * stored.shape[1]
-    own = stored.col_vals.itemsize * len(stored.entries()[0])
+    own = stored.col_vals.itemsize * count
     padding, nbytes = stored.col_vals.nbytes - own, stored.offsets.nbytes + stored.col_vals.nbytes
     return {
         "weights": weights,
@@ -55,7 +56,7 @@ def _sizes(stored: csr.Outliers) -> dict[str, float]:
 def model_padding(densities: Iterable[Mapping[str, list[int]]], model: str, outliers: float) -> pd.DataFrame:
     """What PTCSR's padding takes in a whole model of other shapes: a row an operation and spread of outliers.
 
-    `densities` are those of each block of the quantised model (`layer_densities`); every block of `model`, of as many
+    `densities` are those of each block of the quantised model (`densities_by_layer`); every block of `model`, of as many
     as the thesis counts, stands for one of them in turn. `spread` is `EVEN`, all rows alike but for chance, or
     `AS_QUANTISED`. Columns: op, spread, csr_mb, ptcsr_mb, padding_mb.
     """
