@@ -56,7 +56,7 @@ def _sizes(stored: csr.Outliers, count: int) -> dict[str, float]:
 def model_padding(densities: Iterable[Mapping[str, list[int]]], model: str, outliers: float) -> pd.DataFrame:
     """What PTCSR's padding takes in a whole model of other shapes: a row an operation and spread of outliers.
 
-    `densities` are those of each block of the quantised model (`densities_by_layer`); every block of `model`, of as many
+    `densities` are those of each block of a quantised model (`densities_by_layer`); every block of `model`, of as many
     as the thesis counts, stands for one of them in turn. `spread` is `EVEN`, all rows alike but for chance, or
     `AS_QUANTISED`. Columns: op, spread, csr_mb, ptcsr_mb, padding_mb.
     """
