@@ -14,6 +14,7 @@ SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
 SEEDS = 2**32
+DTYPES = ("float32", "float16", "bfloat16")
 
 FORMATS_HELP = """\
 formats of `pack --format`, of which several can lie side by side; `run` takes each of them:
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
 def pack(options: argparse.Namespace) -> None:
     """Prune a model and write it packed."""
     _check_contradictions(options)
+    _check_pruning(options)
     _check_place(options.out)
     dtype = options.dtype and _dtype(options.dtype)
     _check_formats(options)
@@ -91,6 +93,19 @@ def _check_contradictions(options: argparse.Namespace) -> None:
         raise UserError(f"--int8: {SPARSE_BITMASK} has no place for scales; pack endor, zstd or dense instead")
 
 
+def _check_pruning(options: argparse.Namespace) -> None:
+    """Check how to prune, before torch is imported."""
+    from toolkit.errors import unknown
+    from toolkit.sparsity import resolve
+
+    resolve(options.sparsity, options.pattern)
+    for option, value in {"--windows": options.windows, "--sequence-length": options.sequence_length}.items():
+        if value < 1:
+            raise UserError(f"{option} {value}: expected a whole number from 1")
+    if options.dtype not in (None, *DTYPES):
+        raise unknown("dtype", options.dtype, DTYPES)
+
+
 class _Undone(Exception):
     """Ends the making of a folder, so that nothing is made."""
 
@@ -115,7 +130,7 @@ def _check_formats(options: argparse.Namespace) -> None:
     from toolkit.errors import unknown
     from toolkit.formats import FORMATS
     from toolkit.pruning import METHODS
-    from toolkit.pruning.patterns import resolve
+    from toolkit.sparsity import resolve
 
     for name in options.format:
         if name not in (choices := [*FORMATS, SPARSE_BITMASK]):
@@ -327,11 +342,6 @@ def _bytes(option: str, text: str | None) -> int | None:
 def _dtype(name: str):
     import torch
 
-    from toolkit.errors import unknown
-
-    choices = ("float32", "float16", "bfloat16")
-    if name not in choices:
-        raise unknown("dtype", name, choices)
     return getattr(torch, name)
 
 
