@@ -6,7 +6,8 @@ function therefore makes a new artefact and never finds the old one.
 
 An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
 all of them take, and `./papermill_runs.sh --clean` removes them. Those used longest ago go first. A process keeps a
-shared lock on the folders that it uses, and such a folder stays.
+shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`) also goes
+when it was not used for a month.
 """
 
 import contextlib
