@@ -1,11 +1,12 @@
 """The command line without notebooks: `python -m toolkit pack` and `python -m toolkit run`."""
 
 import argparse
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from toolkit.errors import UserError, run_command
@@ -72,18 +73,29 @@ def run(options: argparse.Namespace) -> None:
     if options.device == "cpu" and budgets["dram_bytes"] is not None:
         glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
 
-    from toolkit.models import hub
-    from toolkit.offload.model import OffloadedModel
+    with ExitStack() as stack:
+        with _collector_paused():
+            from toolkit.models import hub
+            from toolkit.offload.model import OffloadedModel
 
-    settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
-    with (
-        hub.lean(),
-        OffloadedModel.open(options.folder, _method(form, options.weights), **budgets, **settings) as model,
-    ):
+            settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
+            stack.enter_context(hub.lean())
+            opened = OffloadedModel.open(options.folder, _method(form, options.weights), **budgets, **settings)
+            model = stack.enter_context(opened)
         begun_s = model.recorder.now_s()
         count = _generate(options, model, model.tokenizer, model.model.config)
         _tell(model, count, begun_s)
     return None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Imports make a million objects that stay: the garbage collector would look through them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
