@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Float16, Float32, Int64
@@ -17,8 +16,9 @@ from torch import Tensor
 
 from toolkit.errors import unknown
 from toolkit.kernels.common.backends import choose, runnable
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.contracts import expect
-from toolkit.kernels.common.threads import COMPILE, over_rows
+from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import CSR, PTCSR, STORAGES, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
@@ -96,7 +96,7 @@ def arrays(outliers: Outliers) -> tuple[np.ndarray, np.ndarray]:
 def _rows(add_product: Callable, storage: str, bits: int):
     add = add_product(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def of_blocks(offsets, words, x, y, first, last):
         sums = np.empty(BLOCK, np.float32)
         for block in range(first, last):
