@@ -22,6 +22,8 @@ import time
 from functools import partial
 from pathlib import Path
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, before torch is imported
+
 import reports
 import torch
 

@@ -14,7 +14,6 @@ SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
 SEEDS = 2**32
-SPINS = 10_000  # looks for work before a waiting OpenMP thread sleeps: some 0.2 ms
 
 FORMATS_HELP = """\
 formats of `pack --format`, of which several can lie side by side; `run` takes each of them:
@@ -388,8 +387,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # torch's threads wait for each other by spinning for some milliseconds. Beside a busy process that took nine tenths
-    # of the speed away; threads that sleep at once are woken for every product. torch reads this when it is imported.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+    # torch's threads wait for each other by spinning. Beside a busy process that took nine tenths of the speed away, so
+    # they sleep; torch reads this once, when it is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(main())

@@ -143,14 +143,14 @@ def matvec(
     if not isinstance(kernels, Backend):
         kernels.matvec(encoded, each_x, each_out)
         return out
-    each_x = each_x.to(torch.float32)
+    given, results = each_x.to(torch.float32).numpy(), each_out.numpy()
     if backend == DECODE:
-        run, arrays = kernels.decode_and_multiply(encoded.dtype), encoded.arrays
-        over_rows(run, rows, encoded.values.nbytes, *arrays, each_x.numpy(), each_out.numpy())
+        run = kernels.decode_and_multiply(encoded.dtype)
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, given, results)
         return out
     run = kernels.matvec(encoded.dtype)
-    for one, result in zip(each_x, each_out, strict=True):
-        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one.numpy(), result.numpy())
+    for one, result in zip(given, results, strict=True):
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one, result)
     return out
 
 
