@@ -16,7 +16,7 @@ from toolkit.models import load_model
 from toolkit.offload import glance
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES
-from toolkit.pruning import load_pruned
+from toolkit.pruning import Calibration, load_pruned
 from toolkit.quantization import smoothed
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import round_to_int8
@@ -68,7 +68,8 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
     calibration = ["--windows", "2", "--sequence-length", "32"]
     assert pack(model, tmp_path / "packed", "--int8", "--format", "endor", "dense", *calibration) == 0
     capfd.readouterr()
-    expected, tokenizer = load_smoothed(str(model), "magnitude", dtype=torch.float32, windows=2, sequence_length=32)
+    settings = {"calibration": Calibration(windows=2, sequence_length=32), "dtype": torch.float32}
+    expected, tokenizer = load_smoothed(str(model), "magnitude", **settings)
     round_to_int8(expected)
     tokens = expected.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     for how in (["--format", "endor"], ["--format", "dense"], ["--weights", "packed"]):

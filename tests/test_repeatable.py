@@ -21,7 +21,7 @@ def pruned(method: str, vocabulary: int = 97) -> tuple[pd.DataFrame, torch.nn.Mo
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, max_position_embeddings=64, **sizes)).eval()
     calibration = torch.randint(0, vocabulary, (256,), generator=torch.Generator().manual_seed(0))
-    return pd.DataFrame(prune(model, method, calibration=calibration, sequence_length=64)), model
+    return pd.DataFrame(prune(model, method, calibration=calibration.view(-1, 64))), model
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -143,14 +143,13 @@ def _encoder(options: argparse.Namespace, name: str) -> Callable:
 
 def _pruned(options: argparse.Namespace, dtype) -> tuple:
     """The model as it will be packed, and its tokenizer."""
-    from toolkit.pruning import load_pruned
+    from toolkit.pruning import Calibration, load_pruned
     from toolkit.quantization.smoothed import load_smoothed
 
-    calibration = {"corpus": options.corpus, "windows": options.windows, "sequence_length": options.sequence_length}
+    calibration = Calibration(options.corpus, options.windows, options.sequence_length)
     load = load_smoothed if options.int8 else load_pruned
-    model, tokenizer, *_ = load(
-        options.model, options.method, sparsity=options.sparsity, pattern=options.pattern, dtype=dtype, **calibration
-    )
+    settings = {"sparsity": options.sparsity, "pattern": options.pattern, "calibration": calibration, "dtype": dtype}
+    model, tokenizer, *_ = load(options.model, options.method, **settings)
     return model, tokenizer
 
 

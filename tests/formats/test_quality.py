@@ -37,7 +37,7 @@ def tiny():
 def pruned(method="dense", sparsity=0.5, pattern=None):
     model = tiny()
     if method != "dense":
-        prune(model, method, sparsity, pattern, calibration=TOKENS, sequence_length=16)
+        prune(model, method, sparsity, pattern, calibration=TOKENS.view(-1, 16))
     return model
 
 

@@ -6,9 +6,10 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import generation, repetitions
-from toolkit.measure.generation import Text, generation_measurements, generation_words
+from toolkit.measure.generation import Generation, Text, generation_measurements, generation_words
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
+from toolkit.models.workload import Workload
 from toolkit.timeline.spans import Span, Timeline
 
 
@@ -19,8 +20,12 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
 
 
+def toys(**sizes):
+    return Generation(Workload("toy-opt"), 3, **sizes)
+
+
 def test_every_way_batch_and_phase_has_its_row(toy):
-    table = generation_measurements("toy-opt", 3, prompt_tokens=5, new_tokens=3, batches=[2, 1])
+    table = generation_measurements(toys(prompt_tokens=5, new_tokens=3, batches=[2, 1]))
     rows = table.set_index(["batch", "phase", "method"])
     assert not rows.index.has_duplicates
     ours = {(batch, phase, method) for batch in (1, 2) for phase in generation.PHASES for method in ("dense", "endor")}
@@ -107,7 +112,7 @@ def test_words_say_where_packing_does_not_pay():
 )
 def test_sizes_that_make_no_sense_are_refused(toy, sizes, words):
     with pytest.raises(UserError, match=words):
-        generation_measurements("toy-opt", 3, **({"batches": [1]} | sizes))
+        generation_measurements(toys(**({"batches": [1]} | sizes)))
 
 
 def test_wrong_logits_are_refused(toy, monkeypatch):
@@ -119,4 +124,4 @@ def test_wrong_logits_are_refused(toy, monkeypatch):
 
     monkeypatch.setattr(generation, "_text", wrong)
     with pytest.raises(UserError, match="dense, pipelined, gives other logits"):
-        generation_measurements("toy-opt", 3, prompt_tokens=2, new_tokens=2, batches=[1])
+        generation_measurements(toys(prompt_tokens=2, new_tokens=2, batches=[1]))

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from toolkit.pruning import METHODS, load_pruned, prune, pruned
+from toolkit.pruning import METHODS, Calibration, load_pruned, prune, pruned
 from toolkit.pruning.patterns import lowest, lowest_in_groups
 
 LENGTH = 16
@@ -44,10 +44,10 @@ def method(request, monkeypatch):
 @pytest.mark.parametrize("pattern", [None, "2:4"])
 def test_a_new_method_prunes_by_name(method, tiny, tokens, pattern):
     model = tiny("llama")
-    records = prune(model, "toy", pattern=pattern, calibration=tokens, sequence_length=LENGTH)
+    records = prune(model, "toy", pattern=pattern, calibration=tokens.view(-1, LENGTH))
     assert {record.sparsity for record in records} == {0.5}
     same = tiny("llama")
-    prune(same, method, pattern=pattern, calibration=tokens, sequence_length=LENGTH)
+    prune(same, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))
     assert all(map(torch.equal, model.parameters(), same.parameters()))
 
 
@@ -55,7 +55,7 @@ def test_a_new_method_is_kept(method, tiny, tokens, tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(pruned, "load_model", lambda name, dtype: (tiny(name).to(dtype), "tokenizer"))
     monkeypatch.setattr(pruned, "load_tokens", lambda *_: tokens)
-    settings = {"windows": 3, "sequence_length": LENGTH, "dtype": torch.float32}
+    settings = {"calibration": Calibration(windows=3, sequence_length=LENGTH), "dtype": torch.float32}
     (first, _, made), (second, _, read) = (load_pruned("llama", "toy", **settings) for _ in range(2))
     assert made == read
     assert all(map(torch.equal, first.parameters(), second.parameters()))

@@ -12,6 +12,7 @@ from tests import naive_pruning
 from tests.pruning.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.pruning import METHODS, prune
+from toolkit.pruning.calibration import cut_windows
 from toolkit.pruning.sparsegpt import SparseGPT
 
 LENGTH = 16
@@ -31,7 +32,7 @@ def assert_same_weights(model, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, family, method, pattern):
     model, oracle = tiny(family), tiny(family)
-    statistics = prune(model, method, pattern=pattern, calibration=tokens, sequence_length=LENGTH)
+    statistics = prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))
     groups = (2, 4) if pattern else None
     errors = naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, groups)
     assert_same_weights(model, weights(oracle))
@@ -41,7 +42,7 @@ def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, fam
 def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
     model = tiny("llama")
     before = weights(model)
-    statistics = prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+    statistics = prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
     changed = {name for name, parameter in model.named_parameters() if not torch.equal(parameter, before[name])}
     assert changed == {f"{layer.name}.weight" for layer in statistics}
     assert len(statistics) == 3 * 7
@@ -51,7 +52,7 @@ def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_statistics_describe_the_layers(tiny, tokens, method):
     model = tiny("opt", blocks=2)
-    for layer in prune(model, method, 0.3, calibration=tokens, sequence_length=LENGTH):
+    for layer in prune(model, method, 0.3, calibration=tokens.view(-1, LENGTH)):
         weight = model.get_submodule(layer.name).weight
         assert (layer.rows, layer.columns) == tuple(weight.shape)
         assert layer.sparsity == pytest.approx(float((weight == 0).double().mean()))
@@ -65,7 +66,7 @@ def test_statistics_describe_the_layers(tiny, tokens, method):
 def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
     model, calibrated = tiny(), tiny()
     statistics = prune(model, "magnitude")
-    prune(calibrated, "magnitude", calibration=tokens, sequence_length=LENGTH)
+    prune(calibrated, "magnitude", calibration=tokens.view(-1, LENGTH))
     assert_same_weights(model, weights(calibrated))
     assert {layer.relative_output_error for layer in statistics} == {None}
     assert {layer.sparsity for layer in statistics} == {0.5}
@@ -75,7 +76,7 @@ def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
 def test_sparsity_zero_changes_nothing(tiny, tokens, method):
     model = tiny()
     before = weights(model)
-    statistics = prune(model, method, sparsity=0, calibration=tokens, sequence_length=LENGTH)
+    statistics = prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert {layer.relative_output_error for layer in statistics} == {0}
 
@@ -83,7 +84,7 @@ def test_sparsity_zero_changes_nothing(tiny, tokens, method):
 def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
     """Were block 1 calibrated on dense activations, its masks would be these; they must differ from them."""
     model, dense = tiny(blocks=2), tiny(blocks=2)
-    prune(model, "wanda", 0.7, calibration=tokens, sequence_length=LENGTH)
+    prune(model, "wanda", 0.7, calibration=tokens.view(-1, LENGTH))
     inputs = naive_pruning.layer_inputs(dense, tokens.view(-1, LENGTH), 1)
     parallel = {
         name: naive_pruning.wanda(module.weight.detach(), inputs[name], 0.7)
@@ -96,31 +97,29 @@ def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
 @pytest.mark.parametrize("batch_size", [2, 4, 100])
 def test_batches_do_not_change_the_result(tiny, tokens, family, batch_size):
     model, single = tiny(family), tiny(family)
-    prune(model, "sparsegpt", calibration=tokens, sequence_length=LENGTH, batch_size=batch_size)
-    prune(single, "sparsegpt", calibration=tokens, sequence_length=LENGTH)
+    prune(model, "sparsegpt", calibration=tokens.view(-1, LENGTH), batch_size=batch_size)
+    prune(single, "sparsegpt", calibration=tokens.view(-1, LENGTH))
     assert_same_weights(model, weights(single))
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_implementations_agree(tiny, tokens, attention):
     model, oracle = tiny(attn_implementation=attention), tiny()
-    prune(model, "wanda", calibration=tokens, sequence_length=LENGTH, batch_size=4)
+    prune(model, "wanda", calibration=tokens.view(-1, LENGTH), batch_size=4)
     naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH))
     assert_same_weights(model, weights(oracle))
 
 
-def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tiny, tokens):
-    model, oracle = tiny(), tiny()
-    prune(model, "wanda", calibration=tokens[:-1], windows=2, sequence_length=LENGTH)
-    naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH)[:2])
-    assert_same_weights(model, weights(oracle))
+def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tokens):
+    assert torch.equal(cut_windows(tokens[:-1], 2, LENGTH), tokens.view(-1, LENGTH)[:2])
+    assert torch.equal(cut_windows(tokens[:-1], None, LENGTH), tokens.view(-1, LENGTH)[:-1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("method", METHODS)
 def test_any_dtype(tiny, tokens, method, dtype):
     model = tiny(blocks=2).to(dtype)
-    statistics = prune(model, method, calibration=tokens, sequence_length=LENGTH)
+    statistics = prune(model, method, calibration=tokens.view(-1, LENGTH))
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert all(0 < layer.relative_output_error < 1 for layer in statistics)
     assert all(layer.sparsity == pytest.approx(0.5, abs=0.02) for layer in statistics)
@@ -128,8 +127,8 @@ def test_any_dtype(tiny, tokens, method, dtype):
 
 def test_a_method_with_its_own_settings(tiny, tokens):
     model, default, oracle = tiny(), tiny(), tiny()
-    prune(model, SparseGPT(damping=0.5), calibration=tokens, sequence_length=LENGTH)
-    prune(default, "sparsegpt", calibration=tokens, sequence_length=LENGTH)
+    prune(model, SparseGPT(damping=0.5), calibration=tokens.view(-1, LENGTH))
+    prune(default, "sparsegpt", calibration=tokens.view(-1, LENGTH))
     inputs = naive_pruning.layer_inputs(oracle, tokens.view(-1, LENGTH), 0)
     for name, module in naive_pruning.linears(oracle, 0).items():
         expected = naive_pruning.sparsegpt(module.weight.detach(), inputs[name], 0.5, damping=0.5)
@@ -141,8 +140,8 @@ def test_a_method_with_its_own_settings(tiny, tokens):
 def test_mode_hooks_and_gradients_are_left_as_they_were(tiny, tokens):
     """OPT's dropout of 0.1 is off during calibration even if the model trains."""
     model, evaluating = tiny("opt").train(), tiny("opt")
-    prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
-    prune(evaluating, "wanda", calibration=tokens, sequence_length=LENGTH)
+    prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
+    prune(evaluating, "wanda", calibration=tokens.view(-1, LENGTH))
     assert model.training
     assert not evaluating.training
     assert_same_weights(model, weights(evaluating))
@@ -183,7 +182,7 @@ def test_memory_is_one_blocks_activations(tiny, windows):
         before = Weighing(parameters, [])
         before(torch.ones(16, 24), None, 0, None)
         method = Weighing(parameters, [])
-        prune(model, method, calibration=tokens, sequence_length=LENGTH)
+        prune(model, method, calibration=tokens.view(-1, LENGTH))
         peaks[blocks] = max(method.seen) - before.seen[0]
     grams = 4 * (3 * 16 * 16 + 24 * 24)
     assert hidden_bytes <= peaks[6] < hidden_bytes + grams + 16_000
@@ -199,21 +198,18 @@ REFUSED = {
     "conflicting pattern": ({"pattern": "2:4", "sparsity": 0.6}, "pattern 2:4 means sparsity 0.5, not 0.6"),
     "indivisible": ({"pattern": "2:5"}, r"model\.layers\.0\.self_attn\.q_proj has 16 columns, which 5 does not divide"),
     "no calibration": ({"calibration": None}, "Wanda needs calibration"),
-    "empty calibration": ({"calibration": torch.zeros(0, dtype=torch.int64)}, "calibration has 0 tokens"),
-    "short calibration": ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
-    "less than one window": ({"sequence_length": 32, "windows": 4}, "4 windows of 32 need 128"),
-    "no windows": ({"windows": 0}, "windows is 0; expected a whole number, at least 1"),
-    "half a window": ({"windows": 2.5}, "windows is 2.5; expected a whole number"),
-    "no length": ({"sequence_length": 0}, "sequence_length is 0; expected a whole number, at least 1"),
+    "empty calibration": ({"calibration": torch.zeros(0, 16, dtype=torch.int64)}, r"torch.int64 \[0, 16\]; expected"),
     "no batch": ({"batch_size": 0}, "batch_size is 0; expected a whole number, at least 1"),
-    "too long": ({"sequence_length": POSITIONS + 1}, "sequence_length 49 is beyond the model's 48 positions"),
-    "a table of tokens": ({"calibration": torch.zeros(2, 96, dtype=torch.int64)}, r"torch.int64 \[2, 96\]"),
-    "booleans": ({"calibration": torch.zeros(96, dtype=torch.bool)}, r"calibration is torch.bool \[96\]"),
-    "complex": ({"calibration": torch.zeros(96, dtype=torch.complex64)}, "calibration is torch.complex64"),
-    "a list": ({"calibration": [1] * 96}, "calibration is of type list"),
-    "true windows": ({"windows": True}, "windows is True; expected a whole number"),
-    "embeddings": ({"calibration": torch.zeros(96)}, r"torch.float32 \[96\]"),
-    "foreign tokens": ({"calibration": torch.full((96,), VOCABULARY)}, r"token ids outside \[0, 61\)"),
+    "too long": (
+        {"calibration": torch.zeros(1, POSITIONS + 1, dtype=torch.int64)},
+        "sequence_length 49 is beyond the model's 48 positions",
+    ),
+    "a row of tokens": ({"calibration": torch.zeros(96, dtype=torch.int64)}, r"torch.int64 \[96\]; expected token ids"),
+    "booleans": ({"calibration": torch.zeros(6, 16, dtype=torch.bool)}, "calibration is torch.bool"),
+    "complex": ({"calibration": torch.zeros(6, 16, dtype=torch.complex64)}, "calibration is torch.complex64"),
+    "a list": ({"calibration": [[1] * 16]}, "calibration is list; expected"),
+    "embeddings": ({"calibration": torch.zeros(6, 16)}, "calibration is torch.float32"),
+    "foreign tokens": ({"calibration": torch.full((6, 16), VOCABULARY)}, r"token ids outside \[0, 61\)"),
 }
 
 
@@ -221,7 +217,7 @@ REFUSED = {
 def test_calibration_tokens_of_any_integer_type(tiny, tokens, dtype):
     models = tiny(), tiny()
     for model, calibration in zip(models, (tokens, tokens.to(dtype)), strict=True):
-        prune(model, calibration=calibration, sequence_length=LENGTH)
+        prune(model, calibration=calibration.view(-1, LENGTH))
     first, second = map(weights, models)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -232,7 +228,7 @@ def test_bad_input_is_refused_before_any_work(tiny, tokens, case):
     model = tiny()
     before = weights(model)
     with pytest.raises(UserError, match=message) as caught:
-        prune(model, **{"calibration": tokens, "sequence_length": LENGTH} | arguments)
+        prune(model, **{"calibration": tokens.view(-1, LENGTH)} | arguments)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
@@ -241,7 +237,7 @@ def test_a_pattern_that_fits_all_but_a_late_layer_is_refused_before_any_work(tin
     model = tiny()
     before = weights(model)
     with pytest.raises(UserError, match=r"layers\.0\.mlp\.down_proj has 24 columns, which 16 does not divide"):
-        prune(model, "wanda", pattern="8:16", calibration=tokens, sequence_length=LENGTH)
+        prune(model, "wanda", pattern="8:16", calibration=tokens.view(-1, LENGTH))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
 
 
@@ -251,7 +247,7 @@ def test_weights_that_are_not_finite_are_refused(tiny, tokens, value):
     model.model.layers[2].mlp.up_proj.weight.data[3, 5] = value
     before = copy.deepcopy(weights(model)["model.layers.0.self_attn.q_proj.weight"])
     with pytest.raises(UserError, match=r"model\.layers\.2\.mlp\.up_proj has weights that are not finite"):
-        prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+        prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
     assert torch.equal(model.model.layers[0].self_attn.q_proj.weight, before)
 
 
@@ -259,7 +255,7 @@ def test_activations_that_overflow_are_told(tiny, tokens):
     model = tiny().to(torch.float16)
     model.model.layers[1].mlp.gate_proj.weight.data.fill_(6e4)
     with pytest.raises(UserError, match=r"block 1: inputs of mlp\.down_proj are not finite in torch\.float16; load it"):
-        prune(model, "wanda", calibration=tokens, sequence_length=LENGTH)
+        prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
@@ -267,7 +263,7 @@ def test_activations_that_overflow_are_told(tiny, tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_gpu_agrees_with_cpu(tiny, tokens, method):
     model, on_gpu = tiny(), tiny().cuda()
-    prune(model, method, calibration=tokens, sequence_length=LENGTH)
-    prune(on_gpu, method, calibration=tokens, sequence_length=LENGTH, batch_size=4)
+    prune(model, method, calibration=tokens.view(-1, LENGTH))
+    prune(on_gpu, method, calibration=tokens.view(-1, LENGTH), batch_size=4)
     for name, parameter in on_gpu.named_parameters():
         torch.testing.assert_close(parameter.cpu(), weights(model)[name], rtol=1e-3, atol=1e-3)

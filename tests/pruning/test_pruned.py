@@ -2,17 +2,19 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.errors import UserError
-from toolkit.pruning import METHODS, LayerStatistics, load_pruned, prune, pruned
+from toolkit.pruning import METHODS, Calibration, LayerStatistics, load_pruned, prune, pruned
 from toolkit.pruning.sparsegpt import SparseGPT
 
 LENGTH = 16
-CALIBRATED = {"windows": 3, "sequence_length": LENGTH, "dtype": torch.float32}
+CALIBRATION = Calibration(windows=3, sequence_length=LENGTH)
+CALIBRATED = {"calibration": CALIBRATION, "dtype": torch.float32}
 
 
 @pytest.fixture
@@ -48,8 +50,7 @@ def test_the_second_call_reads_what_the_first_made(bench, tiny, tokens, method, 
     assert isinstance(again[0], LayerStatistics)
 
     expected = tiny("llama", blocks=2).to(dtype)
-    calibration = pruned.draw(tokens, 3, LENGTH, seed=0) if METHODS[method].needs_calibration else None
-    prune(expected, method, calibration=calibration, sequence_length=LENGTH)
+    prune(expected, method, calibration=CALIBRATION.draw(tokens) if METHODS[method].needs_calibration else None)
     assert same(first, expected)
 
 
@@ -67,10 +68,10 @@ def test_dense_is_the_model_as_it_is(bench, tiny):
         {"method": "sparsegpt"},
         {"sparsity": 0.6},
         {"pattern": "2:4"},
-        {"corpus": "other"},
-        {"windows": 2},
-        {"sequence_length": 8},
-        {"seed": 1},
+        {"calibration": replace(CALIBRATION, corpus="other")},
+        {"calibration": replace(CALIBRATION, windows=2)},
+        {"calibration": replace(CALIBRATION, sequence_length=8)},
+        {"calibration": replace(CALIBRATION, seed=1)},
         {"dtype": torch.float16},
     ],
 )
@@ -81,8 +82,8 @@ def test_whatever_changes_the_result_makes_it_anew(bench, change):
 
 
 def test_magnitude_does_not_depend_on_calibration_settings(bench):
-    load_pruned("llama", "magnitude", windows=3, seed=0, dtype=torch.float32)
-    load_pruned("llama", "magnitude", windows=2, seed=1, corpus="other", dtype=torch.float32)
+    for calibration in (Calibration(windows=3, seed=0), Calibration("other", windows=2, seed=1)):
+        load_pruned("llama", "magnitude", calibration=calibration, dtype=torch.float32)
     assert bench == ["magnitude"]
 
 
@@ -119,14 +120,16 @@ def test_only_the_pruned_linears_are_kept(bench, tmp_path):
 
 
 def test_draw_is_seeded_and_without_overlap(tokens):
-    drawn = pruned.draw(tokens, 4, LENGTH, seed=0).view(4, LENGTH).tolist()
+    four = Calibration(windows=4, sequence_length=LENGTH)
+    drawn = four.draw(tokens).tolist()
     every = tokens.view(-1, LENGTH).tolist()
     places = [every.index(window) for window in drawn]
     assert len(set(places)) == 4
     assert places != sorted(places)
-    assert drawn == pruned.draw(tokens, 4, LENGTH, seed=0).view(4, LENGTH).tolist()
-    assert drawn != pruned.draw(tokens, 4, LENGTH, seed=1).view(4, LENGTH).tolist()
-    assert sorted(pruned.draw(tokens, None, LENGTH, 0).tolist()) == sorted(tokens.tolist())
+    assert drawn == four.draw(tokens).tolist()
+    assert drawn != replace(four, seed=1).draw(tokens).tolist()
+    assert sorted(replace(four, windows=None).draw(tokens).tolist()) == sorted(every)
+    assert len(four.draw(tokens[:-1])) == 4  # the rest that fills no window is unused
 
 
 @pytest.mark.parametrize(
@@ -139,13 +142,19 @@ def test_draw_is_seeded_and_without_overlap(tokens):
         ({"sparsity": float("nan")}, "sparsity nan"),
         ({"pattern": "4:2"}, "pattern '4:2'"),
         ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
-        ({"windows": 0}, "windows is 0"),
+        ({"sequence_length": 32, "windows": 4}, "4 windows of 32 need 128"),
+        ({"windows": 0}, "windows is 0; expected a whole number, at least 1"),
+        ({"windows": 2.5}, "windows is 2.5; expected a whole number"),
+        ({"windows": True}, "windows is True; expected a whole number"),
+        ({"sequence_length": 0}, "sequence_length is 0; expected a whole number, at least 1"),
         ({"sequence_length": 97, "windows": None}, "calibration has 96 tokens"),
     ],
 )
 def test_bad_input_leaves_nothing_behind(bench, tmp_path, arguments, message):
+    drawn = {name: value for name, value in arguments.items() if name in ("windows", "sequence_length")}
+    others = {name: value for name, value in arguments.items() if name not in drawn}
     with pytest.raises(UserError, match=message):
-        load_pruned("llama", **CALIBRATED | arguments)
+        load_pruned("llama", **CALIBRATED | {"calibration": replace(CALIBRATION, **drawn)} | others)
     assert bench == []
     assert not list(tmp_path.rglob("*.safetensors"))
 

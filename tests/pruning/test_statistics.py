@@ -55,7 +55,7 @@ def test_chance_is_what_random_masks_have():
 
 def test_a_pruned_model(tiny, tokens):
     wanda, magnitude = tiny("llama", blocks=2), tiny("llama", blocks=2)
-    prune(wanda, "wanda", calibration=tokens, sequence_length=16)
+    prune(wanda, "wanda", calibration=tokens.view(-1, 16))
     prune(magnitude, "magnitude")
     table = statistics.zeros(wanda)
     names = [

@@ -6,18 +6,20 @@ import torch
 from tests.offload.conftest import pruned
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
+from toolkit.pruning import Calibration
 from toolkit.quantization import quality
 from toolkit.quantization.quality import int8_quality
 from toolkit.quantization.smoothquant import int8_activations, round_to_int8, smooth
 
 TOKENS = torch.arange(128) * 7 % 61
+CALIBRATION = Calibration("text", sequence_length=16)
 
 
 @pytest.fixture
 def _tiny(monkeypatch):
     def smoothed(name, method, alpha, **settings):
         model = pruned("llama")
-        smooth(model, TOKENS, alpha, sequence_length=16)
+        smooth(model, TOKENS.view(-1, 16), alpha)
         return model, "tokenizer"
 
     monkeypatch.setattr(quality, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
@@ -27,14 +29,12 @@ def _tiny(monkeypatch):
 
 @pytest.mark.usefixtures("_tiny")
 def test_five_models_on_the_same_windows():
-    table = int8_quality("tiny", "text", evaluation_windows=4, sequence_length=16).set_index(
-        ["weights", "activations", "smoothed"]
-    )
+    table = int8_quality("tiny", CALIBRATION, evaluation_windows=4).set_index(["weights", "activations", "smoothed"])
     value = lambda model: float(perplexity(model, TOKENS, 16, 4))  # noqa: E731
     plain = pruned("llama")
     assert table.loc[("float32", "float32", False), "perplexity"] == value(plain)
     smoothed = copy.deepcopy(plain)
-    smooth(smoothed, TOKENS, sequence_length=16)
+    smooth(smoothed, TOKENS.view(-1, 16))
     for label, model in ((False, plain), (True, smoothed)):
         round_to_int8(model)
         assert table.loc[("int8", "float32", label), "perplexity"] == value(model)
@@ -48,4 +48,4 @@ def test_five_models_on_the_same_windows():
 @pytest.mark.usefixtures("_tiny")
 def test_a_bad_alpha():
     with pytest.raises(UserError, match="alpha -1"):
-        int8_quality("tiny", "text", alpha=-1)
+        int8_quality("tiny", CALIBRATION, alpha=-1)

@@ -1,15 +1,18 @@
 """The memoised way in: factors are made once, and made anew for whatever changes them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from tests.offload.conftest import pruned
 from toolkit.errors import UserError
+from toolkit.pruning import Calibration
 from toolkit.quantization import smoothed
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import smooth, smoothing_factors
 
-SETTINGS = {"windows": 3, "sequence_length": 16}
+CALIBRATION = Calibration(windows=3, sequence_length=16)
 TOKENS = torch.arange(200) * 7 % 61
 
 
@@ -18,9 +21,9 @@ def bench(tmp_path, monkeypatch):
     """A tiny model and text in place of the real ones, an empty cache, and the arguments of each making."""
     made = []
 
-    def counted(model, tokens, alpha, **settings):
+    def counted(model, windows, alpha):
         made.append(alpha)
-        return smoothing_factors(model, tokens, alpha, **settings)
+        return smoothing_factors(model, windows, alpha)
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
@@ -30,11 +33,14 @@ def bench(tmp_path, monkeypatch):
 
 
 def test_the_second_call_reads_what_the_first_made(bench):
-    (first, tokenizer), (second, _) = load_smoothed("llama", **SETTINGS), load_smoothed("llama", **SETTINGS)
+    (first, tokenizer), (second, _) = (
+        load_smoothed("llama", calibration=CALIBRATION),
+        load_smoothed("llama", calibration=CALIBRATION),
+    )
     assert bench == [0.5]
     assert tokenizer == "tokenizer"
     expected = pruned("llama")
-    smooth(expected, smoothed.draw(TOKENS, 3, 16, seed=0), sequence_length=16)
+    smooth(expected, CALIBRATION.draw(TOKENS))
     for name, parameter in expected.named_parameters():
         assert torch.equal(first.get_parameter(name), parameter), name
         assert torch.equal(second.get_parameter(name), parameter), name
@@ -42,16 +48,16 @@ def test_the_second_call_reads_what_the_first_made(bench):
 
 
 def test_what_changes_the_factors_makes_them_anew(bench, monkeypatch):
-    load_smoothed("llama", **SETTINGS)
-    load_smoothed("llama", alpha=0.7, **SETTINGS)
-    load_smoothed("llama", **SETTINGS | {"windows": 2})
-    load_smoothed("llama", **SETTINGS, seed=1)
+    load_smoothed("llama", calibration=CALIBRATION)
+    load_smoothed("llama", alpha=0.7, calibration=CALIBRATION)
+    load_smoothed("llama", calibration=replace(CALIBRATION, windows=2))
+    load_smoothed("llama", calibration=replace(CALIBRATION, seed=1))
     monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: (pruned("opt"), "tokenizer", []))
-    load_smoothed("llama", **SETTINGS)
+    load_smoothed("llama", calibration=CALIBRATION)
     assert bench == [0.5, 0.7, 0.5, 0.5, 0.5]
 
 
 def test_bad_alpha_before_anything_is_loaded(bench, monkeypatch):
     monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: pytest.fail("the model was loaded"))
     with pytest.raises(UserError, match="alpha 2 is out of range"):
-        load_smoothed("llama", alpha=2, **SETTINGS)
+        load_smoothed("llama", alpha=2, calibration=CALIBRATION)

@@ -59,7 +59,7 @@ def test_factors_by_hand():
 def test_factors_are_those_of_every_token_one_by_one(family, alpha):
     model = with_outliers(family)
     expected = naive.factors(model, family, WINDOWS, alpha)
-    found = smoothing_factors(model, TOKENS, alpha, sequence_length=LENGTH)
+    found = smoothing_factors(model, WINDOWS, alpha)
     assert found.keys() == expected.keys()
     for name, factor in found.items():
         torch.testing.assert_close(factor, expected[name], rtol=1e-5, atol=0)
@@ -70,7 +70,7 @@ def test_factors_are_those_of_every_token_one_by_one(family, alpha):
 def test_the_function_stays_and_the_factors_go_where_they_belong(family, dtype, error):
     model = with_outliers(family, dtype)
     before = copy.deepcopy(model)
-    found = smooth(model, TOKENS, sequence_length=LENGTH)
+    found = smooth(model, WINDOWS)
     scale = logits(before).abs().max()
     tolerance = max(error, 1e-6) if dtype == torch.float64 else error  # rotary embeddings are float32 in any case
     assert (logits(model) - logits(before)).abs().max() <= tolerance * scale
@@ -94,7 +94,7 @@ def test_the_function_stays_and_the_factors_go_where_they_belong(family, dtype, 
 def test_zeros_survive_smoothing_and_rounding(family):
     model = with_outliers(family, torch.bfloat16)
     before = masks(model)
-    smooth(model, TOKENS, sequence_length=LENGTH)
+    smooth(model, WINDOWS)
     assert all(torch.equal(mask, before[name]) for name, mask in masks(model).items())
     round_to_int8(model)
     for name, mask in masks(model).items():
@@ -119,9 +119,9 @@ def test_wanda_and_smoothing_commute(family):
     for model in (first, second):
         for linear in linears(model).values():
             linear.weight.normal_(generator=torch.Generator().manual_seed(linear.in_features), std=0.2)
-    settings = {"sparsity": 0.5, "calibration": TOKENS, "sequence_length": LENGTH}
+    settings = {"sparsity": 0.5, "calibration": WINDOWS}
     prune(first, "wanda", **settings)
-    smooth(second, TOKENS, sequence_length=LENGTH)
+    smooth(second, WINDOWS)
     prune(second, "wanda", **settings)
     for name, mask in masks(first).items():
         assert (mask == masks(second)[name]).float().mean() > 0.999, name  # near ties may go either way
@@ -176,22 +176,22 @@ def test_a_group_is_a_norm_and_all_that_read_it():
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan"), True, "half"])
 def test_alpha_outside_its_range(alpha):
     with pytest.raises(UserError, match=r"alpha .* from 0 to 1"):
-        smooth(with_outliers("llama"), TOKENS, alpha, sequence_length=LENGTH)
+        smooth(with_outliers("llama"), WINDOWS, alpha)
 
 
 def test_tokens_that_do_not_fit():
     model = with_outliers("llama")
-    with pytest.raises(UserError, match="6 tokens"):
-        smooth(model, TOKENS[:6], windows=1, sequence_length=LENGTH)
+    with pytest.raises(UserError, match=r"\[96\]; expected token ids \[windows, tokens\]"):
+        smooth(model, TOKENS)
     with pytest.raises(UserError, match="token ids outside"):
-        smooth(model, TOKENS + 40, sequence_length=LENGTH)
+        smooth(model, WINDOWS + 40)
 
 
 def test_activations_that_are_not_finite():
     model = with_outliers("llama")
     model.model.embed_tokens.weight[TOKENS[20]] = float("inf")
     with pytest.raises(UserError, match="not finite"):
-        smooth(model, TOKENS, sequence_length=LENGTH)
+        smooth(model, WINDOWS)
 
 
 def test_no_norm_before_any_linear():
@@ -202,7 +202,7 @@ def test_no_norm_before_any_linear():
         block.self_attn_layer_norm = torch.nn.Identity()
         block.final_layer_norm = torch.nn.Identity()
     with pytest.raises(UserError, match="no decoder linear of OPTForCausalLM reads a norm"):
-        smooth(model, TOKENS, sequence_length=LENGTH)
+        smooth(model, WINDOWS)
 
 
 @pytest.mark.parametrize("family", ["opt-350m", "gemma2"])
@@ -215,7 +215,7 @@ def test_norms_that_cannot_take_factors(family):
         sizes = {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**COMMON, **sizes, do_layer_norm_before=False))
     with pytest.raises(UserError, match=r"smoothing changes what blocks of .* add.*load it anew"):
-        smooth(model.eval().requires_grad_(False), TOKENS, sequence_length=LENGTH)
+        smooth(model.eval().requires_grad_(False), WINDOWS)
 
 
 @pytest.mark.parametrize(("family", "wrong"), [("llama", False), ("gemma2", True)])
@@ -227,6 +227,6 @@ def test_a_loud_residual_neither_hides_a_wrong_fold_nor_spoils_a_right_one(famil
     model.get_input_embeddings().weight.mul_(1e4)
     if wrong:
         with pytest.raises(UserError, match="smoothing changes"):
-            smooth(model, TOKENS, sequence_length=LENGTH)
+            smooth(model, WINDOWS)
     else:
-        smooth(model, TOKENS, sequence_length=LENGTH)
+        smooth(model, WINDOWS)

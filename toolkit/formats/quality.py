@@ -21,7 +21,7 @@ from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.pruning import METHODS, load_pruned
+from toolkit.pruning import METHODS, Calibration, load_pruned
 from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
 from toolkit.quantization.hqq import Groupwise
 from toolkit.text import load_tokens
@@ -198,11 +198,10 @@ def pareto_front(size: pd.Series, cost: pd.Series) -> pd.Series:
 
 def _measure(variant: Variant, settings: Settings, tokenizer, tokens: Tensor) -> pd.DataFrame:
     """One variant, made and evaluated: the rows of `evaluate` and one row a window, each with the size."""
-    calibration = {"windows": variant.calibration_windows, "sequence_length": settings.sequence_length}
-    model, _, _ = load_pruned(
-        settings.model, variant.method, variant.sparsity if variant.pattern is None else 0.5, variant.pattern,
-        corpus=settings.corpus, seed=variant.seed, dtype=fast_dtype(), **calibration,
-    )  # fmt: skip
+    calibration = Calibration(settings.corpus, variant.calibration_windows, settings.sequence_length, variant.seed)
+    sparsity = variant.sparsity if variant.pattern is None else 0.5
+    kept = {"calibration": calibration, "dtype": fast_dtype()}
+    model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, **kept)
     size = store(model, variant.form)
     length, windows = settings.sequence_length, settings.windows
     table, lost = evaluate(model, tokenizer, tokens, settings.tasks, length, windows, settings.task_limit)

@@ -1,6 +1,6 @@
 """Prompts and batches through a model on disk: the time to the first token, and tokens a second after it.
 
-    generation_measurements("opt-1536", layers=4, prompt_tokens=128, new_tokens=32, batches=(1, 4, 16))
+    generation_measurements(Generation(Workload("opt-1536"), layers=4, batches=(1, 4, 16)))
 
 The model is a twin with random weights on the CPU, all its layers on disk. Prompts are random, and the new tokens are
 those that the model in memory picks, so that every way does the same work. Ways take turns. Logits of every pass are
@@ -48,17 +48,37 @@ class Text:
         return len(self.inputs[0])
 
 
-def generation_measurements(
-    model: str,
-    layers: int,
-    methods: Sequence[str] = PASS_METHODS,
-    prompt_tokens: int = 128,
-    new_tokens: int = 32,
-    batches: Sequence[int] = (1, 4, 16),
-    repetitions: int = 1,
-    dtype: str = "float16",
-    fresh: bool = False,
-) -> pd.DataFrame:
+@dataclass(frozen=True)
+class Generation:
+    """What to measure: a twin of `workload` with so many layers, and the texts that go through it, by each method.
+
+    Each text has `prompt_tokens` tokens and gets `new_tokens` more; `batches` says how many texts run at once.
+    `repetitions` is the number of turns. Raises `UserError` for numbers below their least.
+    """
+
+    workload: Workload
+    layers: int
+    methods: Sequence[str] = PASS_METHODS
+    prompt_tokens: int = 128
+    new_tokens: int = 32
+    batches: Sequence[int] = (1, 4, 16)
+    repetitions: int = 1
+
+    def __post_init__(self):
+        """Refuse numbers that make no sense."""
+        if min(self.prompt_tokens, self.repetitions, *self.batches) < 1 or self.new_tokens < 2:
+            raise UserError(
+                f"prompt_tokens={self.prompt_tokens}, batches={list(self.batches)}, repetitions={self.repetitions}: "
+                f"expected 1 or more of each; new_tokens={self.new_tokens}: expected 2 or more"
+            )
+
+    @property
+    def ways(self) -> list[Placed]:
+        """The methods, pipelined from disk, and Accelerate."""
+        return [*((way, "storage") for way in all_ways(["pipelined"], "cpu", self.methods)), RIVAL]
+
+
+def generation_measurements(generation: Generation, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, batch and phase: "prompt", up to the first new token, and "generation", all later ones.
 
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
@@ -66,40 +86,32 @@ def generation_measurements(
     or a step, and bytes_a_token, the same over the tokens that it takes in; seconds in which a stage was busy (read_s,
     decode_s, compute_s, other_s). speedup is over dense weights, low and high its quartiles over the turns; byte_limit
     the bytes of dense weights over ours; fault, whether the speed-up is above that (`above_limit`). Raises `UserError`
-    for counts below their least, unknown names, a disk too small, or a way whose logits are not those of the model in
-    memory.
+    for unknown names, a disk too small, or a way whose logits are not those of the model in memory.
     """
-    workload = Workload(model, dtype)
-    if min(prompt_tokens, repetitions, *batches) < 1 or new_tokens < 2:
-        raise UserError(
-            f"prompt_tokens={prompt_tokens}, batches={list(batches)}, repetitions={repetitions}: expected 1 or more of "
-            f"each; new_tokens={new_tokens}: expected 2 or more"
-        )
-    ways = [*((way, "storage") for way in all_ways(["pipelined"], "cpu", methods)), RIVAL]
-    sizes = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batches": sorted(batches)}
-    key = asdict(workload) | sizes | {"layers": layers, "methods": list(methods), "repetitions": repetitions}
+    sizes = {name: getattr(generation, name) for name in ("layers", "prompt_tokens", "new_tokens", "repetitions")}
+    lists = {"methods": list(generation.methods), "batches": sorted(generation.batches)}
+    key = asdict(generation.workload) | sizes | lists
 
     def measure() -> pd.DataFrame:
         with scratch_folder(make_folder(paths.cache_dir())) as place:
-            return pd.DataFrame(_runs(workload, layers, ways, sizes, repetitions, place))
+            return pd.DataFrame(_runs(generation, place))
 
     runs = kept_spans(key, ("toolkit.measure.generation",), measure, fresh)
-    return _summary(runs).assign(**asdict(workload), layers=layers, evidence="measured")
+    return _summary(runs).assign(**asdict(generation.workload), layers=generation.layers, evidence="measured")
 
 
-def _runs(
-    workload: Workload, layers: int, ways: Sequence[Placed], sizes: dict, repetitions: int, folder: Path
-) -> Iterator[dict]:
+def _runs(generation: Generation, folder: Path) -> Iterator[dict]:
     """A row for each turn of each way, batch and phase."""
     texts: list[Text] = []
 
     def look(model: nn.Module) -> None:
-        texts.extend(_text(model, batch, sizes["prompt_tokens"], sizes["new_tokens"]) for batch in sizes["batches"])
+        for batch in sorted(generation.batches):
+            texts.append(_text(model, batch, generation.prompt_tokens, generation.new_tokens))
 
-    with prepared(workload, layers, ways, folder, look=look) as turns:
-        for repetition in range(1, repetitions + 1):
+    with prepared(generation.workload, generation.layers, generation.ways, folder, look=look) as turns:
+        for repetition in range(1, generation.repetitions + 1):
             for text in texts:
-                for way, _ in ways:
+                for way, _ in generation.ways:
                     if way.method != ACCELERATE or text is texts[0]:
                         yield from _run(turns, way, text, repetition)
 

@@ -16,6 +16,30 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.text import token_ids
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """What a model is calibrated on: windows of a text, drawn at random and without overlap."""
+
+    corpus: str = "wiki-slice"
+    """As `load_tokens` takes it."""
+    windows: int | None = None
+    """How many are drawn; None for all there are. The papers take 128."""
+    sequence_length: int = 1024
+    """Tokens in a window."""
+    seed: int = 0
+    """Seeds the draw."""
+
+    def draw(self, tokens: object) -> Int64[Tensor, "windows tokens"]:
+        """Draw the windows from a row of token ids. Raises `UserError` as `cut_windows` does."""
+        asked = len(cut_windows(tokens, self.windows, self.sequence_length))
+        every = cut_windows(tokens, None, self.sequence_length)
+        order = torch.randperm(len(every), generator=torch.Generator().manual_seed(self.seed))
+        return every[order[:asked]]
+
+
+DEFAULT = Calibration()
+
+
 def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> Int64[Tensor, "windows tokens"]:
     """Cut the first `windows` windows from a row of token ids of any integer type; None cuts all that fit.
 
@@ -34,29 +58,19 @@ def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> In
     return tokens[: windows * sequence_length].reshape(windows, sequence_length)
 
 
-def draw(tokens: Tensor, windows: int | None, sequence_length: int, seed: int) -> Int64[Tensor, " n"]:
-    """Draw `windows` windows from a row of tokens at random, without overlap, and join them.
-
-    Raises `UserError` if there are fewer.
-    """
-    asked = len(cut_windows(tokens, windows, sequence_length))
-    every = cut_windows(tokens, None, sequence_length)
-    order = torch.randperm(len(every), generator=torch.Generator().manual_seed(seed))
-    return every[order[:asked]].flatten()
-
-
-def calibration_windows(
-    model: nn.Module, tokens: object, windows: int | None, sequence_length: int
-) -> Int64[Tensor, "windows tokens"]:
-    """`cut_windows`, with a check that the model knows the tokens. Raises `UserError` as that does, or if not."""
-    cut = cut_windows(tokens, windows, sequence_length)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", sequence_length)
-    if sequence_length > positions:
-        raise UserError(f"sequence_length {sequence_length} is beyond the model's {positions} positions")
+def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows tokens"]:
+    """Windows of token ids of any integer type, as int64. Raises `UserError` for what the model cannot take."""
+    if not isinstance(windows, Tensor) or windows.ndim != 2 or not windows.numel():
+        what = f"{windows.dtype} {list(windows.shape)}" if isinstance(windows, Tensor) else type(windows).__name__
+        raise UserError(f"calibration is {what}; expected token ids [windows, tokens], as cut_windows makes them")
+    known = token_ids(windows.flatten(), "calibration").view(windows.shape)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", windows.shape[1])
+    if windows.shape[1] > positions:
+        raise UserError(f"sequence_length {windows.shape[1]} is beyond the model's {positions} positions")
     vocabulary = model.get_input_embeddings().num_embeddings
-    if cut.min() < 0 or cut.max() >= vocabulary:
+    if known.min() < 0 or known.max() >= vocabulary:
         raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
-    return cut
+    return known
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows, walk
+from toolkit.pruning.calibration import checked_windows, walk
 from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import Pattern, resolve
 
@@ -40,16 +40,14 @@ def prune(
     sparsity: float = 0.5,
     pattern: str | None = None,
     calibration: Tensor | None = None,
-    windows: int | None = None,
-    sequence_length: int = 1024,
     batch_size: int = 1,
 ) -> list[LayerStatistics]:
     """Prune every linear of every decoder block in place; embeddings and head stay. Return one record per linear.
 
     `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
     `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
-    `calibration` holds token ids, int64 [n], cut from its start into `windows` windows of `sequence_length` (None: all
-    that fit; the papers take 128); magnitude pruning needs none. `batch_size` windows run at once: 1 on a CPU.
+    `calibration` holds token ids, int64 [windows, tokens], as `Calibration.draw` and `cut_windows` give them; magnitude
+    pruning needs none. `batch_size` windows run at once: 1 on a CPU.
     Blocks are pruned in order, and each gets the outputs of the pruned blocks before it. Works in any floating dtype
     and on any device. Statistics and solves are float32.
 
@@ -63,13 +61,13 @@ def prune(
         method = METHODS[method]
     sparsity, wanted = resolve(sparsity, pattern)
     _check_layers(model, wanted)
-    cut = _cut(model, method, calibration, windows, sequence_length, batch_size)
+    windows = _windows(model, method, calibration, batch_size)
 
     names = {module: name for name, module in model.named_modules()}
     blocks = decoder_blocks(model)
     statistics = []
     with _inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
-        passes = ((block, {}) for block in blocks) if cut is None else walk(model, cut, batch_size)
+        passes = ((block, {}) for block in blocks) if windows is None else walk(model, windows, batch_size)
         for block, grams in passes:
             for op, linear in decoder_linears(block).items():
                 statistics.append(_prune_linear(names[linear], linear, grams.get(op), method, sparsity, wanted))
@@ -114,22 +112,15 @@ def _check_layers(model: nn.Module, pattern: Pattern | None) -> None:
                 raise UserError(f"{name} has weights that are not finite; load the model anew")
 
 
-def _cut(
-    model: nn.Module,
-    method: Method,
-    tokens: Tensor | None,
-    windows: int | None,
-    sequence_length: int,
-    batch_size: int,
-) -> Tensor | None:
-    """The calibration tokens as [windows, sequence_length], or None if there are none and none are needed."""
-    if tokens is None:
+def _windows(model: nn.Module, method: Method, calibration: Tensor | None, batch_size: int) -> Tensor | None:
+    """The calibration windows, checked; None if there are none and none are needed."""
+    if calibration is None:
         if method.needs_calibration:
-            raise UserError(f"{type(method).__name__} needs calibration tokens: pass calibration=load_tokens(...)")
+            raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
         return None
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
-    return calibration_windows(model, tokens, windows, sequence_length)
+    return checked_windows(model, calibration)
 
 
 @contextmanager

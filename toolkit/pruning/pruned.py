@@ -16,7 +16,7 @@ from toolkit.cache import cached
 from toolkit.errors import unknown
 from toolkit.files import file_sha256
 from toolkit.models import fast_dtype, load_model
-from toolkit.pruning.calibration import draw
+from toolkit.pruning.calibration import DEFAULT, Calibration
 from toolkit.pruning.layerwise import LayerStatistics, prune
 from toolkit.pruning.methods import METHODS, Method
 from toolkit.pruning.patterns import resolve
@@ -31,10 +31,7 @@ def load_pruned(
     method: str = "wanda",
     sparsity: float = 0.5,
     pattern: str | None = None,
-    corpus: str = "wiki-slice",
-    windows: int | None = None,
-    sequence_length: int = 1024,
-    seed: int = 0,
+    calibration: Calibration = DEFAULT,
     dtype: torch.dtype | None = None,
 ) -> tuple[nn.Module, object, list[LayerStatistics]]:
     """A pruned model, its tokenizer and one record per pruned linear. The first call makes them, later ones read them.
@@ -44,10 +41,7 @@ def load_pruned(
         method: a name in `METHODS`, or "dense" for the unpruned model without records.
         sparsity: the share of zeros, as in `prune`.
         pattern: "N:M", as in `prune`.
-        corpus: the source of the calibration windows, as `load_tokens` takes it; magnitude pruning uses none.
-        windows: the number of windows that are drawn without overlap (None: all there are; the papers take 128).
-        sequence_length: tokens in a window.
-        seed: seeds that draw.
+        calibration: the text that the method sees; magnitude pruning uses none.
         dtype: of weights and activations; None for the quickest on this machine.
 
     Only the pruned linears are kept. Their key covers the dense weights, the arguments, the method's settings and its
@@ -64,15 +58,15 @@ def load_pruned(
     model, tokenizer = load_model(model_name, dtype)
 
     def make(folder: Path) -> None:
-        tokens = None
+        windows = None
         if METHODS[method].needs_calibration:
-            tokens = draw(load_tokens(corpus, tokenizer, "calibration"), windows, sequence_length, seed)
-        records = prune(model, method, sparsity, pattern, tokens, sequence_length=sequence_length)
+            windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
+        records = prune(model, method, sparsity, pattern, windows)
         save(folder, model, records)
 
     key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern, "dtype": str(dtype)}
     if METHODS[method].needs_calibration:
-        key |= {"corpus": corpus, "windows": windows, "sequence_length": sequence_length, "seed": seed}
+        key |= asdict(calibration)
     key |= {"weights_sha256": weights_sha256(model), "settings": settings_of(METHODS[method])}
     unused = () if METHODS[method].needs_calibration else ("toolkit.text.corpora",)
     code = made_by("toolkit.pruning.pruned", METHODS[method], unused)

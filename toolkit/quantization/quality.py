@@ -4,7 +4,7 @@ import pandas as pd
 from torch import nn
 
 from toolkit.evaluation import perplexity
-from toolkit.pruning import load_pruned
+from toolkit.pruning import Calibration, load_pruned
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import ALPHA, check_alpha, int8_activations, round_to_int8
 from toolkit.text import load_tokens
@@ -14,22 +14,20 @@ INT8 = "int8"
 
 def int8_quality(
     model_name: str,
-    corpus: str,
-    calibration_windows: int | None = None,
+    calibration: Calibration,
     evaluation_windows: int | None = None,
-    sequence_length: int = 1024,
     alpha: float = ALPHA,
     method: str = "wanda",
-    seed: int = 0,
 ) -> pd.DataFrame:
     """A model pruned to 50 %, then its weights in int8, then its activations too: plain, and smoothed first.
 
     Columns: model, method, weights and activations (their types), smoothed, perplexity, standard_error, windows,
-    sequence_length, over_pruned (the perplexity over that of the pruned model), evidence. All on the same windows.
+    sequence_length, over_pruned (the perplexity over that of the pruned model), evidence. All on the same windows,
+    of the corpus and the length of the calibration.
     Activations in int8 are simulated (`int8_activations`). Raises what `load_smoothed` and `perplexity` raise.
     """
     check_alpha(alpha)
-    calibration = {"corpus": corpus, "windows": calibration_windows, "sequence_length": sequence_length, "seed": seed}
+    corpus, sequence_length = calibration.corpus, calibration.sequence_length
     rows = []
 
     def measure(model: nn.Module, smoothed: bool, weights: str, activations: str) -> None:
@@ -41,7 +39,9 @@ def int8_quality(
 
     for smoothed in (False, True):
         load = load_smoothed if smoothed else load_pruned
-        model, tokenizer, *_ = load(model_name, method, **({"alpha": alpha} if smoothed else {}), **calibration)
+        model, tokenizer, *_ = load(
+            model_name, method, **({"alpha": alpha} if smoothed else {}), calibration=calibration
+        )
         tokens = load_tokens(corpus, tokenizer, "evaluation")
         dtype = str(model.dtype).removeprefix("torch.")
         if not smoothed:

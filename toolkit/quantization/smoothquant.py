@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows
+from toolkit.pruning.calibration import checked_windows
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 
 ALPHA = 0.5  # for most models, section 4.1
@@ -60,30 +60,20 @@ class _BlockCall:
 
 
 @torch.no_grad()
-def smooth(
-    model: nn.Module,
-    calibration: Tensor,
-    alpha: float = ALPHA,
-    windows: int | None = None,
-    sequence_length: int = 1024,
-) -> dict[str, Float[Tensor, " channels"]]:
+def smooth(model: nn.Module, calibration: Tensor, alpha: float = ALPHA) -> dict[str, Float[Tensor, " channels"]]:
     """Move the activations' outliers into the weights, in place; return the factors by the norm's name.
 
-    `calibration` is cut as `prune` does it; `alpha`, 0 to 1, is the share of the difficulty that goes to the weights.
+    `calibration` is as in `prune`; `alpha`, 0 to 1, is the share of the difficulty that goes to the weights.
     The model computes the same function as before, up to rounding. Raises what `smoothing_factors` and `fold` raise.
     """
-    factors = smoothing_factors(model, calibration, alpha, windows, sequence_length)
+    factors = smoothing_factors(model, calibration, alpha)
     fold(model, factors)
     return factors
 
 
 @torch.no_grad()
 def smoothing_factors(
-    model: nn.Module,
-    calibration: Tensor,
-    alpha: float = ALPHA,
-    windows: int | None = None,
-    sequence_length: int = 1024,
+    model: nn.Module, calibration: Tensor, alpha: float = ALPHA
 ) -> dict[str, Float[Tensor, " channels"]]:
     """s_j = max|X_j|^alpha / max|W_j|^(1 − alpha) (equation 4), float32, by the norm's name; the model stays as it is.
 
@@ -92,11 +82,11 @@ def smoothing_factors(
     a model none of whose decoder linears reads a norm.
     """
     check_alpha(alpha)
-    cut = calibration_windows(model, calibration, windows, sequence_length)
+    windows = checked_windows(model, calibration)
     found = groups(model)
     norms = {name: group.norm for name, group in found.items()}
-    with _largest_outputs(norms) as activations, progress("calibrating SmoothQuant", len(cut), "windows") as bar:
-        for window in cut:
+    with _largest_outputs(norms) as activations, progress("calibrating SmoothQuant", len(windows), "windows") as bar:
+        for window in windows:
             _decode(model, window[None])
             bar.update()
     if wrong := next((name for name, largest in activations.items() if not largest.isfinite().all()), None):
