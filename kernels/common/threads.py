@@ -23,6 +23,7 @@ from toolkit.kernels.common.region import run_region
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 # for less work, calling a second thread costs more than it saves
 ROWS_WORTH_BYTES = 64 * 1024
+PROCESS = os.getpid()
 PARTS = 4  # of the rows for each thread: one that another process holds up leaves the rest to the others
 
 
@@ -68,7 +69,9 @@ def _address(function: Dispatcher, arguments: tuple) -> int:
 
 @cache
 def _fork_address() -> int | None:
-    """Where `GOMP_parallel` of the OpenMP library is that torch itself is linked with; None if it has none."""
+    """Where `GOMP_parallel` of the OpenMP library is that torch itself is linked with; None if there is none to use."""
+    if os.getpid() != PROCESS:  # a forked child: the library would wait for threads of the parent for ever
+        return None
     try:
         return ctypes.cast(ctypes.CDLL(torch._C.__file__).GOMP_parallel, ctypes.c_void_p).value
     except (AttributeError, OSError):
@@ -80,11 +83,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
 
 
-def _after_fork() -> None:
-    """A forked child has none of its parent's threads, and the OpenMP library would wait for them for ever."""
-    global _fork_address
-    _pool.cache_clear()
-    _fork_address = lambda: None  # noqa: E731
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# a forked child has none of its parent's threads
+for _found in (_pool, _fork_address):
+    os.register_at_fork(after_in_child=_found.cache_clear)
