@@ -11,6 +11,7 @@ from torch import Tensor
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
+from toolkit.records import line
 
 KIND, VERSION = "activation trace", "1"
 
@@ -39,7 +40,9 @@ class Trace:
 
     def __post_init__(self):
         """Refuse parts that do not fit each other."""
-        _expect("tokens", self.tokens, torch.int32, (*self.tokens.shape[:1], *self.tokens.shape[1:2]))
+        if self.tokens.ndim != 2:
+            raise UserError(f"tokens of a trace: {list(self.tokens.shape)}; expected sequences × tokens")
+        _expect("tokens", self.tokens, torch.int32, tuple(self.tokens.shape))
         _expect("thresholds", self.thresholds, torch.float32, (len(self.neurons),))
         if len(self.bits) != len(self.neurons):
             raise UserError(f"a trace has bits of {len(self.bits)} layers and neurons of {len(self.neurons)}")
@@ -82,7 +85,7 @@ class Trace:
             bits = tuple(tensors.pop(f"bits.{layer}") for layer in range(len(neurons)))
             return cls(model, about["corpus"], tensors["tokens"], tensors["thresholds"], neurons, bits)
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            raise UserError(f"{path}: inconsistent trace: {error}") from error
+            raise UserError(f"{path}: inconsistent trace: {line(error)}") from error
 
 
 def pack(active: Bool[Tensor, "*shape neurons"]) -> UInt8[Tensor, "*shape bytes"]:
