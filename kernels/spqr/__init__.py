@@ -32,13 +32,14 @@ from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.spqr import cpu, cpu_simd
+from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import CPU, Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE
 
 __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
 
 SIMD = frozenset({"avx2", "fma", "f16c"})
+VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
 # from so many vectors on, decoding once for all of them is faster than reading the codes again for each
 VECTORS_TO_DECODE_FOR = 12
 TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
@@ -60,14 +61,16 @@ def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) ->
     return Backend(features, partial(cpu.decoded, decode), partial(cpu.product, decode, family.multiply_decoded))
 
 
-def _fused(integers: bool, prepare: Callable, prepared: type) -> Backend:
+def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> Backend:
     decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
-    return Backend(SIMD, decode, partial(cpu_simd.product, integers), prepare, prepared)
+    return Backend(features, decode, partial(cpu_simd.product, kernel), prepare, prepared)
 
 
 BACKENDS = {
-    "avx2": _fused(False, cpu_simd.prepare, np.float32),
-    "avx2_int8": _fused(True, cpu_simd.prepare_int8, np.int16),
+    "avx512": _fused(VBMI, cpu_avx512.FLOAT, cpu_simd.prepare, np.float32),
+    "avx512_int8": _fused(VBMI | {"avx512vnni"}, cpu_avx512.INT8, cpu_simd.prepare_int8, np.int8),
+    "avx2": _fused(SIMD, cpu_simd.FLOAT, cpu_simd.prepare, np.float32),
+    "avx2_int8": _fused(SIMD, cpu_simd.INT8, cpu_simd.prepare_int16, np.int16),
     "avx2_table": _decoding(cpu_simd, True, SIMD),
     "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
     "table": _decoding(cpu, True),
