@@ -8,8 +8,9 @@ after every step, as in spqr_quant; the outlier is then added in fp32. `decode` 
 
 Ways to multiply, all with fp32 sums:
 
-    avx2             fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
-    avx2_int8        activations in int8, with one scale for every 16 columns; integer products
+    avx512           fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
+    avx512_int8      activations in int8, with one scale for every 16 columns; integer products
+    avx2, avx2_int8  the same with AVX2
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
@@ -40,8 +41,6 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 
 SIMD = frozenset({"avx2", "fma", "f16c"})
 VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
-# from so many vectors on, decoding once for all of them is faster than reading the codes again for each
-VECTORS_TO_DECODE_FOR = 12
 TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
 
 
@@ -117,8 +116,8 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
-    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
-    takes avx2_table. avx2 loses bits of entries below 2⁻⁹⁹, which it divides by up to 2²⁷.
+    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. avx512 and avx2 lose bits
+    of entries below 2⁻⁹⁹, which they divide by up to 2²⁷.
 
     Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
     wrong shape, type or device.
@@ -129,7 +128,7 @@ def matvec(
     out = torch.empty(*batch, rows, dtype=torch.float32) if out is None else out
     expect("out", out, torch.float32, (*batch, rows), CPU)
     vectors = batch[0] if batch else 1
-    kernels = _backend(backend, vectors)
+    kernels = choose(backend, BACKENDS)
     given = _prepared(kernels, _padded(x.view(vectors, columns), words.shape[1] * TILE))
     run, each_out = kernels.product(outliers.name, column_bits(columns)), out.view(vectors, rows)
     over_rows(run, len(words), words.nbytes, *_arrays(words, outliers), *given, each_out.numpy())
@@ -139,12 +138,6 @@ def matvec(
 def available() -> list[str]:
     """The backends that this CPU can run."""
     return runnable(BACKENDS)
-
-
-def _backend(name: str, vectors: int) -> Backend:
-    if name == "auto" and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
-        name = "avx2_table"
-    return choose(name, BACKENDS)
 
 
 def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor, "vectors padded"]:

@@ -13,7 +13,18 @@ from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.simd import I64, Vector
-from toolkit.kernels.spqr.cpu_simd import F32, HIGH_PART, I8, I16, Fused, fused, multiply_add, multiply_codes, splat, summed
+from toolkit.kernels.spqr.cpu_simd import (
+    F32,
+    HIGH_PART,
+    I8,
+    I16,
+    Fused,
+    fused,
+    multiply_add,
+    multiply_codes,
+    splat,
+    summed,
+)
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 AT_ONCE = 4  # vectors
@@ -51,9 +62,7 @@ def statistics(typing_context, words, at):
 
     def generate(context, builder, signature, arguments):
         word = simd.pointer(context, builder, words, *arguments, I64)
-        carried = [
-            _fields(builder, some, [0, ZERO, SECOND_ORDER, 0, 0, 0, 0, 0]) for some in _registers(builder, word)
-        ]
+        carried = [_fields(builder, some, [0, ZERO, SECOND_ORDER, 0, 0, 0, 0, 0]) for some in _registers(builder, word)]
 
         def splat_pair(numbers):  # eight lanes of each
             order = [32 * number + 16 * byte + 2 for number in numbers for _ in range(LEVELS) for byte in range(2)]
@@ -79,9 +88,7 @@ def statistics(typing_context, words, at):
 
 def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
     registers = _registers(builder, word)
-    parts = [
-        [8 * row + start // 8 + byte for row in range(TILE) for byte in range(4)] for start in (0, HIGH_PART)
-    ]
+    parts = [[8 * row + start // 8 + byte for row in range(TILE) for byte in range(4)] for start in (0, HIGH_PART)]
     parts = [builder.bitcast(_bytes(builder, registers, order), INTS) for order in parts]
     return multiply_codes(builder, parts, found, vectors, sums)
 

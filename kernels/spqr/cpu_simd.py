@@ -9,6 +9,8 @@ which is exact. So eight weights cost an AND, a conversion and an FMA.
 
 With int8 activations each code gets its own 16-bit lane: it is q·2^p there, p < 8, and meets the activation times
 2^(7 − p). Sixteen weights cost a byte shuffle, an AND and a `vpmaddwd`.
+
+Several vectors share the codes of a tile, once these are ready to be multiplied. `cpu_avx512` builds on this module.
 """
 
 from collections.abc import Callable
@@ -72,6 +74,7 @@ def _round(builder, value) -> ir.Value:
 
 
 def multiply_add(builder, a, b, c) -> ir.Value:
+    """a · b + c of fp32 vectors, rounded once."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.type.count}f32", (), kind), [a, b, c])
 
@@ -168,7 +171,9 @@ def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
             for (x, _, _), total in zip(vectors, totals, strict=True):
                 each_x = splat(builder, builder.load(builder.gep(x, [I64(LANES * part + lane)])), TILE)
                 before = total[part]
-                total[part] = multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
+                total[part] = (
+                    multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
+                )
     scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
     results = []
     for number, ((_, _, of_x), total) in enumerate(zip(vectors, totals, strict=True)):
@@ -181,8 +186,8 @@ def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
 def fused(lanes: int, generate: Callable):
     """The intrinsic that adds a tile's products with one or more vectors to `sums`, so many lanes for each.
 
-    `found` are the tile's `statistics`; `wide` tiles lie beside each other. The others are as `prepare` or
-    `prepare_int8` makes them. `generate` writes it, given the tile's address and those of the vectors.
+    `found` are the tile's `statistics`; `wide` tiles lie beside each other; `x`, `tile_scales` and `tile_sums` are
+    prepared. `generate` writes the instructions, given the tile's address and what `vectors_of` gives.
     """
 
     @intrinsic
@@ -237,7 +242,7 @@ def _multiply_int8(builder, word, vectors, found, sums) -> ir.Value:
 
 
 def summed(lanes: int, generate: Callable):
-    """The intrinsic that gives the sums of sixteen rows, in order, for every vector; of each `generate` gets its lanes."""
+    """The intrinsic that sums sixteen rows, in order, for every vector: `generate` makes the sums of its lanes."""
 
     @intrinsic
     def row_sums(typing_context, sums):
@@ -334,8 +339,8 @@ INT8 = Fused(statistics, fused(4 * TILE, _multiply_int8), summed(4 * TILE, _sums
 def product(kernel: Fused, storage: str, bits: int):
     """The compiled function that sets `y[vector, row]` to the product with the weights and outliers of tile rows.
 
-    `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what `prepare` or `prepare_int8` makes of it.
-    The sums of a vector are the same, to the bit, however many vectors there are.
+    `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what the backend's `prepare` makes of it. The
+    sums of a vector are the same, to the bit, however many vectors there are.
     """
     find, multiply, row_sums = kernel.statistics, kernel.multiply, kernel.row_sums
     lanes, at_once, of_all = kernel.lanes, kernel.at_once, kernel.lanes * kernel.at_once
@@ -425,26 +430,33 @@ def _as_floats(builder, x) -> tuple[ir.Value, ...]:
     return builder.fmul(x, powers), F32(1.0), _over_lanes(builder, "fadd", x, F32(0.0))
 
 
-def _as_int8(builder, x, bits=(LARGEST_BIT,) * TILE) -> tuple[ir.Value, ...]:
-    """Quantised to −127 to 127; `bits` tell where each code lies, and a code at a lower bit meets a larger number."""
+def _quantised(builder, x) -> tuple[ir.Value, ...]:
+    """Integers from −127 to 127 in 32 bits, their scale, and the sum of what they stand for."""
     scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(127.0))
     positive = builder.fcmp_ordered(">", scale, F32(0.0))
     inverse = builder.select(positive, builder.fdiv(F32(1.0), scale), F32(0.0))
     rounded = _of_lanes(builder, "rint", builder.fmul(x, splat(builder, inverse, TILE)))
     most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (127.0, -127.0))
-    integers = builder.fptosi(
-        _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least), ir.VectorType(I32, TILE)
-    )
-    total = builder.sitofp(_over_lanes(builder, "add", integers), F32)
-    moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in bits]))
-    kind = I8 if min(bits) == LARGEST_BIT else I16
-    power = F32(2.0 ** -min(LARGEST_BIT, 7 * (kind == I16)))
-    return builder.trunc(moved, ir.VectorType(kind, TILE)), builder.fmul(scale, power), builder.fmul(scale, total)
+    limited = _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least)
+    integers = builder.fptosi(limited, ir.VectorType(I32, TILE))
+    return integers, scale, builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
+
+
+def _as_int8(builder, x) -> tuple[ir.Value, ...]:
+    integers, scale, total = _quantised(builder, x)
+    return builder.trunc(integers, ir.VectorType(I8, TILE)), scale, total
+
+
+def _as_int16(builder, x) -> tuple[ir.Value, ...]:
+    """Shifted to where the bits of their codes want them."""
+    integers, scale, total = _quantised(builder, x)
+    moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in BITS]))
+    return builder.trunc(moved, SHORTS), builder.fmul(scale, F32(2.0**-LARGEST_BIT)), total
 
 
 prepare = preparing(_as_floats)
 prepare_int8 = preparing(_as_int8)
-prepare_int16 = preparing(lambda builder, x: _as_int8(builder, x, BITS))
+prepare_int16 = preparing(_as_int16)
 
 
 _four_rows = multiply_rows(torch.float32)
