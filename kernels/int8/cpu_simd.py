@@ -1,15 +1,14 @@
 """The int8 product for CPUs with SIMD: weights are sign-extended, converted to fp32 and multiplied."""
 
-import numba
 import torch
 
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.products import ROWS, multiply_rows
-from toolkit.kernels.common.threads import COMPILE
 
 multiply = multiply_rows(torch.int8)
 
 
-@numba.njit(**COMPILE)
+@compiled
 def matvec(weight, x, y, first, last):
     """Set `y[vector, row] = Σ weight[row, column] · x[vector, column]`, summed in fp32, for rows `first` to `last`."""
     whole = first + (last - first) // ROWS * ROWS
