@@ -89,7 +89,7 @@ def encode(weight: Tensor) -> Bitmap:
 
 def columns(encoded: Bitmap, dtype: torch.dtype) -> Tensor:
     """The column of every value, as `dtype` (an integer type that holds them), in row-major order."""
-    words, row_offsets, values = _arrays(encoded)
+    words, row_offsets, values = encoded.arrays
     found = torch.empty(encoded.values.numel(), dtype=dtype)
     over_rows(portable.positions, encoded.shape[0], values.nbytes, words, row_offsets, found.numpy())
     return found
@@ -110,7 +110,7 @@ def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto"
     if not isinstance(kernels, Backend):
         kernels.decompress(encoded, out)
     else:
-        over_rows(kernels.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *_arrays(encoded), _bits(out))
+        over_rows(kernels.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *encoded.arrays, _bits(out))
     return out
 
 
@@ -141,14 +141,14 @@ def matvec(
     if not isinstance(kernels, Backend):
         kernels.matvec(encoded, each_x, each_out)
         return out
-    each_x = each_x.to(torch.float32)
+    given, results = each_x.to(torch.float32).numpy(), each_out.numpy()
     if backend == DECODE:
-        run, arrays = kernels.decode_and_multiply(encoded.dtype), _arrays(encoded)
-        over_rows(run, rows, encoded.values.nbytes, *arrays, each_x.numpy(), each_out.numpy())
+        run = kernels.decode_and_multiply(encoded.dtype)
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, given, results)
         return out
     run = kernels.matvec(encoded.dtype)
-    for one, result in zip(each_x, each_out, strict=True):
-        over_rows(run, rows, encoded.values.nbytes, *_arrays(encoded), one.numpy(), result.numpy())
+    for one, result in zip(given, results, strict=True):
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one, result)
     return out
 
 
@@ -232,10 +232,6 @@ def _streaming(out: Tensor) -> bool:
     """Whether to write past the caches: only whole cache lines, and only what would not stay in the caches anyway."""
     row_nbytes = out.shape[1] * out.itemsize
     return out.nbytes >= STREAM_BYTES and row_nbytes % CACHE_LINE == 0 and out.data_ptr() % CACHE_LINE == 0
-
-
-def _arrays(encoded: Bitmap) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return _words(encoded.bitmap), encoded.row_offsets.numpy(), _bits(encoded.values)
 
 
 def _words(bitmap: Tensor) -> np.ndarray:

@@ -19,7 +19,8 @@ def runnable(backends: Mapping) -> list[str]:
 
 def check_runnable(name: str, backends: Mapping) -> None:
     """Raise `UserError` that names the missing features unless this CPU can run the backend."""
-    if name not in (found := runnable(backends)):
+    if not all(map(host_has, backends[name].features)):
+        found = runnable(backends)
         missing = ", ".join(sorted(feature for feature in backends[name].features if not host_has(feature)))
         raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(found)}")
 

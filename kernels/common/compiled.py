@@ -36,9 +36,9 @@ from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
 from toolkit.kernels.common import source_files
-from toolkit.kernels.common.threads import COMPILE
 
 OURS = "toolkit.kernels."
+COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type)
 
