@@ -27,6 +27,14 @@ os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kept_kernels():
+    """Workers and later runs share compiled kernels, also where a test has a cache of its own."""
+    from toolkit.kernels.common import compiled
+
+    compiled._folder()
+
+
 @pytest.fixture
 def o_direct(monkeypatch):
     """Replaces what the file system does with O_DIRECT: `o_direct("refused")` or `o_direct("ignored")`."""

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
-from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, main
+from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, _method, main
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
@@ -18,8 +18,10 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES
 from toolkit.pruning import Calibration, load_pruned
 from toolkit.quantization import smoothed
+from toolkit.quantization.quantised import load_quantised
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import round_to_int8
+from toolkit.quantization.spqr import SpQR
 from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
 
@@ -77,6 +79,45 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
         assert main(command) == 0
         assert capfd.readouterr().out.strip() == tokenizer.decode(tokens[0]).strip()
     assert Store.open(tmp_path / "packed").model["int8"] is True
+
+
+def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
+    for module in ("toolkit.quantization.quantised", "toolkit.text"):
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
+    command = ["pack", str(model), "--method", "spqr", "--bits", "3", "--outliers", "0.02", "--dtype", "float32"]
+    assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
+    found = load_quantised(str(model), SpQR(0.02), calibration, torch.float32)
+    tokens, dense = torch.arange(2100), load_model(str(model), dtype=torch.float32)[0]
+    before, after = (perplexity(each, tokens, 512, 4) for each in (dense, found.model))
+    told = capfd.readouterr().out
+    assert f"perplexity {before:.1f} dense, {after:.1f} packed" in told
+    assert "bits a weight on disk" in told
+
+    store = Store.open(folder)
+    assert store.variants == ("spqr",)
+    assert {key: store.model[key] for key in ("method", "bits", "outliers")} == {
+        "method": "spqr",
+        "bits": 3,
+        "outliers": 0.02,
+    }
+    given = found.tokenizer(PROMPT, return_tensors="pt")
+    expected = found.tokenizer.decode(found.model.generate(**given, max_new_tokens=6, do_sample=False)[0])
+    command = ["run", str(folder), "--prompt", PROMPT, "--max-new-tokens", "6"]
+    for more in ([], ["--weights", "decoded"], ["--dram", "20MB"]):
+        assert main([*command, *more]) == 0
+        assert capfd.readouterr().out.strip() == expected.strip()
+
+
+def test_spqr_alone_is_multiplied_packed_unless_told_otherwise():
+    for form, weights, device, expected in (
+        ("spqr", None, "cpu", "spqr_packed"),
+        ("spqr", "decoded", "cpu", "spqr"),
+        ("spqr", None, "cuda", "spqr"),
+        ("endor", None, "cpu", "endor"),
+        ("endor", "packed", "cpu", "endor_packed"),
+    ):
+        assert _method(form, weights, device) == expected
 
 
 def test_a_sparse_bitmask_checkpoint(model, tmp_path, capfd):
@@ -161,16 +202,19 @@ COMPLAINTS = [
     ["run", "FOLDER", "--prompt", "x"],
     ["run", "FOLDER", "--prompt", ""],
     ["pack", "m", "--out", "FOLDER/no/where"],
+    ["pack", "m", "--out", "FOLDER/out", "--sparsity", "1.5"],
+    ["pack", "m", "--out", "FOLDER/out", "--pattern", "4:2"],
+    ["pack", "m", "--out", "FOLDER/out", "--windows", "0"],
+    ["pack", "m", "--out", "FOLDER/out", "--dtype", "int4"],
 ]
 
 
-@pytest.mark.parametrize("arguments", COMPLAINTS)
-def test_complaints_come_before_slow_imports(tmp_path, arguments):
-    arguments = [word.replace("FOLDER", str(tmp_path)) for word in arguments]
+def test_complaints_come_before_slow_imports(tmp_path):
+    complaints = [[word.replace("FOLDER", str(tmp_path)) for word in arguments] for arguments in COMPLAINTS]
     code = f"""if True:
         import sys
         from toolkit.__main__ import main
-        assert main({arguments!r}) == 2
+        assert [main(arguments) for arguments in {complaints!r}] == [2] * {len(complaints)}
         assert not {{"torch", "transformers", "pandas", "jsonschema"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -185,12 +229,22 @@ def test_complaints_come_before_slow_imports(tmp_path, arguments):
         (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown pruning method 'guess'"),
         (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "magnitude", "--sparsity", "1.5"], "sparsity"),
+        (["pack", "MODEL", "--out", "OUT", "--sequence-length", "0"], "--sequence-length 0: expected a whole number"),
         (["pack", "MODEL", "--out", "MODEL"], "exists already"),
         (["pack", "MODEL", "--out", "OUT/below/nothing"], "--out no folder"),
         (["pack", "MODEL", "--out", "MODEL/config.json/x"], "--out "),
         (["pack", "MODEL", "--out", "/proc/packed"], "--out "),
         (["pack", "MODEL", "--out", "OUT" + 300 * "x"], "--out "),
         (["pack", "MODEL", "--out", "OUT", "--format", "two_four"], "add --pattern 2:4"),
+        (["pack", "MODEL", "--out", "OUT", "--format", "spqr"], "use --method spqr without --format"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--bits", "4"], "--bits 4: SpQR's format has 3 bits"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--outliers", "2"], "--outliers 2.0: expected a share"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--sparsity", "0.5"], "--sparsity 0.5: --method spqr"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--pattern", "2:4"], "leave --pattern out"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--format", "endor"], "--format endor: --method spqr"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--int8"], "--int8: --method spqr quantises"),
+        (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: --method wanda does not quantise"),
+        (["pack", "MODEL", "--out", "OUT", "--bits", "3"], "--bits 3: --method wanda does not quantise"),
         (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
         (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),
         (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1: expected a whole number from 0"),

@@ -12,7 +12,7 @@ from toolkit import paths
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.quality import FORMS, store
-from toolkit.pruning.patterns import Pattern
+from toolkit.sparsity import Pattern
 
 GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
@@ -49,10 +49,10 @@ def test_the_pruning_method_is_what_its_oracle_says(text):
 
 
 def test_the_quantisation_method_stores_a_model(monkeypatch):
-    monkeypatch.setitem(FORMS, "int4, rtn", example("RoundToNearest").encode)
+    monkeypatch.setitem(FORMS, "int4, absmax", example("AbsMax").encode)
     model = pruned()
     before = [linear.weight.clone() for linear in linears(model)]
-    assert store(model, "int4, rtn")["bits_per_weight"] == 4 + 16 / 64
+    assert store(model, "int4, absmax")["bits_per_weight"] == 4 + 16 / 64
     for linear, dense in zip(linears(model), before, strict=True):
         step = dense.abs().amax(dim=1, keepdim=True) / 7
         assert ((linear.weight - dense).abs() <= 0.51 * step).all()

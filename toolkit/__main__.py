@@ -1,11 +1,12 @@
 """The command line without notebooks: `python -m toolkit pack` and `python -m toolkit run`."""
 
 import argparse
+import gc
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from toolkit.errors import UserError, run_command
@@ -14,10 +15,14 @@ SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
 SEEDS = 2**32
+SPQR = "spqr"  # the method that quantises; the others prune
+PRUNES = {"sparsity": 0.5, "pattern": None, "format": ("endor",), "int8": False}  # options of those, and their defaults
+QUANTISES = {"bits": 3, "outliers": 0.01}  # options of SpQR, and their defaults
+DTYPES = ("float32", "float16", "bfloat16")
 
 FORMATS_HELP = """\
 formats of `pack --format`, of which several can lie side by side; `run` takes each of them:
-  endor           non-zeros and a bitmap (default); the only one that is also multiplied packed
+  endor           non-zeros and a bitmap (default); the only one of these that is also multiplied packed
   csr             non-zeros with their column numbers
   two_four        two non-zeros of four, for --pattern 2:4
   zstd, lz4       the dense bytes, compressed
@@ -25,11 +30,17 @@ formats of `pack --format`, of which several can lie side by side; `run` takes e
   sparse-bitmask  a checkpoint of its own, in the layout of compressed-tensors 0.9 to 0.14. Read by those versions with
                   transformers 4, and by `toolkit.interchange.load_dense_model` and `run` here. transformers 5 does not
                   read it. `run` loads it whole, without a memory budget.
+
+`pack --method spqr` quantises and has a format of its own: 3 bits a weight and a share of outliers in fp16, which lie
+as CSR or PTCSR, whichever multiplies a matrix faster on this machine. If it is interrupted, the same command goes on
+at the decoder block that it was at.
 """
 WEIGHTS_HELP = """\
---weights decoded makes each matrix dense before its product: the text is that of the pruned model in memory.
+--weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
 --weights packed multiplies with the packed form where a single token is computed, which is quicker where memory limits.
 Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
+Without the option, spqr is multiplied packed on a CPU, since decoding takes far longer than the product; all else is
+decoded.
 """
 
 
@@ -39,18 +50,24 @@ def main(arguments: list[str] | None = None) -> int:
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
     options = _parser().parse_args(arguments)
-    return run_command(lambda: options.command(options), stopped="stopped; nothing was left behind")
+    kept = "; the same command goes on where it was" if getattr(options, "method", None) == SPQR else ""
+    return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{kept}")
 
 
 def pack(options: argparse.Namespace) -> None:
-    """Prune a model and write it packed."""
+    """Prune or quantise a model and write it packed."""
+    _check_method(options)
     _check_contradictions(options)
+    _check_pruning(options)
     _check_place(options.out)
     dtype = options.dtype and _dtype(options.dtype)
-    _check_formats(options)
-    print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
-    model, tokenizer = _pruned(options, dtype)
-    _write(options, model, tokenizer)
+    if options.method == SPQR:
+        model, tokenizer = _write_quantised(options, dtype)
+    else:
+        _check_formats(options)
+        print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
+        model, tokenizer = _pruned(options, dtype)
+        _write(options, model, tokenizer)
     told = _sizes(options.out, model)
     del model
     if options.evaluate:
@@ -70,18 +87,46 @@ def run(options: argparse.Namespace) -> None:
     if options.device == "cpu" and budgets["dram_bytes"] is not None:
         glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
 
-    from toolkit.models import hub
-    from toolkit.offload.model import OffloadedModel
+    with ExitStack() as stack:
+        with _collector_paused():
+            from toolkit.models import hub
+            from toolkit.offload.model import OffloadedModel
 
-    settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
-    with (
-        hub.lean(),
-        OffloadedModel.open(options.folder, _method(form, options.weights), **budgets, **settings) as model,
-    ):
+            settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
+            stack.enter_context(hub.lean())
+            method = _method(form, options.weights, options.device)
+            opened = OffloadedModel.open(options.folder, method, **budgets, **settings)
+            model = stack.enter_context(opened)
         begun_s = model.recorder.now_s()
         count = _generate(options, model, model.tokenizer, model.model.config)
         _tell(model, count, begun_s)
     return None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Imports make a million objects that stay: the garbage collector would look through them again and again."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _check_method(options: argparse.Namespace) -> None:
+    """Refuse options of another method than the one that is asked for, and fill in the defaults."""
+    other, reason = (PRUNES, "quantises") if options.method == SPQR else (QUANTISES, "does not quantise")
+    for name in other:
+        if (given := getattr(options, name)) is not None:
+            value = "" if given is True else f" {' '.join(given) if isinstance(given, list) else given}"
+            raise UserError(f"--{name}{value}: --method {options.method} {reason}; leave --{name} out")
+    for name, value in (PRUNES | QUANTISES).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.bits != QUANTISES["bits"]:
+        raise UserError(f"--bits {options.bits}: SpQR's format has {QUANTISES['bits']} bits a weight; leave --bits out")
+    if not 0 <= options.outliers <= 1:
+        raise UserError(f"--outliers {options.outliers}: expected a share of the weights from 0 to 1, such as 0.01")
 
 
 def _check_contradictions(options: argparse.Namespace) -> None:
@@ -89,6 +134,19 @@ def _check_contradictions(options: argparse.Namespace) -> None:
         raise UserError(f"--format {SPARSE_BITMASK} makes a folder of its own: pack the other formats into another one")
     if options.int8 and SPARSE_BITMASK in options.format:
         raise UserError(f"--int8: {SPARSE_BITMASK} has no place for scales; pack endor, zstd or dense instead")
+
+
+def _check_pruning(options: argparse.Namespace) -> None:
+    """Check how to prune, before torch is imported."""
+    from toolkit.errors import unknown
+    from toolkit.sparsity import resolve
+
+    resolve(options.sparsity, options.pattern)
+    for option, value in {"--windows": options.windows, "--sequence-length": options.sequence_length}.items():
+        if value < 1:
+            raise UserError(f"{option} {value}: expected a whole number from 1")
+    if options.dtype not in (None, *DTYPES):
+        raise unknown("dtype", options.dtype, DTYPES)
 
 
 class _Undone(Exception):
@@ -113,11 +171,13 @@ def _check_formats(options: argparse.Namespace) -> None:
     import torch
 
     from toolkit.errors import unknown
-    from toolkit.formats import FORMATS
+    from toolkit.formats import FORMATS, QUANTISED
     from toolkit.pruning import METHODS
-    from toolkit.pruning.patterns import resolve
+    from toolkit.sparsity import resolve
 
     for name in options.format:
+        if name in QUANTISED:
+            raise UserError(f"--format {name}: its weights are quantised; use --method {SPQR} without --format")
         if name not in (choices := [*FORMATS, SPARSE_BITMASK]):
             raise unknown("format", name, choices)
     if options.method == "dense" or SPARSE_BITMASK in options.format:
@@ -153,6 +213,22 @@ def _pruned(options: argparse.Namespace, dtype) -> tuple:
     return model, tokenizer
 
 
+def _write_quantised(options: argparse.Namespace, dtype) -> tuple:
+    """Quantise the model and write it; return it as it was written, and its tokenizer."""
+    from toolkit.formats.spqr import fastest
+    from toolkit.pruning import Calibration
+    from toolkit.quantization.quantised import load_quantised
+    from toolkit.quantization.spqr import SpQR
+    from toolkit.storage.packing import pack_quantised
+
+    print(f"{options.model}: quantising by SpQR (kept, block by block)", file=sys.stderr)
+    calibration = Calibration(options.corpus, options.windows, options.sequence_length)
+    found = load_quantised(options.model, SpQR(options.outliers), calibration, dtype)
+    made = {name: getattr(options, name) for name in ("method", *QUANTISES)}
+    pack_quantised(found, options.out, SPQR, fastest, options.model, made)
+    return found.model, found.tokenizer
+
+
 def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
     """Perplexity of the dense model, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
@@ -170,13 +246,14 @@ def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
 
 
 def _packed_perplexity(options: argparse.Namespace, tokens):
-    if options.format == [SPARSE_BITMASK]:
+    if [*options.format] == [SPARSE_BITMASK]:
         from toolkit.interchange import load_dense_model
 
         return _perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
 
-    with OffloadedModel.open(options.out, options.format[0], verify=False) as model:
+    form = SPQR if options.method == SPQR else options.format[0]
+    with OffloadedModel.open(options.out, form, verify=False) as model:
         return _perplexity(model.model, tokens)
 
 
@@ -209,14 +286,16 @@ def _check_prompt(prompt: str) -> None:
         raise UserError(f"--prompt is not UTF-8: its character {error.start + 1} is a broken byte") from error
 
 
-def _method(form: str, weights: str) -> str:
+def _method(form: str, weights: str | None, device: str) -> str:
     """The name that `toolkit.policies.methods` has for it. Raises `UserError` for a format without a product."""
-    from toolkit.formats import FORMATS
+    from toolkit.formats import READABLE
     from toolkit.policies.methods import PACKED
 
+    if weights is None:
+        weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
     if weights == "decoded" or form == "dense":
         return form
-    with_product = [name for name, known in FORMATS.items() if known.has_matvec and not known.is_dense]
+    with_product = [name for name, known in READABLE.items() if known.has_matvec and not known.is_dense]
     if form not in with_product:
         raise UserError(
             f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"
@@ -252,7 +331,7 @@ def _generate(options: argparse.Namespace, model, tokenizer, config) -> int:
 
 
 def _run_checkpoint(options: argparse.Namespace) -> None:
-    """A sparse-bitmask checkpoint, dense in memory."""
+    """A checkpoint of another tool, dense in memory."""
     given = {"--format": options.format, "--dram": options.dram, "--device-memory": options.device_memory}
     given |= {"--weights packed": options.weights == "packed", "--device": options.device != "cpu"}
     for name in [name for name, value in given.items() if value]:
@@ -269,7 +348,7 @@ def _write(options: argparse.Namespace, model, tokenizer) -> None:
     from toolkit.interchange import save_model
     from toolkit.storage.packing import pack_model
 
-    if options.format == [SPARSE_BITMASK]:
+    if [*options.format] == [SPARSE_BITMASK]:
         return save_model(model, options.out, tokenizer)
     made = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
     variants = {name: _encoder(options, name) for name in options.format}
@@ -281,14 +360,16 @@ def _sizes(folder: Path, model) -> list[str]:
     from toolkit.models import decoder_blocks, decoder_linears
     from toolkit.storage.store import Store
 
-    dense = sum(linear.weight.nbytes for block in decoder_blocks(model) for linear in decoder_linears(block).values())
+    weights = [linear.weight for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+    dense, count = sum(weight.nbytes for weight in weights), sum(weight.numel() for weight in weights)
     if not (folder / "index.json").is_file():
         packed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return [f"{packed / 1e6:.1f} MB in all; dense {sum(p.nbytes for p in model.parameters()) / 1e6:.1f} MB"]
     store, found = Store.open(folder), [f"decoder weights dense {dense / 1e6:.1f} MB"]
     for variant in store.variants:
         packed = store.nbytes(variant)
-        found.append(f"{variant} {packed / 1e6:.1f} MB ({packed / dense:.1%})")
+        bits = 8 * packed / count
+        found.append(f"{variant} {packed / 1e6:.1f} MB ({packed / dense:.1%}, {bits:.2f} bits a weight on disk)")
     return [*found, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
@@ -327,11 +408,6 @@ def _bytes(option: str, text: str | None) -> int | None:
 def _dtype(name: str):
     import torch
 
-    from toolkit.errors import unknown
-
-    choices = ("float32", "float16", "bfloat16")
-    if name not in choices:
-        raise unknown("dtype", name, choices)
     return getattr(torch, name)
 
 
@@ -342,19 +418,29 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="pack | run")
     raw = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     packing = commands.add_parser(
-        "pack", help="prune a model and write it packed", description=pack.__doc__, epilog=FORMATS_HELP, **raw
+        "pack",
+        help="prune or quantise a model and write it packed",
+        description=pack.__doc__,
+        epilog=FORMATS_HELP,
+        **raw,
     )
     packing.set_defaults(command=pack)
     packing.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
     packing.add_argument(
-        "--method", default="wanda", help="how to prune: dense (not at all), magnitude, wanda (default) or sparsegpt"
+        "--method",
+        default="wanda",
+        help="how to prune: dense (not at all), magnitude, wanda (default) or sparsegpt; or spqr, which quantises",
     )
-    packing.add_argument("--sparsity", type=float, default=0.5, help="share of zeros (default: 0.5)")
+    packing.add_argument("--sparsity", type=float, help="share of zeros (default: 0.5)")
     packing.add_argument("--pattern", help="N:M instead, such as 2:4")
-    packing.add_argument("--format", nargs="+", default=["endor"], help="one or several; see below (default: endor)")
+    packing.add_argument("--format", nargs="+", help="one or several; see below (default: endor)")
+    packing.add_argument("--bits", type=int, help="of spqr's weights: 3")
+    packing.add_argument("--outliers", type=float, help="of spqr: share of weights kept in fp16 (default: 0.01)")
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
-    packing.add_argument("--int8", action="store_true", help="decoder weights in int8, smoothed by SmoothQuant first")
+    packing.add_argument(
+        "--int8", action="store_true", default=None, help="decoder weights in int8, smoothed by SmoothQuant first"
+    )
     packing.add_argument("--corpus", default="wiki-slice", help="calibration text (default: wiki-slice)")
     packing.add_argument("--windows", type=int, default=16, help="calibration windows (default: 16; the papers: 128)")
     packing.add_argument("--sequence-length", type=int, default=1024, help="tokens of a window (default: 1024)")
@@ -372,9 +458,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     running.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     running.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
-    running.add_argument(
-        "--weights", default="decoded", choices=["decoded", "packed"], help="see below (default: decoded)"
-    )
+    running.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
     running.add_argument("--policy", default="pipelined", choices=[*POLICIES], help="default: pipelined")
     running.add_argument(
         "--reader", default="threads", choices=READERS, help="default: threads; kvikio reads straight into a GPU"

@@ -11,24 +11,22 @@ that measured once a machine (`toolkit.kernels.common.tuning`). Small matrices t
 `block_offsets` holds, for each row, the number of its values before column 0, 4096, 8192 ...: here 0, 0, 0.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common import tuning
-from toolkit.kernels.common.backends import check_runnable, runnable
+from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.common.threads import over_rows
@@ -221,26 +219,10 @@ def _decoding(device: torch.device) -> Backend:
 
 
 def _choose(name: str, device: torch.device):
-    """The `Backend`, or the module of the CUDA kernels."""
-    if name not in ("auto", CUDA, *BACKENDS):
-        raise unknown("backend", name, ["auto", CUDA, *BACKENDS])
-    if name == CUDA or (name == "auto" and device.type == CUDA):
-        return _cuda(device)
-    if device.type != "cpu":
-        raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
-    check_runnable(name, BACKENDS)
-    return BACKENDS[name]
-
-
-def _cuda(device: torch.device):
-    """The CUDA kernels' module, which only those who use it import. Numba's simulator takes tensors on the CPU."""
-    if find_spec("numba_cuda") is None:
-        raise UserError(f"backend {CUDA!r} needs numba-cuda: pip install -e '.[cuda]'")
-    if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
-        if not torch.cuda.is_available():
-            raise UserError(f"backend {CUDA!r} needs a CUDA GPU, and torch sees none; use backend='auto'")
-        if device.type != CUDA:
-            raise UserError(f"backend {CUDA!r} works on a GPU; the tensors are on {device}: move them with .to('cuda')")
+    """The `Backend`, or the module of the CUDA kernels, which only those who use it import."""
+    chosen = choose(name, BACKENDS, device, for_gpus=[CUDA])
+    if chosen != CUDA:
+        return chosen
     from toolkit.kernels.bitmap import cuda
 
     return cuda

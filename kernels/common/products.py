@@ -8,9 +8,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, prefetch_l2, total, zeros
-from toolkit.kernels.common.threads import COMPILE
 
 LANES = 16  # in which a row is summed
 ROWS = 4  # multiplied at once, which share what they read of x
@@ -144,7 +144,7 @@ def dense_product(dtype: torch.dtype):
     """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
     multiply = multiply_rows(dtype)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def dense_product(weight, x, y, first, last):
         whole = first + (last - first) // ROWS * ROWS
         for row in range(first, whole, ROWS):

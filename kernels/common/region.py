@@ -8,11 +8,12 @@
         if (kernel(arguments..., rows * part / parts, rows * (part + 1) / parts) != OK) failed = 1;
 """
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import callconv, cgutils
 from numba.extending import intrinsic
+
+from toolkit.kernels.common.compiled import compiled
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
@@ -78,7 +79,7 @@ def _field(builder, place, field: int):
     return builder.gep(place, [I32(0), I32(field)], inbounds=True)
 
 
-@numba.njit(nogil=True)
+@compiled
 def run_region(fork, threads, kernel, rows, parts, *arguments):
     """Run `kernel(*arguments, first, last)` for so many `parts` of the rows on so many threads; 0 if none failed.
 

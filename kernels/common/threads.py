@@ -20,7 +20,6 @@ from numba.core.dispatcher import Dispatcher
 
 from toolkit.kernels.common.region import run_region
 
-COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 # for less work, calling a second thread costs more than it saves
 ROWS_WORTH_BYTES = 64 * 1024
 PROCESS = os.getpid()

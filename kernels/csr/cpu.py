@@ -1,11 +1,14 @@
-"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels call."""
+"""Outliers for any CPU: plain loops over the words of one block of 16 rows, which other kernels call.
+
+Words and offsets come from files: no contents make a kernel touch memory outside of the tensors.
+"""
 
 from functools import cache
 
 import numba
 
-from toolkit.kernels.common.threads import COMPILE
-from toolkit.kernels.csr.shared import column, span, value
+from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.csr.shared import column, span, value, within
 
 
 @cache
@@ -13,13 +16,16 @@ def add_product(storage: str, bits: int):
     """The function that adds a block's outliers, times `x[vector]`, to `sums` [16]; `bits` tell a word's column."""
     where = span(storage)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def add_product(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
             first, end, step = where(offsets, block, row)
+            first, end = within(first, end, len(words))
             total = numba.float32(0)
             for at in range(first, end, step):
-                total += value(words[at], bits) * x[vector, column(words[at], bits)]
+                found = column(words[at], bits)
+                if found < x.shape[1]:
+                    total += value(words[at], bits) * x[vector, found]
             sums[row] += total
 
     return add_product
@@ -30,11 +36,14 @@ def add_weights(storage: str, bits: int):
     """The function that adds a block's outliers to the dense rows `dense` [16, columns], in fp32."""
     where = span(storage)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def add_weights(offsets, words, block, rows, dense):
         for row in range(rows):
             first, end, step = where(offsets, block, row)
+            first, end = within(first, end, len(words))
             for at in range(first, end, step):
-                dense[row, column(words[at], bits)] += value(words[at], bits)
+                found = column(words[at], bits)
+                if found < dense.shape[1]:
+                    dense[row, found] += value(words[at], bits)
 
     return add_weights

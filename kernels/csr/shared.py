@@ -39,3 +39,10 @@ def span(storage: str):
             return offsets[block] + row, offsets[block + 1], BLOCK
 
     return span
+
+
+@numba.njit(inline="always")
+def within(first, end, count):
+    """The same stretch of words, cut to the `count` that there are. Offsets of an unverified file may hold anything."""
+    first = max(numba.int64(first), numba.int64(0))
+    return first, max(first, min(numba.int64(end), numba.int64(count)))

@@ -6,13 +6,13 @@ import numba
 import numpy as np
 import torch
 
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.threads import COMPILE
 
 SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
 
 
-@numba.njit(**COMPILE, fastmath=SUMS)
+@compiled(fastmath=SUMS)
 def normalise(x, weight, epsilon, out):
     """RMSNorm of each row of x [rows, size] into `out`: x · weight / √(mean of x² + ε)."""
     size = x.shape[1]
@@ -25,7 +25,7 @@ def normalise(x, weight, epsilon, out):
             out[row, i] = x[row, i] * factor * weight[i]
 
 
-@numba.njit(**COMPILE)
+@compiled
 def add_and_normalise(x, more, weight, epsilon, out):
     """Add `more` to `x`, both [1, size], and put the RMSNorm of the sum into `out`."""
     for i in range(x.shape[1]):
@@ -33,7 +33,7 @@ def add_and_normalise(x, more, weight, epsilon, out):
     normalise(x, weight, epsilon, out)
 
 
-@numba.njit(**COMPILE)
+@compiled
 def rotate(x, cosine, sine):
     """Rotate each row of x [heads, size] in place: element i with element i + size / 2 by the position's angle i."""
     half = x.shape[1] // 2
@@ -49,7 +49,7 @@ def attention(dtype: torch.dtype):
     """The function that fills the heads of `out` that the key heads `first` to `last` serve, for a cache of `dtype`."""
     to_float32 = TO_FLOAT32[dtype]
 
-    @numba.njit(**COMPILE, fastmath=SUMS)
+    @compiled(fastmath=SUMS)
     def attention(query, keys, values, length, scale, out, first, last):
         size, served = query.shape[1], len(query) // len(keys)
         shares = np.empty(length, np.float32)

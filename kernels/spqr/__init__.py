@@ -14,6 +14,8 @@ Ways to multiply, all with fp32 sums:
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
     arithmetic       as avx2_arithmetic, for any CPU
+    cuda_table       on a GPU: exactly the weights of `decode`, codes converted by a look-up table
+    cuda_arithmetic  the same, codes converted by arithmetic
 
 `benchmarks/README.md` works out the limits of the product, in bytes and in instructions.
 """
@@ -29,7 +31,7 @@ from torch import Tensor
 
 from toolkit.kernels import csr
 from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
 from toolkit.kernels.spqr import cpu, cpu_simd
@@ -38,6 +40,7 @@ from toolkit.kernels.spqr.shared import LEVELS, TILE
 
 __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
 
+FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
 # from so many vectors on, decoding once for all of them is faster than reading the codes again for each
 VECTORS_TO_DECODE_FOR = 12
@@ -83,16 +86,20 @@ def decode(
 ) -> Float[Tensor, "rows columns"]:
     """The dense matrix, of the outliers' shape: fp32, or rounded once to the type of `out`.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for `words` or an
-    `out` of the wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for `words` or an `out` of the wrong shape, type or device.
     """
-    shape = outliers.shape
-    expect("words", words, torch.int64, (*tiles(shape), TILE), CPU)
-    out = torch.empty(shape, dtype=torch.float32) if out is None else out
-    expect("out", out, out.dtype, shape, CPU)
+    shape, device = outliers.shape, outliers.offsets.device
+    expect("words", words, torch.int64, (*tiles(shape), TILE), device)
+    out = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
+    expect("out", out, out.dtype, shape, device)
     if not out.is_floating_point():
         raise ValueError(f"out is {out.dtype}; expected a floating-point type")
-    run = choose(backend, BACKENDS).decode(outliers.name, column_bits(shape[1]))
+    kernels = _backend(backend, 1, device)
+    if kernels in FOR_GPUS:
+        _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
+        return out
+    run = kernels.decode(outliers.name, column_bits(shape[1]))
     bits, offsets, col_vals = _arrays(words, outliers)
     at_once = len(words) if out.dtype == torch.float32 else TILE_ROWS_AT_ONCE
     for first in range(0, len(words), max(1, at_once)):
@@ -114,19 +121,24 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
-    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
-    takes avx2_table. avx2 loses bits of entries below 2⁻⁹⁹, which it divides by up to 2²⁷.
+    The matrix is read from memory once for all vectors, on a GPU for sixteen. "auto" never takes int8 activations.
+    It takes cuda_table on a GPU, and on a CPU avx2_table from twelve vectors on. avx2 loses bits of entries below 2⁻⁹⁹,
+    which it divides by up to 2²⁷.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
-    wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for tensors of the wrong shape, type or device.
     """
-    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
-    expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), CPU)
-    expect("x", x, x.dtype, (*batch, columns), CPU)
-    out = torch.empty(*batch, rows, dtype=torch.float32) if out is None else out
-    expect("out", out, torch.float32, (*batch, rows), CPU)
+    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
+    expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), device)
+    expect("x", x, x.dtype, (*batch, columns), device)
+    out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
+    expect("out", out, torch.float32, (*batch, rows), device)
     vectors = batch[0] if batch else 1
-    kernels = _backend(backend, vectors)
+    kernels = _backend(backend, vectors, device)
+    if kernels in FOR_GPUS:
+        given = operand(x, out).view(vectors, columns)
+        _cuda().matvec(words, outliers, given, out.view(vectors, rows), FOR_GPUS[kernels])
+        return out
     given = _prepared(kernels, _padded(x.view(vectors, columns), words.shape[1] * TILE))
     run, each_out = kernels.product(outliers.name, column_bits(columns)), out.view(vectors, rows)
     over_rows(run, len(words), words.nbytes, *_arrays(words, outliers), *given, each_out.numpy())
@@ -138,10 +150,19 @@ def available() -> list[str]:
     return runnable(BACKENDS)
 
 
-def _backend(name: str, vectors: int) -> Backend:
-    if name == "auto" and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
+def _backend(name: str, vectors: int, device: torch.device) -> Backend | str:
+    """The backend, or the name of one for GPUs."""
+    on_cpu = device == CPU
+    if name == "auto" and on_cpu and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
         name = "avx2_table"
-    return choose(name, BACKENDS)
+    return choose(name, BACKENDS, device, for_gpus=[*FOR_GPUS])
+
+
+def _cuda():
+    """The CUDA kernels' module, which only those who use it import."""
+    from toolkit.kernels.spqr import cuda
+
+    return cuda
 
 
 def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor, "vectors padded"]:

@@ -21,9 +21,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
-from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
@@ -263,7 +263,7 @@ def decode_stripe(by_table: bool):
     """The function that decodes one tile row into `dense` [16, 16 · wide]."""
     decode = decode_tile(by_table)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decode_stripe(words, tall, dense):
         at = tall * words.shape[1] * TILE
         for tile in range(words.shape[1]):
@@ -285,7 +285,7 @@ def product(integers: bool, storage: str, bits: int):
     lanes = 4 * TILE if integers else TILE
     add_outliers = csr.add_product(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def product(words, offsets, col_vals, x, prepared, tile_scales, tile_sums, y, first, last):
         wide, sums = words.shape[1], np.empty(TILE, np.float32)
         for tall in range(first, last):
@@ -311,7 +311,7 @@ def product(integers: bool, storage: str, bits: int):
     return product
 
 
-@numba.njit(**COMPILE)
+@compiled
 def prepare(x, prepared, tile_scales, tile_sums):
     """Divide each activation by the power of two at which its code lies in a word, and sum those of each tile."""
     for vector in range(len(x)):
@@ -327,7 +327,7 @@ def prepare(x, prepared, tile_scales, tile_sums):
             tile_scales[vector, tile] = 1
 
 
-@numba.njit(**COMPILE)
+@compiled
 def prepare_int8(x, prepared, tile_scales, tile_sums):
     """Quantise the sixteen activations of each tile to −127 to 127, and shift each to where its code's bits want it."""
     for vector in range(len(x)):
@@ -351,7 +351,7 @@ def prepare_int8(x, prepared, tile_scales, tile_sums):
 _four_rows = multiply_rows(torch.float32)
 
 
-@numba.njit(**COMPILE)
+@compiled
 def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows of whole lanes with each `x[vector]`."""
     bits = dense.view(np.uint32)

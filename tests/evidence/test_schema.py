@@ -14,10 +14,11 @@ from toolkit.evidence import schema
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.evidence.schema import check_parameters, rules
 from toolkit.formats.packed import DTYPES
-from toolkit.formats.quality import FORMS
+from toolkit.formats.quality import CALIBRATED, FORMS
 from toolkit.machines.hardware import profiles
 from toolkit.machines.probe import Settings
 from toolkit.measure.end_to_end import PASS_METHODS
+from toolkit.measure.llama_cpp_quantiser import MIXTURES
 from toolkit.models import SHAPES
 from toolkit.papers.endor import MAPS
 from toolkit.policies.methods import METHODS
@@ -90,6 +91,8 @@ def test_wrong_values_of_each_parameter_are_refused_in_one_line_that_names_them(
         ("quickstart", "method", pruning.METHODS),
         ("endor/tab_perplexity", "methods", pruning.METHODS),
         ("endor/tab_perplexity", "few_bits", FORMS),
+        ("spqr/tab_perplexity", "few_bits", FORMS | CALIBRATED),
+        ("spqr/tab_perplexity", "mixtures", MIXTURES),
         ("endor/tab_perplexity", "tasks", LOCAL_TASKS | HUB_TASKS),
         ("endor/fig04", "dtypes", DTYPES),
         ("endor/fig04", "twin_layer", OPS),

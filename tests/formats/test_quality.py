@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,6 +13,7 @@ from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import encode, quality
 from toolkit.formats.quality import (
+    CALIBRATED,
     FORMS,
     Settings,
     Variant,
@@ -23,6 +25,7 @@ from toolkit.formats.quality import (
 )
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.pruning import prune
+from toolkit.quantization.layerwise import quantise_blocks
 
 TOKENS = torch.arange(128) * 7 % 61
 SETTINGS = Settings("tiny", "text", sequence_length=16, windows=4)
@@ -136,6 +139,33 @@ def test_paired_differences(evaluated):
         assert row.items == 4
     with pytest.raises(UserError, match="no variant has both 'wanda' and 'sparsegpt'"):
         paired_differences(windows, "method", "wanda", "sparsegpt")
+
+
+def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
+    model = tiny().requires_grad_(False)
+    cut = TOKENS.view(-1, 16)[:4]
+    blocks = list(quantise_blocks(model, CALIBRATED["int3, gptq 16"], cut))
+    statistics = [record for block in blocks for record in block.statistics]
+    asked = []
+
+    def load_quantised(name, quantiser, calibration, dtype):
+        asked.append((name, quantiser, calibration.corpus, calibration.windows, calibration.seed))
+        return SimpleNamespace(model=model, statistics=statistics)
+
+    monkeypatch.setattr(quality, "load_quantised", load_quantised)
+    table, windows = compare_variants([Variant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
+    assert asked == [("tiny", CALIBRATED["int3, gptq 16"], "text", 4, 2)]
+    row = table.iloc[0]
+    assert row["value"] == pytest.approx(perplexity(model, TOKENS, 16, 4), rel=1e-9)
+    grid_bytes = 8 * 7  # bits and group of each matrix, 7 of which a block has
+    elements = sum(linear.weight.numel() for linear in linears(model))
+    assert row["bits_per_weight"] == pytest.approx(3 + 2 * 16 / 16 + 8 * grid_bytes / elements)
+    assert windows["nll"].tolist() == pytest.approx(list(perplexity(model, TOKENS, 16, 4).window_nll), rel=1e-9)
+
+
+def test_a_calibrated_form_is_for_a_dense_model():
+    with pytest.raises(UserError, match="form 'int3, gptq' is for a dense model, and method is 'wanda'"):
+        Variant("int3, gptq", "wanda", 0.5)
 
 
 def test_unknown_forms():

@@ -8,7 +8,13 @@ import torch
 from tests import naive_spqr as naive
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, FormatError, encode, load
+from toolkit.formats.spqr import fastest
+from toolkit.kernels import spqr
+from toolkit.kernels.common import tuning
+from toolkit.kernels.spqr import Codes
 from toolkit.quantization import spqr as quantiser
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
 
 SHAPES = [(0, 0), (0, 8), (3, 0), (1, 1), (17, 40), (160, 64)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -28,14 +34,22 @@ def oracle(quantised, dtype):
     parts = (quantised.codes.weights, quantised.codes.scales, quantised.codes.zeros, quantised.codes.second_order)
     dense = torch.from_numpy(naive.dequantise(naive.pack(*(part.tolist() for part in parts)), rows, columns)).float()
     dense[quantised.rows, quantised.columns] += quantised.values.float()
+    if quantised.permutation is not None:
+        dense = torch.empty_like(dense).index_copy_(1, quantised.permutation, dense)
     return dense.to(dtype)
 
 
+def permuted(quantised):
+    """The same, as if its columns had been taken in some other order."""
+    order = torch.randperm(quantised.codes.shape[1], generator=torch.Generator().manual_seed(0))
+    return dataclasses.replace(quantised, permutation=order)
+
+
+@pytest.mark.parametrize("order", [lambda quantised: quantised, permuted], ids=["kept", "permuted"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_it_decodes_to_what_was_chosen(form, dtype, shape, tmp_path):
-    weight = weights(shape, dtype)
-    quantised = quantiser.SpQR(0.05).round(weight)
+def test_it_decodes_to_what_was_chosen(form, dtype, shape, order, tmp_path):
+    quantised = order(quantiser.SpQR(0.05).round(weights(shape, dtype)))
     packed, expected = form.from_quantised(quantised, dtype), oracle(quantised, dtype)
     packed.check()
     assert (packed.shape, packed.dtype) == (shape, dtype)
@@ -53,6 +67,69 @@ def test_it_decodes_to_what_was_chosen(form, dtype, shape, tmp_path):
     assert found.dtype == torch.float32
     magnitude = (oracle(quantised, torch.float64).abs() + 0.1) @ x.double().abs()
     assert ((found - exact).abs() <= 2e-3 * magnitude).all()
+
+
+@pytest.mark.parametrize("order", [lambda quantised: quantised, permuted], ids=["kept", "permuted"])
+def test_tiles_of_rows_can_be_taken_alone(form, order):
+    packed = form.from_quantised(order(quantiser.SpQR(0.2).round(weights((71, 40)))), torch.bfloat16)
+    index = {name: packed.tensors[name] for name in packed.row_index if name in packed.tensors}
+    for first, last in [(0, 71), (0, 0), (64, 71), (16, 48), (64, 64)]:
+        slices = packed.row_slices(first, last, index)
+        tensors = {name: packed.tensors[name][span] for name, span in slices.items()}
+        found = form.of_rows((last - first, 40), torch.bfloat16, tensors)
+        found.check()
+        assert torch.equal(found.decode(), packed.decode()[first:last])
+    for first, last in [(1, 16), (0, 8), (16, 63)]:
+        with pytest.raises(UserError, match=f"rows {first} to {last}: {form.name} has tiles of 16 rows"):
+            packed.row_slices(first, last, index)
+
+
+@pytest.mark.parametrize("columns", [32_768, 40_000, 70_000])
+def test_any_number_of_columns_makes_the_whole_way(form, columns, tmp_path):
+    """Outliers in the first and the last column; 16 bits tell columns up to 65,535, and 32 bits those beyond."""
+    sizes = (17, columns), (17, -(-columns // 16)), (17, -(-columns // 16))
+    codes = [torch.randint(0, 8, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)) for size in sizes]
+    statistics = torch.tensor([0.5, 1, 2, 3]).half().expand(2, sizes[1][1], 4).contiguous()
+    at = torch.tensor([0, 3, 16]), torch.tensor([0, columns - 1, columns - 1]), torch.tensor([4.0, 8.0, -2.0]).half()
+    quantised = permuted(quantiser.Quantised(Codes(*codes, statistics), *at))
+    packed = form.from_quantised(quantised, torch.float32)
+    packed.save(tmp_path / "matrix")
+    again = load(tmp_path / "matrix")
+    assert again.col_vals.itemsize == (4 if columns <= 65_536 else 8)
+    assert torch.equal(again.decode(), oracle(quantised, torch.float32))
+    x = torch.zeros(columns)
+    x[quantised.permutation[-1]] = 1
+    torch.testing.assert_close(again.matvec(x), oracle(quantised, torch.float32) @ x, rtol=2e-3, atol=0)
+    write_store(tmp_path / "store", [Op(0, "fc", "spqr", packed)])
+    store = Store.open(tmp_path / "store")
+    store.verify()
+    run = store.layer(0, "spqr").ops["fc"]
+    assert torch.equal(run.view(store.shards[run.shard].content(run.offset, run.nbytes)).decode(), again.decode())
+
+
+def test_the_faster_storage_of_outliers_is_taken(monkeypatch):
+    quantised = quantiser.SpQR(0.05).round(weights((33, 48)))
+    for seconds, expected in (
+        ({"spqr": 1, "spqr_ptcsr": 0.8}, "spqr_ptcsr"),
+        ({"spqr": 1, "spqr_ptcsr": 0.99}, "spqr"),  # not worth its padding
+        ({"spqr": 1, "spqr_ptcsr": 2}, "spqr"),
+    ):
+        monkeypatch.setattr(tuning, "measure", lambda runs, seconds=seconds: {name: seconds[name] for name in runs})
+        found = fastest(quantised, torch.float16)
+        assert found.name == expected
+        assert torch.equal(found.decode(), oracle(quantised, torch.float16))
+    monkeypatch.undo()
+    assert fastest(quantised, torch.float16).name in QUANTISED
+
+
+def test_truncated_and_altered_files_are_refused(form, tmp_path):
+    form.from_quantised(permuted(quantiser.SpQR(0.2).round(weights((18, 20)))), torch.float16).save(tmp_path / "m")
+    whole = bytearray((tmp_path / "m").read_bytes())
+    for place in range(len(whole)):
+        for data in (whole[:place], whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]):
+            (tmp_path / "m").write_bytes(data)
+            with pytest.raises(FormatError):
+                load(tmp_path / "m")
 
 
 def test_encoding_rounds_to_nearest_with_one_percent_of_outliers(form):
@@ -77,7 +154,11 @@ def test_bits_per_weight_are_counted():
 
 def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
     """Every number in a file is bounded before a kernel sees it."""
-    packed = form.from_quantised(quantiser.SpQR(0.1).round(weights((40, 24))), torch.float16)
+    packed = form.from_quantised(permuted(quantiser.SpQR(0.1).round(weights((40, 24)))), torch.float16)
+    codes = spqr.unpack(packed.words, packed.shape)
+    codes.second_order[1, 0, 2] = torch.nan
+    twice, beyond = packed.permutation.clone(), packed.permutation.clone()
+    twice[0], beyond[0] = twice[1], 24
     spare, far = packed.words.clone(), packed.col_vals.clone()
     spare[0, 0, 0] |= 1 << 62
     place = int(far.nonzero()[0])
@@ -89,6 +170,10 @@ def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
         ({"col_vals": far}, "column 24 of 24"),
         ({"offsets": falling}, "offsets fall"),
         ({"offsets": wrapped}, "offsets fall"),
+        ({"col_vals": packed.col_vals[:-1].clone()}, "offsets do not run"),
+        ({"words": spqr.pack(codes)}, r"statistics of tile \(1, 0\) are not finite"),
+        ({"permutation": twice}, "permutation does not name each of 24 columns once"),
+        ({"permutation": beyond}, "permutation does not name each of 24 columns once"),
     ):
         dataclasses.replace(packed, **changes).save(tmp_path / "bad")
         with pytest.raises(FormatError, match=f"bad: inconsistent {form.name} file: .*{told}"):
@@ -100,7 +185,8 @@ def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
         ({"words": packed.words.int()}, "words is"),
         ({"offsets": packed.offsets[:-1]}, "offsets is"),
         ({"offsets": packed.offsets.long()}, "offsets is"),
-        ({"col_vals": packed.col_vals[:-1].clone()}, "offsets do not run"),
+        ({"permutation": packed.permutation[:-1]}, "permutation is"),
+        ({"permutation": packed.permutation.long()}, "permutation is"),
     ):
         with pytest.raises(ValueError, match=told):
             dataclasses.replace(packed, **changes)

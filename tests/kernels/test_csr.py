@@ -103,6 +103,23 @@ def test_nothing_is_read_beyond_the_words(storage, backend):
     assert torch.equal(found, csr.add_matvec(packed, x, torch.zeros(17), backend))
 
 
+@pytest.mark.parametrize("columns", [0, 40, 70_000])
+def test_contents_of_any_kind_keep_a_product_within_its_tensors(storage, backend, columns):
+    """Files may be crafted, and readers may leave out `check`. A read too many would end the process."""
+    generator = torch.Generator().manual_seed(0)
+    placed = lambda tensor: at_the_end_of_memory(tensor) if tensor.numel() else tensor  # noqa: E731
+    x = placed(torch.ones(columns))
+    sound = csr.encode(storage, (37, columns), *outliers((37, columns), 0.3 if columns else 0))
+    bits = torch.iinfo(sound.col_vals.dtype)
+    for case in range(40):
+        offsets = torch.randint(-(2**31), 2**31, sound.offsets.shape, generator=generator).int() >> case % 32
+        count = 16 * (case % 5)
+        offsets[0], offsets[-1] = 0, count
+        words = torch.randint(bits.min, bits.max, (count,), generator=generator, dtype=sound.col_vals.dtype)
+        found = type(sound)(sound.shape, placed(offsets), placed(words))
+        csr.add_matvec(found, x, torch.zeros(37), backend)
+
+
 def spoiled(packed, **changes):
     fields = {"shape": packed.shape, "offsets": packed.offsets.clone(), "col_vals": packed.col_vals.clone()} | changes
     return type(packed)(**fields)

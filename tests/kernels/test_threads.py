@@ -15,13 +15,13 @@ MUCH = 1 << 30  # bytes of work: as many threads as there are
 PATIENCE_S = 60
 
 
-@numba.njit(**threads.COMPILE)
+@numba.njit(nogil=True)
 def count(visits, more, first, last):
     for row in range(first, last):
         visits[row] += more
 
 
-@numba.njit(**threads.COMPILE)
+@numba.njit(nogil=True)
 def fail_at(visits, place, first, last):
     for row in range(first, last):
         visits[row] += 1

@@ -31,6 +31,7 @@ def test_variants_of_bytes():
     assert Variant("int8, endor", "wanda", 0.7, None, 8, 1) in found
     assert Variant("fp16, 2:4", "wanda", 0.5, "2:4", 8, 1) in found
     assert len(found) == len(set(found)) == 2 + 2 * 3
+    assert beyond.few_bits_variants(["int3, gptq"], 8, 1)[1] == Variant("int3, gptq", calibration_windows=8, seed=1)
 
 
 def test_one_row_a_variant(table):

@@ -137,6 +137,19 @@ def test_a_weight_that_fp16_cannot_hold_is_refused(value):
         SpQR()(weight, torch.eye(16))
 
 
-def test_a_hessian_that_cannot_be_factorised_is_refused():
-    with pytest.raises(UserError, match="not positive definite"):
-        SpQR(damping=0)(random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16))
+def test_damping_is_raised_where_it_is_not_enough(caplog):
+    weight, gram = random(0, 4, 16, dtype=torch.float32), torch.ones(16, 16)
+    gram.diagonal().sub_(0.05)  # its smallest eigenvalue is −0.05
+    found = SpQR(damping=0.01)(weight, gram)
+    assert "Hessian of 16 inputs is not positive definite with damping 0.01: damping 0.1 was taken" in caplog.text
+    assert torch.equal(found.decode(), SpQR(damping=0.1)(weight, gram).decode())
+    with pytest.raises(UserError, match="not positive definite with damping 10"):
+        SpQR()(weight, -torch.eye(16))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_statistics_that_are_not_finite_are_refused(value):
+    gram = torch.eye(16)
+    gram[3, 3] = value
+    with pytest.raises(UserError, match="calibration statistics are not finite"):
+        SpQR()(torch.ones(4, 16), gram)

@@ -9,6 +9,7 @@ lay in the memory before. Weights of stores are used unverified, too, where any 
 
 import contextlib
 import copy
+import dataclasses
 import hashlib
 import json
 import math
@@ -27,7 +28,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from toolkit.errors import UserError
-from toolkit.formats import FORMATS, Packed, encode, load, packed
+from toolkit.formats import QUANTISED, READABLE, Packed, encode, load, packed
 from toolkit.formats.scaled import Scaled
 from toolkit.storage import index
 from toolkit.storage.store import Store
@@ -48,6 +49,15 @@ def weight(rng: random.Random, shape: tuple[int, int]) -> torch.Tensor:
     values = torch.randint(-100, 100, shape, generator=torch.Generator().manual_seed(rng.randrange(1 << 30)))
     values[:, 1::4] = values[:, 2::4] = 0
     return values.to(dtype)
+
+
+def packed_in(name: str, matrix: torch.Tensor, rng: random.Random) -> Packed:
+    """The matrix in a format; a quantised one may have its columns in another order."""
+    if name not in QUANTISED:
+        return encode(name, matrix)
+    found = encode(name, matrix.float())
+    order = torch.randperm(matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    return dataclasses.replace(found, permutation=order) if rng.random() < 0.5 else found
 
 
 def altered(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
@@ -96,7 +106,7 @@ def one_line(error: UserError) -> None:
 def attack_file(folder: Path, rng: random.Random) -> str:
     """A file of one packed matrix."""
     path = folder / "file.safetensors"
-    encode(rng.choice([*FORMATS]), weight(rng, rng.choice(SHAPES))).save(path)
+    packed_in(rng.choice([*READABLE]), weight(rng, rng.choice(SHAPES)), rng).save(path)
     with safe_open(path, framework="pt") as file:
         tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 (not a dict)
         metadata = file.metadata()
@@ -108,7 +118,7 @@ def attack_file(folder: Path, rng: random.Random) -> str:
             metadata["shape"] = rng.choice([json.dumps(rng.choice(WILD_SHAPES)), "[" * 3000, "[1e999, 2]", "", "null"])
         else:
             key = rng.choice(["dtype", "format", "version"])
-            metadata[key] = rng.choice(["int8", "float16", "float64", "1", "2", *FORMATS])
+            metadata[key] = rng.choice(["int8", "float16", "float64", "1", "2", *READABLE])
     metadata["sha256"] = packed._checksum(metadata, tensors)
     save_file(tensors, path, metadata)
     if rng.random() < 0.1:  # the library's own header
@@ -127,7 +137,7 @@ def attack_file(folder: Path, rng: random.Random) -> str:
 def make_store(folder: Path, rng: random.Random) -> None:
     """Two matrices in every format, and int8 with scales."""
     matrices = {"fc1": weight(rng, (5, 36)), "fc2": weight(rng, (33, 128))}
-    ops = [Op(0, op, name, encode(name, matrix)) for name in FORMATS for op, matrix in matrices.items()]
+    ops = [Op(0, op, name, packed_in(name, matrix, rng)) for name in READABLE for op, matrix in matrices.items()]
     for name in ("endor", "csr"):
         ops += [Op.of(0, op, f"int8-{name}", Scaled.encode(name, matrix.float())) for op, matrix in matrices.items()]
     files = lambda place: (place / "config.json").write_text("{}")  # noqa: E731

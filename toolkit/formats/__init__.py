@@ -18,7 +18,8 @@ from toolkit.formats.two_four import TwoFour
 __all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
 
 FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
-# these decode to what a quantiser chose, not to the weight that was packed; they hold floating-point weights only
+# these decode to what a quantiser chose, not to the weight that was packed, and hold floating-point weights only;
+# what is stored is looked up in `READABLE`, which has all of them
 QUANTISED: dict[str, type[Packed]] = {cls.name: cls for cls in (SpQR, SpQRTransposed)}
 READABLE = ChainMap(FORMATS, QUANTISED)
 

@@ -36,8 +36,9 @@ class FormatError(UserError):
 class Packed(ABC):
     """A packed matrix: a frozen dataclass of `shape` and tensors.
 
-    A format implements `encode`, `_fill` and `check`, and it is registered in `toolkit.formats.FORMATS`. Then stores
-    hold it and the runtime runs it: everything else has a default that works for every format.
+    A format implements `encode`, `_fill` and `check`, and it is registered in `toolkit.formats.FORMATS`, or in
+    `QUANTISED` if it decodes to what a quantiser chose. Then stores hold it and the runtime runs it: everything else
+    has a default that works for every format.
 
     Tensors come from files that anyone may have written. The constructor refuses those whose types and shapes do not
     fit (`__post_init__`). It reads no contents: tensors on the device "meta" stand for some that are not read yet.
@@ -50,7 +51,8 @@ class Packed(ABC):
     version: ClassVar[int] = 1
     is_dense: ClassVar[bool] = False  # the stored tensor is the dense matrix, so nothing is ever decoded
     has_matvec: ClassVar[bool] = False  # `matvec` reads the packed form and makes no dense matrix
-    row_index: ClassVar[tuple[str, ...]] = ()  # the tensors that must be known before `row_slices` can be told
+    multiplied_packed: ClassVar[bool] = False  # so much quicker than decoding that `run` does it unless told otherwise
+    row_index: ClassVar[tuple[str, ...]] = ()  # the tensors, if there, that `row_slices` must know
 
     shape: tuple[int, int]
     dtype: torch.dtype

@@ -4,7 +4,7 @@ The packed form is decoded into the model before it is evaluated, so the bytes c
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import Protocol
 
@@ -23,7 +23,12 @@ from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_mod
 from toolkit.progress import progress
 from toolkit.pruning import METHODS, Calibration, load_pruned
 from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
+from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
+from toolkit.quantization.layerwise import Quantiser
+from toolkit.quantization.quantised import load_quantised
+from toolkit.quantization.rtn import RoundToNearest
+from toolkit.quantization.spqr import SpQR
 from toolkit.text import load_tokens
 
 HALF_BITS = 16
@@ -60,6 +65,24 @@ FORMS: dict[str, Callable[[Tensor], Stored]] = {
     "int4, hqq": partial(Groupwise.encode, bits=4),
     "int3, hqq": partial(Groupwise.encode, bits=3),
     "int2, hqq": partial(Groupwise.encode, bits=2),
+    "int4, rtn": RoundToNearest(4),
+    "int3, rtn": RoundToNearest(3),
+    "int2, rtn": RoundToNearest(2),
+    "int3, rtn 16": RoundToNearest(3, 16),
+    "int3, rtn 128": RoundToNearest(3, 128),
+}
+# how a dense model's decoder linears are quantised with calibration; groups of 64 but where a number says otherwise
+CALIBRATED: dict[str, Quantiser] = {
+    "int4, gptq": GPTQ(4),
+    "int3, gptq": GPTQ(3),
+    "int2, gptq": GPTQ(2),
+    "int3, gptq 16": GPTQ(3, 16),
+    "int3, gptq 128": GPTQ(3, 128),
+    "int3, spqr 0 %": SpQR(0.0),  # the share of outliers; groups of 16
+    "int3, spqr 0.5 %": SpQR(0.005),
+    "int3, spqr 1 %": SpQR(0.01),
+    "int3, spqr 2 %": SpQR(0.02),
+    "int3, spqr 4 %": SpQR(0.04),
 }
 VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
 
@@ -68,7 +91,8 @@ VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the ent
 class Variant:
     """A model made smaller: pruned as `load_pruned` does it, then its decoder linears stored in one of `FORMS`.
 
-    `sparsity` is the share of zeros asked for; a `pattern` decides it. The last two matter to calibrated methods only.
+    A form of `CALIBRATED` is for a dense model. `sparsity` is the share of zeros asked for; a `pattern` decides it. The
+    last two fields matter to calibrated methods and forms only.
     """
 
     form: str = "fp16"
@@ -79,9 +103,11 @@ class Variant:
     seed: int = 0
 
     def __post_init__(self):
-        """Refuse a form that is not there."""
-        if self.form not in FORMS:
-            raise unknown("form", self.form, FORMS)
+        """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
+        if self.form not in FORMS and self.form not in CALIBRATED:
+            raise unknown("form", self.form, FORMS | CALIBRATED)
+        if self.form in CALIBRATED and self.method != DENSE:
+            raise UserError(f"form {self.form!r} is for a dense model, and method is {self.method!r}; choose {DENSE!r}")
 
     @property
     def zeros_pattern(self) -> str:
@@ -117,14 +143,19 @@ def compare_variants(variants: Sequence[Variant], settings: Settings) -> tuple[p
     found = []
     for variant in variants:
         key = asdict(variant) | {"settings": asdict(settings), "weights_sha256": weights, "dtype": str(fast_dtype())}
-        method = METHODS.get(variant.method)  # None for dense
+        method = CALIBRATED.get(variant.form) or METHODS.get(variant.method)  # None for a dense model
         key |= {"method_settings": settings_of(method)}
         measure = partial(_measure, variant, settings, tokenizer, tokens)
         rows = cached_table("quality", key, made_by(__name__, method), measure, fresh=not is_followed(method))
         found.append(rows.assign(**asdict(variant) | {"pattern": variant.zeros_pattern}))
+    return tables(found, settings)
+
+
+def tables(found: Sequence[pd.DataFrame], settings: Settings) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The two tables of `compare_variants`, from the rows of `measured` with the labels of each variant."""
     everything = pd.concat(found, ignore_index=True)
     of_windows = everything["metric"].eq(WINDOW_NLL)
-    labels = list(asdict(variants[0]))
+    labels = [field.name for field in fields(Variant)]
     windows = everything[of_windows].rename(columns={"items": "window", "value": "nll"})
     first = ["model", "corpus", *labels, "zeros", "bits_per_weight", "ratio", "entropy_bits"]
     table = everything[~of_windows].assign(model=settings.model, corpus=settings.corpus)
@@ -163,19 +194,27 @@ def store(model: nn.Module, form: str) -> dict[str, float]:
     """
     if form not in FORMS:
         raise unknown("form", form, FORMS)
-    zeros = elements = nbytes = 0
-    linears = [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+    nbytes, linears = 0, _linears(model)
     with progress(f"storing as {form}", len(linears), "matrices") as bar:
         for linear in linears:
             packed = FORMS[form](linear.weight.detach())
             linear.weight.copy_(packed.decode())
             nbytes += packed.nbytes
-            zeros += int((linear.weight == 0).sum())
-            elements += linear.weight.numel()
             bar.update()
-    share, bits = zeros / elements, 8 * nbytes / elements
-    limit = entropy_bits(share, VALUE_BITS[form]) if form in VALUE_BITS else np.nan
+    return size_of(model, nbytes, VALUE_BITS.get(form))
+
+
+def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dict[str, float]:
+    """What `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
+    weights = [linear.weight for linear in _linears(model)]
+    elements = sum(weight.numel() for weight in weights)
+    share, bits = sum(int((weight == 0).sum()) for weight in weights) / elements, 8 * nbytes / elements
+    limit = entropy_bits(share, value_bits) if value_bits else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
 
 
 def entropy_bits(sparsity: float, value_bits: int) -> float:
@@ -197,12 +236,19 @@ def pareto_front(size: pd.Series, cost: pd.Series) -> pd.Series:
 
 
 def _measure(variant: Variant, settings: Settings, tokenizer, tokens: Tensor) -> pd.DataFrame:
-    """One variant, made and evaluated: the rows of `evaluate` and one row a window, each with the size."""
     calibration = Calibration(settings.corpus, variant.calibration_windows, settings.sequence_length, variant.seed)
+    if variant.form in CALIBRATED:
+        quantised = load_quantised(settings.model, CALIBRATED[variant.form], calibration, fast_dtype())
+        size = size_of(quantised.model, sum(of.nbytes for of in quantised.statistics))
+        return measured(quantised.model, size, settings, tokenizer, tokens)
     sparsity = variant.sparsity if variant.pattern is None else 0.5
     kept = {"calibration": calibration, "dtype": fast_dtype()}
     model, _, _ = load_pruned(settings.model, variant.method, sparsity, variant.pattern, **kept)
-    size = store(model, variant.form)
+    return measured(model, store(model, variant.form), settings, tokenizer, tokens)
+
+
+def measured(model: nn.Module, size: dict[str, float], settings: Settings, tokenizer, tokens: Tensor) -> pd.DataFrame:
+    """A model evaluated: the rows of `evaluate` and one row a window, each with the size that `store` gave."""
     length, windows = settings.sequence_length, settings.windows
     table, lost = evaluate(model, tokenizer, tokens, settings.tasks, length, windows, settings.task_limit)
     by_window = {"metric": WINDOW_NLL, "value": lost.window_nll, "items": range(lost.windows)}

@@ -1,6 +1,8 @@
 """SpQR: 3-bit weights with two levels of statistics in 64-bit words, and outliers in fp16 (`toolkit.kernels.spqr`)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Self
 
 import torch
@@ -8,11 +10,15 @@ from jaxtyping import Int32, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.formats.packed import Packed
+from toolkit.formats.packed import Packed, expect
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common import tuning
+from toolkit.kernels.common.contracts import check_operand
+from toolkit.kernels.csr.layout import word_dtype
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
+
+ROWS_AT_ONCE = 8 * spqr.TILE  # decoded before their columns are put in order, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +27,16 @@ class SpQR(Packed):
 
     The words and outliers are those of the library spqr_quant. Rows and columns are padded to multiples of 16 in the
     words alone: with codes 0, which nothing reads. `dtype` is the type of the dense weight; decoding rounds to it once.
-    A column above 65,535 makes the words of all outliers twice as wide.
+    A column above 65,535 makes the words of all outliers twice as wide. Column i of words and outliers is column
+    `permutation[i]` of the weight; without a permutation the order is the same.
 
     Raises `ValueError` for tensors that do not fit the shape, and for integers.
     """
 
     name = "spqr"
     has_matvec = True
+    multiplied_packed = True
+    row_index = ("offsets", "permutation")
     storage: ClassVar[str] = "csr"
 
     shape: tuple[int, int]
@@ -35,17 +44,23 @@ class SpQR(Packed):
     words: Int64[Tensor, "tall wide 16"]
     offsets: Int32[Tensor, " lines+1"]
     col_vals: Tensor  # [outliers] int32 or int64
+    permutation: Int32[Tensor, " columns"] | None = None
 
     def __post_init__(self):
-        """Refuse what the kernels would read wrongly."""
+        """Refuse tensors of other types and shapes."""
+        rows, columns = self.shape
         if not self.dtype.is_floating_point:
             raise ValueError(f"SpQR stands for floating-point weights; the header says {self.dtype}")
-        expect("words", self.words, torch.int64, (*spqr.tiles(self.shape), spqr.TILE), self.words.device)
-        _ = self.outliers
+        expect("words", self.words, torch.int64, (*spqr.tiles(self.shape), spqr.TILE))
+        lines = -(-rows // csr.STORAGES[self.storage].rows_at_once)
+        expect("offsets", self.offsets, torch.int32, (lines + 1,))
+        expect("col_vals", self.col_vals, word_dtype(columns), (self.col_vals.numel(),))
+        if self.permutation is not None:
+            expect("permutation", self.permutation, torch.int32, (columns,))
 
-    @property
+    @cached_property
     def outliers(self) -> csr.Outliers:
-        """The outliers, as the kernels take them."""
+        """The outliers, as the kernels take them. Raises `ValueError` if the offsets end beside the words."""
         return csr.STORAGES[self.storage](tuple(self.shape), self.offsets, self.col_vals)
 
     @classmethod
@@ -60,12 +75,11 @@ class SpQR(Packed):
 
     @classmethod
     def from_quantised(cls, quantised: Quantised, dtype: torch.dtype) -> Self:
-        """Pack what a quantiser chose for a weight of this type. Raises `UserError` if it reordered the columns."""
-        if quantised.permutation is not None:
-            raise UserError("this format has no place for an order of columns; quantise with reorder=False")
-        shape = quantised.codes.shape
+        """Pack what a quantiser chose for a weight of this type."""
+        shape, permutation = quantised.codes.shape, quantised.permutation
         outliers = csr.encode(cls.storage, shape, quantised.rows, quantised.columns, quantised.values)
-        return cls(shape, dtype, spqr.pack(quantised.codes), outliers.offsets, outliers.col_vals)
+        order = None if permutation is None else permutation.to(torch.int32)
+        return cls(shape, dtype, quantised.words, outliers.offsets, outliers.col_vals, order)
 
     @property
     def bits_per_weight(self) -> float:
@@ -73,16 +87,56 @@ class SpQR(Packed):
         return 8 * self.nbytes / max(1, self.shape[0] * self.shape[1])
 
     def _fill(self, out: Tensor) -> None:
-        spqr.decode(self.words, self.outliers, out)
+        if self.permutation is None:
+            spqr.decode(self.words, self.outliers, out)
+            return
+        places = self.permutation.argsort()  # an order of the columns, whatever the file holds
+        for first in range(0, self.shape[0], ROWS_AT_ONCE):
+            last = min(first + ROWS_AT_ONCE, self.shape[0])
+            rows = out[first:last]
+            torch.index_select(self._reordered_rows(first, last), 1, places, out=rows)
+
+    def _reordered_rows(self, first: int, last: int) -> Tensor:
+        """Rows as they are stored, in the order of the words' columns."""
+        spans = self.row_slices(first, last, {"offsets": self.offsets})
+        tensors = {name: self.tensors[name][span] for name, span in spans.items()}
+        return self.of_rows((last - first, self.shape[1]), self.dtype, tensors).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
         """The matrix times `x` [columns] in fp32, read straight from the packed form."""
-        return spqr.matvec(self.words, self.outliers, x)
+        check_operand(x)
+        return spqr.matvec(self.words, self.outliers, x if self.permutation is None else x[self.permutation])
 
     def check(self) -> None:
-        """Words are padded with zeros and hold finite statistics; outliers are finite, in order and in the matrix."""
+        """Words are padded with zeros and hold finite statistics; outliers are finite, in order and in the matrix.
+
+        The permutation names every column once.
+        """
         spqr.check(self.words, self.shape)
         self.outliers.check()
+        if self.permutation is not None:
+            named = self.permutation.sort().values
+            if not torch.equal(named, torch.arange(self.shape[1], dtype=torch.int32)):
+                raise ValueError(f"the permutation does not name each of {self.shape[1]} columns once")
+
+    @classmethod
+    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
+        """Whole tiles of 16 rows, up to the last row. Raises `UserError` for rows that begin or end within a tile."""
+        step = csr.STORAGES[cls.storage].rows_at_once
+        lines = len(index["offsets"]) - 1
+        ends_inside = last % spqr.TILE and -(-last // step) < lines
+        if first % spqr.TILE or ends_inside:
+            raise UserError(f"rows {first} to {last}: {cls.name} has tiles of {spqr.TILE} rows; choose multiples of it")
+        low, high = min(first // step, lines), -(-last // step)
+        span = slice(int(index["offsets"][low]), int(index["offsets"][high]))
+        found = {"words": slice(first // spqr.TILE, -(-last // spqr.TILE)), "offsets": slice(low, high + 1)}
+        order = {"permutation": slice(0, len(index["permutation"]))} if "permutation" in index else {}
+        return found | {"col_vals": span} | order
+
+    @classmethod
+    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
+        """Offsets count from the first of these rows."""
+        return cls.of_parts(shape, dtype, tensors | {"offsets": tensors["offsets"] - tensors["offsets"][0]})
 
 
 class SpQRTransposed(SpQR):
@@ -90,3 +144,14 @@ class SpQRTransposed(SpQR):
 
     name = "spqr_ptcsr"
     storage = "ptcsr"
+
+
+def fastest(quantised: Quantised, dtype: torch.dtype) -> SpQR:
+    """The matrix with its outliers in CSR or PTCSR, whichever multiplies faster here: measured for each matrix.
+
+    PTCSR takes more bytes, so it must be clearly faster (`tuning.choose`).
+    """
+    made = {form.name: form.from_quantised(quantised, dtype) for form in (SpQR, SpQRTransposed)}
+    x = torch.ones(quantised.codes.shape[1])
+    seconds = tuning.measure({name: lambda packed=packed: packed.matvec(x) for name, packed in made.items()})
+    return made[tuning.choose(tuple(made), seconds)]

@@ -44,6 +44,11 @@ def missing() -> str | None:
     return None
 
 
+def library() -> Path:
+    """llama.cpp itself, compiled. Raises `UserError` if it cannot be installed."""
+    return next(_python().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
+
+
 class LlamaCpp:
     """A Llama decoder in llama.cpp, its weights mapped from a GGUF file of the type that `method` names.
 

@@ -8,28 +8,35 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from toolkit.formats.quality import HALF_BITS, Variant, entropy_bits, pareto_front
+from toolkit.formats.quality import CALIBRATED, HALF_BITS, Variant, entropy_bits, pareto_front
 from toolkit.pruning.pruned import DENSE
 
 TWO_FOUR = "2:4"
 FEW_BITS = "fewer bits, no pruning"
+FEW_BITS_CALIBRATED = "fewer bits, calibrated"
 VALUES = ("fp16", "int8")
 
 
 def byte_variants(
     methods: Sequence[str], sparsities: Sequence[float], few_bits: Sequence[str], windows: int | None, seed: int
 ) -> list[Variant]:
-    """Dense in 16 bits and in `few_bits` (names in `FORMS`); then each method at each sparsity and at 2:4.
+    """Dense in 16 bits and in `few_bits`; then each method at each sparsity and at 2:4.
 
     Every pruned model comes twice: values in 16 bits and values in int8, packed as Endor or as 2:4.
     """
-    found = [Variant(form) for form in ("fp16", *few_bits)]
+    found = few_bits_variants(few_bits, windows, seed)
     for method in methods:
         calibration = {"method": method, "calibration_windows": windows, "seed": seed}
         for values in VALUES:
             found += [Variant(f"{values}, endor", sparsity=share, **calibration) for share in sparsities]
             found.append(Variant(f"{values}, 2:4", sparsity=0.5, pattern=TWO_FOUR, **calibration))
     return found
+
+
+def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[Variant]:
+    """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
+    calibration = {"calibration_windows": windows, "seed": seed}
+    return [Variant(form, **calibration if form in CALIBRATED else {}) for form in ("fp16", *forms)]
 
 
 def by_variant(table: pd.DataFrame) -> pd.DataFrame:
@@ -117,13 +124,15 @@ def beaten_headline(variants: pd.DataFrame) -> dict[str, str]:
 
 
 def _smaller_and_better(variants: pd.DataFrame, row) -> bool:
-    quantised = variants[variants["family"].eq(FEW_BITS)]
+    quantised = variants[variants["method"].eq(DENSE)]
     better = quantised["perplexity"].lt(row.perplexity) & quantised["bits_per_weight"].le(row.bits_per_weight)
     return bool(better.any())
 
 
 def _family(row: dict) -> str:
-    return FEW_BITS if row["method"] == DENSE else f"{row['method']}, {row['form'].split(',')[0]} values"
+    if row["method"] == DENSE:
+        return FEW_BITS_CALIBRATED if row["form"] in CALIBRATED else FEW_BITS
+    return f"{row['method']}, {row['form'].split(',')[0]} values"
 
 
 def draw_rows(axes: Axes, zeros: pd.DataFrame) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from toolkit.errors import unknown
-from toolkit.formats import FORMATS
+from toolkit.formats import READABLE
 
 PACKED = "_packed"  # behind a format's name: products are taken with the packed form
 
@@ -49,8 +49,8 @@ def find_method(name: str) -> Method:
 
 
 def _every_method() -> dict[str, Method]:
-    decoded = {name: Method(name, "dram") for name in FORMATS}
+    decoded = {name: Method(name, "dram") for name in READABLE}
     packed = {
-        f"{name}{PACKED}": Method(name) for name, form in FORMATS.items() if form.has_matvec and not form.is_dense
+        f"{name}{PACKED}": Method(name) for name, form in READABLE.items() if form.has_matvec and not form.is_dense
     }
     return decoded | packed | METHODS

@@ -1,5 +1,6 @@
-"""The sequential walk: the inputs of each decoder block's linears, with every earlier block already pruned."""
+"""The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -73,26 +74,48 @@ def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows
     return known
 
 
+def check_finite(model: nn.Module) -> None:
+    """Raise `UserError` for a decoder linear with weights that are not finite."""
+    names = {module: name for name, module in model.named_modules()}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            if not linear.weight.isfinite().all():
+                raise UserError(f"{names[linear]} has weights that are not finite; load the model anew")
+
+
+@contextmanager
+def inference(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, which turns dropout off. The model's own mode is restored afterwards."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+
+
 @torch.no_grad()
 def walk(
-    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1
+    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1, first: int = 0
 ) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
 
-    The caller prunes the block before it asks for the next one. The block then runs again, and its pruned outputs are
-    the next block's inputs. Only the windows' hidden states (overwritten in place) and one block's Gram matrices are
-    held. Raises `UserError` if an input is not finite or a linear is never reached.
+    The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
+    outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
+    windows' hidden states (overwritten in place) and one block's Gram matrices are held. Raises `UserError` if an input
+    is not finite or a linear is never reached.
     """
     blocks = decoder_blocks(model)
     calls = _block_calls(model, blocks, windows[:1])
     hidden = _first_inputs(model, blocks[0], windows, batch_size)
     for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
-        linears = decoder_linears(block)
-        with recorded_grams(linears) as grams:
-            for batch in hidden.split(batch_size):
-                call(block, batch)
-        _check(grams, linears, f"block {index}", hidden.dtype)
-        yield block, grams
+        if index >= first:
+            linears = decoder_linears(block)
+            with recorded_grams(linears) as grams:
+                for batch in hidden.split(batch_size):
+                    call(block, batch)
+            _check(grams, linears, f"block {index}", hidden.dtype)
+            yield block, grams
         if block is not blocks[-1]:
             for batch in hidden.split(batch_size):
                 batch.copy_(call(block, batch))
@@ -125,6 +148,18 @@ def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Te
     finally:
         for handle in handles:
             handle.remove()
+
+
+def relative_output_error(
+    weight: Float[Tensor, "rows columns"],
+    changed: Float[Tensor, "rows columns"],
+    gram: Float[Tensor, "columns columns"],
+) -> float:
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if nothing is lost."""
+    lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - changed, weight))
+    if lost <= 0:
+        return 0.0
+    return math.sqrt(lost / whole) if whole > 0 else math.inf
 
 
 @dataclass(frozen=True)

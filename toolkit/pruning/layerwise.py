@@ -1,21 +1,17 @@
 """Prune a model's decoder linears in place, block after block."""
 
-import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows, walk
+from toolkit.pruning.calibration import check_finite, checked_windows, inference, relative_output_error, walk
 from toolkit.pruning.methods import METHODS, Method
-from toolkit.pruning.patterns import Pattern, resolve
+from toolkit.sparsity import Pattern, resolve
 
 
 @dataclass(frozen=True)
@@ -60,13 +56,15 @@ def prune(
             raise unknown("pruning method", method, METHODS)
         method = METHODS[method]
     sparsity, wanted = resolve(sparsity, pattern)
-    _check_layers(model, wanted)
+    if wanted:
+        _check_pattern(model, wanted)
+    check_finite(model)
     windows = _windows(model, method, calibration, batch_size)
 
     names = {module: name for name, module in model.named_modules()}
     blocks = decoder_blocks(model)
     statistics = []
-    with _inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
+    with inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
         passes = ((block, {}) for block in blocks) if windows is None else walk(model, windows, batch_size)
         for block, grams in passes:
             for op, linear in decoder_linears(block).items():
@@ -91,25 +89,13 @@ def _prune_linear(
     return LayerStatistics(name, *dense.shape, reached, error, seconds)
 
 
-def relative_output_error(
-    weight: Float[Tensor, "rows columns"], pruned: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]
-) -> float:
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if nothing is lost."""
-    lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - pruned, weight))
-    if lost <= 0:
-        return 0.0
-    return math.sqrt(lost / whole) if whole > 0 else math.inf
-
-
-def _check_layers(model: nn.Module, pattern: Pattern | None) -> None:
+def _check_pattern(model: nn.Module, pattern: Pattern) -> None:
     names = {module: name for name, module in model.named_modules()}
     for block in decoder_blocks(model):
         for linear in decoder_linears(block).values():
             name, columns = names[linear], linear.in_features
-            if pattern and columns % pattern.group:
+            if columns % pattern.group:
                 raise UserError(f"{name} has {columns} columns, which {pattern.group} does not divide: no {pattern}")
-            if not linear.weight.isfinite().all():
-                raise UserError(f"{name} has weights that are not finite; load the model anew")
 
 
 def _windows(model: nn.Module, method: Method, calibration: Tensor | None, batch_size: int) -> Tensor | None:
@@ -121,14 +107,3 @@ def _windows(model: nn.Module, method: Method, calibration: Tensor | None, batch
     if batch_size < 1:
         raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
     return checked_windows(model, calibration)
-
-
-@contextmanager
-def _inference(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, which turns dropout off. The model's own mode is restored afterwards."""
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -7,6 +7,8 @@ take up each error (GPTQ).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
 
 import torch
 from jaxtyping import Bool, Float, Float16, Int64, UInt8
@@ -15,7 +17,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import LEVELS, TILE, Codes
-from toolkit.pruning.sparsegpt import inverse_factor
+from toolkit.quantization.columns import check_range, quantise_columns
+from toolkit.quantization.hessian import damped_factor
 
 LARGEST = LEVELS - 1
 MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by one value for the tile than by fp16
@@ -32,10 +35,37 @@ class Quantised:
     permutation: Int64[Tensor, " columns"] | None = None
     """Column i of the codes is column `permutation[i]` of the weight; None if the order was kept."""
 
+    @cached_property
+    def words(self) -> Int64[Tensor, "tall wide 16"]:
+        """The codes as they are stored."""
+        return spqr.pack(self.codes)
+
+    @cached_property
+    def outliers(self) -> csr.Outliers:
+        """The outliers by rows, as they are stored."""
+        return csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored, by name."""
+        stored = {"words": self.words, "offsets": self.outliers.offsets, "col_vals": self.outliers.col_vals}
+        return stored if self.permutation is None else stored | {"permutation": self.permutation.to(torch.int32)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all stored tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """What `tensors` gave for a matrix of this shape."""
+        outliers = csr.CSR(shape, tensors["offsets"], tensors["col_vals"])
+        permutation = tensors["permutation"].long() if "permutation" in tensors else None
+        return cls(spqr.unpack(tensors["words"], shape), *outliers.entries(), permutation)
+
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight in the original order of its columns, float32."""
-        outliers = csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
-        dense = spqr.decode(spqr.pack(self.codes), outliers)
+        dense = spqr.decode(self.words, self.outliers)
         return dense if self.permutation is None else dense[:, self.permutation.argsort()]
 
 
@@ -53,6 +83,7 @@ class SpQR:
     damping: float = 0.01
     reorder: bool = False
     block_size: int = 128
+    makes: ClassVar[type] = Quantised
 
     def __post_init__(self):
         """Refuse settings that no matrix can meet. Raises `UserError`."""
@@ -64,31 +95,30 @@ class SpQR:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Raises `UserError` for a weight that is not finite or too large for fp16, or if the damped Hessian is not
-        positive definite.
+        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that is not finite
+        or too large for fp16, for statistics that are not finite, or if no damping helps.
         """
         permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
         if permutation is not None:
             weight, gram = weight[:, permutation], gram[permutation][:, permutation]
-        _check_range(weight)
-        factor = inverse_factor(gram, self.damping)
-        state = self._start(weight.masked_fill(gram.diagonal() == 0, 0), factor.diagonal())
-        for start in range(0, weight.shape[1], self.block_size):
-            block, rest = slice(start, start + self.block_size), slice(start + self.block_size, None)
-            errors = state.quantise_block(start, factor[block, block])
-            state.weight[:, rest].addmm_(errors.T, factor[block, rest], alpha=-1)
-        return state.finish(permutation)
+        check_range(weight)
+        factor = damped_factor(gram, self.damping)
+        weight = weight.masked_fill(gram.diagonal() == 0, 0)
+        grid = _Grid.start(weight.shape, self._threshold(weight, factor.diagonal()))
+        quantise_columns(weight, factor, grid, TILE, self.block_size)
+        return grid.finish(permutation)
 
     def round(self, weight: Float[Tensor, "rows columns"]) -> Quantised:
         """The same without data: every input counts alike, and no column takes up another's error."""
-        _check_range(weight)
-        state = self._start(weight.float(), torch.ones(weight.shape[1]))
+        check_range(weight)
+        weight, diagonal = weight.float(), torch.ones(weight.shape[1])
+        grid = _Grid.start(weight.shape, self._threshold(weight, diagonal))
         for start in range(0, weight.shape[1], TILE):
-            state.quantise_block(start, torch.eye(min(TILE, weight.shape[1] - start)))
-        return state.finish(None)
-
-    def _start(self, weight: Tensor, diagonal: Tensor) -> "_Columns":
-        return _Columns.start(weight, self._threshold(weight, diagonal))
+            group = slice(start, start + TILE)
+            grid.fit(start, weight[:, group], diagonal[group])
+            for column, values in enumerate(weight[:, group].T, start):
+                grid.round(column, values)
+        return grid.finish(None)
 
     def _threshold(self, weight: Tensor, diagonal: Tensor) -> float:
         """The gain that a share `outliers` of the weights exceeds: midway between two weights' gains."""
@@ -104,16 +134,10 @@ class SpQR:
         return (gains.kthvalue(kept).values.item() + gains.kthvalue(kept + 1).values.item()) / 2
 
 
-def _check_range(weight: Tensor) -> None:
-    if weight.numel() and not bool((weight.abs() <= torch.finfo(torch.float16).max).all()):
-        raise UserError("cannot quantise a weight that is not finite or too large for fp16; load the model anew")
-
-
 @dataclass(eq=False)
-class _Columns:
-    """A matrix while its columns are quantised from left to right."""
+class _Grid:
+    """The values of a matrix's groups (a `toolkit.quantization.columns.Grid`), and what its columns became on them."""
 
-    weight: Float[Tensor, "rows columns"]  # what is left to quantise, changed by the columns before
     threshold: float
     codes: UInt8[Tensor, "rows columns"]
     scales: UInt8[Tensor, "rows groups"]
@@ -121,46 +145,39 @@ class _Columns:
     second_order: Float16[Tensor, "tall groups 4"]
     outlier: Bool[Tensor, "rows columns"]
     added: Float16[Tensor, "rows columns"]  # what outliers add to their codes, and zeros elsewhere
+    fitted: tuple[Float16[Tensor, " rows"], Float16[Tensor, " rows"]] | None = None
+    """Each row's scale and zero point in the group that was fitted last."""
 
     @classmethod
-    def start(cls, weight: Tensor, threshold: float) -> "_Columns":
-        (rows, columns), groups = weight.shape, -(-weight.shape[1] // TILE)
+    def start(cls, shape: tuple[int, int], threshold: float) -> "_Grid":
+        (rows, columns), groups = shape, -(-shape[1] // TILE)
         scales = torch.zeros(rows, groups, dtype=torch.uint8)
         second_order = torch.zeros(-(-rows // TILE), groups, 4, dtype=torch.float16)
         codes, added = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, columns, dtype=torch.float16)
-        return cls(weight.clone(), threshold, codes, scales, scales.clone(), second_order, added.bool(), added)
+        return cls(threshold, codes, scales, scales.clone(), second_order, added.bool(), added)
 
-    def quantise_block(self, start: int, factor: Float[Tensor, "block block"]) -> Float[Tensor, "block rows"]:
-        """Quantise a block of columns; return each column's error over its diagonal entry of the factor."""
-        columns = self.weight[:, start : start + len(factor)].T.contiguous()  # each step works on contiguous rows
-        errors = torch.zeros_like(columns)
-        for first in range(0, len(columns), TILE):
-            group = slice(first, first + TILE)
-            columns[group].addmm_(factor[:first, group].T, errors[:first], alpha=-1)
-            outlier, scale, zero = self._fit((start + first) // TILE, columns[group].T, factor.diagonal()[group])
-            for i in range(first, min(first + TILE, len(columns))):
-                code = encode(columns[i], scale, zero)
-                value = decode(code, scale, zero)
-                added = torch.where(outlier[:, i - first], columns[i] - value, 0).to(torch.float16)
-                self.codes[:, start + i], self.added[:, start + i] = code, added
-                errors[i] = (columns[i] - value - added) / factor[i, i]
-                columns[i + 1 : group.stop].addr_(factor[i, i + 1 : group.stop], errors[i], alpha=-1)
-        return errors
-
-    def _fit(self, group: int, weight: Tensor, diagonal: Tensor) -> tuple[Bool[Tensor, "rows 16"], Tensor, Tensor]:
-        """Which weights of a group of columns are outliers, and each row's scale and zero point, fp16 values."""
-        outlier = torch.zeros_like(weight, dtype=torch.bool)
+    def fit(self, start: int, weight: Tensor, diagonal: Tensor) -> None:
+        """Choose which weights of a group of columns are outliers, and each row's scale and zero point without them."""
+        group, outlier = start // TILE, torch.zeros_like(weight, dtype=torch.bool)
         if self.threshold < torch.inf:
             outlier = leave_one_out_gains(weight, diagonal) > self.threshold
-        self.outlier[:, group * TILE : (group + 1) * TILE] = outlier
+        self.outlier[:, start : start + TILE] = outlier
         scale, zero = first_order(*bounds(weight.masked_fill(outlier, 0)))
         self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2] = second_order(scale)
         scale = _spread(self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2])
         self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3] = second_order(zero)
         zero = _spread(self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3])
-        return outlier, scale, zero
+        self.fitted = scale, zero
+
+    def round(self, column: int, values: Tensor) -> Tensor:
+        """Keep codes and outliers of a column; return what they stand for."""
+        self.codes[:, column] = encode(values, *self.fitted)
+        value = decode(self.codes[:, column], *self.fitted)
+        self.added[:, column] = torch.where(self.outlier[:, column], values - value, 0)
+        return value + self.added[:, column].to(values.dtype)
 
     def finish(self, permutation: Tensor | None) -> Quantised:
+        """The matrix on its grid."""
         rows, columns = self.outlier.nonzero(as_tuple=True)
         codes = Codes(self.codes, self.scales, self.zeros, self.second_order)
         return Quantised(codes, rows, columns, self.added[rows, columns], permutation)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from toolkit.errors import unknown
-from toolkit.formats import FORMATS, FormatError
+from toolkit.formats import READABLE, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
 from toolkit.records import check, load_json
 from toolkit.storage.direct import BLOCK_BYTES
@@ -151,9 +151,9 @@ def _check_name(run: RestRun, path: Path) -> None:
 
 
 def _check_format(run: OpRun, path: Path) -> None:
-    if run.format not in FORMATS:
-        raise FormatError(f"{path}: {run.label}: {unknown('format', run.format, FORMATS)}")
-    if run.format_version != (version := FORMATS[run.format].version):
+    if run.format not in READABLE:
+        raise FormatError(f"{path}: {run.label}: {unknown('format', run.format, READABLE)}")
+    if run.format_version != (version := READABLE[run.format].version):
         raise FormatError(
             f"{path}: {run.label}: {run.format} version {run.format_version}; this code reads {version}: pack again"
         )

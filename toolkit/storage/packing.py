@@ -13,6 +13,8 @@ from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
+from toolkit.quantization.layerwise import Matrix
+from toolkit.quantization.quantised import QuantisedModel
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]
@@ -43,6 +45,46 @@ def pack_model(
     if not packs:
         raise UserError("no variant to pack: name at least one format, such as 'endor'")
     formats = () if isinstance(variants, Mapping) else variants
+    matrices = len(packs) * sum(len(decoder_linears(block)) for block in decoder_blocks(model))
+    described = {"name": name, **(description or {})}
+    _write(model, folder, _ops(model, packs), matrices, tokenizer, described, _expected_bytes(model, formats))
+
+
+def pack_quantised(
+    quantised: QuantisedModel,
+    folder: Path,
+    variant: str,
+    pack: Callable[[Matrix, torch.dtype], Packed],
+    name: str = "unnamed",
+    description: Mapping[str, object] | None = None,
+) -> None:
+    """Write a quantised model into a new folder, as `pack_model` does.
+
+    `pack` makes the stored form of a quantised matrix, for a weight of the model's type. `variant` names what comes of
+    it; its matrices may have different formats. One layer is held in memory beside the model. Raises `UserError` as
+    `check_reopens` and `write_store` do.
+    """
+    ops = (
+        Op.of(number, op, variant, pack(matrix, quantised.model.dtype))
+        for number in range(len(quantised.folders))
+        for op, matrix in quantised.matrices(number).items()
+    )
+    described = {"name": name, **(description or {})}
+    expected = sum(record.nbytes for record in quantised.statistics)
+    matrices = len(quantised.statistics)
+    _write(quantised.model, folder, ops, matrices, quantised.tokenizer, described, expected)
+
+
+def _write(
+    model: nn.Module,
+    folder: Path,
+    ops: Iterable[Op],
+    matrices: int,
+    tokenizer: object | None,
+    described: Mapping[str, object],
+    expected_bytes: int,
+) -> None:
+    """The store of a model whose ops are packed one after the other, `matrices` of them."""
     check_reopens(model)
     rest = rest_tensors(model)
 
@@ -51,16 +93,15 @@ def pack_model(
             if part is not None:
                 part.save_pretrained(place)
 
-    matrices = len(packs) * sum(len(decoder_linears(block)) for block in decoder_blocks(model))
     with progress("packing", matrices, "matrices") as bar:
-        write_store(
-            folder,
-            ops=_ops(model, packs, bar),
-            rest=rest.items(),
-            model={"name": name, **(description or {})},
-            files=files,
-            expected_bytes=_expected_bytes(model, formats) + sum(tensor.nbytes for tensor in rest.values()),
-        )
+        expected_bytes += sum(tensor.nbytes for tensor in rest.values())
+        write_store(folder, _counted(ops, bar), rest.items(), described, files, expected_bytes)
+
+
+def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        bar.update()
 
 
 def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -80,12 +121,11 @@ def _format(name: str) -> Pack:
     return lambda weight: encode(name, weight)
 
 
-def _ops(model: nn.Module, packs: Mapping[str, Pack], bar: tqdm) -> Iterator[Op]:
+def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
     for number, block in enumerate(decoder_blocks(model)):
         for variant, pack in packs.items():
             for name, linear in decoder_linears(block).items():
                 yield Op.of(number, name, variant, pack(linear.weight.detach()))
-                bar.update()
 
 
 def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:

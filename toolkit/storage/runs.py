@@ -19,7 +19,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
-from toolkit.formats import FORMATS, FormatError, Packed
+from toolkit.formats import READABLE, FormatError, Packed
 from toolkit.formats.dense import Dense
 from toolkit.formats.scaled import SCALES, with_extras
 from toolkit.records import line
@@ -110,7 +110,7 @@ class OpRun(Run):
     def scratch_bytes(self) -> int:
         """Bytes that `Packed.dense_in` needs for this weight: the matrix, and what its integers stand for."""
         widened = self.shape[0] * self.shape[1] * self.scales_dtype.itemsize if self.scales_dtype else 0
-        return FORMATS[self.format].scratch_bytes(self.shape, self.dtype) + widened
+        return READABLE[self.format].scratch_bytes(self.shape, self.dtype) + widened
 
     def view(self, buffer: Buffer) -> Packed:
         """The packed weight, in place: its tensors are views of `buffer`, which starts with this run's first byte.
@@ -119,7 +119,7 @@ class OpRun(Run):
         checks them once, and whatever they are, the weight's methods stay within its tensors.
         """
         tensors, extras = views(self.pieces, buffer), self.view_extras(buffer)
-        return self._weight(FORMATS[self.format].of_parts, self.shape, tensors, extras)
+        return self._weight(READABLE[self.format].of_parts, self.shape, tensors, extras)
 
     def view_extras(self, buffer: Buffer) -> dict[str, Tensor]:
         """The tensors stored with the weight, as views of `buffer`."""
@@ -134,8 +134,8 @@ class OpRun(Run):
         """
         if not 0 <= first <= last <= self.shape[0]:
             raise UserError(f"{self.label}: rows {first} to {last}: expected a range of its {self.shape[0]} rows")
-        form, index = FORMATS[self.format], index or {}
-        if missing := set(form.row_index) - index.keys():
+        form, index = READABLE[self.format], index or {}
+        if missing := self.row_index.pieces.keys() - index.keys():
             raise UserError(f"{self.label}: {min(missing)} says where rows lie: read `row_index` and pass it on")
         spans = form.row_slices(first, last, index)
         scales = {SCALES: self.extras[SCALES].part(slice(first, last))} if SCALES in self.extras else {}
@@ -144,7 +144,8 @@ class OpRun(Run):
     @property
     def row_index(self) -> "Tensors":
         """The tensors that `rows` needs to know: none for most formats, the row offsets for sparse ones."""
-        return Tensors(self, {name: self.pieces[name] for name in FORMATS[self.format].row_index})
+        needed = READABLE[self.format].row_index
+        return Tensors(self, {name: self.pieces[name] for name in needed if name in self.pieces})
 
     def unpacked(self, offset: int) -> Self:
         """The same op made dense, as it lies in memory from `offset` on. It describes a buffer and no file."""
@@ -197,7 +198,7 @@ class Rows(Tensors):
         tensors = self.tensors(buffer)
         extras = {name: tensors.pop(name) for name in self.pieces if name not in self.run.pieces}
         shape = (self.count, self.run.shape[1])
-        return self.run._weight(FORMATS[self.run.format].of_rows, shape, tensors, extras)
+        return self.run._weight(READABLE[self.run.format].of_rows, shape, tensors, extras)
 
 
 @dataclass(frozen=True)

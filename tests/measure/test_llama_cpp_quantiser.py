@@ -1,0 +1,113 @@
+"""Mixtures of llama.cpp: its own choice of types, and weights that are what the stored blocks decode to."""
+
+import ctypes
+import re
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from tests.models.test_twins import TOYS
+from toolkit.errors import UserError
+from toolkit.formats import quality
+from toolkit.interchange.gguf import LINEARS
+from toolkit.measure import llama_cpp_quantiser
+from toolkit.measure.llama_cpp_quantiser import Blocks, compare_mixtures, store, tensor_type, type_shares
+from toolkit.models import decoder_blocks, decoder_linears, shapes
+from toolkit.models.twins import twin_model
+
+OPS = {short: name for name, short in LINEARS.items()}
+# What `llama_model_quantize` (the build in the npm package node-llama-cpp 3.22.1) made of Llama models with these many
+# layers and columns: one letter a layer. Operations that are not named have the type that stands first.
+LETTERS = dict(zip("458cdef1", ("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_1"), strict=True))
+CHOSEN = [
+    ("Q8_0", 30, 64, "8", {}),
+    ("Q4_0", 9, 256, "4", {}),
+    ("Q3_K_S", 30, 64, "4", {}),
+    ("Q3_K_S", 9, 256, "c", {}),
+    ("Q3_K_M", 30, 64, "4", {"attn_v": "11" + 28 * "5", "attn_output": 30 * "5"}),
+    ("Q3_K_M", 30, 256, "c", {"ffn_down": "e" + 29 * "d"}),
+    ("Q3_K_M", 9, 256, "c", {"attn_v": "eeddddddd", "attn_output": 9 * "d", "ffn_down": 9 * "d"}),
+    ("Q4_K_M", 30, 64, "5", {"attn_v": "888558558558558558558558558888"}),
+    ("Q4_K_M", 30, 256, "d", {"ffn_down": "fffddfddfddfddfddfddfddfddffff"}),
+    ("Q4_K_M", 9, 256, "d", {"attn_v": "fddfddfff", "ffn_down": "fddfddfff"}),
+]
+
+
+@pytest.mark.parametrize(("mixture", "layers", "columns", "most", "others"), CHOSEN)
+def test_types_are_those_that_llama_cpp_chose(mixture, layers, columns, most, others):
+    compared = others if layers == 30 and columns == 256 else {op: others.get(op, layers * most) for op in OPS}
+    if columns == 64:
+        compared.pop("ffn_down")  # its rows were longer there
+    for op, letters in compared.items():
+        found = [tensor_type(mixture, OPS[op], layer, layers, columns) for layer in range(layers)]
+        assert found == [LETTERS[letter] for letter in letters], op
+
+
+def quantize_chunk(kind, values, result, first, rows, columns, importance):
+    """As ggml's function, by the package `gguf`."""
+    assert (first, importance) == (0, None)
+    weights = np.ctypeslib.as_array(ctypes.cast(values, ctypes.POINTER(ctypes.c_float)), (rows, columns))
+    data = gguf.quants.quantize(weights, gguf.GGMLQuantizationType(kind))
+    ctypes.memmove(result, data.tobytes(), data.nbytes)
+    return data.nbytes
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    monkeypatch.setattr(llama_cpp_quantiser, "_quantize_chunk", lambda: quantize_chunk)
+    return twin_model("toy-llama", 2)
+
+
+def linears(model):
+    return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+
+
+def test_weights_are_what_the_blocks_decode_to(model):
+    before = [linear.weight.clone() for linear in linears(model)]
+    assert type_shares(model, "Q8_0") == "Q8_0 100.0 %"
+    assert type_shares(model, "Q3_K_S") == "Q4_0 100.0 %"  # no row is 256 long
+    size = store(model, "Q8_0")
+    assert size["bits_per_weight"] == 8.5  # a scale in fp16 for 32 weights
+    for linear, weight in zip(linears(model), before, strict=True):
+        groups = weight.float().view(-1, 32)
+        steps = groups.abs().amax(1, keepdim=True) / 127
+        off = (linear.weight.float().view(-1, 32) - groups).abs()
+        assert (off <= 0.51 * steps + 2e-3 * groups.abs()).all()
+        assert torch.equal(linear.weight, Blocks.encode(weight, "Q8_0").decode().to(weight.dtype))
+
+
+def test_mixtures_are_evaluated_as_any_other_form(model, monkeypatch, tmp_path, one_thread):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    tokens = torch.arange(96) * 7 % 61
+    monkeypatch.setattr(llama_cpp_quantiser, "load_model", lambda *_: (twin_model("toy-llama", 2), "tokenizer"))
+    monkeypatch.setattr(llama_cpp_quantiser, "load_tokens", lambda *_: tokens)
+    settings = quality.Settings("tiny", "text", sequence_length=16, windows=4)
+    table, windows = compare_mixtures(["Q8_0", "Q4_0"], settings)
+    assert table["form"].tolist() == ["Q8_0, llama.cpp", "Q4_0, llama.cpp"]
+    assert table["bits_per_weight"].tolist() == [8.5, 4.5]
+    assert table["types"].tolist() == ["Q8_0 100.0 %", "Q4_0 100.0 %"]
+    assert windows.groupby("form")["window"].count().tolist() == [4, 4]
+    store(model, "Q4_0")
+    assert table["value"][1] == pytest.approx(quality.evaluate(model, None, tokens, (), 16, 4)[1], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("Q4_K", "mlp.down_proj", 0, 2, 256), "unknown mixture of llama.cpp 'Q4_K'"),
+        (("Q4_0", "fc1", 0, 2, 256), "unknown linear of a Llama decoder 'fc1'"),
+        (("Q4_0", "mlp.down_proj", 0, 2, 40), "mlp.down_proj has 40 columns; llama.cpp quantises rows of a multiple"),
+    ],
+)
+def test_what_llama_cpp_cannot_store_is_refused(arguments, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        tensor_type(*arguments)
+
+
+def test_another_model_than_llama_is_refused(model):
+    model.config.model_type = "opt"
+    with pytest.raises(UserError, match="a model of type 'opt': expected 'llama'"):
+        store(model, "Q4_0")
