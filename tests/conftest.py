@@ -11,6 +11,7 @@ from tests import contracts
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
 CHECKED = (
+    "activations",
     "evaluation",
     "machines",
     "measure",

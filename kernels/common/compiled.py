@@ -37,8 +37,8 @@ from toolkit.errors import UserError
 from toolkit.files import replacing
 from toolkit.kernels.common import source_files
 
-COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 OURS = "toolkit.kernels."
+COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type)
 

@@ -10,18 +10,19 @@ import pytest
 import torch
 
 from toolkit.kernels.common import threads
+from toolkit.kernels.common.compiled import COMPILE
 
 MUCH = 1 << 30  # bytes of work: as many threads as there are
 PATIENCE_S = 60
 
 
-@numba.njit(nogil=True)
+@numba.njit(**COMPILE)
 def count(visits, more, first, last):
     for row in range(first, last):
         visits[row] += more
 
 
-@numba.njit(nogil=True)
+@numba.njit(**COMPILE)
 def fail_at(visits, place, first, last):
     for row in range(first, last):
         visits[row] += 1
