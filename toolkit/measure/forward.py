@@ -16,7 +16,9 @@ from torch import Tensor
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
-from toolkit.formats import FORMATS, Packed, encode
+from toolkit.formats import Packed, encode
+from toolkit.formats.spqr import SpQR as PackedSpQR
+from toolkit.formats.spqr import SpQRTransposed
 from toolkit.measure.repetitions import kept_spans
 from toolkit.models import decoder_blocks
 from toolkit.offload.model import OffloadedModel
@@ -94,7 +96,8 @@ def _variants(quantised: QuantisedModel) -> Mapping[str, object]:
         for layer in range(len(quantised.folders)):
             yield from quantised.matrices(layer).values()
 
-    packs = {name: partial(quantised_matrices, FORMATS[name], matrices()) for name in ("spqr", "spqr_ptcsr")}
+    forms = (PackedSpQR, SpQRTransposed)
+    packs = {form.name: partial(quantised_matrices, form, matrices()) for form in forms}
     return {"dense": partial(encode, "dense"), **packs}
 
 
