@@ -90,10 +90,11 @@ def run(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         with _collector_paused():
             from toolkit.models import hub
+
+            stack.enter_context(hub.lean())  # before anything imports transformers' models
             from toolkit.offload.model import OffloadedModel
 
             settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
-            stack.enter_context(hub.lean())
             method = _method(form, options.weights, options.device)
             opened = OffloadedModel.open(options.folder, method, **budgets, **settings)
             model = stack.enter_context(opened)
