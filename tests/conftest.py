@@ -1,6 +1,7 @@
 """Annotations of tensors are contracts: under the tests they are checked at every call."""
 
 import errno
+import gc
 import os
 
 import pytest
@@ -24,8 +25,15 @@ CHECKED = (
     "text",
 )
 
+gc.disable()  # until all tests are imported, which makes millions of objects that stay
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
+
+
+def pytest_collection_finish():
+    """No collection of garbage looks through them again."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

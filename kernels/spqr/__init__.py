@@ -8,8 +8,9 @@ after every step, as in spqr_quant; the outlier is then added in fp32. `decode` 
 
 Ways to multiply, all with fp32 sums:
 
-    avx2             fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
-    avx2_int8        activations in int8, with one scale for every 16 columns; integer products
+    avx512           fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
+    avx512_int8      activations in int8, with one scale for every 16 columns; integer products
+    avx2, avx2_int8  the same with AVX2
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
@@ -34,16 +35,15 @@ from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.spqr import cpu, cpu_simd
-from toolkit.kernels.spqr.layout import CPU, Codes, check, pack, tiles, unpack
+from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
+from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE
 
 __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
 
 FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
-# from so many vectors on, decoding once for all of them is faster than reading the codes again for each
-VECTORS_TO_DECODE_FOR = 12
+VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
 TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
 
 
@@ -63,14 +63,16 @@ def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) ->
     return Backend(features, partial(cpu.decoded, decode), partial(cpu.product, decode, family.multiply_decoded))
 
 
-def _fused(integers: bool, prepare: Callable, prepared: type) -> Backend:
+def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> Backend:
     decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
-    return Backend(SIMD, decode, partial(cpu_simd.product, integers), prepare, prepared)
+    return Backend(features, decode, partial(cpu_simd.product, kernel), prepare, prepared)
 
 
 BACKENDS = {
-    "avx2": _fused(False, cpu_simd.prepare, np.float32),
-    "avx2_int8": _fused(True, cpu_simd.prepare_int8, np.int16),
+    "avx512": _fused(VBMI, cpu_avx512.FLOAT, cpu_simd.prepare, np.float32),
+    "avx512_int8": _fused(VBMI | {"avx512vnni"}, cpu_avx512.INT8, cpu_simd.prepare_int8, np.int8),
+    "avx2": _fused(SIMD, cpu_simd.FLOAT, cpu_simd.prepare, np.float32),
+    "avx2_int8": _fused(SIMD, cpu_simd.INT8, cpu_simd.prepare_int16, np.int16),
     "avx2_table": _decoding(cpu_simd, True, SIMD),
     "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
     "table": _decoding(cpu, True),
@@ -95,7 +97,7 @@ def decode(
     expect("out", out, out.dtype, shape, device)
     if not out.is_floating_point():
         raise ValueError(f"out is {out.dtype}; expected a floating-point type")
-    kernels = _backend(backend, 1, device)
+    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
         _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
         return out
@@ -121,9 +123,8 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
-    The matrix is read from memory once for all vectors, on a GPU for sixteen. "auto" never takes int8 activations.
-    It takes cuda_table on a GPU, and on a CPU avx2_table from twelve vectors on. avx2 loses bits of entries below 2⁻⁹⁹,
-    which it divides by up to 2²⁷.
+    The matrix is read from memory once for all vectors, on a GPU for sixteen. "auto" never takes int8 activations; on a
+    GPU it takes cuda_table. avx512 and avx2 lose bits of entries below 2⁻⁹⁹, which they divide by up to 2²⁷.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
     `ValueError` for tensors of the wrong shape, type or device.
@@ -134,7 +135,7 @@ def matvec(
     out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
     expect("out", out, torch.float32, (*batch, rows), device)
     vectors = batch[0] if batch else 1
-    kernels = _backend(backend, vectors, device)
+    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
         given = operand(x, out).view(vectors, columns)
         _cuda().matvec(words, outliers, given, out.view(vectors, rows), FOR_GPUS[kernels])
@@ -148,14 +149,6 @@ def matvec(
 def available() -> list[str]:
     """The backends that this CPU can run."""
     return runnable(BACKENDS)
-
-
-def _backend(name: str, vectors: int, device: torch.device) -> Backend | str:
-    """The backend, or the name of one for GPUs."""
-    on_cpu = device == CPU
-    if name == "auto" and on_cpu and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
-        name = "avx2_table"
-    return choose(name, BACKENDS, device, for_gpus=[*FOR_GPUS])
 
 
 def _cuda():

@@ -37,18 +37,18 @@ def test_random_matrices_are_sound(storage):
     assert torch.bincount(rows, minlength=33)[::7].sum() == 0
 
 
-@pytest.mark.parametrize("name", products.runnable(list(CONTESTANTS)))
+@pytest.mark.parametrize("name", ["dense", "int8", "endor", "spqr, csr", "spqr, ptcsr"])  # others are slow to compile
 def test_a_contestant_multiplies(name):
     nbytes, run = CONTESTANTS[name](Twin((48, 64), 0.1), torch.ones(64))
     assert run().shape == (48,)
     assert 0 < nbytes <= 2 * 48 * 64
 
 
-def test_ways_of_one_matrix_agree():
-    x = torch.linspace(-1, 1, 64)
-    found = [CONTESTANTS[name](Twin((48, 64), 0.1), x)[1]() for name in ("spqr, csr", "spqr, ptcsr", "table")]
-    assert torch.allclose(found[0], found[2], rtol=1e-3, atol=1e-2)
-    assert torch.allclose(found[1], found[2], rtol=1e-3, atol=1e-2)
+def test_both_storages_multiply_the_same_matrix():
+    x, twin = torch.linspace(-1, 1, 64), Twin((48, 64), 0.1)
+    expected = spqr.decode(products.random_words(twin.shape), products.random_outliers(twin, "csr")) @ x
+    for name in ("spqr, csr", "spqr, ptcsr"):
+        assert torch.allclose(CONTESTANTS[name](twin, x)[1](), expected, rtol=1e-3, atol=1e-2)
 
 
 def test_every_turn_has_a_read_before_each_product():
@@ -57,14 +57,14 @@ def test_every_turn_has_a_read_before_each_product():
     counts = table.groupby(["op", "repetition", "contestant"]).size().unstack()
     assert counts.index.tolist() == [("down_proj", 1), ("down_proj", 2), ("q_proj", 1), ("q_proj", 2)]
     assert (counts[["dense", "spqr, csr", FEW, MANY]] == 1).all(axis=None)
-    assert (counts[READ] == 4).all()
+    assert (counts[READ] == 2).all()
     dense = table[table["contestant"].eq("dense") & table["op"].eq("q_proj")]
     assert dense["nbytes"].unique().tolist() == [2 * 48 * 64]
 
 
 def test_what_was_measured_is_kept(monkeypatch):
     first = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
-    monkeypatch.setattr(products, "_seconds", lambda run: pytest.fail("measured again"))
+    monkeypatch.setattr(products, "_seconds", lambda *runs: pytest.fail("measured again"))
     again = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
     assert again["seconds"].tolist() == first["seconds"].tolist()
 

@@ -26,6 +26,11 @@ def outliers(counts, columns=64):
     return csr.encode("csr", (len(counts), columns), torch.from_numpy(rows), torch.from_numpy(places), values)
 
 
+def title(axes):
+    """Wherever the style puts it."""
+    return axes.get_title() or axes.get_title(loc="left")
+
+
 @pytest.fixture(scope="module")
 def quantised():
     return SpQR(outliers=0.02).round(random(0, 40, 48))
@@ -70,7 +75,7 @@ def test_every_bit_belongs_to_the_field_that_the_oracle_packs():
         ]
         (word, *_) = naive_spqr.pack(*parts, [[[0.0] * 4]])
         assert {fields[bit] for bit in range(64) if word >> bit & 1} == {name}
-    (word, *_) = naive_spqr.pack(zeros, [[0]] * 16, [[0]] * 16, [[[-float("nan")] * 4]])
+    (word, *_) = naive_spqr.pack(zeros, [[0]] * 16, [[0]] * 16, [[[65504.0] * 4]])
     assert {fields[bit] for bit in range(64) if word >> bit & 1} == {"second-order share"}
     assert fields.count("unused") == 2
 
@@ -130,7 +135,7 @@ def test_the_error_of_the_worst_weights_is_that_of_a_loop():
     assert spqr_density.sensitive_share(weight, gram, 0.1) == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_summary_of_densities(capsys):
+def test_a_summary_of_densities():
     found = [(0, op, outliers([8] + [1] * 19)) for op in ("q_proj", "k_proj")] + [(0, "up_proj", outliers([2] * 20))]
     table = spqr_density.density_table(found)
     sensitive = pd.DataFrame({"layer": 0, "op": ["q_proj"], "share": 0.01, "worst_percent": 40.0})
@@ -142,7 +147,7 @@ def test_a_summary_of_densities(capsys):
     assert (comparison["verdict"] != NOT_RUN).all()
     assert "q_proj" in spqr_density.density_sentence(table, summary, sensitive)
     figure = spqr_density.density_figure(table)
-    assert [axes.get_title() for axes in figure.axes[:3]] == ["q_proj", "k_proj", "up_proj"]
+    assert [title(axes) for axes in figure.axes[:3]] == ["q_proj", "k_proj", "up_proj"]
     plt.close(figure)
 
 
@@ -178,7 +183,7 @@ def test_the_storages_are_drawn_word_by_word():
     csr_texts, ptcsr_texts = ([text.get_text() for text in axes.texts] for axes in figure.axes[1:3])
     assert csr_texts == ["0", "0", "0", *map(str, range(1, 16))]
     assert len(ptcsr_texts) == 48
-    assert [axes.get_title() for axes in figure.axes[1:3]] == [
+    assert [title(axes) for axes in figure.axes[1:3]] == [
         "CSR: 18 words, 17 offsets",
         "PTCSR: 48 words, 2 offsets",
     ]

@@ -6,6 +6,8 @@
 Weights are shape-only twins: time does not depend on the values, but it does depend on where outliers lie. Each matrix
 may therefore take its outliers' rows from a real one. Between two products a buffer larger than the caches is read, so
 that every product finds its weights in DRAM, as in a model that is larger than the caches. That read is timed as well.
+It also sends threads to sleep and code out of the caches, which a model's products do not wait for. A small product of
+the same kind therefore comes right before.
 """
 
 import time
@@ -29,6 +31,7 @@ from toolkit.progress import progress
 READ = "read"
 FEW, MANY = "cached, few words", "cached, many words"
 SWEPT_BYTES = 128 << 20  # read between two products; far more than the caches of a few cores
+SMALL_ROWS = 256  # of the product before a timed one: enough work for several threads
 CACHED_RUNS = 5
 PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
 CACHED_BYTES = {FEW: 64 << 10, MANY: 512 << 10}  # of words; a core's second cache holds them beside the vector
@@ -167,14 +170,17 @@ def product_measurements(
 def _turns(twin: Twin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
     x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
     prepared = {name: CONTESTANTS[name](twin, x) for name in contestants}
-    prepared |= {name: _cached(twin, x, nbytes) for name, nbytes in CACHED_BYTES.items()}
+    small = Twin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
+    waking = {name: CONTESTANTS[name](small, x)[1] for name in contestants}
+    cached = {name: _cached(twin, x, nbytes) for name, nbytes in CACHED_BYTES.items()}
     rows = []
     with progress(f"mat-vecs {twin.shape[0]} × {twin.shape[1]}", repetitions + 1, "turns") as bar:
         for repetition in range(repetitions + 1):
             for name, (nbytes, run) in prepared.items():
                 rows.append((READ, swept.nbytes, repetition, _seconds(swept.sum)))
-                timed = _on_one_core if name in CACHED_BYTES else _seconds
-                rows.append((name, nbytes, repetition, timed(run)))
+                rows.append((name, nbytes, repetition, _seconds(run, waking[name])))
+            for name, (nbytes, run) in cached.items():
+                rows.append((name, nbytes, repetition, _on_one_core(run)))
             bar.update()
     table = pd.DataFrame(rows, columns=["contestant", "nbytes", "repetition", "seconds"])
     return table[table["repetition"] > 0].assign(threads=torch.get_num_threads())
@@ -189,11 +195,13 @@ def _cached(twin: Twin, x: Tensor, nbytes: int) -> tuple[int, Run]:
     return words.nbytes, lambda: spqr.matvec(words, outliers, x)
 
 
-def _seconds(run: Run) -> float:
-    """The seconds of a run, after a pause in which this thread stays awake: waking it would count as well."""
+def _seconds(run: Run, waking: Run | None = None) -> float:
+    """The seconds of a run. Before it comes a pause, then `waking`, if there is any."""
     start = time.perf_counter()
-    while time.perf_counter() - start < PAUSE_S:
+    while time.perf_counter() - start < PAUSE_S:  # a thread that sleeps would have to be woken itself
         pass
+    if waking:
+        waking()
     start = time.perf_counter()
     run()
     return time.perf_counter() - start

@@ -21,7 +21,7 @@ NAMES = {
     CSR: "SpQR, CSR",
     PTCSR: "SpQR, PTCSR",
     QUICKER: "SpQR, the quicker",
-    "avx2": "fused, neither, AVX2",
+    "avx2": "neither, AVX2",
     "avx2_table": "table, AVX2",
     "avx2_arithmetic": "arithmetic, AVX2",
     "table": "table, any CPU",
@@ -73,7 +73,7 @@ def storages_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
 
 
 def draw_storages(axes: Axes, table: pd.DataFrame) -> None:
-    """CSR's speed over PTCSR's, by operation and machine; the letter says which one wins in the thesis."""
+    """CSR's speed over PTCSR's, by operation and machine; behind the operation the winner of the thesis."""
     ops = [op for op in dict.fromkeys(table["op"]) if op != MEAN]
     rows = table[table["contestant"].eq(CSR) & table["op"].isin(ops)]
     for number, (name, found) in enumerate(rows.groupby("profile", sort=False)):
@@ -83,11 +83,13 @@ def draw_storages(axes: Axes, table: pd.DataFrame) -> None:
         if "over_other_low" in found:
             axes.hlines(places, found["over_other_low"], found["over_other_high"], color=f"C{number}", linewidth=1.2)
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(ops)), [f"{op} (thesis: {'PTCSR' if op in PTCSR_WINS else 'CSR'})" for op in ops])
-    axes.set(xlabel="PTCSR wins  ←  time of PTCSR over CSR  →  CSR wins", title="CSR against PTCSR")
+    axes.set_yticks(
+        range(len(ops)), [f"{op.removesuffix('_proj')} ({'PTCSR' if op in PTCSR_WINS else 'CSR'})" for op in ops]
+    )
+    axes.set(xlabel="speed of CSR over PTCSR (above 1: CSR wins)", title="CSR against PTCSR")
     axes.set_ylim(len(ops) - 0.5, -0.6)
     axes.grid(axis="x")
-    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2)
+    axes.legend(fontsize=8, loc="lower right")
 
 
 def draw_bars(
@@ -104,7 +106,8 @@ def draw_bars(
         if limit and contestant != DENSE:
             axes.hlines(rows[limit], places - 0.46 * width, places + 0.46 * width, **LIMIT)
     axes.set_xticks(range(len(ops)), ops)
-    axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
+    if limit:
+        axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=len(contestants), fontsize=8)
 
 
@@ -149,7 +152,7 @@ def draw_published(axes: Axes, comparison: pd.DataFrame) -> None:
         Patch(facecolor="C0", label="this machine, measured"),
         Line2D([], [], label="published", **PUBLISHED),
     ]
-    axes.legend(handles=keys, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.12), ncols=3)
+    axes.legend(handles=keys, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=3)
     axes.set(title="Beside the published ratios")
 
 

@@ -24,12 +24,12 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
     mean over the operations (`op` is `MEAN`), which has ratios only. Columns: profile, op, contestant, evidence;
 
     - nbytes, bits_per_weight, byte_limit (the baseline's bytes over this one's);
-    - seconds, low_s, high_s: the median, the least and the most of all repetitions; gb_s of stored bytes, and
-      share_of_read, over the rate at which the same run read a large buffer;
+    - seconds, low_s, high_s: the median and the quartiles of all repetitions; gb_s of stored bytes, and share_of_read,
+      over the rate at which the same run read a large buffer;
     - speedup, speedup_low, speedup_high: the ratio of the two times of a repetition, its median and quartiles;
     - over_other, over_other_low, over_other_high: the same for CSR over PTCSR, and for PTCSR over CSR.
 
-    With both storages there is the contestant `QUICKER`: for each operation the one with the smaller median.
+    With both storages there is the contestant `QUICKER`: for each operation the one that `over_other` favours.
     """
     found = seconds[~seconds["contestant"].isin([READ, FEW, MANY])]
     if set(STORAGES) <= set(found["contestant"]):
@@ -53,10 +53,11 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
 
 def _quicker(found: pd.DataFrame) -> pd.DataFrame:
     """The rows of the storage that is quicker, for each operation."""
-    ours = found[found["contestant"].isin(STORAGES)]
-    medians = ours.pivot_table(index="op", columns="contestant", values="seconds", aggfunc="median")
-    chosen = ours["contestant"] == ours["op"].map(medians.idxmin(axis=1))
-    return ours[chosen].assign(contestant=QUICKER)
+    ratios = {
+        op: values.median() for (op, contestant), values in _against(found, STORAGES).items() if contestant == CSR
+    }
+    chosen = found["contestant"] == found["op"].map({op: CSR if ratio >= 1 else PTCSR for op, ratio in ratios.items()})
+    return found[chosen].assign(contestant=QUICKER)
 
 
 def _against(found: pd.DataFrame, other: str | Mapping[str, str]) -> dict[tuple[str, str], pd.Series]:
@@ -81,8 +82,9 @@ def _quartiles(name: str, values: pd.Series | None) -> dict[str, float]:
 def _sizes(found: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Bytes and seconds of each operation and contestant, and the mean byte limit of each contestant."""
     groups = found.groupby(["op", "contestant"], sort=False)
-    table = groups[["nbytes", "rows", "columns"]].first().join(groups["seconds"].agg(["median", "min", "max"]))
-    table = table.rename(columns={"median": "seconds", "min": "low_s", "max": "high_s"}).reset_index()
+    quartiles = groups["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
+    quartiles.columns = ["low_s", "seconds", "high_s"]
+    table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).reset_index()
     dense = table[table["contestant"] == baseline].set_index("op")["nbytes"]
     table["byte_limit"] = table["op"].map(dense) / table["nbytes"]
     table["bits_per_weight"] = 8 * table["nbytes"] / (table["rows"] * table["columns"])
