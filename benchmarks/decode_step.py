@@ -169,7 +169,14 @@ def main() -> int:
             heads = {name: head_ms(each.model, name != "dense") for name, each in ours.items()}
         head_bytes = {name: each.model.lm_head.weight.nbytes for name, each in ours.items()}
     table = [
-        _row(name, found, heads[name], head_bytes[name], read, tokens[name] == tokens.get("dense"))
+        _row(
+            name,
+            found,
+            heads[name],
+            head_bytes[name],
+            read,
+            tokens[name] == tokens["dense"] if "dense" in tokens else None,
+        )
         for name, found in rows.items()
     ]
     if rival_ms:
@@ -184,7 +191,7 @@ def main() -> int:
     return _judged(table)
 
 
-def _row(name: str, found: list[dict], head: float, head_bytes: int, read: float, same: bool) -> dict:
+def _row(name: str, found: list[dict], head: float, head_bytes: int, read: float, same: bool | None) -> dict:
     mean = {part: statistics.median(row[part] for row in found) for part in found[0]}
     moved = mean["bytes"] + head_bytes
     return {
@@ -230,7 +237,7 @@ def _markdown(table: list[dict], settings: dict) -> str:
     lines = [", ".join(f"{name} {value}" for name, value in settings.items()), ""]
     lines += [f"| way | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
     for row in table:
-        cells = (format(row[key], kind) if key in row else "–" for key, kind in columns.values())
+        cells = (format(row[key], kind) if row.get(key) is not None else "–" for key, kind in columns.values())
         lines.append(f"| {row['way']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
 
-ROOM = 256  # positions at least
+ROOM = 256  # positions: so often is the cache copied, and so much memory waits
 
 
 class GrowingLayer(DynamicLayer):
@@ -48,6 +48,6 @@ class GrowingLayer(DynamicLayer):
 
 
 def _with_room(held: Tensor, length: int) -> Tensor:
-    room = torch.empty(*held.shape[:2], max(ROOM, 2 * length), held.shape[3], dtype=held.dtype)
+    room = torch.empty(*held.shape[:2], length + ROOM, held.shape[3], dtype=held.dtype)
     room[:, :, :length] = held
     return room
