@@ -104,7 +104,7 @@ def contestants(weight: torch.Tensor, x: torch.Tensor) -> list[Contestant]:
 def _parts(packed: bitmap.Bitmap, out: torch.Tensor) -> list[Contestant]:
     """What explains the first backend's times: its memory traffic alone, and its work without `vmovnt` stores."""
     fastest, rows = bitmap.BACKENDS[bitmap.available()[0]], len(out)
-    arrays, dense = bitmap._arrays(packed), bitmap._bits(out)
+    arrays, dense = packed.arrays, bitmap._bits(out)
     values = packed.values[: packed.values.numel() // 8 * 8].view(torch.int64)
     data = torch.ones(out.nbytes // 8, dtype=torch.int64)
     return [
@@ -124,7 +124,7 @@ def in_cache_ns(weight: torch.Tensor, x: torch.Tensor) -> dict[str, float]:
     fastest = bitmap.BACKENDS[bitmap.available()[0]]
     packed = encode("endor", weight[:IN_CACHE_ROWS])
     rows, words = packed.shape[0], packed.bitmap.numel() // 4
-    arrays = bitmap._arrays(packed)
+    arrays = packed.arrays
     dense, y, x = bitmap._bits(torch.zeros_like(weight[:rows])), np.zeros(rows, np.float32), x.float().numpy()
     runs = {
         "decompress": lambda: fastest.decompress(False)(*arrays, dense, 0, rows),

@@ -1,12 +1,13 @@
 """SpQR's product beside torch's dense ones and beside the memory's rate, in one run: times, shares, ratios.
 
-    python benchmarks/spqr.py --rows 4096 --columns 4096 --outliers 0.01
-    python benchmarks/spqr.py --rows 8192 --columns 28672 --storage ptcsr
+    python benchmarks/spqr.py --outliers 0.01
+    python benchmarks/spqr.py --shapes 4096x4096 8192x28672 --storage ptcsr --fused
 
 Contestants take turns; minima are compared. Bytes are the packed ones; the limit is what all threads together read
-(`torch.sum` of as many bytes). Goals: at least 3 times torch's dense bf16, and 0.5 of the read bandwidth. The errors of
-the products are relative to Σ |w · x|, against the decoded weights in double precision. `stages` are one core's
-nanoseconds a word, out of the caches. Writes results/benchmarks/spqr.json.
+(`torch.sum` of as many bytes). Goals, at every shape: at least 3 times torch's dense bf16, and 0.5 of the read
+bandwidth. The errors of the products are relative to Σ |w · x|, against the decoded weights in double precision.
+`stages` are one core's nanoseconds a word, out of the caches. `--fused` leaves out the ways that decode first. Writes
+results/benchmarks/spqr.json.
 """
 
 import argparse
@@ -18,8 +19,8 @@ import torch
 from toolkit.kernels import csr, int8, spqr
 
 GOALS = {"times_torch_bf16": 3.0, "share_of_read": 0.5}
-READ, BF16, OURS = "read", "torch, dense bfloat16", "avx2"
-PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
+READ, BF16, OURS = "read", "torch, dense bfloat16", "auto"
+FUSED = ("avx512", "avx512_int8", "avx2", "avx2_int8")
 CACHED_ROWS = 256  # whose words the second cache holds
 ERROR_ROWS = 256
 
@@ -40,40 +41,40 @@ def matrix(rows: int, columns: int, share: float, storage: str) -> tuple[torch.T
     return spqr.pack(spqr.Codes(*parts, second_order.half())), outliers
 
 
-def measure(runs: dict, repetitions: int) -> dict[str, float]:
-    """The least seconds of each."""
+def measure(runs: dict, repetitions: int, pause_s: float = 0) -> dict[str, float]:
+    """The least seconds of each; there may be a pause before every run."""
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run()
     for _ in range(repetitions):
         for name, run in runs.items():
-            time.sleep(PAUSE_S)
+            time.sleep(pause_s)
             start = time.perf_counter()
             run()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 
-def contestants(words: torch.Tensor, outliers: csr.Outliers, vectors: torch.Tensor) -> dict:
+def contestants(words: torch.Tensor, outliers: csr.Outliers, vectors: torch.Tensor, fused: bool) -> dict:
     """What runs, by name."""
     rows, columns = outliers.shape
     data = torch.ones((words.nbytes + outliers.col_vals.nbytes) // 8, dtype=torch.int64)
     bf16, x = torch.randn(rows, columns, dtype=torch.bfloat16), vectors[0].contiguous()
     integers, out, x_bf16 = torch.ones(rows, columns, dtype=torch.int8), torch.zeros(rows), x.bfloat16()
-    without, dense = csr.no_outliers(outliers.shape), torch.zeros(rows, columns, dtype=torch.bfloat16)
+    without, some = csr.no_outliers(outliers.shape), vectors.bfloat16()
     found = {READ: data.sum, BF16: lambda: bf16 @ x_bf16, "int8": lambda: int8.matvec(integers, x, out)}
+    for name in (OURS, *FUSED) if fused else (OURS, *spqr.available()):
+        if name in (OURS, *spqr.available()):
+            found[name] = lambda name=name: spqr.matvec(words, outliers, x, out, name)
     found |= {
-        name: lambda name=name: spqr.matvec(words, outliers, x, out, name)
-        for name in spqr.available()
-        if name.startswith("avx2")
+        f"{OURS}, no outliers": lambda: spqr.matvec(words, without, x, out),
+        f"{OURS}, {len(vectors)} vectors": lambda: spqr.matvec(words, outliers, vectors),
+        f"{BF16}, {len(vectors)} vectors": lambda: some @ bf16.T,
     }
-    fastest = OURS if OURS in found else "auto"
-    return found | {
-        f"{fastest}, no outliers": lambda: spqr.matvec(words, without, x, out, fastest),
-        f"auto, {len(vectors)} vectors": lambda: spqr.matvec(words, outliers, vectors),
-        f"{BF16}, {len(vectors)} vectors": lambda: vectors.bfloat16() @ bf16.T,
-        "decode to bfloat16": lambda: spqr.decode(words, outliers, dense),
-    }
+    if not fused:
+        dense = torch.zeros(rows, columns, dtype=torch.bfloat16)
+        found["decode to bfloat16"] = lambda: spqr.decode(words, outliers, dense)
+    return found
 
 
 def stages(columns: int, share: float, storage: str, repetitions: int) -> dict[str, float]:
@@ -83,7 +84,7 @@ def stages(columns: int, share: float, storage: str, repetitions: int) -> dict[s
     torch.set_num_threads(1)
     runs = {
         f"{name}, {label}": lambda name=name, some=some: spqr.matvec(words, some, x, None, name)
-        for name in ("avx2", "avx2_int8")
+        for name in FUSED
         if name in spqr.available()
         for label, some in ((storage, outliers), ("no outliers", without))
     }
@@ -103,20 +104,18 @@ def errors(columns: int, share: float, storage: str) -> dict[str, float]:
     }
 
 
-def main() -> int:
-    """Measure; 0 if the goals are met."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("rows", 4096), ("columns", 4096), ("batch", 16), ("repetitions", 25)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--outliers", type=float, default=0.01)
-    parser.add_argument("--storage", choices=csr.STORAGES, default="csr")
-    options = parser.parse_args()
-    words, outliers = matrix(options.rows, options.columns, options.outliers, options.storage)
-    vectors = torch.randn(options.batch, options.columns, generator=torch.Generator().manual_seed(1))
+def table(rows: int, columns: int, options: argparse.Namespace) -> list[dict]:
+    """One row for each contestant at this shape."""
+    words, outliers = matrix(rows, columns, options.outliers, options.storage)
+    vectors = torch.randn(options.batch, columns, generator=torch.Generator().manual_seed(1))
     nbytes = words.nbytes + outliers.offsets.nbytes + outliers.col_vals.nbytes
-    best = measure(contestants(words, outliers, vectors), options.repetitions)
-    rows = [
+    runs = contestants(words, outliers, vectors, options.fused)
+    best = measure(runs, options.repetitions, options.pause_ms / 1e3)
+    print(f"{rows} × {columns}, {8 * nbytes / rows / columns:.2f} bits a weight")
+    found = [
         {
+            "rows": rows,
+            "columns": columns,
             "contestant": name,
             "minimum_ms": seconds * 1e3,
             "packed_gb_s": nbytes / seconds / 1e9,
@@ -125,20 +124,36 @@ def main() -> int:
         }
         for name, seconds in best.items()
     ]
-    print(f"{8 * nbytes / options.rows / options.columns:.2f} bits a weight")
-    for row in rows:
+    for row in found:
         print(
             f"{row['contestant']:34} {row['minimum_ms']:9.2f} ms {row['packed_gb_s']:6.1f} GB/s "
             f"{row['share_of_read']:.2f} of reads {row['times_torch_bf16']:6.2f} x torch's bf16"
         )
-    of_stages = stages(options.columns, options.outliers, options.storage, options.repetitions)
-    of_products = errors(options.columns, options.outliers, options.storage)
+    return found
+
+
+def main() -> int:
+    """Measure; 0 if the goals are met."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["4096x4096"], metavar="ROWSxCOLUMNS")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--repetitions", type=int, default=25)
+    parser.add_argument("--outliers", type=float, default=0.01)
+    parser.add_argument("--storage", choices=csr.STORAGES, default="csr")
+    parser.add_argument("--fused", action="store_true", help="leave out the ways that decode first")
+    parser.add_argument("--pause-ms", type=float, default=2, help="before every run: OpenMP's threads spin for a while")
+    options = parser.parse_args()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in options.shapes]
+    rows = [row for shape in shapes for row in table(*shape, options)]
+    columns = shapes[0][1]
+    of_stages = stages(columns, options.outliers, options.storage, options.repetitions)
+    of_products = errors(columns, options.outliers, options.storage)
     for name, nanoseconds in of_stages.items():
         print(f"{name:34} {nanoseconds:9.3f} ns a word, one core, cached")
     for name, error in of_products.items():
         print(f"{name:34} {error:9.1e} error")
-    ours = next((row for row in rows if row["contestant"] == OURS), None)
-    met = {name: ours is not None and ours[name] >= least for name, least in GOALS.items()}
+    ours = [row for row in rows if row["contestant"] == OURS]
+    met = {name: all(row[name] >= least for row in ours) for name, least in GOALS.items()}
     print(f"goals {GOALS}: met {met}; load a core {reports.load_per_core():.1f}")
     settings = vars(options) | {"threads": torch.get_num_threads(), "load_per_core": reports.load_per_core()}
     report = {"settings": settings, "goals": GOALS, "met": met, "rows": rows}

@@ -1,6 +1,7 @@
 """Annotations of tensors are contracts: under the tests they are checked at every call."""
 
 import errno
+import gc
 import os
 
 import pytest
@@ -11,6 +12,7 @@ from tests import contracts
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
 CHECKED = (
+    "activations",
     "evaluation",
     "machines",
     "measure",
@@ -23,8 +25,23 @@ CHECKED = (
     "text",
 )
 
+gc.disable()  # until all tests are imported, which makes millions of objects that stay
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
+
+
+def pytest_collection_finish():
+    """No collection of garbage looks through them again."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_kernels():
+    """Workers and later runs share compiled kernels, also where a test has a cache of its own."""
+    from toolkit.kernels.common import compiled
+
+    compiled._folder()
 
 
 @pytest.fixture

@@ -58,3 +58,14 @@ def test_every_module_of_the_root_is_on_a_floor():
     floors = {name.strip(" ()") for layer in contract["layers"] for name in layer.split(":")}
     modules = {path.stem for path in (paths.root() / "toolkit").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert {f"toolkit.{name}" for name in modules - {"__init__", "__pycache__"}} | {"toolkit.kernels"} == floors
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((paths.root() / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {"toolkit": paths.root() / "toolkit", "toolkit.kernels": paths.root() / "kernels"}
+    found = {
+        ".".join([name, *marker.parent.relative_to(folder).parts])
+        for name, folder in folders.items()
+        for marker in folder.rglob("__init__.py")
+    }
+    assert found == set(listed)

@@ -202,16 +202,19 @@ COMPLAINTS = [
     ["run", "FOLDER", "--prompt", "x"],
     ["run", "FOLDER", "--prompt", ""],
     ["pack", "m", "--out", "FOLDER/no/where"],
+    ["pack", "m", "--out", "FOLDER/out", "--sparsity", "1.5"],
+    ["pack", "m", "--out", "FOLDER/out", "--pattern", "4:2"],
+    ["pack", "m", "--out", "FOLDER/out", "--windows", "0"],
+    ["pack", "m", "--out", "FOLDER/out", "--dtype", "int4"],
 ]
 
 
-@pytest.mark.parametrize("arguments", COMPLAINTS)
-def test_complaints_come_before_slow_imports(tmp_path, arguments):
-    arguments = [word.replace("FOLDER", str(tmp_path)) for word in arguments]
+def test_complaints_come_before_slow_imports(tmp_path):
+    complaints = [[word.replace("FOLDER", str(tmp_path)) for word in arguments] for arguments in COMPLAINTS]
     code = f"""if True:
         import sys
         from toolkit.__main__ import main
-        assert main({arguments!r}) == 2
+        assert [main(arguments) for arguments in {complaints!r}] == [2] * {len(complaints)}
         assert not {{"torch", "transformers", "pandas", "jsonschema"}} & set(sys.modules)
     """
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -226,6 +229,7 @@ def test_complaints_come_before_slow_imports(tmp_path, arguments):
         (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown pruning method 'guess'"),
         (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "magnitude", "--sparsity", "1.5"], "sparsity"),
+        (["pack", "MODEL", "--out", "OUT", "--sequence-length", "0"], "--sequence-length 0: expected a whole number"),
         (["pack", "MODEL", "--out", "MODEL"], "exists already"),
         (["pack", "MODEL", "--out", "OUT/below/nothing"], "--out no folder"),
         (["pack", "MODEL", "--out", "MODEL/config.json/x"], "--out "),

@@ -12,7 +12,7 @@ from toolkit import paths
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.quality import FORMS, store
-from toolkit.pruning.patterns import Pattern
+from toolkit.sparsity import Pattern
 
 GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

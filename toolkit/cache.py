@@ -6,7 +6,8 @@ function therefore makes a new artefact and never finds the old one.
 
 An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
 all of them take, and `./papermill_runs.sh --clean` removes them. Those used longest ago go first. A process keeps a
-shared lock on the folders that it uses, and such a folder stays.
+shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`) also goes
+when it was not used for a month.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import re
+import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -44,6 +46,7 @@ KEY, CHECKSUMS = "key.json", "checksums.json"
 TABLE = "table.csv"
 NAME = re.compile(r".+-[0-9a-f]{16}")
 LIMIT = "TOOLKIT_CACHE_GB"
+SHELF_DAYS = 30
 WARN_GB = 20  # without a limit, say so when a new artefact takes the cache beyond this
 MOST_HELD = 200  # open descriptors; a process may have some 1000
 
@@ -80,6 +83,27 @@ def cached_table(
 
     with _artefact(kind, key, code, make, fresh) as folder:
         return pd.read_csv(folder / TABLE)
+
+
+def shelf(kind: str, key: dict) -> Path:
+    """A folder for small files that are made one by one, such as compiled kernels; whoever reads one checks it.
+
+    `key` is plain JSON; another key is another folder. It is private: only its owner can enter it. It counts and goes
+    like an artefact. When it is new, those of its kind that nobody has used for `SHELF_DAYS` days are removed.
+    Raises `UserError` if it cannot be made, or if somebody else could write there.
+    """
+    folder = paths.cache_dir() / kind / f"{kind}-{sources.digest(json.dumps(key, sort_keys=True))[:16]}"
+    make_folder(folder.parent)
+    with disk_trouble_told(folder):
+        folder.mkdir(0o700, exist_ok=True)
+        found = folder.lstat()
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        raise UserError(f"{folder} is open to others: remove it, so that it is made anew")
+    _hold(folder)
+    if not (folder / KEY).is_file():
+        write_json(folder / KEY, key)
+        _remove_unused(kind, SHELF_DAYS)
+    return folder
 
 
 def fault(folder: Path) -> str | None:
@@ -130,6 +154,13 @@ def shrink(limit_bytes: float = 0) -> list[Kept]:
             removed.append(one)
             excess -= one.nbytes
     return removed
+
+
+def _remove_unused(kind: str, days: float) -> None:
+    """Remove the folders of a kind that were last used so long ago."""
+    for one in artefacts():
+        if one.folder.parent.name == kind and time.time() - one.used > days * 86400:
+            _remove(one.folder)
 
 
 @contextlib.contextmanager

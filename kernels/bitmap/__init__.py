@@ -11,24 +11,22 @@ that measured once a machine (`toolkit.kernels.common.tuning`). Small matrices t
 `block_offsets` holds, for each row, the number of its values before column 0, 4096, 8192 ...: here 0, 0, 0.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common import tuning
-from toolkit.kernels.common.backends import check_runnable, runnable
+from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.common.threads import over_rows
@@ -91,7 +89,7 @@ def encode(weight: Tensor) -> Bitmap:
 
 def columns(encoded: Bitmap, dtype: torch.dtype) -> Tensor:
     """The column of every value, as `dtype` (an integer type that holds them), in row-major order."""
-    words, row_offsets, values = _arrays(encoded)
+    words, row_offsets, values = encoded.arrays
     found = torch.empty(encoded.values.numel(), dtype=dtype)
     over_rows(portable.positions, encoded.shape[0], values.nbytes, words, row_offsets, found.numpy())
     return found
@@ -112,7 +110,7 @@ def decompress(encoded: Bitmap, out: Tensor | None = None, backend: str = "auto"
     if not isinstance(kernels, Backend):
         kernels.decompress(encoded, out)
     else:
-        over_rows(kernels.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *_arrays(encoded), _bits(out))
+        over_rows(kernels.decompress(_streaming(out)), encoded.shape[0], out.nbytes, *encoded.arrays, _bits(out))
     return out
 
 
@@ -143,14 +141,14 @@ def matvec(
     if not isinstance(kernels, Backend):
         kernels.matvec(encoded, each_x, each_out)
         return out
-    each_x = each_x.to(torch.float32)
+    given, results = each_x.to(torch.float32).numpy(), each_out.numpy()
     if backend == DECODE:
-        run, arrays = kernels.decode_and_multiply(encoded.dtype), _arrays(encoded)
-        over_rows(run, rows, encoded.values.nbytes, *arrays, each_x.numpy(), each_out.numpy())
+        run = kernels.decode_and_multiply(encoded.dtype)
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, given, results)
         return out
     run = kernels.matvec(encoded.dtype)
-    for one, result in zip(each_x, each_out, strict=True):
-        over_rows(run, rows, encoded.values.nbytes, *_arrays(encoded), one.numpy(), result.numpy())
+    for one, result in zip(given, results, strict=True):
+        over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one, result)
     return out
 
 
@@ -221,26 +219,10 @@ def _decoding(device: torch.device) -> Backend:
 
 
 def _choose(name: str, device: torch.device):
-    """The `Backend`, or the module of the CUDA kernels."""
-    if name not in ("auto", CUDA, *BACKENDS):
-        raise unknown("backend", name, ["auto", CUDA, *BACKENDS])
-    if name == CUDA or (name == "auto" and device.type == CUDA):
-        return _cuda(device)
-    if device.type != "cpu":
-        raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
-    check_runnable(name, BACKENDS)
-    return BACKENDS[name]
-
-
-def _cuda(device: torch.device):
-    """The CUDA kernels' module, which only those who use it import. Numba's simulator takes tensors on the CPU."""
-    if find_spec("numba_cuda") is None:
-        raise UserError(f"backend {CUDA!r} needs numba-cuda: pip install -e '.[cuda]'")
-    if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
-        if not torch.cuda.is_available():
-            raise UserError(f"backend {CUDA!r} needs a CUDA GPU, and torch sees none; use backend='auto'")
-        if device.type != CUDA:
-            raise UserError(f"backend {CUDA!r} works on a GPU; the tensors are on {device}: move them with .to('cuda')")
+    """The `Backend`, or the module of the CUDA kernels, which only those who use it import."""
+    chosen = choose(name, BACKENDS, device, for_gpus=[CUDA])
+    if chosen != CUDA:
+        return chosen
     from toolkit.kernels.bitmap import cuda
 
     return cuda
@@ -250,10 +232,6 @@ def _streaming(out: Tensor) -> bool:
     """Whether to write past the caches: only whole cache lines, and only what would not stay in the caches anyway."""
     row_nbytes = out.shape[1] * out.itemsize
     return out.nbytes >= STREAM_BYTES and row_nbytes % CACHE_LINE == 0 and out.data_ptr() % CACHE_LINE == 0
-
-
-def _arrays(encoded: Bitmap) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return _words(encoded.bitmap), encoded.row_offsets.numpy(), _bits(encoded.values)
 
 
 def _words(bitmap: Tensor) -> np.ndarray:

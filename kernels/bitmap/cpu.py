@@ -14,11 +14,11 @@ import numba
 import torch
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD, lowest_bit, popcount
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.threads import COMPILE
 
 
-@numba.njit(**COMPILE)
+@compiled
 def mark(dense, significant, bitmap, counts, blocks, first, last):
     """Set a bit for every element with a `significant` bit (all but the sign, for floats), and count them.
 
@@ -38,7 +38,7 @@ def mark(dense, significant, bitmap, counts, blocks, first, last):
         counts[row] = count
 
 
-@numba.njit(**COMPILE)
+@compiled
 def gather(dense, bitmap, offsets, values, first, last):
     """Copy the marked elements to `values`, in row-major order."""
     for row in range(first, last):
@@ -57,7 +57,7 @@ def first_value(offsets, row, values):
     return min(max(offsets[row], 0), values.size)
 
 
-@numba.njit(**COMPILE)
+@compiled
 def positions(bitmap, offsets, columns, first, last):
     """The column of every marked element, in row-major order."""
     for row in range(first, last):
@@ -84,7 +84,7 @@ def scatter(word, values, at, dense, row, column):
     return at
 
 
-@numba.njit(**COMPILE)
+@compiled
 def decompress(bitmap, offsets, values, dense, first, last):
     """Fill rows of `dense` from the packed form."""
     for row in range(first, last):
@@ -116,7 +116,7 @@ def matvec(dtype: torch.dtype):
     """The function that sets `y[row] = Σ w[row, column] · x[column]` for this element type, summed in fp32."""
     to_float32 = TO_FLOAT32[dtype]
 
-    @numba.njit(**COMPILE)
+    @compiled
     def matvec(bitmap, offsets, values, x, y, first, last):
         for row in range(first, last):
             total = numba.float32(0)

@@ -20,6 +20,7 @@ from numba.extending import intrinsic
 from toolkit.kernels.bitmap.cpu import dot, first_value, scatter
 from toolkit.kernels.bitmap.shared import WORD, popcount
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
 from toolkit.kernels.common.simd import (
@@ -37,7 +38,6 @@ from toolkit.kernels.common.simd import (
     total,
     zeros,
 )
-from toolkit.kernels.common.threads import COMPILE
 
 REGISTER = 16  # bytes that one byte shuffle moves
 ABSENT = 0x80  # a shuffle index that gives a zero
@@ -209,7 +209,7 @@ def decompress(expand, streaming: bool):
     """The function that fills rows of `dense`; `streaming` past the caches, for rows that start on a cache line."""
     decode = decode_row(expand, streaming)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decompress(bitmap, offsets, values, dense, first, last):
         for row in range(first, last):
             decode(bitmap, offsets, values, row, dense, row)
@@ -224,7 +224,7 @@ def decode_and_multiply(expand, dtype: torch.dtype):
     """The function that decodes a few rows, which the caches hold, and sets `y[vector, row]` for each vector of `x`."""
     decode, multiply = decode_row(expand, False), multiply_rows(dtype)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decode_and_multiply(bitmap, offsets, values, x, y, first, last):
         dense = np.empty((ROWS, x.shape[1]), values.dtype)
         for row in range(first, last, ROWS):
@@ -245,7 +245,7 @@ def matvec(expand, dtype: torch.dtype):
     """The function that sets `y[row] = Σ w[row, column] · x[column]` for this element type, summed in fp32 lanes."""
     lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
 
-    @numba.njit(**COMPILE)
+    @compiled
     def matvec(bitmap, offsets, values, x, y, first, last):
         ahead = PREFETCH_BYTES // values.itemsize
         for row in range(first, last):

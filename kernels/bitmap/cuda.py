@@ -18,15 +18,23 @@ from weakref import WeakKeyDictionary
 
 import numba
 import torch
-from llvmlite import ir
-from numba import cuda, float32, int32, types, uint32, uint64
-from numba.extending import intrinsic
+from numba import cuda, float32, int32, uint32, uint64
 from torch import Tensor
 
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.common import elements
-from toolkit.kernels.common.gpu import SIMULATED, address, item, prefetch, sum_all, sum_before, sync
+from toolkit.kernels.common.gpu import (
+    TO_FLOAT32,
+    address,
+    as_array,
+    item,
+    multiprocessors,
+    prefetch,
+    run,
+    sum_all,
+    sum_before,
+    sync,
+)
 from toolkit.kernels.common.launch import LANES, WARPS, Launch
 
 WORDS = BLOCK // WORD  # of a block
@@ -38,7 +46,6 @@ ROWS = 4  # rows that a warp multiplies at once, which share what it reads of x;
 BUSY_WARPS = 12  # warps that keep a multiprocessor busy; twice as many fit, but a second round would be half empty
 MAX_GRID_Y = 65_535
 VECTORS = 16  # vectors that one pass over the matrix multiplies, at most
-SIMULATED_MULTIPROCESSORS = 1
 
 _STORED = WeakKeyDictionary()
 
@@ -61,7 +68,7 @@ def matvec(encoded: Bitmap, x: Tensor, out: Tensor) -> None:
         out.zero_()
         return
     x = _padded(x, encoded.dtype)
-    launch = matvec_launch(rows, columns, _multiprocessors(encoded.device))
+    launch = matvec_launch(rows, columns, multiprocessors(encoded.device))
     for first in range(0, len(x), VECTORS):
         some, result = x[first : first + VECTORS], out[first : first + VECTORS]
         _run(matvec_kernel(encoded.dtype, x.dtype, len(some)), launch, encoded, _by_eight(some), result, columns)
@@ -92,20 +99,6 @@ def matvec_launch(rows: int, columns: int, multiprocessors: int) -> Launch:
     return Launch((-(-groups // side_by_side), 1), (LANES, split, side_by_side))
 
 
-@intrinsic
-def _float32_from_float16(typing_context, bits):
-    """fp16 bits to fp32, which GPUs do in one instruction."""
-    return types.float32(types.uint16), lambda context, builder, signature, values: builder.fpext(
-        builder.bitcast(values[0], ir.HalfType()), ir.FloatType()
-    )
-
-
-TO_FLOAT32 = {
-    torch.float32: elements.float32_from_float32,
-    torch.float16: elements.float32_from_float16 if SIMULATED else _float32_from_float16,
-    torch.bfloat16: elements.float32_from_bfloat16,
-    torch.int8: elements.float32_from_int8,
-}
 ELEMENT = {1: numba.uint8, 2: numba.uint16, 4: numba.uint32}  # by width in bytes
 
 
@@ -326,27 +319,15 @@ def _padded(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _run(kernel, launch: Launch, encoded: Bitmap, *arguments) -> None:
-    """Launch on torch's current stream of the tensors' GPU."""
-    if SIMULATED:
-        kernel[launch.grid, launch.threads](*_stored(encoded), *map(_array, arguments))
-        return
-    with cuda.gpus[encoded.device.index]:
-        stream = cuda.external_stream(torch.cuda.current_stream(encoded.device).cuda_stream)
-        kernel[launch.grid, launch.threads, stream](*_stored(encoded), *map(_array, arguments))
+    run(kernel, launch, encoded.device, *_stored(encoded), *arguments)
 
 
 def _stored(encoded: Bitmap) -> tuple:
     """The packed matrix as arrays for the kernels, kept with it: wrapping takes longer than some kernels."""
     if encoded not in _STORED:
         words, values = encoded.bitmap.view(torch.uint32), _bits(encoded.values)
-        _STORED[encoded] = tuple(map(_array, (words, encoded.row_offsets, encoded.block_offsets, values)))
+        _STORED[encoded] = tuple(map(as_array, (words, encoded.row_offsets, encoded.block_offsets, values)))
     return _STORED[encoded]
-
-
-def _array(argument: Tensor | int):
-    if not isinstance(argument, Tensor):
-        return argument
-    return argument.numpy() if SIMULATED else cuda.as_cuda_array(argument)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -355,9 +336,3 @@ def _bits(tensor: Tensor) -> Tensor:
 
 def _by_eight(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint64)
-
-
-def _multiprocessors(device: torch.device) -> int:
-    if SIMULATED:
-        return SIMULATED_MULTIPROCESSORS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -59,6 +60,12 @@ class Bitmap:
     def device(self) -> torch.device:
         """The device of the tensors."""
         return self.values.device
+
+    @cached_property
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The words of the bitmap, the row offsets and the bits of the values, as kernels of the CPU take them."""
+        values = self.values.view(BITS[self.dtype]).numpy()
+        return self.bitmap.numpy().view(np.uint32), self.row_offsets.numpy(), values
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same matrix on another device. With `non_blocking`, copies from pinned memory are not awaited."""

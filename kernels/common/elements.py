@@ -1,4 +1,4 @@
-"""Stored bits into fp32, one element at a time: compiled for CPUs and GPUs from the same source."""
+"""Stored bits into fp32 and back, one element at a time: compiled for CPUs and GPUs from the same source."""
 
 import numba
 import torch
@@ -55,6 +55,21 @@ def float32_from_float32(bits):
 def float32_from_int8(bits):
     """The signed integer as fp32."""
     return numba.float32(numba.int8(bits))
+
+
+@numba.njit(inline="always")
+def float32_bits(value):
+    """The bits of an fp32 number."""
+    return as_bits(numba.float32(value))
+
+
+@numba.njit(inline="always")
+def bfloat16_bits(value):
+    """The bits of the nearest bf16 number, ties to even."""
+    bits = as_bits(numba.float32(value))
+    odd = bits >> numba.uint32(16) & numba.uint32(1)
+    rounded = numba.uint32(bits + numba.uint32(0x7FFF) + odd) >> numba.uint32(16)
+    return numba.uint16(rounded) if value == value else numba.uint16(0x7FC0)
 
 
 TO_FLOAT32 = {

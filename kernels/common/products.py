@@ -8,6 +8,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, prefetch_l2, total, zeros
 
@@ -136,3 +137,19 @@ def multiply_rows(dtype: torch.dtype):
                 finish(sums, weight, row, x, vector, y, place)
 
     return multiply_rows
+
+
+@cache
+def dense_product(dtype: torch.dtype):
+    """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
+    multiply = multiply_rows(dtype)
+
+    @compiled
+    def dense_product(weight, x, y, first, last):
+        whole = first + (last - first) // ROWS * ROWS
+        for row in range(first, whole, ROWS):
+            multiply(weight, row, ROWS, x, y, row)
+        for row in range(whole, last):
+            multiply(weight, row, 1, x, y, row)
+
+    return dense_product

@@ -148,6 +148,19 @@ def zeros(typing_context, lanes):
     return vector(lanes), generate
 
 
+@intrinsic(prefer_literal=True)
+def splat(typing_context, value, lanes):
+    """An fp32 vector with the value in all lanes."""
+    vector = Vector(types.float32, lanes.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        kind = context.get_value_type(vector)
+        first = builder.insert_element(ir.Constant(kind, ir.Undefined), arguments[0], I32(0))
+        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, vector.lanes), None))
+
+    return vector(types.float32, lanes), generate
+
+
 @intrinsic
 def bfloat16_lanes(typing_context, vector):
     """bf16 bits to fp32."""

@@ -1,14 +1,14 @@
 """Sparse outliers in fp16, as CSR or PTCSR (thesis, section 3.4): packed, and multiplied with vectors.
 
 `encode(storage, ...)` packs; `add_matvec` adds the product to what is there. The fused products of other families
-call the same functions of blocks. `backend="auto"` takes the first of `available()`.
+call the same functions of blocks. `backend="auto"` takes the CUDA kernel where the tensors are on a GPU, and otherwise
+the first of `available()`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-import numba
 import numpy as np
 import torch
 from jaxtyping import Float, Float16, Float32, Int64
@@ -16,8 +16,9 @@ from torch import Tensor
 
 from toolkit.errors import unknown
 from toolkit.kernels.common.backends import choose, runnable
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.contracts import expect
-from toolkit.kernels.common.threads import COMPILE, over_rows
+from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import CSR, PTCSR, STORAGES, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
@@ -33,6 +34,7 @@ class Backend:
     add_product: Callable  # storage, bits of a column -> function of a block
 
 
+CUDA = "cuda"
 # fastest first
 BACKENDS = {
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.add_product),
@@ -61,14 +63,19 @@ def add_matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """Add the product with `x`, [columns] or [batch, columns], taken as fp32 and finite, to `out`, and return it.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for an `x` or `out`
-    of the wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for an `x` or `out` of the wrong shape, type or device.
     """
-    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
-    expect("x", x, x.dtype, (*batch, columns), torch.device("cpu"))
-    expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
-    vectors = batch[0] if batch else 1
-    run = _rows(choose(backend, BACKENDS).add_product, outliers.name, column_bits(columns))
+    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
+    expect("x", x, x.dtype, (*batch, columns), device)
+    expect("out", out, torch.float32, (*batch, rows), device)
+    vectors, kernels = batch[0] if batch else 1, choose(backend, BACKENDS, device, for_gpus=[CUDA])
+    if kernels == CUDA:
+        from toolkit.kernels.csr import cuda
+
+        cuda.add_matvec(outliers, x.view(vectors, columns), out.view(vectors, rows))
+        return out
+    run = _rows(kernels.add_product, outliers.name, column_bits(columns))
     each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
     over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), each_x.numpy(), each_out.numpy())
     return out
@@ -89,7 +96,7 @@ def arrays(outliers: Outliers) -> tuple[np.ndarray, np.ndarray]:
 def _rows(add_product: Callable, storage: str, bits: int):
     add = add_product(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def of_blocks(offsets, words, x, y, first, last):
         sums = np.empty(BLOCK, np.float32)
         for block in range(first, last):

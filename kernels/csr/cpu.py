@@ -7,7 +7,7 @@ from functools import cache
 
 import numba
 
-from toolkit.kernels.common.threads import COMPILE
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.csr.shared import column, span, value, within
 
 
@@ -16,7 +16,7 @@ def add_product(storage: str, bits: int):
     """The function that adds a block's outliers, times `x[vector]`, to `sums` [16]; `bits` tell a word's column."""
     where = span(storage)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def add_product(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
             first, end, step = where(offsets, block, row)
@@ -36,7 +36,7 @@ def add_weights(storage: str, bits: int):
     """The function that adds a block's outliers to the dense rows `dense` [16, columns], in fp32."""
     where = span(storage)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def add_weights(offsets, words, block, rows, dense):
         for row in range(rows):
             first, end, step = where(offsets, block, row)

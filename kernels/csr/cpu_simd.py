@@ -5,14 +5,13 @@ Words and offsets come from files: no contents make a kernel touch memory outsid
 
 from functools import cache
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.simd import I64, Vector, fma, load, store, total, zeros
-from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr.shared import BLOCK, column, span, value, within
 
 LANES = 8  # words of a CSR row that are taken at once
@@ -62,7 +61,7 @@ def add_product(storage: str, bits: int):
     """The function that adds a block's outliers, times `x[vector]`, to `sums` [16]; `bits` tell a word's column."""
     where = span(storage)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def along(offsets, words, block, rows, x, vector, sums):
         for row in range(rows):
             first, end, _ = where(offsets, block, row)
@@ -77,7 +76,7 @@ def add_product(storage: str, bits: int):
                 found += value(words[at], bits) * x[vector, min(column(words[at], bits), x.shape[1] - 1)]
             sums[row] += found
 
-    @numba.njit(**COMPILE)
+    @compiled
     def across(offsets, words, block, rows, x, vector, sums):
         lanes = load(sums, 0, BLOCK)
         first, end = within(offsets[block], offsets[block + 1], len(words) if x.shape[1] else 0)

@@ -22,9 +22,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class Outliers(ABC):
-    """The outliers of a matrix [rows, columns], on the CPU. At most 2³¹ − 1 words, since offsets are int32.
+    """The outliers of a matrix [rows, columns]. At most 2³¹ − 1 words, since offsets are int32.
 
-    Raises `ValueError` for tensors that do not fit the shape.
+    On the CPU all methods work; on a GPU only products do, whose kernels bound all offsets themselves. Raises
+    `ValueError` for tensors that do not fit the shape.
     """
 
     name: ClassVar[str]
@@ -36,10 +37,17 @@ class Outliers(ABC):
 
     def __post_init__(self):
         """Refuse tensors of other types or sizes, before a kernel reads beyond them."""
-        expect("offsets", self.offsets, torch.int32, (-(-self.shape[0] // self.rows_at_once) + 1,), CPU)
-        expect("col_vals", self.col_vals, word_dtype(self.shape[1]), (self.col_vals.numel(),), CPU)
+        lines, device = -(-self.shape[0] // self.rows_at_once), self.offsets.device
+        expect("offsets", self.offsets, torch.int32, (lines + 1,), device)
+        expect("col_vals", self.col_vals, word_dtype(self.shape[1]), (self.col_vals.numel(),), device)
+        if device != CPU:
+            return
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.col_vals.numel():
             raise ValueError(f"offsets do not run from 0 to the number of words, {self.col_vals.numel()}")
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same on another device."""
+        return type(self)(self.shape, self.offsets.to(device), self.col_vals.to(device))
 
     @classmethod
     def encode(

@@ -2,10 +2,10 @@
 
 import numba
 
-from toolkit.kernels.common.threads import COMPILE
+from toolkit.kernels.common.compiled import compiled
 
 
-@numba.njit(**COMPILE, fastmath={"reassoc", "nsz", "contract"})
+@compiled(fastmath={"reassoc", "nsz", "contract"})
 def matvec(weight, x, y, first, last):
     """Set `y[vector, row] = Σ weight[row, column] · x[vector, column]`, summed in fp32, for rows `first` to `last`."""
     for row in range(first, last):

@@ -8,12 +8,15 @@ after every step, as in spqr_quant; the outlier is then added in fp32. `decode` 
 
 Ways to multiply, all with fp32 sums:
 
-    avx2             fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
-    avx2_int8        activations in int8, with one scale for every 16 columns; integer products
+    avx512           fp32 activations; s · (q − z) is not rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
+    avx512_int8      activations in int8, with one scale for every 16 columns; integer products
+    avx2, avx2_int8  the same with AVX2
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
     arithmetic       as avx2_arithmetic, for any CPU
+    cuda_table       on a GPU: exactly the weights of `decode`, codes converted by a look-up table
+    cuda_arithmetic  the same, codes converted by arithmetic
 
 `benchmarks/README.md` works out the limits of the product, in bytes and in instructions.
 """
@@ -29,18 +32,18 @@ from torch import Tensor
 
 from toolkit.kernels import csr
 from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect
+from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.spqr import cpu, cpu_simd
-from toolkit.kernels.spqr.layout import CPU, Codes, check, pack, tiles, unpack
+from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
+from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE
 
 __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode", "matvec", "pack", "tiles", "unpack"]
 
+FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
-# from so many vectors on, decoding once for all of them is faster than reading the codes again for each
-VECTORS_TO_DECODE_FOR = 12
+VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
 TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
 
 
@@ -60,14 +63,16 @@ def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) ->
     return Backend(features, partial(cpu.decoded, decode), partial(cpu.product, decode, family.multiply_decoded))
 
 
-def _fused(integers: bool, prepare: Callable, prepared: type) -> Backend:
+def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> Backend:
     decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
-    return Backend(SIMD, decode, partial(cpu_simd.product, integers), prepare, prepared)
+    return Backend(features, decode, partial(cpu_simd.product, kernel), prepare, prepared)
 
 
 BACKENDS = {
-    "avx2": _fused(False, cpu_simd.prepare, np.float32),
-    "avx2_int8": _fused(True, cpu_simd.prepare_int8, np.int16),
+    "avx512": _fused(VBMI, cpu_avx512.FLOAT, cpu_simd.prepare, np.float32),
+    "avx512_int8": _fused(VBMI | {"avx512vnni"}, cpu_avx512.INT8, cpu_simd.prepare_int8, np.int8),
+    "avx2": _fused(SIMD, cpu_simd.FLOAT, cpu_simd.prepare, np.float32),
+    "avx2_int8": _fused(SIMD, cpu_simd.INT8, cpu_simd.prepare_int16, np.int16),
     "avx2_table": _decoding(cpu_simd, True, SIMD),
     "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
     "table": _decoding(cpu, True),
@@ -83,16 +88,20 @@ def decode(
 ) -> Float[Tensor, "rows columns"]:
     """The dense matrix, of the outliers' shape: fp32, or rounded once to the type of `out`.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for `words` or an
-    `out` of the wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for `words` or an `out` of the wrong shape, type or device.
     """
-    shape = outliers.shape
-    expect("words", words, torch.int64, (*tiles(shape), TILE), CPU)
-    out = torch.empty(shape, dtype=torch.float32) if out is None else out
-    expect("out", out, out.dtype, shape, CPU)
+    shape, device = outliers.shape, outliers.offsets.device
+    expect("words", words, torch.int64, (*tiles(shape), TILE), device)
+    out = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
+    expect("out", out, out.dtype, shape, device)
     if not out.is_floating_point():
         raise ValueError(f"out is {out.dtype}; expected a floating-point type")
-    run = choose(backend, BACKENDS).decode(outliers.name, column_bits(shape[1]))
+    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
+    if kernels in FOR_GPUS:
+        _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
+        return out
+    run = kernels.decode(outliers.name, column_bits(shape[1]))
     bits, offsets, col_vals = _arrays(words, outliers)
     at_once = len(words) if out.dtype == torch.float32 else TILE_ROWS_AT_ONCE
     for first in range(0, len(words), max(1, at_once)):
@@ -114,19 +123,23 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
-    The matrix is read from memory once for all vectors. "auto" never takes int8 activations. From twelve vectors on it
-    takes avx2_table. avx2 loses bits of entries below 2⁻⁹⁹, which it divides by up to 2²⁷.
+    The matrix is read from memory once for all vectors, on a GPU for sixteen. "auto" never takes int8 activations; on a
+    GPU it takes cuda_table. avx512 and avx2 lose bits of entries below 2⁻⁹⁹, which they divide by up to 2²⁷.
 
-    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for tensors of the
-    wrong shape, type or device.
+    Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
+    `ValueError` for tensors of the wrong shape, type or device.
     """
-    (rows, columns), batch = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ())
-    expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), CPU)
-    expect("x", x, x.dtype, (*batch, columns), CPU)
-    out = torch.empty(*batch, rows, dtype=torch.float32) if out is None else out
-    expect("out", out, torch.float32, (*batch, rows), CPU)
+    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
+    expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), device)
+    expect("x", x, x.dtype, (*batch, columns), device)
+    out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
+    expect("out", out, torch.float32, (*batch, rows), device)
     vectors = batch[0] if batch else 1
-    kernels = _backend(backend, vectors)
+    kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
+    if kernels in FOR_GPUS:
+        given = operand(x, out).view(vectors, columns)
+        _cuda().matvec(words, outliers, given, out.view(vectors, rows), FOR_GPUS[kernels])
+        return out
     given = _prepared(kernels, _padded(x.view(vectors, columns), words.shape[1] * TILE))
     run, each_out = kernels.product(outliers.name, column_bits(columns)), out.view(vectors, rows)
     over_rows(run, len(words), words.nbytes, *_arrays(words, outliers), *given, each_out.numpy())
@@ -138,10 +151,11 @@ def available() -> list[str]:
     return runnable(BACKENDS)
 
 
-def _backend(name: str, vectors: int) -> Backend:
-    if name == "auto" and vectors >= VECTORS_TO_DECODE_FOR and "avx2_table" in available():
-        name = "avx2_table"
-    return choose(name, BACKENDS)
+def _cuda():
+    """The CUDA kernels' module, which only those who use it import."""
+    from toolkit.kernels.spqr import cuda
+
+    return cuda
 
 
 def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor, "vectors padded"]:

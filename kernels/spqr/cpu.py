@@ -8,8 +8,8 @@ from functools import cache
 import numba
 import numpy as np
 
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import float32_from_float16
-from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr import cpu as csr
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO, code, dequantise
 
@@ -32,7 +32,7 @@ def decode_stripe(by_table: bool):
     each weight is converted by itself (thesis, section 3.2).
     """
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decode_stripe(words, tall, dense):
         table = np.empty(LEVELS, np.float32)
         for wide in range(words.shape[1]):
@@ -53,7 +53,7 @@ def decode_stripe(by_table: bool):
     return decode_stripe
 
 
-@numba.njit(**COMPILE)
+@compiled
 def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows with each `x[vector]`."""
     for vector in range(len(x)):
@@ -72,7 +72,7 @@ def product(decode, multiply, storage: str, bits: int):
     """
     add_outliers = csr.add_weights(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def product(words, offsets, col_vals, x, y, first, last):
         dense = np.empty((TILE, x.shape[1]), np.float32)
         sums = np.empty((len(x), TILE), np.float32)
@@ -93,7 +93,7 @@ def decoded(decode, storage: str, bits: int):
     """The compiled function that decodes tile rows, outliers included, into the fp32 matrix `out`."""
     add_outliers = csr.add_weights(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decoded(words, offsets, col_vals, out, first, last):
         dense = np.empty((TILE, TILE * words.shape[1]), np.float32)
         for tall in range(first, last):

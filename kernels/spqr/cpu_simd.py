@@ -9,8 +9,12 @@ which is exact. So eight weights cost an AND, a conversion and an FMA.
 
 With int8 activations each code gets its own 16-bit lane: it is q·2^p there, p < 8, and meets the activation times
 2^(7 − p). Sixteen weights cost a byte shuffle, an AND and a `vpmaddwd`.
+
+Several vectors share the codes of a tile, once these are ready to be multiplied. `cpu_avx512` builds on this module.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 import numba
@@ -21,14 +25,14 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
+from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
-from toolkit.kernels.common.threads import COMPILE
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 LANES = 8
-F32, I16 = ir.FloatType(), ir.IntType(16)
+F32, I8, I16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
 FLOATS, INTS, QUADS, SHORTS = (
     ir.VectorType(F32, 8),
     ir.VectorType(I32, 8),
@@ -36,15 +40,17 @@ FLOATS, INTS, QUADS, SHORTS = (
     ir.VectorType(I16, 16),
 )
 SHIFTS = [WEIGHTS + 3 * lane for lane in range(LANES)]  # where the codes lie in both 32-bit parts of a word
+ROW = ir.VectorType(F32, TILE)
 HIGH_PART = 24  # the bit with which the second part begins
 # for integers: the first of the two bytes that hold a column's code, and the code's first bit in them
 BYTES, BITS = zip(*(divmod(WEIGHTS + 3 * column, 8) for column in range(TILE)), strict=True)
 LARGEST_BIT = 7
 ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
+LANES_OF_ROWS = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
 AHEAD = 4096 // 8  # words that are prefetched ahead: the hardware stops at the end of a page
 
 
-def _splat(builder, value, lanes: int = LANES) -> ir.Value:
+def splat(builder, value, lanes: int = LANES) -> ir.Value:
     """A vector of one number."""
     undefined = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     first = builder.insert_element(undefined, value, I32(0))
@@ -67,7 +73,8 @@ def _round(builder, value) -> ir.Value:
     return builder.fpext(builder.fptrunc(value, ir.VectorType(ir.HalfType(), value.type.count)), value.type)
 
 
-def _multiply_add(builder, a, b, c) -> ir.Value:
+def multiply_add(builder, a, b, c) -> ir.Value:
+    """a · b + c of fp32 vectors, rounded once."""
     kind = ir.FunctionType(a.type, [a.type] * 3)
     return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{a.type.count}f32", (), kind), [a, b, c])
 
@@ -102,7 +109,7 @@ def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.V
         carried = builder.or_(carried, builder.shl(builder.and_(found, I64(0xFF)), I64(8 * byte)))
     four = builder.fpext(builder.bitcast(carried, ir.VectorType(ir.HalfType(), 4)), ir.VectorType(F32, 4))
     scale_scale, zero_scale, scale_zero, zero_zero = (
-        _splat(builder, builder.extract_element(four, I32(number))) for number in range(4)
+        splat(builder, builder.extract_element(four, I32(number))) for number in range(4)
     )
     scales = _dequantise(builder, _levels(), scale_scale, scale_zero)
     zero_points = _dequantise(builder, _levels(), zero_scale, zero_zero)
@@ -134,90 +141,128 @@ def _halves(builder, found) -> list[tuple[ir.Value, ir.Value]]:
     return [(parts[0], parts[2]), (parts[1], parts[3])]
 
 
-@intrinsic
-def multiply_tile(typing_context, words, at, x, column, tile_scale, tile_sum, found, sums):
-    """Add a tile's product to `sums`, a lane for each row. `found` are its `statistics`.
+def vectors_of(context, builder, signature, arguments, number: int) -> list[tuple[ir.Value, ir.Value, ir.Value]]:
+    """For each vector the address of a tile's prepared activations, their scale and their sum.
 
-    `x` and `tile_sum` are as `prepare` makes them.
+    The function's arguments are those of `multiply_tile`.
     """
+    (x, scales, sums), (tile, wide, vector) = arguments[2:5], arguments[5:8]
+    found = []
+    for each in range(number):
+        place = builder.add(builder.mul(builder.add(vector, I64(each)), wide), tile)
+        column = builder.mul(place, I64(TILE))
+        kind = context.get_value_type(signature.args[2].dtype)
+        given = [simd.pointer(context, builder, signature.args[2], x, column, kind)]
+        for k, array in ((3, scales), (4, sums)):
+            given.append(builder.load(simd.pointer(context, builder, signature.args[k], array, place, F32)))
+        found.append(tuple(given))
+    return found
 
-    def generate(context, builder, signature, arguments):
-        word = simd.pointer(context, builder, words, *arguments[:2], I64)
-        some_x = simd.pointer(context, builder, x, *arguments[2:4], F32)
-        four = _four_words(builder, word)
-        floats, totals = ir.VectorType(F32, TILE), [None, None]  # over the low and over the high parts
-        parts = [simd.join(builder, _parts(builder, four, start)) for start in (0, HIGH_PART)]
-        for lane, shift in enumerate(SHIFTS):
-            for part, codes in enumerate(parts):
-                each_x = _splat(builder, builder.load(builder.gep(some_x, [I64(LANES * part + lane)])), TILE)
-                weights = builder.sitofp(builder.and_(codes, _constant(codes.type, 7 << shift)), floats)
-                before = totals[part]
-                totals[part] = (
-                    _multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
+
+def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
+    """Add Σ s·(q − z)·x of a tile to `sums`, sixteen lanes for each vector, and a lane for each row.
+
+    `parts` hold 32 bits of every row, as the module describes, and `found` scales, then zero points.
+    """
+    floats, totals = ir.VectorType(F32, TILE), [[None, None] for _ in vectors]  # over the low and over the high parts
+    for lane, shift in enumerate(SHIFTS):
+        for part, codes in enumerate(parts):
+            weights = builder.sitofp(builder.and_(codes, _constant(codes.type, 7 << shift)), floats)
+            for (x, _, _), total in zip(vectors, totals, strict=True):
+                each_x = splat(builder, builder.load(builder.gep(x, [I64(LANES * part + lane)])), TILE)
+                before = total[part]
+                total[part] = (
+                    multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
                 )
-        scales, zero_points = (simd.take(builder, arguments[6], range(at, at + TILE)) for at in (0, TILE))
-        less = _splat(builder, builder.fneg(arguments[5]), TILE)
-        product = _multiply_add(builder, zero_points, less, builder.fadd(*totals))
-        return _multiply_add(builder, scales, product, arguments[7])
+    scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
+    results = []
+    for number, ((_, _, of_x), total) in enumerate(zip(vectors, totals, strict=True)):
+        before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
+        product = multiply_add(builder, zero_points, splat(builder, builder.fneg(of_x), TILE), builder.fadd(*total))
+        results.append(multiply_add(builder, scales, product, before))
+    return simd.join(builder, results)
 
-    return sums(words, types.int64, x, types.int64, types.float32, types.float32, found, sums), generate
 
+def fused(lanes: int, generate: Callable):
+    """The intrinsic that adds a tile's products with one or more vectors to `sums`, so many lanes for each.
 
-@intrinsic
-def multiply_tile_int8(typing_context, words, at, x, column, tile_scale, tile_sum, found, sums):
-    """Add a tile's product to `sums`: two lanes for each row in order, then what zero points take off, as above.
-
-    `x`, `tile_scale` and `tile_sum` are as `prepare_int8` makes them.
+    `found` are the tile's `statistics`; `wide` tiles lie beside each other; `x`, `tile_scales` and `tile_sums` are
+    prepared. `generate` writes the instructions, given the tile's address and what `vectors_of` gives.
     """
 
-    def generate(context, builder, signature, arguments):
-        word = simd.pointer(context, builder, words, *arguments[:2], I64)
-        some_x = builder.bitcast(simd.pointer(context, builder, x, *arguments[2:4], I16), I64.as_pointer())
-        each_x = [_splat(builder, builder.load(builder.gep(some_x, [I64(k)]), align=2), 4) for k in range(4)]
-        each_x = [builder.bitcast(four, SHORTS) for four in each_x]
-        kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
-        multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
-        four = _four_words(builder, word)
-        halves = _halves(builder, arguments[6])
-        tile_scale, tile_sum = (_splat(builder, value) for value in arguments[4:6])
-        results = []
-        for part, some_words in enumerate(four):
-            total = None
-            for k in range(4):
-                columns = range(4 * k, 4 * k + 4)
-                order = [8 * row + BYTES[column] + more for row in range(4) for column in columns for more in range(2)]
-                moved = simd.take(builder, builder.bitcast(some_words, ir.VectorType(ir.IntType(8), 32)), order)
-                mask = ir.Constant(SHORTS, [7 << BITS[column] for column in columns] * 4)
-                product = builder.call(multiply, [builder.and_(builder.bitcast(moved, SHORTS), mask), each_x[k]])
-                total = builder.add(total, product) if total else product
-            scale = builder.fmul(halves[part // 2][0], tile_scale)
+    @intrinsic
+    def multiply_tile(typing_context, words, at, x, tile_scales, tile_sums, tile, wide, vector, found, sums):
+        def written(context, builder, signature, arguments):
+            word = simd.pointer(context, builder, words, *arguments[:2], I64)
+            vectors = vectors_of(context, builder, signature, arguments, sums.lanes // lanes)
+            return generate(builder, word, vectors, *arguments[8:])
+
+        places = [types.int64] * 3
+        return sums(words, types.int64, x, tile_scales, tile_sums, *places, found, sums), written
+
+    return multiply_tile
+
+
+def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
+    four = _four_words(builder, word)
+    parts = [simd.join(builder, _parts(builder, four, start)) for start in (0, HIGH_PART)]
+    return multiply_codes(builder, parts, found, vectors, sums)
+
+
+def _multiply_int8(builder, word, vectors, found, sums) -> ir.Value:
+    """Of `sums`, two lanes for each row in order hold Σ s·q·x, the others what zero points take off."""
+    kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
+    multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
+    halves, totals = _halves(builder, found), [[None] * 4 for _ in vectors]
+    for part, some_words in enumerate(_four_words(builder, word)):
+        for k in range(4):
+            columns = range(4 * k, 4 * k + 4)
+            order = [8 * row + BYTES[column] + more for row in range(4) for column in columns for more in range(2)]
+            moved = simd.take(builder, builder.bitcast(some_words, ir.VectorType(I8, 32)), order)
+            mask = ir.Constant(SHORTS, [7 << BITS[column] for column in columns] * 4)
+            codes = builder.and_(builder.bitcast(moved, SHORTS), mask)
+            for (x, _, _), total in zip(vectors, totals, strict=True):
+                four_x = builder.load(builder.gep(builder.bitcast(x, I64.as_pointer()), [I64(k)]), align=2)
+                product = builder.call(multiply, [codes, builder.bitcast(splat(builder, four_x, 4), SHORTS)])
+                total[part] = builder.add(total[part], product) if total[part] else product
+    results = []
+    for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
+        first = 4 * TILE * number
+        for part in range(4):
+            scale = builder.fmul(halves[part // 2][0], splat(builder, x_scale))
             lanes = [ROWS_OF_LANES.index(4 * (part % 2) + row) for row in range(4) for _ in range(2)]
-            before = simd.take(builder, arguments[7], range(LANES * part, LANES * (part + 1)))
-            floats = builder.sitofp(total, FLOATS)
-            results.append(_multiply_add(builder, floats, simd.take(builder, scale, lanes), before))
+            before = simd.take(builder, sums, range(first + LANES * part, first + LANES * (part + 1)))
+            floats = builder.sitofp(total[part], FLOATS)
+            results.append(multiply_add(builder, floats, simd.take(builder, scale, lanes), before))
         for half, (scale, zero) in enumerate(halves):
-            before = simd.take(builder, arguments[7], range(LANES * (4 + half), LANES * (5 + half)))
-            results.append(_multiply_add(builder, builder.fmul(scale, zero), tile_sum, before))
-        empty = [ir.Constant(FLOATS, None)] * 2  # vectors are joined in pairs of pairs
-        return simd.join(builder, results + empty)
-
-    return sums(words, types.int64, x, types.int64, types.float32, types.float32, found, sums), generate
+            before = simd.take(builder, sums, range(first + LANES * (4 + half), first + LANES * (5 + half)))
+            results.append(multiply_add(builder, builder.fmul(scale, zero), splat(builder, x_sum), before))
+        results += [ir.Constant(FLOATS, None)] * 2  # vectors are joined in pairs of pairs
+    return simd.join(builder, results)
 
 
-@intrinsic
-def row_sums(typing_context, sums):
-    """The sum of each of sixteen rows, in order, of what `multiply_tile` or `multiply_tile_int8` adds to."""
+def summed(lanes: int, generate: Callable):
+    """The intrinsic that sums sixteen rows, in order, for every vector: `generate` makes the sums of its lanes."""
 
-    def generate(context, builder, signature, arguments):
-        (value,) = arguments
-        order = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
-        if sums.lanes == TILE:
-            return simd.take(builder, value, order)
-        first, second = (simd.take(builder, value, range(lane, 2 * TILE, 2)) for lane in range(2))
-        less = simd.take(builder, value, [2 * TILE + lane for lane in order])
-        return builder.fsub(builder.fadd(first, second), less)
+    @intrinsic
+    def row_sums(typing_context, sums):
+        def written(context, builder, signature, arguments):
+            each = [range(first, first + lanes) for first in range(0, sums.lanes, lanes)]
+            return simd.join(builder, [generate(builder, simd.take(builder, arguments[0], part)) for part in each])
 
-    return Vector(types.float32, TILE)(sums), generate
+        return Vector(types.float32, sums.lanes // lanes * TILE)(sums), written
+
+    return row_sums
+
+
+def _in_order(builder, sums) -> ir.Value:
+    return simd.take(builder, sums, LANES_OF_ROWS)
+
+
+def _sums_int8(builder, sums) -> ir.Value:
+    first, second = (simd.take(builder, sums, range(lane, 2 * TILE, 2)) for lane in range(2))
+    less = simd.take(builder, sums, [2 * TILE + lane for lane in LANES_OF_ROWS])
+    return builder.fsub(builder.fadd(first, second), less)
 
 
 @cache
@@ -237,13 +282,13 @@ def decode_tile(by_table: bool):
             halves, shifts = _statistics(builder, word, low), ir.Constant(INTS, SHIFTS)
             for row in range(TILE):
                 lane = I32(ROWS_OF_LANES.index(row % LANES))
-                scale, zero = (_splat(builder, builder.extract_element(v, lane)) for v in halves[row // LANES])
+                scale, zero = (splat(builder, builder.extract_element(v, lane)) for v in halves[row // LANES])
                 table = _dequantise(builder, _levels(), scale, zero) if by_table else None
                 whole = builder.load(builder.gep(word, [I64(row)]))
                 out = simd.pointer(context, builder, dense, arguments[2], target, FLOATS)
                 for part in range(2):
                     bits = builder.trunc(builder.lshr(whole, I64(HIGH_PART * part)), I32)
-                    codes = builder.lshr(_splat(builder, bits), shifts)
+                    codes = builder.lshr(splat(builder, bits), shifts)
                     if by_table:
                         weights = _lookup(builder, table, codes)
                     else:
@@ -263,7 +308,7 @@ def decode_stripe(by_table: bool):
     """The function that decodes one tile row into `dense` [16, 16 · wide]."""
     decode = decode_tile(by_table)
 
-    @numba.njit(**COMPILE)
+    @compiled
     def decode_stripe(words, tall, dense):
         at = tall * words.shape[1] * TILE
         for tile in range(words.shape[1]):
@@ -275,83 +320,149 @@ def decode_stripe(by_table: bool):
     return decode_stripe
 
 
+@dataclass(frozen=True)
+class Fused:
+    """The parts of a fused product; `lanes` of sums belong to a vector, and `at_once` vectors share a decoded tile."""
+
+    statistics: Callable
+    multiply: Callable
+    row_sums: Callable
+    lanes: int
+    at_once: int
+
+
+FLOAT = Fused(statistics, fused(TILE, _multiply_float), summed(TILE, _in_order), TILE, 2)
+INT8 = Fused(statistics, fused(4 * TILE, _multiply_int8), summed(4 * TILE, _sums_int8), 4 * TILE, 2)
+
+
 @cache
-def product(integers: bool, storage: str, bits: int):
+def product(kernel: Fused, storage: str, bits: int):
     """The compiled function that sets `y[vector, row]` to the product with the weights and outliers of tile rows.
 
-    `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what `prepare` or `prepare_int8` makes of it.
+    `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what the backend's `prepare` makes of it. The
+    sums of a vector are the same, to the bit, however many vectors there are.
     """
-    multiply = multiply_tile_int8 if integers else multiply_tile
-    lanes = 4 * TILE if integers else TILE
+    find, multiply, row_sums = kernel.statistics, kernel.multiply, kernel.row_sums
+    lanes, at_once, of_all = kernel.lanes, kernel.at_once, kernel.lanes * kernel.at_once
     add_outliers = csr.add_product(storage, bits)
 
-    @numba.njit(**COMPILE)
+    @numba.njit(inline="always")
+    def multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, total):
+        wide = words.shape[1]
+        at, end = tall * wide * TILE, (tall + 1) * wide * TILE
+        # the next tile's are found meanwhile: they come from a long chain of instructions
+        following = find(words, at)
+        for tile in range(wide):
+            prefetch(words, at + AHEAD)
+            prefetch(words, at + AHEAD + LANES)
+            found = following
+            following = find(words, min(at + TILE, end - TILE))
+            total = multiply(words, at, prepared, tile_scales, tile_sums, tile, wide, vector, found, total)
+            at += TILE
+        return total
+
+    @compiled
     def product(words, offsets, col_vals, x, prepared, tile_scales, tile_sums, y, first, last):
-        wide, sums = words.shape[1], np.empty(TILE, np.float32)
+        sums = np.zeros((len(x), TILE), np.float32)
+        together = len(x) // at_once * at_once
         for tall in range(first, last):
             rows = min(TILE, y.shape[1] - TILE * tall)
+            if words.shape[1]:
+                for vector in range(0, together, at_once):
+                    total = multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, zeros(of_all))
+                    store(sums, vector * TILE, row_sums(total))
+                for vector in range(together, len(x)):
+                    total = multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, zeros(lanes))
+                    store(sums, vector * TILE, row_sums(total))
             for vector in range(len(x)):
-                total, at, end = zeros(lanes), tall * wide * TILE, (tall + 1) * wide * TILE
-                # the next tile's are found meanwhile: they come from a long chain of instructions
-                following = statistics(words, at) if wide else zeros(32)
-                for tile in range(wide):
-                    prefetch(words, at + AHEAD)
-                    prefetch(words, at + AHEAD + LANES)
-                    found = following
-                    following = statistics(words, min(at + TILE, end - TILE))
-                    place = vector * wide + tile
-                    scale, of_x = simd.item(tile_scales, place), simd.item(tile_sums, place)
-                    total = multiply(words, at, prepared, TILE * place, scale, of_x, found, total)
-                    at += TILE
-                store(sums, 0, row_sums(total))
-                add_outliers(offsets, col_vals, tall, rows, x, vector, sums)
+                add_outliers(offsets, col_vals, tall, rows, x, vector, sums[vector])
                 for row in range(rows):
-                    y[vector, TILE * tall + row] = sums[row]
+                    y[vector, TILE * tall + row] = sums[vector, row]
 
     return product
 
 
-@numba.njit(**COMPILE)
-def prepare(x, prepared, tile_scales, tile_sums):
-    """Divide each activation by the power of two at which its code lies in a word, and sum those of each tile."""
-    for vector in range(len(x)):
-        for tile in range(x.shape[1] // TILE):
-            found = numba.float32(0)
-            power = numba.float32(2.0**-WEIGHTS)
-            for lane in range(LANES):
-                for column in (TILE * tile + lane, TILE * tile + LANES + lane):
-                    found += x[vector, column]
-                    prepared[vector, column] = x[vector, column] * power
-                power *= numba.float32(0.125)
-            tile_sums[vector, tile] = found
-            tile_scales[vector, tile] = 1
+def preparing(generate: Callable):
+    """The compiled function that prepares vectors [vectors, 16 · tiles]: for each tile what `generate` makes of its x.
+
+    `generate` returns prepared activations of the type of `prepared`, their scale and their sum.
+    """
+
+    @intrinsic
+    def prepare_tile(typing_context, x, prepared, tile_scales, tile_sums, tile):
+        def written(context, builder, signature, arguments):
+            tile = arguments[4]
+            column = builder.mul(tile, I64(TILE))
+            given = builder.load(simd.pointer(context, builder, x, arguments[0], column, ROW), align=4)
+            for k, value in enumerate(generate(builder, given), 1):
+                place = column if k == 1 else tile
+                target = simd.pointer(context, builder, signature.args[k], arguments[k], place, value.type)
+                builder.store(value, target, align=1)
+            return context.get_dummy_value()
+
+        return types.void(x, prepared, tile_scales, tile_sums, types.int64), written
+
+    @compiled
+    def prepare(x, prepared, tile_scales, tile_sums):
+        for tile in range(tile_sums.size):
+            prepare_tile(x, prepared, tile_scales, tile_sums, tile)
+
+    return prepare
 
 
-@numba.njit(**COMPILE)
-def prepare_int8(x, prepared, tile_scales, tile_sums):
-    """Quantise the sixteen activations of each tile to −127 to 127, and shift each to where its code's bits want it."""
-    for vector in range(len(x)):
-        for tile in range(x.shape[1] // TILE):
-            largest = numba.float32(0)
-            for column in range(TILE * tile, TILE * (tile + 1)):
-                largest = max(largest, abs(x[vector, column]))
-            scale = largest / numba.float32(127)
-            inverse = numba.float32(1) / scale if scale > 0 else numba.float32(0)
-            total = numba.int32(0)
-            for column in range(TILE):
-                integer = numba.int32(np.rint(x[vector, TILE * tile + column] * inverse))
-                integer = min(max(integer, numba.int32(-127)), numba.int32(127))
-                total += integer
-                bit = (WEIGHTS + 3 * column) % 8
-                prepared[vector, TILE * tile + column] = integer * (1 << (LARGEST_BIT - bit))
-            tile_sums[vector, tile] = scale * numba.float32(total)
-            tile_scales[vector, tile] = scale / numba.float32(1 << LARGEST_BIT)
+def _over_lanes(builder, operation: str, values, *start) -> ir.Value:
+    """The sum or the maximum of all lanes."""
+    element = values.type.element
+    suffix = f"v{values.type.count}{'f32' if element == F32 else 'i32'}"
+    kind = ir.FunctionType(element, [*(each.type for each in start), values.type])
+    function = builder.module.declare_intrinsic(f"llvm.vector.reduce.{operation}.{suffix}", (), kind)
+    return builder.call(function, [*start, values], fastmath=("reassoc", "nnan") if element == F32 else ())
+
+
+def _of_lanes(builder, operation: str, *values) -> ir.Value:
+    kind = ir.FunctionType(ROW, [ROW] * len(values))
+    return builder.call(builder.module.declare_intrinsic(f"llvm.{operation}.v{TILE}f32", (), kind), values)
+
+
+def _as_floats(builder, x) -> tuple[ir.Value, ...]:
+    """Divided by the power of two at which their codes lie in a word."""
+    powers = ir.Constant(ROW, [2.0**-shift for _ in range(2) for shift in SHIFTS])
+    return builder.fmul(x, powers), F32(1.0), _over_lanes(builder, "fadd", x, F32(0.0))
+
+
+def _quantised(builder, x) -> tuple[ir.Value, ...]:
+    """Integers from −127 to 127 in 32 bits, their scale, and the sum of what they stand for."""
+    scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(127.0))
+    positive = builder.fcmp_ordered(">", scale, F32(0.0))
+    inverse = builder.select(positive, builder.fdiv(F32(1.0), scale), F32(0.0))
+    rounded = _of_lanes(builder, "rint", builder.fmul(x, splat(builder, inverse, TILE)))
+    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (127.0, -127.0))
+    limited = _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least)
+    integers = builder.fptosi(limited, ir.VectorType(I32, TILE))
+    return integers, scale, builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
+
+
+def _as_int8(builder, x) -> tuple[ir.Value, ...]:
+    integers, scale, total = _quantised(builder, x)
+    return builder.trunc(integers, ir.VectorType(I8, TILE)), scale, total
+
+
+def _as_int16(builder, x) -> tuple[ir.Value, ...]:
+    """Shifted to where the bits of their codes want them."""
+    integers, scale, total = _quantised(builder, x)
+    moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in BITS]))
+    return builder.trunc(moved, SHORTS), builder.fmul(scale, F32(2.0**-LARGEST_BIT)), total
+
+
+prepare = preparing(_as_floats)
+prepare_int8 = preparing(_as_int8)
+prepare_int16 = preparing(_as_int16)
 
 
 _four_rows = multiply_rows(torch.float32)
 
 
-@numba.njit(**COMPILE)
+@compiled
 def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows of whole lanes with each `x[vector]`."""
     bits = dense.view(np.uint32)

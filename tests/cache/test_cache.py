@@ -420,3 +420,43 @@ def test_clean_says_what_went_and_how_much(cache_folder, capsys):
     for wrong in ("-1", "nan", "all"):
         assert sweep.main([f"--clean={wrong}"]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_shelf_is_private_and_goes_with_the_rest(cache_folder):
+    folder = cache.shelf("compiled", {"sources": "a"})
+    assert folder == cache.shelf("compiled", {"sources": "a"}) != cache.shelf("compiled", {"sources": "b"})
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert json.loads((folder / "key.json").read_text()) == {"sources": "a"}
+    (folder / "kernel").write_bytes(bytes(1000))
+    (mine,) = (one for one in cache.artefacts() if one.folder == folder)
+    assert mine.nbytes > 1000
+    assert cache.shrink() == []  # this process uses it
+    cache._let_go(folder)
+    assert [one.folder for one in cache.shrink()] == [folder]
+
+
+def test_a_new_shelf_ends_those_unused_for_long():
+    old, recent = (cache.shelf("compiled", {"sources": name}) for name in ("old", "recent"))
+    other = cache.shelf("others", {"sources": "old"})
+    for folder in (old, other):
+        os.utime(folder, (0, 0))
+        cache._let_go(folder)
+    cache.shelf("compiled", {"sources": "new"})
+    assert not old.exists()
+    assert recent.is_dir()
+    assert other.is_dir()
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "open"])
+def test_a_shelf_that_is_not_the_users_own_is_refused(cache_folder, kind):
+    folder = cache.shelf("compiled", {})
+    shutil.rmtree(folder)
+    if kind == "open":
+        folder.mkdir(0o755)
+    elif kind == "file":
+        folder.touch()
+    else:
+        (cache_folder / "elsewhere").mkdir(0o700)
+        folder.symlink_to(cache_folder / "elsewhere")
+    with pytest.raises(UserError, match=str(folder)):
+        cache.shelf("compiled", {})

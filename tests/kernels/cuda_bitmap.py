@@ -121,7 +121,7 @@ def test_x_that_is_not_aligned():
 @pytest.mark.parametrize("multiprocessors", [0, 10_000])
 def test_any_number_of_warps_to_a_row(multiprocessors, monkeypatch):
     """None shared, and two that take the first and third block, and the second."""
-    monkeypatch.setattr(kernels, "_multiprocessors", lambda device: multiprocessors)
+    monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)
     matrix = sparse((3, 8192 + 40), torch.int8, 0.5)
     x = vectors(1, 8192 + 40)
     assert is_product(multiplied(matrix, x), matrix, x)

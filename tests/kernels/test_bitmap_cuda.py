@@ -1,6 +1,5 @@
 """The CUDA bitmap kernels: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX, launch sizes."""
 
-import os
 import re
 import subprocess
 import sys
@@ -11,39 +10,29 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kernels.families import needs_numba_cuda, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
+from toolkit.kernels.common import backends
 
 ROOT = Path(__file__).parents[2]
-needs_numba_cuda = pytest.mark.skipif(
-    not bitmap.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
-)
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
-
-
-def run_checks(**environment):
-    """The simulator is chosen as Numba is imported, so in a process of its own."""
-    checks = Path(__file__).with_name("cuda_bitmap.py")
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
-    done = subprocess.run(command, env=os.environ | environment, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) > 20
 
 
 @needs_numba_cuda
 def test_in_the_simulator():
-    run_checks(NUMBA_ENABLE_CUDASIM="1")
+    run_cuda_checks("cuda_bitmap.py", 21, simulated=True)
 
 
 @needs_numba_cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_the_gpu():
-    run_checks(NUMBA_ENABLE_CUDASIM="0")
+    run_cuda_checks("cuda_bitmap.py", 21, simulated=False)
 
 
 @pytest.fixture
 def kernels():
-    if not bitmap.find_spec("numba_cuda"):
+    if not backends.find_spec("numba_cuda"):
         pytest.skip("needs numba-cuda: pip install -e '.[cuda]'")
     from toolkit.kernels.bitmap import cuda
 
@@ -170,10 +159,10 @@ def test_matvec_shares_rows_only_where_the_gpu_would_be_idle(kernels):
 def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
     encoded = bitmap.encode(torch.ones(2, 2))
     monkeypatch.setenv("NUMBA_ENABLE_CUDASIM", "0")
-    monkeypatch.setattr(bitmap, "find_spec", lambda name: None)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"'cuda' needs numba-cuda: pip install -e '\.\[cuda\]'"):
         bitmap.decompress(encoded, backend="cuda")
-    monkeypatch.setattr(bitmap, "find_spec", lambda name: "found")
+    monkeypatch.setattr(backends, "find_spec", lambda name: "found")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="backend 'cuda' needs a CUDA GPU, and torch sees none; use backend='auto'"):
         bitmap.matvec(encoded, torch.ones(2), backend="cuda")

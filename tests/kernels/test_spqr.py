@@ -119,7 +119,7 @@ def test_products(backend, batch, storage):
         found = spqr.matvec(words, packed, x, backend=backend)
         assert (found.dtype, found.shape) == (torch.float32, (batch, shape[0]))
         expected = x.double() @ oracle(words, packed).double().T
-        if backend == "avx2_int8":  # an activation is off by half of 1/127 of its tile's largest, at most
+        if backend.endswith("int8"):  # an activation is off by half of 1/127 of its tile's largest, at most
             padded = torch.nn.functional.pad(x.abs(), (0, -shape[1] % 16)).view(batch, -1, 16)
             largest = padded.amax(-1).repeat_interleave(16, -1)[:, : shape[1]] if shape[1] else x
             allowed = 1e-3 * bound(words, packed, x) + bound(words, packed, largest) / 254
@@ -143,7 +143,7 @@ def test_small_numbers_are_multiplied_exactly(backend):
 def test_one_vector_fills_out_and_neither_batch_nor_threads_change_a_sum(backend):
     shape = (1600, 400)
     words, packed = spqr.pack(codes(shape)), outliers(shape, 0.01)
-    x = torch.randn(3, 400, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(7, 400, generator=torch.Generator().manual_seed(0))  # more than any backend takes at once
     out = torch.full((1600,), 3.0)
     assert spqr.matvec(words, packed, x[0], out, backend) is out
     before, found = torch.get_num_threads(), []

@@ -47,6 +47,7 @@ def test_the_parameters_add_up():
         "opt-6.7b": (32, 6.44e9),
         "opt-30b": (48, 29.6e9),
         "opt-66b": (64, 65.2e9),
+        "llama2-7b": (32, 6.476e9),
         "llama2-70b": (80, 68.5e9),
     }
     for name, layers in SHAPES.items():

@@ -30,9 +30,9 @@ FAMILIES = {
 }
 
 
-def pruned(family: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Its weights are half zeros; biases are no zeros."""
-    model, config, sizes = FAMILIES[family]
+def pruned(family: str | tuple, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Its weights are half zeros; biases are no zeros. `family` is a name, or an entry such as those of `FAMILIES`."""
+    model, config, sizes = FAMILIES[family] if isinstance(family, str) else family
     torch.manual_seed(0)
     made = model(config(**sizes)).eval().requires_grad_(False)
     for name, parameter in made.named_parameters():

@@ -36,7 +36,7 @@ def tiny():
     def make(family="llama", blocks=3, **options):
         model, config, sizes = FAMILIES[family]
         torch.manual_seed(0)
-        return model(config(num_hidden_layers=blocks, **sizes, **options)).eval()
+        return model(config(num_hidden_layers=blocks, **(sizes | options))).eval()
 
     return make
 

@@ -6,8 +6,9 @@ import torch
 from tests import naive_pruning
 from toolkit.errors import UserError
 from toolkit.pruning import METHODS
-from toolkit.pruning.patterns import Pattern, lowest, lowest_in_groups
+from toolkit.pruning.patterns import lowest, lowest_in_groups
 from toolkit.pruning.sparsegpt import SparseGPT, inverse_factor
+from toolkit.sparsity import Pattern
 
 SHAPES = [(1, 1), (1, 8), (5, 16), (8, 40), (7, 24)]
 PATTERNS = ["2:4", "4:8", "1:4", "3:8", "7:8"]

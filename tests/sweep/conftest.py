@@ -14,6 +14,7 @@ import yaml
 
 from toolkit import paths
 from toolkit.evidence.literature import PAPERS, Paper
+from toolkit.sweep.__main__ import main
 
 SAVE = "run.save(pd.DataFrame({'value': [value, helper()]}), evidence='measured')"
 HEAD = "import pandas as pd\nfrom toolkit.evidence.run import Run\nrun = Run('{id}', globals())"
@@ -92,3 +93,16 @@ def checkout(place: Path) -> Checkout:
     toy.notebook("b", "beta")
     (place / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
     return toy
+
+
+@pytest.fixture
+def told(checkout: Checkout, monkeypatch, capfd):
+    """Calls the command in this process, for what runs no notebook: a process of its own takes a second to start."""
+    monkeypatch.setattr(paths, "root", lambda: checkout.root)
+
+    def call(*arguments: str) -> subprocess.CompletedProcess:
+        status = main([*arguments])
+        found = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, status, found.out, found.err)
+
+    return call

@@ -23,37 +23,27 @@ def test_only_what_changed_runs_again(checkout):
     assert (checkout.results / "report" / "index.html").exists()
     assert (checkout.results / "report" / "toy-a.html").exists()
 
+    module = checkout.root / "toolkit" / "beta.py"
+    module.write_text("# a comment changes nothing\n" + module.read_text())
     assert checkout.sweep().returncode == 0
     assert checkout.executed() == []
 
-    module = checkout.root / "toolkit" / "beta.py"
-    module.write_text("# a comment changes nothing\n" + module.read_text())
-    checkout.sweep()
-    assert checkout.executed() == []
-
     module.write_text("def helper():\n    return 2\n")
+    table = checkout.results / "toy" / "a" / "table.csv"
+    kept = table.read_text()
+    table.write_text(kept.replace("1", "3", 1))  # a digit of a kept result
+    assert len(table.read_text()) == len(kept)
     checkout.sweep()
-    assert checkout.executed() == ["toy/b"]
+    assert checkout.executed() == ["toy/a", "toy/b"]
+    assert table.read_text() == kept
     assert pd.read_csv(checkout.results / "toy" / "b" / "table.csv")["value"].tolist() == [1, 2]
 
     checkout.sweep("--set", "value=5", "--only", "toy/a")
     assert checkout.executed() == ["toy/a"]
 
-    (checkout.results / "toy" / "a" / "table.csv").unlink()
+    table.unlink()
     checkout.sweep("--set", "value=5", "--only", "toy/a")
     assert checkout.executed() == ["toy/a"]
-
-
-def test_a_changed_digit_in_kept_results_runs_its_notebook_again(checkout):
-    checkout.sweep()
-    assert checkout.executed() == ["toy/a", "toy/b"]
-    table = checkout.results / "toy" / "a" / "table.csv"
-    kept = table.read_text()
-    table.write_text(kept.replace("1", "3", 1))
-    assert len(table.read_text()) == len(kept)
-    checkout.sweep()
-    assert checkout.executed() == ["toy/a"]
-    assert table.read_text() == kept
 
 
 def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatch):
@@ -71,21 +61,26 @@ def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatc
         assert [job.id for job in make_jobs([]) if job.key != before[job.id]] == stale, name
 
 
-def test_preset_and_set_reach_the_notebook(checkout):
+def test_preset_and_set_reach_the_notebook_and_the_report(checkout):
+    """A report without a preset calls no results of another one out of date."""
+    table, index = checkout.results / "toy" / "a" / "table.csv", checkout.results / "report" / "index.html"
     assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
-    assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [7, 1]
+    assert pd.read_csv(table)["value"].tolist() == [7, 1]
+    assert checkout.sweep("--report-only").returncode == 0
+    assert "out of date" not in index.read_text()
+    assert checkout.sweep("--report-only", "--preset", "standard").returncode == 0
+    assert "out of date" in index.read_text()
     assert checkout.sweep("--preset", "quick", "--set", "value=9", "--only", "toy/a").returncode == 0
-    assert pd.read_csv(checkout.results / "toy" / "a" / "table.csv")["value"].tolist() == [9, 1]
+    assert pd.read_csv(table)["value"].tolist() == [9, 1]
 
 
-def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, tmp_path):
+def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, told, tmp_path, monkeypatch):
     checkout.notebook("a", "alpha", parameters="value = 1\nlabel = 'x'\nmodel = 'smollm2-135m'")
-    assert 'label="some text"' in checkout.sweep("--dry-run", "--only", "toy/a", "--set", "label=some text").stdout
+    assert 'label="some text"' in told("--dry-run", "--only", "toy/a", "--set", "label=some text").stdout
     (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
-    environment = checkout.environment | {"TOOLKIT_CALLED_FROM": str(tmp_path / "elsewhere")}
-    command = checkout.command("--dry-run", "--only", "toy/a", "--model", "./mine")
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert f"{tmp_path}/elsewhere/mine" in told.stdout + told.stderr
+    monkeypatch.setenv("TOOLKIT_CALLED_FROM", str(tmp_path / "elsewhere"))
+    found = told("--dry-run", "--only", "toy/a", "--model", "./mine")
+    assert f"{tmp_path}/elsewhere/mine" in found.stdout + found.stderr
 
 
 def test_relative_folders_of_the_environment_are_meant_where_the_command_was_called(checkout, monkeypatch):
@@ -94,15 +89,6 @@ def test_relative_folders_of_the_environment_are_meant_where_the_command_was_cal
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", "of mine")
     assert checkout.sweep("--only", "toy/a").returncode == 0
     assert (checkout.root / "of mine" / "report" / "toy-a.html").is_file()
-
-
-def test_a_report_without_a_preset_calls_no_results_of_another_one_out_of_date(checkout):
-    assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
-    assert checkout.sweep("--report-only").returncode == 0
-    index = checkout.results / "report" / "index.html"
-    assert "out of date" not in index.read_text()
-    assert checkout.sweep("--report-only", "--preset", "standard").returncode == 0
-    assert "out of date" in index.read_text()
 
 
 def test_an_interrupted_driver_stops_its_job_at_once(checkout):
@@ -230,40 +216,40 @@ def test_second_sweep_on_the_same_results_is_refused(checkout):
         (["--nonsense"], ["--nonsense"]),
     ],
 )
-def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, arguments, names):
-    done = checkout.sweep(*arguments)
+def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, told, arguments, names):
+    done = told(*arguments)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert all(name in done.stderr for name in names)
     assert not checkout.results.exists()
 
 
-def test_values_that_a_notebook_may_not_take_are_refused_before_any_work(checkout):
+def test_values_that_a_notebook_may_not_take_are_refused_before_any_work(checkout, told):
     rules = "parameters: {value: {type: integer, at_most: 9}, label: {choices: [x, some text]}}\n"
     (checkout.root / "notebooks" / "parameters.yaml").write_text(
         rules + "notebooks: {toy/b: {label: {choices: [x]}}}\n"
     )
-    for setting, told in {
+    for setting, words in {
         "value=10": "error: toy/a: value = 10: expected a whole number to 9\n",
         "label=ome text": 'error: toy/a: label = "ome text": expected one of x, some text; '
         "did you mean 'some text'?\n",
         "label=some text": 'error: toy/b: label = "some text": expected one of x\n',
     }.items():
         for arguments in ([], ["--dry-run"]):
-            done = checkout.sweep("--set", setting, *arguments)
-            assert (done.returncode, done.stderr) == (2, told)
+            done = told("--set", setting, *arguments)
+            assert (done.returncode, done.stderr) == (2, words)
     assert not checkout.results.exists()
 
 
-def test_a_preset_for_a_parameter_that_is_not_there_is_refused(checkout):
+def test_a_preset_for_a_parameter_that_is_not_there_is_refused(checkout, told):
     (checkout.root / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {valu: 7}\n")
-    done = checkout.sweep("--preset", "quick")
+    done = told("--preset", "quick")
     assert done.returncode == 2
     assert "valu" in done.stderr
 
 
-def test_list_and_dry_run_run_nothing(checkout):
-    listing, dry = checkout.sweep("--list"), checkout.sweep("--dry-run", "--preset", "quick")
+def test_list_and_dry_run_run_nothing(checkout, told):
+    listing, dry = told("--list"), told("--dry-run", "--preset", "quick")
     assert [line.split()[0] for line in listing.stdout.splitlines()] == ["toy/a", "toy/b"]
     assert "to run" in dry.stdout
     assert "value=7" in dry.stdout

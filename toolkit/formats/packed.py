@@ -10,6 +10,7 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -148,7 +149,7 @@ class Packed(ABC):
         stored = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {name: value for name, value in stored.items() if isinstance(value, Tensor)}
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all stored tensors: values, positions and offsets. A file's header is not counted."""
         return sum(tensor.nbytes for tensor in self.tensors.values())

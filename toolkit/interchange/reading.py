@@ -1,6 +1,5 @@
-"""Read a `sparse-bitmask` checkpoint one tensor at a time, dense or packed. No code in it is executed."""
+"""Read a checkpoint of another tool one tensor at a time, dense or packed. No code in it is executed."""
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +13,11 @@ from toolkit.files import check_memory
 from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
+from toolkit.interchange.spqr_quant import METHOD, SpqrQuantCheckpoint, open_spqr_quant
+from toolkit.interchange.tensor_files import read_object, read_tensor, stored_tensors, tensor_shape
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
-from toolkit.records import line, load_json, regular_size
+from toolkit.records import line
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 # older releases wrote the second
 ENTRIES = ("quantization_config", "compression_config")
 FORMAT = "sparse-bitmask"
@@ -50,7 +50,7 @@ class Checkpoint:
     def tensor(self, name: str) -> Tensor:
         """One tensor, dense. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
         if name in self.stored:
-            return _read(self.stored[name], name).clone()  # the library's tensors are views of the file
+            return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
         return self._sparse_bitmask(name).decode()
 
     def packed(self, name: str) -> Endor:
@@ -70,8 +70,8 @@ class Checkpoint:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor when dense, by name, from the files' headers. Raises `FormatError`."""
         packed = {name: f"{name.removesuffix('.weight')}.shape" for name in self.packed_names}
-        found = {name: tuple(_read(self.stored[shape], shape).tolist()) for name, shape in packed.items()}
-        return found | {name: _shape(self.stored[name], name) for name in self.names if name not in found}
+        found = {name: tuple(read_tensor(self.stored[shape], shape).tolist()) for name, shape in packed.items()}
+        return found | {name: tensor_shape(self.stored[name], name) for name in self.names if name not in found}
 
     def _sparse_bitmask(self, name: str) -> SparseBitmask:
         module = name.removesuffix(".weight")
@@ -79,23 +79,27 @@ class Checkpoint:
         if module == name or None in files.values():
             kind = "is not packed" if name in self.stored else "does not exist"
             raise UserError(f"{self.folder}: tensor {name!r} {kind}; the names are in .names and .packed_names")
-        parts = {part: _read(file, f"{module}.{part}") for part, file in files.items()}
+        parts = {part: read_tensor(file, f"{module}.{part}") for part, file in files.items()}
         try:
             return SparseBitmask.from_tensors(parts)
         except (ValueError, RuntimeError) as error:
             raise FormatError(f"{files['bitmask']}: inconsistent weight {name!r}: {line(error)}") from error
 
 
-def open_checkpoint(folder: str | os.PathLike) -> Checkpoint:
+def open_checkpoint(folder: str | os.PathLike) -> Checkpoint | SpqrQuantCheckpoint:
     """Open a checkpoint folder: config.json, and model.safetensors or its index and shards.
 
-    Raises `FormatError`, naming file and tensor, if a file is missing or damaged, the sparsity format is another, the
-    index disagrees with its shards, or a packed weight lacks one of its four tensors.
+    One of spqr_quant is opened as `open_spqr_quant` does. Raises `FormatError`, naming file and tensor, if a file is
+    missing, damaged or pickled, the sparsity format is another, the index disagrees with its shards, or a packed weight
+    lacks one of its four tensors.
     """
     folder = Path(folder)
-    config = _json(folder / CONFIG)
+    config = read_object(folder / CONFIG)
+    entry = config.get("quantization_config")
+    if isinstance(entry, dict) and entry.get("quant_method") == METHOD:
+        return open_spqr_quant(folder)
     _check_format(folder / CONFIG, config)
-    stored = _in_file(folder / SINGLE) if (folder / SINGLE).exists() else _in_shards(folder / INDEX)
+    stored = stored_tensors(folder)
     for name, file in stored.items():
         module, part = split(name)
         missing = [other for other in PARTS if part and f"{module}.{other}" not in stored]
@@ -168,62 +172,3 @@ def _check_format(path: Path, config: dict) -> None:
         raise FormatError(f"{path}: has no sparsity_config: not a {FORMAT} checkpoint")
     if sparsity["format"] != FORMAT:
         raise FormatError(f"{path}: sparsity format {sparsity['format']!r}; this code reads {FORMAT!r}")
-
-
-def _in_file(path: Path) -> dict[str, Path]:
-    with _opened(path, str(path)) as file:
-        return dict.fromkeys(file.keys(), path)
-
-
-def _in_shards(index: Path) -> dict[str, Path]:
-    if not index.exists():
-        raise FormatError(f"{index.parent}: holds neither {SINGLE} nor {INDEX}")
-    weight_map = _json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise FormatError(f"{index}: has no weight_map")
-    for name, shard in weight_map.items():
-        if not isinstance(shard, str):
-            raise FormatError(f"{index}: weight_map/{name} is {line(shard)}; expected the name of a file")
-    shards = {shard: _in_file(_shard(index, shard)) for shard in dict.fromkeys(weight_map.values())}
-    for name, shard in weight_map.items():
-        if name not in shards[shard]:
-            raise FormatError(f"{index.parent / shard}: lacks tensor {name!r}, which {INDEX} says it holds")
-    return {name: index.parent / shard for name, shard in weight_map.items()}
-
-
-def _shard(index: Path, name: str) -> Path:
-    if Path(name).name != name:
-        raise FormatError(f"{index}: names {name!r}; expected the name of a file beside it")
-    if not (index.parent / name).is_file():
-        raise FormatError(f"{index}: names {name!r}, which does not exist")
-    return index.parent / name
-
-
-def _read(path: Path, name: str) -> Tensor:
-    with _opened(path, f"{path}: tensor {name!r}") as file:
-        return file.get_tensor(name)
-
-
-def _shape(path: Path, name: str) -> tuple[int, ...]:
-    with _opened(path, f"{path}: tensor {name!r}") as file:
-        return tuple(file.get_slice(name).get_shape())
-
-
-@contextlib.contextmanager
-def _opened(path: Path, what: str) -> Iterator[object]:
-    """Open a safetensors file. Errors become a `FormatError` that names `what`."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        check_memory(regular_size(path), str(path))
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise FormatError(f"{what} cannot be read: {line(error)}") from error
-
-
-def _json(path: Path) -> dict:
-    found = load_json(path, FormatError)
-    if not isinstance(found, dict):
-        raise FormatError(f"{path}: holds no JSON object")
-    return found

@@ -13,7 +13,8 @@ from toolkit.errors import UserError
 from toolkit.files import new_folder
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
-from toolkit.interchange.reading import CONFIG, FORMAT, INDEX, SINGLE, split
+from toolkit.interchange.reading import CONFIG, FORMAT, split
+from toolkit.interchange.tensor_files import Shards, own, write_object
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 
@@ -90,7 +91,7 @@ def _smaller(name: str, weight: Tensor) -> Tensor | SparseBitmask:
 
 
 def _write(folder: Path, weights: Iterable, config: Mapping, linears: Iterable[str], shard_bytes: int) -> None:
-    files = _Shards(folder, shard_bytes)
+    files = Shards(folder, shard_bytes)
     packed, zeros, elements = set(), 0, 0
     for name, weight in weights:
         files.add(_stored(name, weight))
@@ -107,7 +108,7 @@ def _write(folder: Path, weights: Iterable, config: Mapping, linears: Iterable[s
         "targets": ["Linear"],
     }
     entry = {"quant_method": "compressed-tensors", "sparsity_config": sparsity, "version": VERSION}
-    _write_json(folder / CONFIG, {**config, "quantization_config": entry})
+    write_object(folder / CONFIG, {**config, "quantization_config": entry})
 
 
 def _stored(name: str, weight: Tensor | Endor | SparseBitmask) -> dict[str, Tensor]:
@@ -122,56 +123,7 @@ def _stored(name: str, weight: Tensor | Endor | SparseBitmask) -> dict[str, Tens
         if module == name:
             raise UserError(f"cannot store {name!r} packed; expected a name that ends in .weight")
         tensors = {f"{module}.{part}": tensor for part, tensor in packed.tensors.items()}
-    return {key: _own(tensor.detach().cpu().contiguous()) for key, tensor in tensors.items()}
-
-
-def _own(tensor: Tensor) -> Tensor:
-    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
-
-
-class _Shards:
-    """The safetensors files of one checkpoint. At most one of them is in memory."""
-
-    def __init__(self, folder: Path, limit_bytes: int):
-        self.folder, self.limit_bytes = folder, limit_bytes
-        self.held: dict[str, Tensor] = {}
-        self.number_of: dict[str, int] = {}  # tensor -> file
-        self.count = self.total_bytes = 0
-
-    def add(self, tensors: dict[str, Tensor]) -> None:
-        """Add tensors that stay in one file. Raises `UserError` for a name that was added before."""
-        if taken := self.number_of.keys() & tensors.keys():
-            raise UserError(f"two tensors are named {min(taken)!r}")
-        if self.held and _nbytes(self.held) + _nbytes(tensors) > self.limit_bytes:
-            self._flush()
-        self.held |= tensors
-        self.number_of |= dict.fromkeys(tensors, self.count)
-        self.total_bytes += _nbytes(tensors)
-
-    def close(self) -> None:
-        """Write what is left, give all files their final names, and the index if there are several."""
-        self._flush()
-        final = [f"model-{number:05}-of-{self.count:05}.safetensors" for number in range(1, self.count + 1)]
-        if self.count == 1:
-            final = [SINGLE]
-        for number, name in enumerate(final):
-            os.replace(self._part(number), self.folder / name)
-        if self.count > 1:
-            weight_map = {name: final[number] for name, number in self.number_of.items()}
-            _write_json(self.folder / INDEX, {"metadata": {"total_size": self.total_bytes}, "weight_map": weight_map})
-
-    def _flush(self) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self.held, self._part(self.count), {"format": "pt"})
-        self.held, self.count = {}, self.count + 1
-
-    def _part(self, number: int) -> Path:
-        return self.folder / f"{number}.part"
-
-
-def _nbytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
+    return {key: own(tensor) for key, tensor in tensors.items()}
 
 
 def _for_transformers_4(config: dict) -> dict:
@@ -182,7 +134,3 @@ def _for_transformers_4(config: dict) -> dict:
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     scaled = scaling.get("rope_type", "default") != "default"
     return {"rope_theta": rope["rope_theta"], "rope_scaling": scaling if scaled else None, **config}
-
-
-def _write_json(path: Path, value: dict) -> None:
-    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -84,6 +84,10 @@ class LlamaCpp:
         found = self._ask(tokens=list(tokens))
         return Timeline((Span("read", "pass", "storage", 0.0, found["seconds"], found["read_bytes"]),), "measured")
 
+    def generated(self, tokens: Sequence[int], count: int) -> float:
+        """Seconds a token, of `count` that it picks after these, with the file in the page cache as it is."""
+        return self._ask(tokens=list(tokens), generate=count)["seconds"]
+
     def log_probabilities(self, tokens: Sequence[int], vocabulary: int) -> Tensor:
         """The natural logarithms of the next token's probabilities: fp32 [vocabulary]."""
         return torch.tensor(self._ask(tokens=list(tokens), probabilities=vocabulary)["log_probabilities"])

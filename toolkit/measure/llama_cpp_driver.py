@@ -5,7 +5,8 @@
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
 tokens through the model in one pass from the disk: the file's pages are dropped before it. The answer has `seconds` of
 the pass and `read_bytes`, what the process read from the disk in it. With `"probabilities": n` it also has
-`log_probabilities` of the next token, for tokens 0 to n - 1. The first line on stdout is `{}`: the model is loaded.
+`log_probabilities` of the next token, for tokens 0 to n - 1. With `"generate": n` no page is dropped, n tokens follow
+the given ones, and the answer has `seconds` of one of them. The first line on stdout is `{}`: the model is loaded.
 """
 
 import ctypes
@@ -47,6 +48,8 @@ def open_server(file: str, threads: int):
 
 def answer(server, file: str, request: dict) -> dict:
     """One pass through the model. Raises `RuntimeError` if llama.cpp does not give it."""
+    if "generate" in request:
+        return {"seconds": generate(server, request["tokens"], request["generate"])}
     drop_pages(file)
     count = request.get("probabilities", 0)
     asked = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
@@ -61,6 +64,15 @@ def answer(server, file: str, request: dict) -> dict:
         by_token = {entry["id"]: entry["logprob"] for entry in ranked}
         found["log_probabilities"] = [by_token[token] for token in range(count)]
     return found
+
+
+def generate(server, tokens: list[int], count: int) -> float:
+    """Seconds a token by llama.cpp's own clock. Raises `RuntimeError` if llama.cpp does not give as many."""
+    asked = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+    given = server.handle_completions(asked)
+    if given.get("timings", {}).get("predicted_n") != count:
+        raise RuntimeError(f"llama.cpp answered {given}")
+    return given["timings"]["predicted_per_token_ms"] / 1e3
 
 
 def drop_pages(file: str) -> None:

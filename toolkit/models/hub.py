@@ -12,7 +12,7 @@ from toolkit.errors import UserError
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 NO_CODE = {"trust_remote_code": False}  # else transformers asks whether to run a model folder's own code
-UNUSED = ("hqq", "peft", "scipy", "sklearn")
+UNUSED = ("hqq", "kernels", "peft", "scipy", "sklearn", "vision")
 PROBE_S = 5
 CHATTY = ("datasets", "filelock", "fsspec", "httpx", "huggingface_hub", "lm_eval", "transformers", "urllib3")
 

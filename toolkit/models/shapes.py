@@ -37,6 +37,7 @@ SHAPES = {
     "opt-30b": _opt(7168),
     "opt-66b": _opt(9216),
     "tinyllama-1.1b": _llama(hidden=2048, key_value=256, ffn=5632),
+    "llama2-7b": _llama(hidden=4096, key_value=4096, ffn=11008),
     "llama2-70b": _llama(hidden=8192, key_value=1024, ffn=28672),
 }
 

@@ -11,13 +11,18 @@ VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, since the layers are what 
 
 
 def twin_model(
-    model: str, layers: int, dtype: torch.dtype = torch.float16, sparsity: float = 0.5, seed: int = 0
+    model: str,
+    layers: int,
+    dtype: torch.dtype = torch.float16,
+    sparsity: float = 0.5,
+    seed: int = 0,
+    vocabulary: int = VOCABULARY,
 ) -> nn.Module:
     """An OPT or Llama decoder with layers of a model of `toolkit.models.shapes`, on the CPU, without gradients.
 
     Every layer has the same weights with its rows in another order, so no layer can stand in for another. Embeddings
-    and head are small. Raises `UserError` for an unknown model or a part of one (its matrices do not fit together), or
-    fewer than one layer.
+    and head are small, unless a `vocabulary` is given. Raises `UserError` for an unknown model or a part of one (its
+    matrices do not fit together), or fewer than one layer.
     """
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -25,7 +30,7 @@ def twin_model(
     if layers < 1:
         raise UserError(f"layers={layers}: expected 1 or more")
     with hub.quiet(), init_empty_weights(include_buffers=False):
-        made = AutoModelForCausalLM.from_config(_config(model, layers), **hub.NO_CODE)
+        made = AutoModelForCausalLM.from_config(_config(model, layers, vocabulary), **hub.NO_CODE)
     weights = {
         op: random_pruned(shape, sparsity, dtype, seed + number)
         for number, (op, shape) in enumerate(twin_shapes(model).items())
@@ -36,7 +41,7 @@ def twin_model(
     return made.eval().requires_grad_(False)
 
 
-def _config(model: str, layers: int):
+def _config(model: str, layers: int, vocabulary: int):
     from transformers import LlamaConfig, OPTConfig
 
     shapes = twin_shapes(model)
@@ -44,7 +49,7 @@ def _config(model: str, layers: int):
         raise UserError(f"twin model {model!r}: a part of a model does not run; choose one of {', '.join(SHAPES)}")
     hidden = shapes["q_proj"][1]
     common = {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "max_position_embeddings": POSITIONS,
         "hidden_size": hidden,
         "num_hidden_layers": layers,

@@ -1,7 +1,6 @@
 """A linear layer whose weight is elsewhere: it is fetched, made dense if its method needs that, used and released."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -41,10 +40,18 @@ class OffloadedLinear(nn.Module):
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
         weight = self._fetch()
         if self.packed and weight.has_matvec and x.numel() == self.in_features:
-            return self._multiply(x, weight)
+            y = self._product(weight, x.reshape(-1)).to(x.dtype)
+            return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
         dense = self._dense(weight)
-        with self._timed("compute", dense.nbytes):
-            return functional.linear(x, dense, self.bias)
+        begun_s = self._recorder.now_s()
+        y = functional.linear(x, dense, self.bias)
+        self._ended("compute", begun_s, dense.nbytes)
+        return y
+
+    def product(self, x: Tensor) -> Tensor:
+        """The packed weight times `x` [in_features], plus the bias: fp32 [out_features]. Its format has a product."""
+        y = self._product(self._fetch(), x)
+        return y if self.bias is None else y.add_(self.bias)
 
     def close(self) -> None:
         """Release the memory. Running the layer afterwards raises `UserError`."""
@@ -54,24 +61,24 @@ class OffloadedLinear(nn.Module):
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
-    def _multiply(self, x: Tensor, weight: Packed) -> Tensor:
-        with self._timed("compute", weight.nbytes):
-            y = weight.matvec(x.reshape(-1)).to(x.dtype)
-            return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
+    def _product(self, weight: Packed, x: Tensor) -> Tensor:
+        begun_s = self._recorder.now_s()
+        y = weight.matvec(x)
+        self._ended("compute", begun_s, weight.nbytes)
+        return y
 
     def _dense(self, weight: Packed) -> Tensor:
         if weight.is_dense:
             return weight.dense_in(self._scratch)
-        rows, columns = weight.shape
-        with self._timed("decode", rows * columns * weight.dtype.itemsize):
-            return weight.dense_in(self._scratch)
+        begun_s = self._recorder.now_s()
+        dense = weight.dense_in(self._scratch)
+        self._ended("decode", begun_s, dense.nbytes)
+        return dense
 
-    @contextmanager
-    def _timed(self, stage: str, nbytes: int) -> Iterator[None]:
-        """A span that ends when the work is done. Copies to the device go on meanwhile."""
-        with self._recorder.span(stage, self.name, self._device.tier, nbytes, self.layer):
-            yield
-            self._device.wait()
+    def _ended(self, stage: str, begun_s: float, nbytes: int) -> None:
+        """Record a span that ends when the work is done. Copies to the device go on meanwhile."""
+        self._device.wait()
+        self._recorder.record(stage, self.name, self._device.tier, begun_s, nbytes, self.layer)
 
 
 def _closed() -> Packed:

@@ -26,6 +26,7 @@ from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
 from toolkit.offload.plan import Plan, budgets_of, placed, scratch_bytes
+from toolkit.offload.single_token import SingleToken
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
@@ -152,7 +153,9 @@ class OffloadedModel:
         if left:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
-        self.model.forward = self._turn.guard(self.model.forward)
+        step = SingleToken.of(self.model) if packed and isinstance(self.device, Cpu) else None
+        forward = step.guard(self.model.forward) if step else self.model.forward
+        self.model.forward = self._turn.guard(forward)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What one notebook's results say of ENDOR as a whole: sentences for the first cards of the report.
+"""What one notebook's results say of a system as a whole: sentences for the first cards of the report.
 
 run.save(table, headline=pass_headline(table))
 
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 DENSE, PACKED = "dense", "endor"
+SPQR = "spqr, csr"
 PLACES = {"storage": "on disk", "dram": "in DRAM", "device": "in the device's memory"}
 
 
@@ -73,6 +74,31 @@ def quality_headline(quality: pd.DataFrame) -> dict[str, str]:
     return {
         "cost": f"With half of its weights zero, {quality['model'].iloc[0]} has a perplexity of {half.min():.1f} "
         f"instead of {perplexity['none', DENSE]:.1f} ({half.idxmin()}, the best of {len(half)} pruning methods)."
+    }
+
+
+def product_headline(products: pd.DataFrame, model: str) -> dict[str, str]:
+    """How fast mat-vecs are with SpQR's weights, and what they leave of the speed that their bytes allow.
+
+    `products` is of `toolkit.papers.spqr_kernels.measured_speedups`.
+    """
+    measured = products[products["evidence"].eq("measured") & products["op"].eq("geometric mean")]
+    mean = measured.set_index("contestant")
+    if SPQR not in mean.index:
+        return {}
+    own, about = mean.loc[SPQR], f" ({model}, measured)."
+    rows = products[products["contestant"].eq(SPQR) & products["evidence"].eq("measured")]
+    faster = [
+        name
+        for name, row in mean.iterrows()
+        if name != DENSE and not name.startswith("spqr") and row["speedup"] > own["speedup"]
+    ]
+    lost = f"; {_listed(faster)} with more bytes {'are' if len(faster) > 1 else 'is'} faster" if faster else ""
+    return {
+        "gain": f"Weights of {rows['bits_per_weight'].mean():.1f} bits, outliers included, are multiplied "
+        f"{own['speedup']:.2f} times as fast as torch's dense bf16{about}",
+        "negative": f"That product goes through its bytes at {rows['share_of_read'].mean():.0%} of the rate of reads, "
+        f"so the bytes would allow more{lost}{about}",
     }
 
 

@@ -11,7 +11,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
 from toolkit.pruning.calibration import check_finite, checked_windows, inference, relative_output_error, walk
 from toolkit.pruning.methods import METHODS, Method
-from toolkit.pruning.patterns import Pattern, resolve
+from toolkit.sparsity import Pattern, resolve
 
 
 @dataclass(frozen=True)

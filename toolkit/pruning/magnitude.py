@@ -6,7 +6,8 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor
 
-from toolkit.pruning.patterns import Pattern, lowest, lowest_in_groups
+from toolkit.pruning.patterns import lowest, lowest_in_groups
+from toolkit.sparsity import Pattern
 
 
 @dataclass(frozen=True)

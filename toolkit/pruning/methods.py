@@ -8,9 +8,9 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from toolkit.pruning.magnitude import Magnitude
-from toolkit.pruning.patterns import Pattern
 from toolkit.pruning.sparsegpt import SparseGPT
 from toolkit.pruning.wanda import Wanda
+from toolkit.sparsity import Pattern
 
 
 class Method(Protocol):

@@ -19,7 +19,7 @@ from toolkit.models import fast_dtype, load_model
 from toolkit.pruning.calibration import DEFAULT, Calibration
 from toolkit.pruning.layerwise import LayerStatistics, prune
 from toolkit.pruning.methods import METHODS, Method
-from toolkit.pruning.patterns import resolve
+from toolkit.sparsity import resolve
 from toolkit.text import load_tokens
 
 DENSE = "dense"

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.pruning.patterns import Pattern, lowest
+from toolkit.pruning.patterns import lowest
+from toolkit.sparsity import Pattern
 
 STEP = 8  # columns updated one by one: small enough for one thread
 

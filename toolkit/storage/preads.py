@@ -1,7 +1,7 @@
 """Many positioned reads in one compiled call without the interpreter's lock, which many threads would wait for."""
 
 import os
-from functools import cache
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Int64, UInt8
@@ -52,32 +52,7 @@ def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) 
         raise OSError(f"short read: {got} of {target.nbytes} bytes at offset {offset}")
 
 
-@cache
-def _compiled():
-    from llvmlite import ir
-    from numba import njit, types
-    from numba.extending import intrinsic
-
-    pread = types.ExternalFunction("pread", types.int64(types.int32, types.intp, types.uint64, types.int64))
-
-    @intrinsic
-    def take_next(typing_context, address):
-        """Add one to the 64-bit integer at an address, atomically, and return its old value."""
-
-        def build(context, builder, signature, values):
-            pointer = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
-            return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "monotonic")
-
-        return types.int64(address), build
-
-    @njit(nogil=True)
-    def read(descriptor, offsets, sizes, places, target, taken):
-        start = target.ctypes.data
-        index = take_next(taken.ctypes.data)
-        while index < len(offsets):
-            if pread(descriptor, start + places[index], sizes[index], offsets[index]) != sizes[index]:
-                return index
-            index = take_next(taken.ctypes.data)
-        return len(offsets)
+def _compiled() -> Callable:
+    from toolkit.kernels.common.reads import read  # Numba takes a while to import
 
     return read

@@ -155,7 +155,7 @@ class Recorder:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter):
         self._clock, self._zero = clock, clock()
-        self._spans: list[Span] = []
+        self._spans: list[Span | tuple] = []  # a tuple holds the fields of a span that is not made yet
         self._lock = threading.Lock()
 
     @contextmanager
@@ -174,6 +174,10 @@ class Recorder:
         with self._lock:
             self._spans.append(span)
 
+    def record(self, stage: str, op: str, tier: str, start_s: float, nbytes: int, layer: int | None) -> None:
+        """Add a span that ends now. Its fields are checked when the timeline is asked for, so this is quick."""
+        self._spans.append((stage, op, tier, start_s, self.now_s(), nbytes, layer))
+
     def now_s(self) -> float:
         """Seconds since this recorder's zero."""
         return self._clock() - self._zero
@@ -181,6 +185,9 @@ class Recorder:
     def timeline(self) -> Timeline:
         """The spans that have ended so far, as a measured timeline."""
         with self._lock:
+            for number, each in enumerate(self._spans):  # in place, since another thread may be recording
+                if isinstance(each, tuple):
+                    self._spans[number] = Span(*each)
             return Timeline(tuple(self._spans), "measured")
 
 

@@ -1,0 +1,254 @@
+"""Tokens a second of a whole model in DRAM, what a token's time goes to, and llama.cpp's F16 beside it.
+
+    python benchmarks/decode_step.py [--folder DIR] [--beside 1] [--tokens 24] [--turns 3] [--markdown]
+
+The model is a twin of TinyLlama-1.1B (22 layers, hidden 2048, FFN 5632) with random bfloat16 weights, half of them
+zero, and a head of 49,152 tokens. Each turn generates greedily after a short prompt, one way after the other; all
+layers stay in memory. `products` are the spans of the decoder's linears; `head` is the output head alone, measured by
+itself; `rest of the step` is what else the model's forward pass takes; `generate` is what transformers does between
+two passes. The limit is the bytes of all weights that a token reads over the rate of reads (`torch.sum`). `--beside`
+starts as many busy processes first. The models are kept in `--folder`, 8 GB. Goals: 8 ms or less beside the weights'
+products, and Endor's packed products 1.25 times llama.cpp's F16. Writes results/benchmarks/decode_step.json.
+"""
+
+import argparse
+import contextlib
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, before torch is imported
+
+import reports
+import torch
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.formats.scaled import Scaled
+from toolkit.machines.memory import read_gb_s
+from toolkit.measure.llama_cpp import LlamaCpp, missing
+from toolkit.models.twins import twin_model
+from toolkit.offload.model import OffloadedModel
+from toolkit.storage.packing import pack_model
+
+LAYERS, VOCABULARY = 22, 49_152
+PROMPT = torch.tensor([[7, 100, 55, 9, 31, 500, 2, 64]])
+WAYS = {
+    "dense": ("store", "dense"),
+    "endor_packed": ("store", "endor_packed"),
+    "int8 endor_packed": ("int8", "endor_packed"),
+}
+RIVAL = "llama.cpp F16"
+GOAL_MS, GOAL_RATIO = 8.0, 1.25
+READ_BYTES = 1 << 29
+
+
+class Clock:
+    """A streamer that notes when each token comes, and a forward pass that notes how long it took."""
+
+    def __init__(self, forward):
+        self.instants, self.passes, self.forward = [], [], forward
+
+    def put(self, _) -> None:
+        """A token, or at first the prompt."""
+        self.instants.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing more comes."""
+
+    def timed(self):
+        """The forward pass."""
+
+        @functools.wraps(self.forward)
+        def timed(*arguments, **named):
+            begun = time.perf_counter()
+            found = self.forward(*arguments, **named)
+            self.passes.append(time.perf_counter() - begun)
+            return found
+
+        return timed
+
+
+def twin() -> torch.nn.Module:
+    """The model in memory."""
+    return twin_model("tinyllama-1.1b", LAYERS, torch.bfloat16, vocabulary=VOCABULARY)
+
+
+def prepare(folder: Path) -> None:
+    """Write the packed models that are not there yet."""
+    packs = {"store": ("dense", "endor"), "int8": {"endor": partial(Scaled.encode, "endor")}}
+    for name, variants in packs.items():
+        if not (folder / name).exists():
+            pack_model(twin(), folder / name, variants, "twin")
+
+
+def measure(ours: OffloadedModel, tokens: int) -> tuple[dict[str, float], list[int]]:
+    """One turn: milliseconds a token and what they go to, the bytes of products, and the tokens."""
+    clock = Clock(ours.model.forward)
+    ours.model.forward = clock.timed()
+    settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
+    spans_before = len(ours.timeline.spans)
+    found = ours.generate(PROMPT, streamer=clock, **settings)[0, PROMPT.shape[1] :].tolist()
+    ours.model.forward = clock.forward
+    # the prompt is first, then a token for each pass; the first single token may compile something
+    gaps = [after - before for before, after in zip(clock.instants[2:], clock.instants[3:], strict=False)]
+    spans = [span for span in ours.timeline.spans[spans_before:] if span.stage in ("compute", "decode")]
+    each = len(spans) // len(clock.passes)
+    products = [sum(span.seconds for span in spans[number * each :][:each]) for number in range(2, len(clock.passes))]
+    row = {"token": statistics.median(gaps), "products": statistics.median(products)}
+    row["step"] = statistics.median(clock.passes[2:])
+    row = {name: 1e3 * seconds for name, seconds in row.items()}
+    return row | {"bytes": sum(span.nbytes for span in spans[-each:])}, found
+
+
+def head_ms(model: torch.nn.Module, packed: bool, repetitions: int = 9) -> float:
+    """Milliseconds of the output head, as the way at hand multiplies it."""
+    weight, x = model.lm_head.weight, torch.randn(model.config.hidden_size)
+    if packed:
+        from toolkit.kernels import dense
+
+        run = partial(dense.matvec, weight, x)
+    else:
+        run = partial(torch.nn.functional.linear, x.to(weight.dtype)[None, None], weight)
+    found = []
+    for _ in range(repetitions):
+        begun = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begun)
+    return 1e3 * statistics.median(found)
+
+
+@contextlib.contextmanager
+def busy(count: int):
+    """So many processes that compute all the time."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> int:
+    """Prepare, time, print and save; 1 if a goal is missed."""
+    options = _options()
+    prepare(options.folder)
+    if options.prepare:
+        return 0
+    names = options.ways or [*WAYS, RIVAL]
+    read = max(read_gb_s(READ_BYTES, 7))
+    with contextlib.ExitStack() as stack:
+        ours = {}
+        for name in names:
+            if name in WAYS:
+                place, method = WAYS[name]
+                ours[name] = stack.enter_context(OffloadedModel.open(options.folder / place, method, verify=False))
+        rival = None
+        if RIVAL in names and not (reason := missing()):
+            rival = stack.enter_context(LlamaCpp(twin(), RIVAL, options.folder))
+            rival.generated(PROMPT[0].tolist(), 2)  # reads the file
+        elif RIVAL in names:
+            print(f"llama.cpp takes no part: {reason}")
+        rows, tokens = {name: [] for name in ours}, {}
+        rival_ms = []
+        for each in ours.values():
+            measure(each, 6)
+        with busy(options.beside):
+            for _ in range(options.turns):
+                for name, each in ours.items():
+                    row, tokens[name] = measure(each, options.tokens)
+                    rows[name].append(row)
+                if rival:
+                    rival_ms.append(1e3 * rival.generated(PROMPT[0].tolist(), options.tokens))
+            heads = {name: head_ms(each.model, name != "dense") for name, each in ours.items()}
+        head_bytes = {name: each.model.lm_head.weight.nbytes for name, each in ours.items()}
+    table = [
+        _row(name, found, heads[name], head_bytes[name], read, tokens[name] == tokens.get("dense"))
+        for name, found in rows.items()
+    ]
+    if rival_ms:
+        table.append(
+            {"way": RIVAL, "token_ms": statistics.median(rival_ms), "tokens_per_s": 1e3 / statistics.median(rival_ms)}
+        )
+    settings = {"turns": options.turns, "tokens": options.tokens, "beside": options.beside, "read_gb_s": read}
+    settings |= {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    settings |= {"threads": torch.get_num_threads(), "load_per_core": reports.load_per_core()}
+    print(_markdown(table, settings))
+    reports.save("decode_step", {"settings": settings, "rows": table})
+    return _judged(table)
+
+
+def _row(name: str, found: list[dict], head: float, head_bytes: int, read: float, same: bool) -> dict:
+    mean = {part: statistics.median(row[part] for row in found) for part in found[0]}
+    moved = mean["bytes"] + head_bytes
+    return {
+        "way": name,
+        "token_ms": mean["token"],
+        "tokens_per_s": 1e3 / mean["token"],
+        "products_ms": mean["products"],
+        "head_ms": head,
+        "rest_of_step_ms": mean["step"] - mean["products"] - head,
+        "generate_ms": mean["token"] - mean["step"],
+        "gb": moved / 1e9,
+        "limit_ms": moved / read / 1e6,
+        "tokens_as_dense": same,
+    }
+
+
+def _judged(table: list[dict]) -> int:
+    found = {row["way"]: row for row in table}
+    missed = 0
+    if packed := found.get("endor_packed"):
+        beside = packed["rest_of_step_ms"] + packed["generate_ms"]
+        print(f"\nbeside products and head: {beside:.1f} ms (goal {GOAL_MS:.0f} or less)")
+        missed += beside > GOAL_MS
+        if rival := found.get(RIVAL):
+            ratio = rival["token_ms"] / packed["token_ms"]
+            print(f"endor_packed against {RIVAL}: {ratio:.2f} (goal {GOAL_RATIO} or more)")
+            missed += ratio < GOAL_RATIO
+    return int(missed > 0)
+
+
+def _markdown(table: list[dict], settings: dict) -> str:
+    columns = {
+        "tokens/s": ("tokens_per_s", ".1f"),
+        "ms a token": ("token_ms", ".1f"),
+        "products": ("products_ms", ".1f"),
+        "head": ("head_ms", ".1f"),
+        "rest of the step": ("rest_of_step_ms", ".1f"),
+        "generate": ("generate_ms", ".1f"),
+        "GB a token": ("gb", ".2f"),
+        "limit, ms": ("limit_ms", ".1f"),
+        "tokens as dense": ("tokens_as_dense", ""),
+    }
+    lines = [", ".join(f"{name} {value}" for name, value in settings.items()), ""]
+    lines += [f"| way | {' | '.join(columns)} |", f"| --- |{' ---: |' * len(columns)}"]
+    for row in table:
+        cells = (format(row[key], kind) if key in row else "–" for key, kind in columns.values())
+        lines.append(f"| {row['way']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=paths.cache_dir() / "decode_step")
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--beside", type=int, default=0, help="busy processes")
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS, RIVAL], help="default: all")
+    parser.add_argument("--prepare", action="store_true", help="only write the models")
+    options = parser.parse_args()
+    if options.tokens < 6:
+        raise UserError(f"--tokens {options.tokens}: expected 6 or more")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""Kernels that Numba compiles when they are first called, and that later processes take from files.
+
+Numba's own files (`cache=True`) do not serve here. They see changes of one source file only; they do not find closures
+over compiled functions again, since those are named by a number that each process draws; and two processes that write
+at once can mix up entries. Here an entry is a file, and its name is a digest of all that the machine code depends on:
+the contents of all kernels' files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its
+features, the function, what its closure holds, and the types of its arguments.
+
+Files are written whole or not at all, and begin with a checksum. Trouble with them costs time, never a result. They
+hold pickles, which can run code when they are read: the folder is the user's own and nobody else can enter it.
+"""
+
+import hashlib
+import json
+import logging
+import pickle
+import secrets
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from types import FunctionType
+
+import numba
+import torch
+from numba.core import config
+from numba.core.bytecode import FunctionIdentity
+from numba.core.caching import NullCache
+from numba.core.compiler import CompileResult
+from numba.core.dispatcher import Dispatcher
+from numba.core.serialize import dumps
+from numba.extending import _Intrinsic
+
+from toolkit.cache import shelf
+from toolkit.errors import UserError
+from toolkit.files import replacing
+from toolkit.kernels.common import source_files
+
+OURS = "toolkit.kernels."
+COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
+CHECKSUM_BYTES = hashlib.sha256().digest_size
+PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type)
+
+log = logging.getLogger(__name__)
+
+
+def compiled(function: Callable | None = None, **options) -> Callable:
+    """Decorate a function of rows: `numba.njit` with `COMPILE` and these options, kept in files."""
+    if function is None:
+        return partial(compiled, **options)
+    made = numba.njit(**COMPILE, **options)(function)
+    if isinstance(made, Dispatcher):  # it is a plain function where NUMBA_DISABLE_JIT asks for that
+        made._cache = Files(function)
+    return made
+
+
+class Files(NullCache):
+    """What Numba asks for compiled code of one function before it compiles, and gives it to afterwards."""
+
+    def __init__(self, function: FunctionType):
+        self.function = function
+
+    def load_overload(self, signature, target_context) -> CompileResult | None:
+        """The code for these types of arguments; None if there is none."""
+        target_context.refresh()
+        file = self._file(signature, target_context.codegen())
+        try:
+            content = file.read_bytes() if file else b""
+            if not content or hashlib.sha256(content[CHECKSUM_BYTES:]).digest() != content[:CHECKSUM_BYTES]:
+                return None
+            return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # whatever is wrong with a file, the kernel can be compiled
+            log.warning("%s is compiled anew, since %s cannot be used: %r", self.function.__name__, file, error)
+            return None
+
+    def save_overload(self, signature, result: CompileResult) -> None:
+        """Keep what was just compiled, unless it holds addresses of this process."""
+        if result.library.has_dynamic_globals or result.lifted:
+            return
+        if file := self._file(signature, result.codegen):
+            content = dumps(result._reduce())
+            try:
+                with replacing(file) as made:
+                    made.write_bytes(hashlib.sha256(content).digest() + content)
+            except UserError as error:
+                log.info("%s is not kept: %s", self.function.__name__, error)
+
+    def _file(self, signature, codegen) -> Path | None:
+        """Where code lies or will lie; None where nothing may be kept."""
+        try:
+            key = [identity(self.function), str(signature), [str(part) for part in codegen.magic_tuple()]]
+        except TypeError as error:
+            log.info("%s is not kept: %s", self.function.__name__, error)
+            return None
+        if (folder := _folder()) is None or source_files.changed():
+            return None
+        return folder / f"{self.function.__name__}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}"
+
+
+def identity(value: object) -> list:
+    """What a kernel or a value in its closure is, in words that are the same in every process that has our sources.
+
+    Raises `TypeError` for anything that has no such words.
+    """
+    if isinstance(value, PLAIN):
+        return [type(value).__name__, str(value)]
+    if isinstance(value, Dispatcher):
+        return ["compiled", identity(value.py_func)]
+    if isinstance(value, _Intrinsic):
+        return ["intrinsic", identity(value._defn)]
+    if isinstance(value, FunctionType) and value.__module__.startswith(OURS):
+        held = [identity(cell.cell_contents) for cell in value.__closure__ or ()]
+        return [value.__module__, value.__qualname__, value.__code__.co_firstlineno, held]
+    raise TypeError(f"{value!r} may be another thing in the next process")
+
+
+@cache
+def _folder() -> Path | None:
+    """The folder for code of these sources, versions and settings; None if there can be none."""
+    settings = {name: str(value) for name, value in vars(config).items() if name.isupper()}
+    settings = {name: value for name, value in settings.items() if "THREADS" not in name and "CACHE" not in name}
+    versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {"python": sys.version}
+    # Numba numbers compiled functions from 1 in each process, and these numbers tell closures of one name apart in the
+    # names that LLVM links by. What two processes compiled is loaded into a third, so the numbers must not meet there.
+    FunctionIdentity._unique_ids = iter(lambda: secrets.randbits(62), None)
+    try:
+        return shelf("compiled", {"sources": source_files.contents()} | versions | {"settings": settings})
+    except (OSError, UserError) as error:
+        log.warning("kernels are compiled anew in each process: %s", error)
+        return None

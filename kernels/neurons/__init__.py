@@ -1,0 +1,110 @@
+"""The FFN of some of a layer's neurons, whose weights lie in bundles: no gather, and each weight is read once.
+
+A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
+section 3.2). One door, `ffn`; `backend="auto"` takes the first of `available()`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from toolkit.errors import unknown
+from toolkit.kernels.common.backends import choose, runnable
+from toolkit.kernels.common.contracts import expect, operand
+from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.neurons import cpu, cpu_simd
+from toolkit.kernels.neurons.shared import ACTIVATIONS
+
+__all__ = ["ACTIVATIONS", "BACKENDS", "available", "ffn"]
+
+BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+PART_BYTES, MOST_PARTS = 256 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
+
+    features: frozenset[str]
+    ffn: Callable  # element type, activation, whether there is a gate -> compiled function of parts
+
+
+# fastest first; LLVM writes the first with wider registers where the CPU has them
+BACKENDS = {
+    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.ffn),
+    "portable": Backend(frozenset(), cpu.ffn),
+}
+
+
+def ffn(
+    bundles: Float[Tensor, "rows width"],
+    x: Float[Tensor, "*batch hidden"],
+    activation: str,
+    bias: Float[Tensor, " rows"] | None = None,
+    threshold: float = 0.0,
+    out: Float32[Tensor, "*batch hidden"] | None = None,
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch hidden"]:
+    """Σ over the rows of act(gate · x) · (up · x) · down, or of act(up · x + bias) · down, for `x` [hidden] or a batch.
+
+    Args:
+        bundles: contiguous, of fp32, fp16 or bf16; 3 · hidden wide with a gate, 2 · hidden without.
+        x: real, taken as fp32; it may share memory with `out`.
+        activation: a name in `ACTIVATIONS`.
+        bias: of the up projection of each row, for bundles without a gate. The down projection's is the caller's.
+        threshold: outputs of neurons that do not exceed it in magnitude count as zero, and their down columns are not
+            read. At 0, neurons that a ReLU stops cost no second half.
+        out: where the sums go.
+        backend: a name in `available()`, or "auto".
+
+    All sums are fp32. They depend on the backend and the number of rows, not on the batch or the number of threads.
+    There is no gradient. Each vector of a batch reads the weights anew, as a rule from the second cache: meant for few.
+
+    Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, and `ValueError` for
+    tensors of the wrong shape, type or device or that require a gradient, or a threshold below 0.
+    """
+    hidden, batch = x.shape[-1], tuple(x.shape[:1] if x.ndim == 2 else ())
+    parts = bundles.shape[1] // hidden if hidden else 2
+    cpu_device = torch.device("cpu")
+    if activation not in ACTIVATIONS:
+        raise unknown("activation", activation, ACTIVATIONS)
+    if bundles.dtype not in BITS or parts not in (2, 3) or (bias is not None and parts == 3):
+        raise ValueError(
+            f"bundles are {bundles.dtype} {list(bundles.shape)}; expected fp32, fp16 or bf16, [rows, {3 * hidden}] "
+            f"with a gate or, with or without a bias, [rows, {2 * hidden}] for x of {hidden}"
+        )
+    if not threshold >= 0:
+        raise ValueError(f"threshold is {threshold}; expected 0 or more")
+    expect("bundles", bundles, bundles.dtype, (len(bundles), parts * hidden), cpu_device)
+    expect("x", x, x.dtype, (*batch, hidden), cpu_device)
+    if bias is not None:
+        expect("bias", bias, bias.dtype, (len(bundles),), cpu_device)
+    if out is None:
+        out = torch.empty(*batch, hidden, dtype=torch.float32)
+    expect("out", out, torch.float32, (*batch, hidden), cpu_device)
+    vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
+    _add_up(
+        choose(backend, BACKENDS).ffn(bundles.dtype, activation, parts == 3), bundles, bias, vectors, threshold, out
+    )
+    return out
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run, fastest first."""
+    return runnable(BACKENDS)
+
+
+def _add_up(run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, out: Tensor) -> None:
+    """Run the parts, which threads share among them, and add up what each gives."""
+    shifts = torch.empty(0) if bias is None else bias.to(torch.float32)
+    parts = max(1, min(MOST_PARTS, bundles.nbytes // PART_BYTES))
+    sums = out.detach().view(1, *x.shape) if parts == 1 else torch.empty(parts, *x.shape)
+    bits = bundles.detach().view(BITS[bundles.dtype]).numpy()
+    arguments = bits, shifts.numpy(), x.numpy(), np.float32(threshold), sums.numpy()
+    over_rows(run, parts, bundles.nbytes, *arguments)
+    if parts > 1:
+        torch.sum(sums, 0, out=out.detach().view(x.shape))

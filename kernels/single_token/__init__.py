@@ -1,0 +1,39 @@
+"""What a Llama-shaped decoder does to a single token beside its matrix products, in fp32.
+
+Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, rotary embeddings, attention. Vectors are NumPy arrays, which the
+functions read and write in place. They are so short that calling them is most of their cost, so only `attend` checks
+what it is given.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.single_token.cpu import add_and_normalise, attention, normalise, rotate
+
+BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+
+__all__ = ["add_and_normalise", "attend", "normalise", "rotate"]
+
+
+def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: float, out: np.ndarray) -> None:
+    """Softmax attention of one query over the first `length` positions, into `out`.
+
+    Args:
+        query: fp32 [heads, size]; `heads` is a multiple of the key heads, each of which serves that many in order.
+        keys, values: contiguous [key heads, positions, size] of float32, float16 or bfloat16.
+        length: how many positions hold something, from 1.
+        scale: what scores are multiplied by.
+        out: fp32 [heads, size].
+
+    Raises `ValueError` for shapes that do not fit each other.
+    """
+    heads, size = query.shape
+    shape = (keys.shape[0], keys.shape[1], size)
+    fits = keys.shape == values.shape == shape and out.shape == query.shape and heads % max(1, shape[0]) == 0
+    if not fits or not 1 <= length <= shape[1]:
+        raise ValueError(f"query {query.shape}, keys {keys.shape}, values {values.shape}, length {length}")
+    read = 2 * length * shape[0] * size * keys.itemsize
+    stored = (tensor.view(BITS[tensor.dtype]).numpy() for tensor in (keys, values))
+    over_rows(attention(keys.dtype), shape[0], read, query, *stored, length, np.float32(scale), out)

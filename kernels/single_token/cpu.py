@@ -1,0 +1,75 @@
+"""The functions for any CPU: plain loops, which LLVM vectorises for the CPU at hand."""
+
+from functools import cache
+
+import numba
+import numpy as np
+import torch
+
+from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.common.elements import TO_FLOAT32
+
+SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
+
+
+@compiled(fastmath=SUMS)
+def normalise(x, weight, epsilon, out):
+    """RMSNorm of each row of x [rows, size] into `out`: x · weight / √(mean of x² + ε)."""
+    size = x.shape[1]
+    for row in range(len(x)):
+        total = numba.float32(0)
+        for i in range(size):
+            total += x[row, i] * x[row, i]
+        factor = numba.float32(1 / np.sqrt(total / size + epsilon))
+        for i in range(size):
+            out[row, i] = x[row, i] * factor * weight[i]
+
+
+@compiled
+def add_and_normalise(x, more, weight, epsilon, out):
+    """Add `more` to `x`, both [1, size], and put the RMSNorm of the sum into `out`."""
+    for i in range(x.shape[1]):
+        x[0, i] += more[0, i]
+    normalise(x, weight, epsilon, out)
+
+
+@compiled
+def rotate(x, cosine, sine):
+    """Rotate each row of x [heads, size] in place: element i with element i + size / 2 by the position's angle i."""
+    half = x.shape[1] // 2
+    for head in range(len(x)):
+        for i in range(half):
+            low, high = x[head, i], x[head, half + i]
+            x[head, i] = low * cosine[i] - high * sine[i]
+            x[head, half + i] = high * cosine[half + i] + low * sine[half + i]
+
+
+@cache
+def attention(dtype: torch.dtype):
+    """The function that fills the heads of `out` that the key heads `first` to `last` serve, for a cache of `dtype`."""
+    to_float32 = TO_FLOAT32[dtype]
+
+    @compiled(fastmath=SUMS)
+    def attention(query, keys, values, length, scale, out, first, last):
+        size, served = query.shape[1], len(query) // len(keys)
+        shares = np.empty(length, np.float32)
+        for head in range(first * served, last * served):
+            group, highest = head // served, numba.float32(-np.inf)
+            for at in range(length):
+                score = numba.float32(0)
+                for i in range(size):
+                    score += query[head, i] * to_float32(keys[group, at, i])
+                shares[at] = score * scale
+                highest = max(highest, shares[at])
+            total = numba.float32(0)
+            for at in range(length):
+                shares[at] = np.exp(shares[at] - highest)
+                total += shares[at]
+            for i in range(size):
+                out[head, i] = 0
+            for at in range(length):
+                share = shares[at] / total
+                for i in range(size):
+                    out[head, i] += share * to_float32(values[group, at, i])
+
+    return attention

@@ -1,0 +1,83 @@
+"""Traces: recorded as the activations say, kept in files, refused where they do not fit."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.activations.test_thresholds import outputs_of
+from toolkit import tensor_files
+from toolkit.activations import Magnitudes, Trace, record, thresholded
+from toolkit.activations.trace import KIND, pack
+from toolkit.errors import UserError
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+@torch.no_grad()
+def test_the_trace_says_which_outputs_exceed_the_threshold(tiny, tokens, family):
+    model = tiny(family, **({"intermediate_size": 21} if family == "llama" else {"ffn_dim": 21}))
+    limits = Magnitudes.measure(model, tokens, sequence_length=16).thresholds(0.6)
+    trace = record(model, "tiny", tokens, "random", limits, windows=3, sequence_length=16)
+    assert (trace.model, trace.corpus, trace.neurons) == ("tiny", "random", (21, 21, 21))
+    assert torch.equal(trace.tokens.long(), tokens[:48].view(3, 16))
+    with thresholded(model, limits):
+        outputs = outputs_of(model, trace.tokens.long())
+    for layer in range(3):
+        expected = outputs[layer].view(3, 16, 21).abs() > limits[layer]
+        assert torch.equal(trace.active(layer), expected)
+        assert 0 < expected.float().mean() < 1
+
+
+@torch.no_grad()
+def test_without_thresholds_a_relu_decides(tiny, tokens):
+    model = tiny("opt")
+    trace = record(model, "tiny", tokens, "random", windows=1, sequence_length=16)
+    (outputs, *_) = outputs_of(model, tokens[None, :16])
+    assert torch.equal(trace.active(0)[0], outputs > 0)
+    assert 0.2 < trace.active(0).float().mean() < 0.8
+
+
+def test_bits_lie_lowest_first():
+    active = torch.zeros(1, 10, dtype=torch.bool)
+    active[0, [0, 3, 9]] = True
+    assert pack(active).tolist() == [[0b1001, 0b10]]
+
+
+def test_a_file_gives_the_trace_back(trace, tmp_path):
+    kept = trace()
+    kept.save(tmp_path / "trace")
+    found = Trace.load(tmp_path / "trace", "tiny")
+    assert (found.neurons, found.corpus) == (kept.neurons, kept.corpus)
+    assert all(torch.equal(one, other) for one, other in zip(found.bits, kept.bits, strict=True))
+    with pytest.raises(UserError, match="a trace of model 'tiny'; expected 'opt': record it anew"):
+        Trace.load(tmp_path / "trace", "opt")
+
+
+@pytest.mark.parametrize(
+    ("about", "tensors", "told"),
+    [
+        ({"neurons": "[13]"}, {}, "thresholds of a trace"),
+        ({"neurons": "[13, 17]"}, {}, "bits of layer 1 of a trace"),
+        ({"neurons": "[11, 16]"}, {}, "bits beyond its 11 neurons"),
+        ({"neurons": "[-13, 16]"}, {}, "layer 0 of a trace has -13 neurons"),
+        ({"neurons": "13"}, {}, "inconsistent trace"),
+        ({"neurons": "[13, 16, 8]"}, {}, "inconsistent trace: 'bits.2'"),
+        ({"neurons": "[" * 100_000}, {}, "inconsistent trace"),
+        ({"version": "2"}, {}, "version '2'; this code reads 1"),
+        ({}, {"tokens": torch.zeros(3, 9).int()}, "bits of layer 0 of a trace"),
+        ({}, {"bits.0": torch.zeros(2, 9, 2)}, "bits of layer 0 of a trace"),
+    ],
+)
+def test_crafted_files_are_refused(trace, tmp_path, about, tensors, told):
+    trace().save(tmp_path / "trace")
+    kept_about, kept = tensor_files.load(tmp_path / "trace", KIND)
+    tensor_files.save(tmp_path / "crafted", KIND, kept_about | about, kept | tensors)
+    with pytest.raises(UserError, match=told) as caught:
+        Trace.load(tmp_path / "crafted", "tiny")
+    assert "\n" not in str(caught.value)
+
+
+def test_parts_that_do_not_fit_are_refused(trace):
+    kept = trace()
+    with pytest.raises(UserError, match="bits of 1 layers and neurons of 2"):
+        dataclasses.replace(kept, bits=kept.bits[:1])

@@ -1,0 +1,151 @@
+"""The FFN of bundled neurons against torch in double precision, by every backend."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.kernels.families import each_backend
+from tests.kernels.test_bitmap import at_the_end_of_memory
+from toolkit.errors import UserError
+from toolkit.kernels import neurons
+
+ORACLES = {
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x) ** 2,
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+CASES = [  # compiled once each, and used by all tests
+    (torch.float32, "relu", 2),
+    (torch.float16, "relu", 2),
+    (torch.float32, "silu", 3),
+    (torch.bfloat16, "silu", 3),
+]
+SHAPES = [(0, 5), (1, 1), (3, 63), (7, 64), (40, 130), (33, 200)]  # rows, hidden
+
+backend = each_backend(neurons)
+
+
+def bundle(rows, hidden, parts, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.tensor([max(hidden, 1) ** -0.5] * (parts - 1) + [1.0]).repeat_interleave(hidden)
+    return (torch.randn(rows, parts * hidden, generator=generator) * scale).to(dtype)
+
+
+def naive(bundles, x, activation, bias=None, threshold=0.0):
+    """All in double precision, one matrix after the other; also what bounds the error: the sum of magnitudes."""
+    *given, down = bundles.double().split(x.shape[-1], dim=1)
+    products = [x.double() @ part.T for part in given]
+    if bias is not None:
+        products[0] = products[0] + bias.double()
+    values = ORACLES[activation](products[0])
+    values = values * products[1] if len(products) == 2 else values
+    values = torch.where(values.abs() <= threshold, 0, values)
+    return values @ down, values.abs() @ down.abs() + x.double().abs().sum() * 1e-3
+
+
+@pytest.mark.parametrize(("dtype", "activation", "parts"), CASES)
+def test_sums_are_the_oracle_s(backend, dtype, activation, parts):
+    for seed, (rows, hidden) in enumerate(SHAPES):
+        bundles = bundle(rows, hidden, parts, dtype, seed)
+        generator = torch.Generator().manual_seed(seed + 1)
+        x = torch.randn(3, hidden, generator=generator)
+        bias = torch.randn(rows, generator=generator).to(dtype) if parts == 2 else None
+        found = neurons.ffn(bundles, x, activation, bias, backend=backend)
+        expected, bound = naive(bundles, x, activation, bias)
+        assert found.dtype == torch.float32
+        assert ((found - expected).abs() <= 1e-5 * bound).all(), (rows, hidden)
+        one = neurons.ffn(bundles, x[1], activation, bias, backend=backend)
+        assert torch.equal(one, found[1])
+
+
+@pytest.mark.parametrize("activation", neurons.ACTIVATIONS)
+def test_every_activation(activation):
+    values = torch.cat([torch.linspace(-30, 30, 301), torch.tensor([-0.0, torch.nan])])
+    found = torch.tensor([neurons.ACTIVATIONS[activation](value) for value in values.numpy()])
+    expected = ORACLES[activation](values.double()).float()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_worked_example(backend):
+    """Two neurons, hidden 2. Neuron 0: relu(1·3 + 2·1 − 1) = 4; neuron 1: relu(−1·3) = 0."""
+    bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]])
+    found = neurons.ffn(bundles, torch.tensor([3.0, 1]), "relu", torch.tensor([-1.0, 0]), backend=backend)
+    assert found.tolist() == [40, 80]
+    gated = torch.tensor([[1.0, 0, 0, 2, 3, 4], [2, 0, 0, 1, 1, 1]])  # silu(100) · 2 = 200; silu(200) · 1 = 200
+    x = torch.tensor([100.0, 1])
+    assert neurons.ffn(gated, x, "silu", backend=backend).tolist() == [800, 1000]
+    gated[1, 0] = 1  # silu(100) · 1 = 100
+    assert neurons.ffn(gated, x, "silu", threshold=100, backend=backend).tolist() == [600, 800]
+
+
+def test_neurons_within_the_threshold_count_as_zero(backend):
+    bundles, x = bundle(300, 96, 3), torch.randn(2, 96, generator=torch.Generator().manual_seed(0))
+    for threshold in (0.05, 0.5):
+        found = neurons.ffn(bundles, x, "silu", threshold=threshold, backend=backend)
+        expected, bound = naive(bundles, x, "silu", threshold=threshold)
+        assert ((found - expected).abs() <= 1e-5 * bound).all()
+    assert not neurons.ffn(bundles, x, "silu", threshold=1e9, backend=backend).any()
+
+
+def test_a_nan_shows(backend):
+    bundles = bundle(4, 8, 2)
+    bundles[2, 3] = torch.nan
+    assert neurons.ffn(bundles, torch.ones(8), "relu", threshold=1e9, backend=backend).isnan().all()
+
+
+def test_sums_do_not_depend_on_the_number_of_threads(backend):
+    bundles, x = bundle(1400, 256, 3, torch.bfloat16), torch.randn(256)  # 2 MB: several parts
+    threads = torch.get_num_threads()
+    found = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(neurons.ffn(bundles, x, "silu", backend=backend))
+    finally:
+        torch.set_num_threads(threads)
+    expected, bound = naive(bundles, x, "silu")
+    assert ((found[0] - expected).abs() <= 1e-5 * bound).all()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_rows_of_a_larger_matrix_into_a_given_result(backend):
+    matrix, x = bundle(20, 70, 2), torch.randn(70)
+    out = torch.full((70,), torch.nan)
+    assert neurons.ffn(matrix[:5], x, "relu", out=out, backend=backend) is out
+    assert torch.equal(out, neurons.ffn(matrix[:5].clone(), x, "relu", backend=backend))
+    shared = x.clone()
+    assert torch.equal(neurons.ffn(matrix[:5], shared, "relu", out=shared, backend=backend), out)
+
+
+def test_nothing_is_read_or_written_beyond_the_end(backend):
+    for dtype in (torch.float32, torch.float16):
+        bundles, x = bundle(5, 67, 2, dtype), torch.randn(67)
+        out = at_the_end_of_memory(torch.zeros(67))
+        neurons.ffn(at_the_end_of_memory(bundles), at_the_end_of_memory(x), "relu", out=out, backend=backend)
+        assert torch.equal(out, neurons.ffn(bundles, x, "relu", backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "told"),
+    [
+        ({"activation": "swish"}, UserError, "unknown activation 'swish'"),
+        ({"backend": "cuda"}, UserError, "unknown backend 'cuda'; choose from: auto, avx2, portable"),
+        ({"bundles": torch.ones(4, 25)}, ValueError, "expected torch.float32 \\[4, 24\\]"),
+        ({"bundles": torch.ones(4, 64)}, ValueError, "expected fp32, fp16 or bf16, \\[rows, 24\\]"),
+        ({"bundles": torch.ones(4, 16).double()}, ValueError, "expected fp32, fp16 or bf16"),
+        ({"bundles": torch.ones(16, 4).T}, ValueError, "must be contiguous"),
+        ({"bias": torch.ones(3)}, ValueError, "bias is torch.float32 \\[3\\]; expected torch.float32 \\[4\\]"),
+        ({"threshold": -1.0}, ValueError, "threshold is -1.0; expected 0 or more"),
+        ({"threshold": float("nan")}, ValueError, "threshold is nan"),
+        ({"out": torch.ones(8).double()}, ValueError, "out is torch.float64"),
+        ({"x": torch.ones(8, requires_grad=True)}, ValueError, "requires a gradient"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, error, told):
+    given = {"bundles": torch.ones(4, 16), "x": torch.ones(8), "activation": "relu"} | change
+    with pytest.raises(error, match=told):
+        neurons.ffn(**given)

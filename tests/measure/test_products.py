@@ -1,0 +1,84 @@
+import numpy as np
+import pytest
+import torch
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.kernels import csr, spqr
+from toolkit.measure import products, repetitions
+from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, Twin, product_measurements
+from toolkit.models import shapes
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setitem(shapes.SHAPES, "toy", {"q_proj": (48, 64), "down_proj": (32, 80)})
+    monkeypatch.setattr(products, "SWEPT_BYTES", 1 << 16)
+
+
+def test_outliers_follow_a_real_matrix_row_by_row():
+    counts = Twin((4000, 1000), 0.01, (0, 30, 10)).row_counts(np.random.default_rng(0))
+    assert counts.sum() == pytest.approx(40_000, rel=0.02)
+    assert counts[::3].sum() == 0
+    assert counts[1::3].mean() == pytest.approx(3 * counts[2::3].mean(), rel=0.05)
+    even = Twin((4000, 1000), 0.01).row_counts(np.random.default_rng(0))
+    assert (even.mean(), even.var()) == pytest.approx((10, 10), rel=0.1)
+
+
+@pytest.mark.parametrize("storage", csr.STORAGES)
+def test_random_matrices_are_sound(storage):
+    twin = Twin((33, 70), 0.2, tuple(range(7)))
+    outliers = products.random_outliers(twin, storage)
+    outliers.check()
+    spqr.check(products.random_words(twin.shape), twin.shape)
+    rows, _, _ = outliers.entries()
+    assert torch.bincount(rows, minlength=33)[::7].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["dense", "int8", "endor", "spqr, csr", "spqr, ptcsr"])  # others are slow to compile
+def test_a_contestant_multiplies(name):
+    nbytes, run = CONTESTANTS[name](Twin((48, 64), 0.1), torch.ones(64))
+    assert run().shape == (48,)
+    assert 0 < nbytes <= 2 * 48 * 64
+
+
+def test_both_storages_multiply_the_same_matrix():
+    x, twin = torch.linspace(-1, 1, 64), Twin((48, 64), 0.1)
+    expected = spqr.decode(products.random_words(twin.shape), products.random_outliers(twin, "csr")) @ x
+    for name in ("spqr, csr", "spqr, ptcsr"):
+        assert torch.allclose(CONTESTANTS[name](twin, x)[1](), expected, rtol=1e-3, atol=1e-2)
+
+
+def test_every_turn_has_a_read_before_each_product():
+    table = product_measurements("toy", ["q_proj", "down_proj"], ["dense", "spqr, csr"], repetitions=2)
+    assert (table["seconds"] > 0).all()
+    counts = table.groupby(["op", "repetition", "contestant"]).size().unstack()
+    assert counts.index.tolist() == [("down_proj", 1), ("down_proj", 2), ("q_proj", 1), ("q_proj", 2)]
+    assert (counts[["dense", "spqr, csr", FEW, MANY]] == 1).all(axis=None)
+    assert (counts[READ] == 2).all()
+    dense = table[table["contestant"].eq("dense") & table["op"].eq("q_proj")]
+    assert dense["nbytes"].unique().tolist() == [2 * 48 * 64]
+
+
+def test_what_was_measured_is_kept(monkeypatch):
+    first = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
+    monkeypatch.setattr(products, "_seconds", lambda *runs: pytest.fail("measured again"))
+    again = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
+    assert again["seconds"].tolist() == first["seconds"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("toy", ["q_proj"], ["dens"]), "contestant 'dens'"),
+        (("toy", ["o_proj"], ["dense"]), "layer of toy 'o_proj'"),
+        (("tiny", ["q_proj"], ["dense"]), "twin model 'tiny'"),
+    ],
+)
+def test_unknown_names(arguments, told):
+    with pytest.raises(UserError, match=told):
+        product_measurements(*arguments)
+    with pytest.raises(UserError, match="repetitions=0"):
+        product_measurements("toy", ["q_proj"], ["dense"], repetitions=0)

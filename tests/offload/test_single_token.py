@@ -1,0 +1,160 @@
+"""The step for single tokens gives what transformers gives, and only steps in where it can."""
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from tests.offload.conftest import FAMILIES, GATED, LAYERS, pruned
+from toolkit.offload.growing_cache import GrowingLayer
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.single_token import SingleToken
+from toolkit.policies.placement import LayerMap
+from toolkit.storage.packing import pack_model
+
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+MORE = torch.tensor([[9, 2, 60, 33, 7, 7, 28]])
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+SERVED = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "llama3": {
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4},
+        "max_position_embeddings": 8,
+    },
+    "mistral": {"sliding_window": None, "num_key_value_heads": 1},
+    "qwen3": {},
+    "qwen2": {},
+}
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the step has run."""
+    found, step = [], SingleToken.__call__
+    monkeypatch.setattr(SingleToken, "__call__", lambda self, *given: found.append(1) or step(self, *given))
+    return found
+
+
+def stepwise(model, cache):
+    """The logits after the prompt and after each further token."""
+    with torch.no_grad():
+        found = [model(PROMPT, past_key_values=cache, use_cache=True).logits[:, -1:]]
+        return found + [
+            model(input_ids=token, past_key_values=cache, use_cache=True).logits for token in MORE.T[:, None]
+        ]
+
+
+@pytest.fixture(scope="module", params=SERVED)
+def served(request, tmp_path_factory):
+    """A model that the step serves, and the folder that it is packed in."""
+    family = request.param
+    known = {**FAMILIES, "llama3": FAMILIES["llama"], "qwen2": (Qwen2ForCausalLM, Qwen2Config, GATED)}
+    model, config, sizes = known[family]
+    model = pruned((model, config, sizes | SERVED[family]))
+    folder = tmp_path_factory.mktemp(family) / "store"
+    pack_model(model, folder, ("endor",), family)
+    return model, folder
+
+
+@pytest.mark.parametrize("where", [LayerMap(0, LAYERS, 0), LayerMap(0, 1, LAYERS - 1)])
+def test_logits_and_tokens_are_those_of_the_model_in_memory(served, calls, where):
+    model, folder = served
+    with OffloadedModel.open(folder, "endor_packed", placement=where) as ours:
+        cache, expected = DynamicCache(config=model.config), DynamicCache(config=model.config)
+        for found, wanted in zip(stepwise(ours.model, cache), stepwise(model, expected), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        assert len(calls) == MORE.shape[1]
+        for found, wanted in zip(cache.layers, expected.layers, strict=True):
+            torch.testing.assert_close(found.keys, wanted.keys, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(found.values, wanted.values, rtol=1e-4, atol=1e-4)
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+        assert len(calls) == MORE.shape[1] + GREEDY["max_new_tokens"] - 1
+
+
+def test_transformers_goes_on_where_the_step_left_off(packed, calls):
+    """And the step goes on where transformers left off, after it made the cache longer and shorter."""
+    model, folder = packed("llama")
+    with OffloadedModel.open(folder, "endor_packed") as ours, torch.no_grad():
+        caches = DynamicCache(), DynamicCache()
+        for tokens, cut in [
+            (PROMPT, 0),
+            (MORE[:, :1], 0),
+            (MORE, 3),
+            (PROMPT[:, :1], 0),
+            (PROMPT[:, :1], 1),
+            (MORE[:, :1], 0),
+        ]:
+            found, wanted = (
+                each(input_ids=tokens, past_key_values=cache).logits[:, -1]
+                for each, cache in zip((ours.model, model), caches, strict=True)
+            )
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+            for cache in caches:
+                cache.crop(-cut)
+    assert len(calls) == 4
+
+
+def test_room_grows(monkeypatch):
+    monkeypatch.setattr("toolkit.offload.growing_cache.ROOM", 4)
+    layer, expected = GrowingLayer(), torch.zeros(1, 2, 0, 3)
+    layer.update(torch.zeros(1, 2, 1, 3), torch.zeros(1, 2, 1, 3))
+    expected = layer.keys
+    for _ in range(20):
+        key, value = torch.randn(2, 3), torch.randn(2, 3)
+        expected = torch.cat([expected, key[None, :, None]], dim=2)
+        keys, _, length = layer.append(key, value)
+        assert torch.equal(layer.keys, expected)
+        assert torch.equal(keys[:, :length], expected[0])
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"output_hidden_states": True},
+        {"output_attentions": True},
+        {"attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1, 1]])},
+        {"use_cache": False},
+        {"return_dict": False},
+    ],
+)
+def test_what_the_step_cannot_give_is_left_to_transformers(packed, calls, named):
+    model, folder = packed("llama")
+    with OffloadedModel.open(folder, "endor_packed") as ours, torch.no_grad():
+        given = []
+        for each in (ours.model, model):
+            cache = DynamicCache()
+            each(input_ids=PROMPT, past_key_values=cache)
+            given.append(each(input_ids=MORE[:, :1], past_key_values=cache, **named))
+        assert not calls
+        torch.testing.assert_close(given[0][0], given[1][0], rtol=1e-4, atol=1e-4)
+        assert len(given[0]) == len(given[1])
+
+
+def test_hooks_are_called(packed, calls):
+    _, folder = packed("llama")
+    with OffloadedModel.open(folder, "endor_packed") as ours, torch.no_grad():
+        cache, seen = DynamicCache(), []
+        ours.model(input_ids=PROMPT, past_key_values=cache)
+        hook = ours.model.model.layers[1].mlp.register_forward_hook(lambda *_: seen.append(1))
+        ours.model(input_ids=MORE[:, :1], past_key_values=cache)
+        assert seen
+        assert not calls
+        hook.remove()
+        ours.model(input_ids=MORE[:, :1], past_key_values=cache)
+        assert calls
+
+
+@pytest.mark.parametrize("family", ["opt", "mistral"])
+def test_other_models_are_left_to_transformers(packed, calls, family):
+    """OPT has no gates; this Mistral has a sliding window."""
+    model, folder = packed(family)
+    with OffloadedModel.open(folder, "endor_packed") as ours:
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+    assert not calls
+
+
+def test_decoded_weights_keep_the_bits_of_the_model_in_memory(packed, calls):
+    model, folder = packed("llama", torch.bfloat16)
+    with OffloadedModel.open(folder) as ours:
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
+    assert not calls

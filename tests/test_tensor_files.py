@@ -1,0 +1,62 @@
+"""Files of tensors: back as they were; altered, foreign and odd ones refused in one line."""
+
+import os
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from toolkit import tensor_files
+from toolkit.errors import UserError
+
+TENSORS = {"a": torch.arange(6).view(2, 3), "b": torch.tensor([1.5]).bfloat16(), "none": torch.empty(0, 4)}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "kept.safetensors"
+    tensor_files.save(path, "test", {"model": "tiny"}, TENSORS)
+    return path
+
+
+def test_what_was_saved_is_loaded(file):
+    about, tensors = tensor_files.load(file, "test")
+    assert about == {"model": "tiny"}
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_transposed_tensors_are_saved(tmp_path):
+    tensor_files.save(tmp_path / "kept", "test", {}, {"a": TENSORS["a"].T})
+    assert torch.equal(tensor_files.load(tmp_path / "kept", "test")[1]["a"], TENSORS["a"].T)
+
+
+def test_every_altered_byte_is_noticed(file):
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(UserError, match="kept") as caught:
+            tensor_files.load(file, "test")
+        assert "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused(file, tmp_path):
+    with pytest.raises(UserError, match="holds test; expected: another"):
+        tensor_files.load(file, "another")
+    for size in (0, 4, 100, file.stat().st_size - 1):
+        os.truncate(file, size)
+        with pytest.raises(UserError, match="cannot be read"):
+            tensor_files.load(file, "test")
+    save_file({"a": torch.ones(2)}, tmp_path / "foreign")
+    with pytest.raises(UserError, match="tensors of another program"):
+        tensor_files.load(tmp_path / "foreign", "test")
+    os.mkfifo(tmp_path / "pipe")
+    for name, told in (("pipe", "not a regular file"), ("missing", "cannot be read")):
+        with pytest.raises(UserError, match=told):
+            tensor_files.load(tmp_path / name, "test")
+
+
+def test_a_file_larger_than_memory_is_refused(file, monkeypatch):
+    monkeypatch.setattr(tensor_files, "regular_size", lambda path: 1 << 60)
+    with pytest.raises(UserError, match="GB of memory"):
+        tensor_files.load(file, "test")

@@ -1,0 +1,8 @@
+"""Activation sparsity: thresholds that set small activations to zero, and records of which neurons fire."""
+
+from toolkit.activations.allocation import share_out
+from toolkit.activations.recording import record
+from toolkit.activations.thresholds import Magnitudes, threshold_losses, thresholded
+from toolkit.activations.trace import Trace
+
+__all__ = ["Magnitudes", "Trace", "record", "share_out", "threshold_losses", "thresholded"]

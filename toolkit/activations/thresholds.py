@@ -1,0 +1,157 @@
+"""Thresholds on the outputs of FFN neurons: fitted on text for a wanted share of zeros, and applied to a model.
+
+    sizes = Magnitudes.measure(model, tokens, windows=8)
+    with thresholded(model, sizes.thresholds(0.7)):
+        perplexity(model, tokens)
+
+The output of a neuron is what the down projection takes in: act(gate) · up, or act(up) without a gate. A neuron is
+active where the magnitude of its output exceeds the threshold of its layer (TEAL: Liu et al., 2024). With a threshold
+of 0 that is where a ReLU lets something through.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
+from toolkit.models.ffn import decoder_ffns
+from toolkit.progress import progress
+from toolkit.pruning.calibration import calibration_windows
+
+DROPPED_BITS = 16  # of fp32's: magnitudes are told apart as bf16 tells them, which makes 32768 bins
+BINS = 1 << (31 - DROPPED_BITS)
+INFINITE = 0x7F80  # the first bin that holds no finite number
+
+
+@dataclass(frozen=True, eq=False)
+class Magnitudes:
+    """How many outputs of a layer's neurons have a magnitude in each bin. A bin is one positive number of bf16."""
+
+    counts: Int64[Tensor, "layers bins"]
+
+    @classmethod
+    @torch.no_grad()
+    def measure(
+        cls, model: nn.Module, tokens: object, windows: int | None = None, sequence_length: int = 1024
+    ) -> "Magnitudes":
+        """Count over the first windows of a row of token ids.
+
+        Raises `UserError` for tokens that do not fit the model, activations that are not finite, or an unknown FFN.
+        """
+        cut = calibration_windows(model, tokens, windows, sequence_length)
+        counts = torch.zeros(len(decoder_ffns(model)), BINS, dtype=torch.int64)
+
+        def count(layer: int, outputs: Tensor) -> None:
+            bins = outputs.float().abs().view(torch.int32) >> DROPPED_BITS
+            counts[layer] += bins.flatten().bincount(minlength=BINS).cpu()
+
+        with watched(model, count), progress("measuring activations", len(cut), "windows") as bar:
+            for window in cut:
+                run_decoder(model, window)
+                bar.update()
+        if counts[:, INFINITE:].any():
+            raise UserError("activations are not finite: load the model in bfloat16 or float32")
+        return cls(counts)
+
+    def thresholds(self, zeros: float | Sequence[float]) -> Float32[Tensor, " layers"]:
+        """The smallest thresholds that set at least a share of outputs to zero; one share for all layers, or one each.
+
+        Raises `UserError` for a share outside [0, 1), or another number of shares than layers.
+        """
+        shares = [zeros] * len(self.counts) if isinstance(zeros, int | float) else list(zeros)
+        if len(shares) != len(self.counts):
+            raise UserError(f"{len(shares)} shares of zeros for {len(self.counts)} layers: give one each")
+        if wrong := [share for share in shares if not 0 <= share < 1]:
+            raise UserError(f"share of zeros {wrong[0]!r}: expected at least 0 and less than 1")
+        below = self.counts.cumsum(1)
+        needed = torch.tensor([math.ceil(share * int(all_)) for share, all_ in zip(shares, below[:, -1], strict=True)])
+        bins = torch.searchsorted(below, needed[:, None]).squeeze(1)
+        edges = ((bins + 1 << DROPPED_BITS) - 1).int().view(torch.float32)  # the largest number of each bin
+        return edges.masked_fill(bins == 0, 0)  # zeros alone need no threshold
+
+    def sparsity(self, thresholds: Float32[Tensor, " layers"]) -> Float[Tensor, " layers"]:
+        """The share of zeros that thresholds, as `thresholds` makes them, give each layer."""
+        bins = thresholds.view(torch.int32) >> DROPPED_BITS
+        below = self.counts.cumsum(1)
+        return below.gather(1, bins.long()[:, None]).squeeze(1) / below[:, -1]
+
+
+@contextmanager
+def thresholded(model: nn.Module, thresholds: Float32[Tensor, " layers"]) -> Iterator[nn.Module]:
+    """Inside the block, outputs of neurons that do not exceed their layer's threshold are zero.
+
+    Raises `UserError` for an unknown FFN, or another number of thresholds than blocks.
+    """
+    ffns = decoder_ffns(model)
+    if len(thresholds) != len(ffns):
+        raise UserError(f"{len(thresholds)} thresholds for {len(ffns)} decoder blocks: they are another model's")
+
+    def cut(limit: float, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        (outputs,) = args
+        return (outputs.masked_fill(outputs.float().abs() <= limit, 0),)  # a NaN stays
+
+    with _hooked([(ffn.down, partial(cut, float(limit))) for ffn, limit in zip(ffns, thresholds, strict=True)]):
+        yield model
+
+
+@contextmanager
+def watched(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Inside the block, `see(layer, outputs)` gets the outputs of the neurons, [..., neurons], whenever a layer runs.
+
+    Inside `thresholded` these are the outputs with the thresholds in place.
+    """
+
+    def hook(layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
+        see(layer, args[0])
+
+    with _hooked([(ffn.down, partial(hook, layer)) for layer, ffn in enumerate(decoder_ffns(model))]):
+        yield
+
+
+def run_decoder(model: nn.Module, window: Int64[Tensor, " tokens"]) -> None:
+    """Run the decoder over one window, without the head."""
+    model.base_model(window[None].to(model.device), use_cache=False)
+
+
+def threshold_losses(
+    model: nn.Module,
+    sizes: Magnitudes,
+    tokens: Int64[Tensor, " n"],
+    levels: Sequence[float],
+    windows: int | None = None,
+    sequence_length: int = 1024,
+) -> Float[Tensor, "layers levels"]:
+    """The loss, in nats a token, that each layer adds if it alone has each share of zeros in `levels`.
+
+    It takes a pass over the windows for every layer and level. Raises what `perplexity` and `thresholds` raise.
+    """
+    dense = perplexity(model, tokens, sequence_length, windows).mean_nll
+    layers = len(sizes.counts)
+    losses = torch.zeros(layers, len(levels), dtype=torch.float64)
+    with progress("measuring sensitivities", losses.numel(), "passes") as bar:
+        for column, level in enumerate(levels):
+            for layer, limit in enumerate(sizes.thresholds(level)):
+                alone = torch.full((layers,), -1.0)
+                alone[layer] = limit
+                with thresholded(model, alone):
+                    losses[layer, column] = perplexity(model, tokens, sequence_length, windows).mean_nll - dense
+                bar.update()
+    return losses
+
+
+@contextmanager
+def _hooked(hooks: Sequence[tuple[nn.Module, Callable]]) -> Iterator[None]:
+    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,217 @@
+"""Mat-vecs with one vector on this CPU, in turns: SpQR's ways beside torch's dense bf16, int8 and Endor's bitmap.
+
+    table = product_measurements("llama2-7b", ["q_proj", "down_proj"], ["dense", "spqr, csr"])
+    limits = limits_table(table)
+
+Weights are shape-only twins: time does not depend on the values, but it does depend on where outliers lie. Each matrix
+may therefore take its outliers' rows from a real one. Between two products a buffer larger than the caches is read, so
+that every product finds its weights in DRAM, as in a model that is larger than the caches. That read is timed as well.
+It also sends threads to sleep and code out of the caches, which a model's products do not wait for. A small product of
+the same kind therefore comes right before.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from toolkit.errors import UserError, unknown
+from toolkit.formats.endor import Endor
+from toolkit.formats.scaled import Scaled
+from toolkit.kernels import csr, spqr
+from toolkit.measure.repetitions import kept_spans
+from toolkit.models.shapes import random_pruned, twin_shapes
+from toolkit.progress import progress
+
+READ = "read"
+FEW, MANY = "cached, few words", "cached, many words"
+SWEPT_BYTES = 128 << 20  # read between two products; far more than the caches of a few cores
+SMALL_ROWS = 256  # of the product before a timed one: enough work for several threads
+CACHED_RUNS = 5
+PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
+CACHED_BYTES = {FEW: 64 << 10, MANY: 512 << 10}  # of words; a core's second cache holds them beside the vector
+OUTLIERS = 0.01
+
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A random matrix [rows, columns]. `outliers` of its weights are outliers, in rows as `density` has them.
+
+    `density` holds the outliers of each row of a real matrix; None spreads them evenly.
+    """
+
+    shape: tuple[int, int]
+    outliers: float = OUTLIERS
+    density: tuple[int, ...] | None = None
+
+    def row_counts(self, generator: np.random.Generator) -> np.ndarray:
+        """How many outliers each row has: drawn, with the density's rows repeated over this matrix's rows."""
+        rows, columns = self.shape
+        shares = np.resize(np.asarray(self.density or (1,), float), rows)
+        expected = self.outliers * rows * columns * shares / max(shares.sum(), 1)
+        return np.minimum(generator.poisson(expected), columns)
+
+
+def random_outliers(twin: Twin, storage: str, seed: int = 0) -> csr.Outliers:
+    """Outliers of a twin, in columns drawn at random."""
+    generator = np.random.default_rng(seed)
+    columns = [
+        generator.choice(twin.shape[1], count, replace=False, shuffle=False) for count in twin.row_counts(generator)
+    ]
+    rows = np.repeat(np.arange(twin.shape[0]), [len(found) for found in columns])
+    values = torch.from_numpy(generator.standard_normal(len(rows))).half()
+    places = torch.from_numpy(np.concatenate(columns)) if columns else torch.empty(0, dtype=torch.int64)
+    return csr.encode(storage, twin.shape, torch.from_numpy(rows), places, values)
+
+
+def random_words(shape: tuple[int, int], seed: int = 0) -> Tensor:
+    """Words of a random matrix, with statistics that make weights of the order 1."""
+    (tall, wide), (rows, columns) = spqr.tiles(shape), shape
+    generator = torch.Generator().manual_seed(seed)
+    parts = [
+        torch.randint(0, spqr.LEVELS, size, generator=generator, dtype=torch.uint8)
+        for size in ((rows, columns), (rows, wide), (rows, wide))
+    ]
+    statistics = torch.randn(tall, wide, 4, generator=generator) * torch.tensor([0.1, 0.5, 2, 1])
+    return spqr.pack(spqr.Codes(*parts, statistics.half()))
+
+
+def _dense(twin: Twin, x: Tensor) -> tuple[int, Run]:
+    weight, vector = torch.randn(twin.shape, dtype=torch.bfloat16), x.bfloat16()
+    return weight.nbytes, lambda: weight @ vector
+
+
+def _int8(twin: Twin, x: Tensor) -> tuple[int, Run]:
+    weight = Scaled.encode("dense", torch.randn(twin.shape, dtype=torch.bfloat16))
+    return weight.nbytes, lambda: weight.matvec(x)
+
+
+def _endor(twin: Twin, x: Tensor) -> tuple[int, Run]:
+    weight = Endor.encode(random_pruned(twin.shape, 0.5, torch.bfloat16))
+    return weight.nbytes, lambda: weight.matvec(x)
+
+
+def _spqr(storage: str, backend: str, twin: Twin, x: Tensor) -> tuple[int, Run]:
+    words, outliers = random_words(twin.shape), random_outliers(twin, storage)
+    nbytes = words.nbytes + outliers.offsets.nbytes + outliers.col_vals.nbytes
+    return nbytes, lambda: spqr.matvec(words, outliers, x, backend=backend)
+
+
+# what is timed: a twin and a vector give the stored bytes and a run
+CONTESTANTS: dict[str, Callable[[Twin, Tensor], tuple[int, Run]]] = {
+    "dense": _dense,
+    "int8": _int8,
+    "endor": _endor,
+    "spqr, csr": partial(_spqr, "csr", "auto"),
+    "spqr, ptcsr": partial(_spqr, "ptcsr", "auto"),
+    "avx2": partial(_spqr, "csr", "avx2"),
+    "avx2_table": partial(_spqr, "csr", "avx2_table"),
+    "avx2_arithmetic": partial(_spqr, "csr", "avx2_arithmetic"),
+    "table": partial(_spqr, "csr", "table"),
+    "arithmetic": partial(_spqr, "csr", "arithmetic"),
+}
+
+
+def runnable(contestants: Sequence[str]) -> list[str]:
+    """Those that this CPU can run. Raises `UserError` for an unknown one."""
+    for name in contestants:
+        if name not in CONTESTANTS:
+            raise unknown("contestant", name, CONTESTANTS)
+    return [name for name in contestants if name not in spqr.BACKENDS or name in spqr.available()]
+
+
+def product_measurements(
+    model: str,
+    ops: Sequence[str],
+    contestants: Sequence[str],
+    densities: Mapping[str, Sequence[int]] | None = None,
+    outliers: float = OUTLIERS,
+    repetitions: int = 15,
+    fresh: bool = False,
+) -> pd.DataFrame:
+    """Seconds of each mat-vec, kept: a row for every operation, contestant and repetition.
+
+    Args:
+        model: of `toolkit.models.shapes`, or a part of it.
+        ops: its operations, such as "q_proj".
+        contestants: keys of `CONTESTANTS`.
+        densities: outliers of each row of a real matrix, by operation, as in `Twin`; an operation without: even.
+        outliers: the share of weights that are outliers.
+        repetitions: turns that count; one more warms up.
+        fresh: measure again.
+
+    Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, measured_at. The contestant
+    `READ` stands for `torch.sum` of `SWEPT_BYTES` between products. `FEW` and `MANY` are SpQR's products on one core
+    with words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown.
+    """
+    known, contestants = twin_shapes(model), runnable(contestants)
+    if repetitions < 1:
+        raise UserError(f"repetitions={repetitions}: expected 1 or more")
+    for op in ops:
+        if op not in known:
+            raise unknown(f"layer of {model}", op, known)
+    tables = []
+    for op in ops:  # one by one, so that notebooks share measurements of the same operation
+        density = (densities or {}).get(op)
+        twin = Twin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
+        key = {"products": asdict(twin), "contestants": contestants, "repetitions": repetitions}
+        found = kept_spans(key, (__name__,), partial(_turns, twin, contestants, repetitions), fresh)
+        tables.append(found.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _turns(twin: Twin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
+    x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
+    prepared = {name: CONTESTANTS[name](twin, x) for name in contestants}
+    small = Twin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
+    waking = {name: CONTESTANTS[name](small, x)[1] for name in contestants}
+    cached = {name: _cached(twin, x, nbytes) for name, nbytes in CACHED_BYTES.items()}
+    rows = []
+    with progress(f"mat-vecs {twin.shape[0]} × {twin.shape[1]}", repetitions + 1, "turns") as bar:
+        for repetition in range(repetitions + 1):
+            for name, (nbytes, run) in prepared.items():
+                rows.append((READ, swept.nbytes, repetition, _seconds(swept.sum)))
+                rows.append((name, nbytes, repetition, _seconds(run, waking[name])))
+            for name, (nbytes, run) in cached.items():
+                rows.append((name, nbytes, repetition, _on_one_core(run)))
+            bar.update()
+    table = pd.DataFrame(rows, columns=["contestant", "nbytes", "repetition", "seconds"])
+    return table[table["repetition"] > 0].assign(threads=torch.get_num_threads())
+
+
+def _cached(twin: Twin, x: Tensor, nbytes: int) -> tuple[int, Run]:
+    """A product with as many tile rows as fit into so many bytes of words, one at least."""
+    columns = twin.shape[1]
+    tall = max(1, nbytes // (8 * spqr.TILE * spqr.tiles((1, columns))[1]))
+    part = Twin((tall * spqr.TILE, columns), twin.outliers)
+    words, outliers = random_words(part.shape), random_outliers(part, "csr")
+    return words.nbytes, lambda: spqr.matvec(words, outliers, x)
+
+
+def _seconds(run: Run, waking: Run | None = None) -> float:
+    """The seconds of a run. Before it comes a pause, then `waking`, if there is any."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < PAUSE_S:  # a thread that sleeps would have to be woken itself
+        pass
+    if waking:
+        waking()
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def _on_one_core(run: Run) -> float:
+    """The least seconds of several runs in a row on one thread: from the second on, the caches hold the words."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return min(_seconds(run) for _ in range(CACHED_RUNS))
+    finally:
+        torch.set_num_threads(threads)

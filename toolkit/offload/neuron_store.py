@@ -1,0 +1,127 @@
+"""The neurons of one layer that are in memory, as LLM in a flash manages them (section 3.3, figure 6).
+
+Rows 0 to `num_used` of a matrix that is allocated once hold them, in any order, since the order of neurons does not
+change what an FFN gives. A neuron that goes is overwritten with the last one; one that comes is put behind the last.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from toolkit.errors import UserError
+from toolkit.policies.sliding_window import Change, SlidingWindow
+
+ABSENT = -1
+
+
+class NeuronStore:
+    """Bundles of neurons in memory: each row is the gate row, if any, the up row and the down column of one neuron.
+
+    The names are the paper's:
+
+    - `matrix` [rows, width]: the bundles, preallocated.
+    - `pointer` [rows]: which neuron each row holds.
+    - `bias` [rows]: its bias of the up projection, or None; those of all neurons stay in memory, `all_biases`.
+    - `num_used`: rows in use.
+    - `last_k_active` [neurons]: the number of the token that last used each neuron held, else −1; the window keeps it.
+    - `rows_moved`: rows that deletions have copied so far. Each deleted neuron moves at most one.
+
+    `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
+    held any more, and the next token loads all that it needs.
+
+    Raises `UserError` for a bias of another length than the layer's neurons.
+    """
+
+    def __init__(
+        self,
+        window: SlidingWindow,
+        width: int,
+        dtype: torch.dtype,
+        fetch: Callable[[Int64[np.ndarray, " new"], Tensor], None],
+        all_biases: Float[Tensor, " neurons"] | None = None,
+    ):
+        if all_biases is not None and len(all_biases) != window.neurons:
+            raise UserError(f"{len(all_biases)} biases for {window.neurons} neurons: give one each")
+        rows = min(window.rows, window.neurons)
+        self.window, self.all_biases, self._fetch = window, all_biases, fetch
+        self.matrix = torch.zeros(rows, width, dtype=dtype)  # zeros, not empty: the pages are touched now
+        self.pointer = np.full(rows, ABSENT)
+        self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
+        self.row_of = np.full(window.neurons, ABSENT)
+        self.num_used = self.rows_moved = self.rows_loaded = 0
+
+    @property
+    def last_k_active(self) -> Int64[np.ndarray, " neurons"]:
+        """The number of the token that last used each neuron held, else −1."""
+        return self.window.last_active
+
+    @property
+    def used(self) -> tuple[Tensor, Tensor | None]:
+        """The rows in use and their biases, in place; good until the next token."""
+        return self.matrix[: self.num_used], None if self.bias is None else self.bias[: self.num_used]
+
+    def advance(self, active: Int64[np.ndarray, " active"]) -> Change:
+        """Hold what the next token needs, and what the window keeps. Returns what changed.
+
+        Raises what `SlidingWindow.step` and `fetch` raise.
+        """
+        change = self.window.step(active)
+        try:
+            self.delete(change.dropped)
+            self.append(change.loaded)
+        except BaseException:
+            self.clear()
+            raise
+        return change
+
+    def delete(self, neurons: Int64[np.ndarray, " dropped"]) -> None:
+        """Give up the rows of some neurons: the last rows take their places. Raises `UserError` for one not held."""
+        gone = self.row_of[neurons]
+        if (gone == ABSENT).any() or len(np.unique(gone)) < len(gone):
+            raise UserError("neurons to delete: expected each once, and only neurons that are held")
+        left = self.num_used - len(gone)
+        staying = np.ones(self.num_used, dtype=bool)
+        staying[gone] = False
+        holes, movers = gone[gone < left], left + np.flatnonzero(staying[left:])
+        self._move(movers, holes)
+        self.row_of[neurons] = ABSENT
+        self.row_of[self.pointer[holes]] = holes
+        self.pointer[left : self.num_used] = ABSENT
+        self.num_used = left
+
+    def append(self, neurons: Int64[np.ndarray, " new"]) -> None:
+        """Fetch some neurons into the rows behind the last one. Raises `UserError` for one held, or too many."""
+        first, end = self.num_used, self.num_used + len(neurons)
+        if (self.row_of[neurons] != ABSENT).any() or len(np.unique(neurons)) < len(neurons):
+            raise UserError("neurons to append: expected each once, and none that is held")
+        if end > len(self.matrix):
+            raise UserError(f"{end} neurons do not fit into {len(self.matrix)} rows: delete some first")
+        if len(neurons):
+            self._fetch(neurons, self.matrix[first:end])
+        self.pointer[first:end] = neurons
+        self.row_of[neurons] = np.arange(first, end)
+        if self.bias is not None:
+            self.bias[first:end] = self.all_biases[torch.from_numpy(neurons)]
+        self.num_used = end
+        self.rows_loaded += len(neurons)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self.window.clear()
+        self.pointer.fill(ABSENT)
+        self.row_of.fill(ABSENT)
+        self.num_used = 0
+
+    def _move(self, movers: Int64[np.ndarray, " moved"], holes: Int64[np.ndarray, " moved"]) -> None:
+        """Copy rows, with what belongs to them, to places that are free."""
+        if not len(movers):
+            return
+        self.pointer[holes] = self.pointer[movers]
+        places, moved = torch.from_numpy(holes), torch.from_numpy(movers)
+        for part in (self.matrix, self.bias):
+            if part is not None:
+                part[places] = part[moved]
+        self.rows_moved += len(movers)

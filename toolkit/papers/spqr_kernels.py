@@ -1,0 +1,171 @@
+"""SpQR figures 3.2, 4.1 and 4.2: its mat-vecs on this machine, their limits, and a roofline of the thesis' GPUs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from toolkit.machines.machine import Memory
+from toolkit.measure.products import FEW, MANY, READ
+from toolkit.models.shapes import twin_shapes
+
+DENSE, CSR, PTCSR, QUICKER = "dense", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
+STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
+MEAN = "geometric mean"
+MINE = "this-machine"
+WORD_BYTES, WORD_WEIGHTS = 8, 16
+MULTIPLY_ADD, DEQUANTISE = 2, 2  # operations a weight; dequantising is code minus zero point, times scale
+
+
+def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFrame:
+    """Each contestant's times, and how many times as fast as `baseline` it is.
+
+    `seconds` is of `product_measurements`. A row an operation and contestant, then a row a contestant for the geometric
+    mean over the operations (`op` is `MEAN`), which has ratios only. Columns: profile, op, contestant, evidence;
+
+    - nbytes, bits_per_weight, byte_limit (the baseline's bytes over this one's);
+    - seconds, low_s, high_s: the median and the quartiles of all repetitions; gb_s of stored bytes, and share_of_read,
+      over the rate at which the same run read a large buffer;
+    - speedup, speedup_low, speedup_high: the ratio of the two times of a repetition, its median and quartiles;
+    - over_other, over_other_low, over_other_high: the same for CSR over PTCSR, and for PTCSR over CSR.
+
+    With both storages there is the contestant `QUICKER`: for each operation the one that `over_other` favours.
+    """
+    found = seconds[~seconds["contestant"].isin([READ, FEW, MANY])]
+    if set(STORAGES) <= set(found["contestant"]):
+        found = pd.concat([found, _quicker(found)], ignore_index=True)
+    ratios = {"speedup": _against(found, baseline)}
+    if set(STORAGES) <= set(found["contestant"]):
+        ratios["over_other"] = _against(found, STORAGES)
+    rows = []
+    for contestant in dict.fromkeys(found["contestant"]):
+        for op in [*dict.fromkeys(found["op"]), MEAN]:
+            row = {"profile": MINE, "op": op, "contestant": contestant, "evidence": "measured"}
+            for name, values in ratios.items():
+                row |= _quartiles(name, values.get((op, contestant)))
+            rows.append(row)
+    sizes = _sizes(found, baseline)
+    read = seconds[seconds["contestant"] == READ]
+    read_gb_s = (read["nbytes"] / read["seconds"] / 1e9).groupby(read["op"]).median()
+    table = pd.DataFrame(rows).merge(sizes, how="left", on=["op", "contestant"])
+    return table.assign(share_of_read=table["gb_s"] / table["op"].map(read_gb_s))
+
+
+def _quicker(found: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the storage that is quicker, for each operation."""
+    ratios = {
+        op: values.median() for (op, contestant), values in _against(found, STORAGES).items() if contestant == CSR
+    }
+    chosen = found["contestant"] == found["op"].map({op: CSR if ratio >= 1 else PTCSR for op, ratio in ratios.items()})
+    return found[chosen].assign(contestant=QUICKER)
+
+
+def _against(found: pd.DataFrame, other: str | Mapping[str, str]) -> dict[tuple[str, str], pd.Series]:
+    """The other's seconds over a contestant's, by repetition, for each (operation, contestant); and for `MEAN`."""
+    times = found.pivot(index=["op", "repetition"], columns="contestant", values="seconds")
+    ratios = {}
+    for contestant in times:
+        against = other if isinstance(other, str) else other.get(contestant)
+        if against is None:
+            continue
+        ratio = times[against] / times[contestant]
+        ratios |= {(op, contestant): ratio.loc[op] for op in ratio.index.levels[0]}
+        ratios[MEAN, contestant] = np.exp(np.log(ratio).groupby("repetition").mean())
+    return ratios
+
+
+def _quartiles(name: str, values: pd.Series | None) -> dict[str, float]:
+    low, middle, high = [np.nan] * 3 if values is None else values.quantile([0.25, 0.5, 0.75])
+    return {name: middle, f"{name}_low": low, f"{name}_high": high}
+
+
+def _sizes(found: pd.DataFrame, baseline: str) -> pd.DataFrame:
+    """Bytes and seconds of each operation and contestant, and the mean byte limit of each contestant."""
+    groups = found.groupby(["op", "contestant"], sort=False)
+    quartiles = groups["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
+    quartiles.columns = ["low_s", "seconds", "high_s"]
+    table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).reset_index()
+    dense = table[table["contestant"] == baseline].set_index("op")["nbytes"]
+    table["byte_limit"] = table["op"].map(dense) / table["nbytes"]
+    table["bits_per_weight"] = 8 * table["nbytes"] / (table["rows"] * table["columns"])
+    table["gb_s"] = table["nbytes"] / table["seconds"] / 1e9
+    means = table.groupby("contestant", sort=False)["byte_limit"].agg(geometric_mean).reset_index().assign(op=MEAN)
+    return pd.concat([table, means], ignore_index=True)
+
+
+def geometric_mean(values: pd.Series) -> float:
+    """exp of the mean logarithm."""
+    return float(np.exp(np.log(values.astype(float)).mean()))
+
+
+def measured_limits(seconds: pd.DataFrame) -> pd.DataFrame:
+    """The least time that bytes and instructions allow each of SpQR's products on this machine: its roofline.
+
+    Columns: op, contestant; bytes_s, the stored bytes at the rate at which the same run read a large buffer;
+    instructions_s, its words at what a word takes one core out of its second cache, over all threads; bound, "bytes" or
+    "instructions", whichever takes longer; word_ns. Medians over the repetitions.
+    """
+    middle = seconds.groupby(["op", "contestant"], sort=False)[
+        ["seconds", "nbytes", "threads", "rows", "columns"]
+    ].median()
+    rows = []
+    for (op, contestant), product in middle.iterrows():
+        if contestant in STORAGES:
+            few, many, read = (middle.loc[(op, name)] for name in (FEW, MANY, READ))
+            word_s = WORD_BYTES * (many["seconds"] - few["seconds"]) / (many["nbytes"] - few["nbytes"])
+            bytes_s = product["nbytes"] / read["nbytes"] * read["seconds"]
+            instructions_s = product["rows"] * product["columns"] / WORD_WEIGHTS * word_s / product["threads"]
+            bound = "bytes" if bytes_s >= instructions_s else "instructions"
+            rows.append((op, contestant, bytes_s, instructions_s, bound, 1e9 * word_s))
+    return pd.DataFrame(rows, columns=["op", "contestant", "bytes_s", "instructions_s", "bound", "word_ns"])
+
+
+def modelled_speedups(
+    bits: Mapping[tuple[str, str], float], model: str, machines: Mapping[str, Memory]
+) -> pd.DataFrame:
+    """The roofline of the matrices of `model` on other machines, with bits a weight by operation and contestant.
+
+    Time is the larger of bytes over bandwidth and operations over the fp32 peak: these kernels use no tensor cores. A
+    weight takes a multiply-add, and two operations more where it is dequantised. Nothing else costs time: no launch, no
+    latency, no uneven rows. Columns as `measured_speedups` has them, without spreads, and limit: "memory" or "compute".
+    """
+    shapes = twin_shapes(model)
+    table = pd.DataFrame(
+        {"profile": name, "op": op, "contestant": contestant, **_roofline(memory, shapes[op], weight_bits)}
+        for name, memory in machines.items()
+        for (op, contestant), weight_bits in bits.items()
+    )
+    ours = table[table["contestant"].isin(STORAGES)].sort_values("seconds", kind="stable")
+    table = pd.concat([table, ours.drop_duplicates(["profile", "op"]).assign(contestant=QUICKER)], ignore_index=True)
+    for column, other in {"speedup": DENSE, "over_other": table["contestant"].map(STORAGES)}.items():
+        table[column] = _seconds_of(table, other) / table["seconds"]
+    means = table.groupby(["profile", "contestant"], sort=False)[["speedup", "over_other"]].agg(geometric_mean)
+    return pd.concat([table, means.reset_index().assign(op=MEAN)], ignore_index=True).assign(evidence="modelled")
+
+
+def _roofline(memory: Memory, shape: tuple[int, int], weight_bits: float) -> dict[str, object]:
+    weights = shape[0] * shape[1]
+    nbytes, ops = weights * weight_bits / 8, weights * (MULTIPLY_ADD + DEQUANTISE * (weight_bits < 16))
+    rate = memory.attainable_tflop_s(ops / nbytes, "fp32")
+    limit = "memory" if rate < memory.tflop_s["fp32"] else "compute"
+    return {"nbytes": nbytes, "bits_per_weight": weight_bits, "seconds": ops / rate / 1e12, "limit": limit}
+
+
+def _seconds_of(table: pd.DataFrame, contestant: str | pd.Series) -> np.ndarray:
+    """The seconds of another contestant for the same product, row by row."""
+    keys = ["profile", "op", "contestant"]
+    wanted = pd.MultiIndex.from_frame(table[keys].assign(contestant=contestant))
+    return table.set_index(keys)["seconds"].reindex(wanted).to_numpy()
+
+
+def stored_bits(table: pd.DataFrame, contestants: Iterable[str] = (DENSE, *STORAGES)) -> dict[tuple[str, str], float]:
+    """Bits a weight by operation and contestant, as `modelled_speedups` takes them, from `measured_speedups`."""
+    rows = table[table["op"].ne(MEAN) & table["contestant"].isin(list(contestants))]
+    return rows.set_index(["op", "contestant"])["bits_per_weight"].to_dict()
+
+
+def by_op(table: pd.DataFrame, column: str, contestants: Sequence[str] = ()) -> pd.DataFrame:
+    """To be looked at: a column of this machine's rows, an operation a row, a contestant a column."""
+    rows = table[table["profile"] == MINE]
+    wide = rows.pivot(index="op", columns="contestant", values=column).loc[list(dict.fromkeys(rows["op"]))]
+    return wide[list(contestants) or list(dict.fromkeys(rows["contestant"]))]

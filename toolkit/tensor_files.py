@@ -1,0 +1,74 @@
+"""Tensors and a few words about them in one safetensors file, with a checksum over all of it.
+
+    save("trace.safetensors", "activation trace", {"model": "opt"}, tensors)
+    about, tensors = load("trace.safetensors", "activation trace")
+
+Anyone may have written a file: `load` takes no more memory than there is, runs no code, and refuses damaged files.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.errors import UserError
+from toolkit.files import check_memory, replacing
+from toolkit.records import line, regular_size
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KIND, CHECKSUM = "kind", "sha256"
+
+
+def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
+    """Replace a file by tensors and what is said about them. `kind` tells files of different contents apart.
+
+    Raises `UserError` for trouble with the disk.
+    """
+    from safetensors.torch import save_file
+
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    metadata = {**about, KIND: kind}
+    metadata[CHECKSUM] = _checksum(metadata, stored)
+    with replacing(Path(path)) as temporary:
+        save_file(stored, temporary, metadata)
+
+
+def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, "Tensor"]]:
+    """What was said about the tensors of a file, and the tensors.
+
+    Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_memory(regular_size(Path(path)), str(path))
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            found, checksum = metadata.get(KIND), metadata.get(CHECKSUM)
+            if found == kind:
+                # the library's tensors are views of the file; a copy stays good if the file changes
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: cannot be read: {line(error)}") from error
+    if found != kind:
+        raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
+    if _checksum(metadata, tensors) != checksum:
+        raise UserError(f"{path}: damaged: its contents do not match their checksum; make the file again")
+    return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
+
+
+def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:
+    import torch
+
+    described: dict[str, object] = {name: value for name, value in metadata.items() if name != CHECKSUM}
+    described["tensors"] = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
+    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for _, tensor in sorted(tensors.items()):
+        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
