@@ -8,7 +8,7 @@ from toolkit.activations.thresholds import run_decoder, thresholded, watched
 from toolkit.activations.trace import Trace, pack
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows
+from toolkit.pruning.calibration import checked_windows, cut_windows
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def record(
     """
     ffns = decoder_ffns(model)
     thresholds = torch.zeros(len(ffns)) if thresholds is None else thresholds
-    cut = calibration_windows(model, tokens, windows, sequence_length)
+    cut = checked_windows(model, cut_windows(tokens, windows, sequence_length))
     neurons = tuple(ffn.neurons for ffn in ffns)
     bits = tuple(torch.zeros(*cut.shape, -(-count // 8), dtype=torch.uint8) for count in neurons)
     with thresholded(model, thresholds), progress("recording activations", len(cut), "windows") as bar:

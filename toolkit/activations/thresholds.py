@@ -24,7 +24,7 @@ from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.calibration import calibration_windows
+from toolkit.pruning.calibration import checked_windows, cut_windows
 
 DROPPED_BITS = 16  # of fp32's: magnitudes are told apart as bf16 tells them, which makes 32768 bins
 BINS = 1 << (31 - DROPPED_BITS)
@@ -46,7 +46,7 @@ class Magnitudes:
 
         Raises `UserError` for tokens that do not fit the model, activations that are not finite, or an unknown FFN.
         """
-        cut = calibration_windows(model, tokens, windows, sequence_length)
+        cut = checked_windows(model, cut_windows(tokens, windows, sequence_length))
         counts = torch.zeros(len(decoder_ffns(model)), BINS, dtype=torch.int64)
 
         def count(layer: int, outputs: Tensor) -> None:
