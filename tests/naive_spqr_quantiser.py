@@ -54,7 +54,21 @@ def shared(values):
     return [nearest(v, step, zero) for v in values], step, zero
 
 
-def quantise(weight, gram, share, damping):
+def best_pair(weights, diagonal, is_outlier, scales, zeros):
+    """The values of scale and zero point, of eight each, that give the least weighted squared error of what is kept."""
+    best, chosen = math.inf, None
+    for scale in scales:
+        for zero in zeros:
+            lost = 0.0
+            for weight, entry, out in zip(weights, diagonal, is_outlier, strict=True):
+                code = min(max(np.round(weight / float(scale or 1) + float(zero)), 0), 7)
+                lost += 0 if out else (((code - float(zero)) * float(scale) - weight) / entry) ** 2
+            if scale >= 0 and lost < best:
+                best, chosen = lost, (scale, zero)
+    return chosen
+
+
+def quantise(weight, gram, share, damping, search):
     """The dense weight that is left, how many are outliers, and the weights' codes; for float64 arrays."""
     weight = weight.copy()
     rows, columns = weight.shape
@@ -71,11 +85,15 @@ def quantise(weight, gram, share, damping):
             grid([0.0 if out else w for w, out in zip(row[group], mask, strict=True)])
             for row, mask in zip(weight, is_outlier, strict=True)
         ]
-        scale, zero = [], []
+        scale, zero, every = [], [], ([], [])
         for tile in range(0, rows, TILE):
             for kind, found in ((0, scale), (1, zero)):
                 chosen, step, offset = shared([statistics[kind] for statistics in grids[tile : tile + TILE]])
                 found += [value_of(code, step, offset) for code in chosen]
+                every[kind].extend([[value_of(code, step, offset) for code in range(8)]] * len(chosen))
+        if search:
+            parts = (weight[:, group], [diagonal[group]] * rows, is_outlier, *every)
+            scale, zero = zip(*[best_pair(*of_row) for of_row in zip(*parts, strict=True)], strict=True)
         for column in group:
             for row in range(rows):
                 codes[row, column] = nearest(weight[row, column], scale[row], zero[row])

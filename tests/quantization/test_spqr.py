@@ -64,10 +64,11 @@ def test_a_weight_on_its_grid_is_kept_exactly(reorder):
 
 @pytest.mark.parametrize("shape", [(16, 16), (1, 5), (21, 40), (33, 16), (40, 70)])
 @pytest.mark.parametrize("share", [0, 0.05, 1])
-def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share):
+@pytest.mark.parametrize("search", [False, True])
+def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
     weight, gram = random(sum(shape), *shape) * 0.05, gram_of(7, shape[1])
-    quantised = SpQR(outliers=share, block_size=32)(weight, gram)
-    expected, outliers, codes = naive.quantise(weight.numpy(), gram.numpy(), share, 0.01)
+    quantised = SpQR(share, damping=0.01, reorder=False, search=search, block_size=32)(weight, gram)
+    expected, outliers, codes = naive.quantise(weight.numpy(), gram.numpy(), share, 0.01, search)
     assert quantised.codes.weights.tolist() == codes.tolist()
     assert len(quantised.values) == outliers
     torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
@@ -93,7 +94,7 @@ def test_activation_order_quantises_the_columns_that_matter_first():
     order = quantised.permutation
     assert sorted(order.tolist()) == list(range(64))
     assert gram.diagonal()[order].diff().max() <= 0
-    by_hand = SpQR()(weight[:, order], gram[order][:, order])
+    by_hand = SpQR(reorder=False)(weight[:, order], gram[order][:, order])
     assert torch.equal(quantised.decode()[:, order], by_hand.decode())
 
 
@@ -110,7 +111,7 @@ def test_columns_without_input_and_matrices_of_one_value():
 
 def test_without_outliers_the_codes_are_all_that_is_decoded():
     weight, gram = random(0, 40, 56, dtype=torch.float32), gram_of(1, 56, torch.float32)
-    quantised = SpQR(outliers=0)(weight, gram)
+    quantised = SpQR(outliers=0, reorder=False)(weight, gram)
     assert isinstance(quantised.codes, Codes)
     assert quantised.decode().shape == weight.shape
     expected = naive_spqr.dequantise(pack(quantised.codes).flatten().tolist(), *weight.shape)

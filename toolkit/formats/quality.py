@@ -83,7 +83,7 @@ CALIBRATED: dict[str, Quantiser] = {
     "int3, spqr 1 %": SpQR(0.01),
     "int3, spqr 2 %": SpQR(0.02),
     "int3, spqr 4 %": SpQR(0.04),
-    "int3, spqr 1 % reordered": SpQR(0.01, damping=0.1, reorder=True),  # the columns in activation order
+    "int3, spqr 1 % plain": SpQR(0.01, damping=0.01, reorder=False, search=False),
 }
 VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
 

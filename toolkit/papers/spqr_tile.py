@@ -18,6 +18,7 @@ from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr.layout import Codes, unpack
 from toolkit.kernels.spqr.shared import SECOND_ORDER, SPARE, TILE, WEIGHTS, ZERO
 from toolkit.models.shapes import twin_shapes
+from toolkit.quantization.spqr import Quantised
 
 WORD_BITS, CODE_BITS, STATISTICS = 64, 3, 4
 # the fields of a word: first bit, bits, how many such fields
@@ -29,6 +30,7 @@ FIELDS = {
     "unused": (SPARE, WORD_BITS - SPARE, 1),
 }
 SECOND_ORDER_NAMES = ("scale of scales", "scale of zeros", "zero of scales", "zero of zeros")
+PARTS = "bits a weight, "  # the rows of the table that tell a part of these
 BLOCKS = {"llama2-7b": 32}  # decoder blocks of the paper's model
 
 
@@ -82,15 +84,15 @@ def busiest_tile(words: Tensor, outliers: csr.Outliers) -> tuple[int, int]:
     return divmod(int(counts.argmax()), wide)
 
 
-def storage_table(words: Tensor, outliers: csr.Outliers, model: str) -> pd.DataFrame:
+def storage_table(matrix: Quantised, model: str) -> pd.DataFrame:
     """What a tile's fields take, and what a weight takes: rows with quantity, value, unit and evidence.
 
     Sizes of fields are counted in the layout, bits a weight in the real matrix. The bytes that the shares save, against
     a buffer of their own, are those of a whole `model` of the thesis.
     """
-    weights = outliers.shape[0] * outliers.shape[1]
-    stored = {"words": words, "outliers": outliers.col_vals, "offsets": outliers.offsets}
-    bits = {name: 8 * tensor.nbytes / weights for name, tensor in stored.items()}
+    rows, columns = matrix.outliers.shape
+    names = {"words": "words", "col_vals": "outliers", "offsets": "offsets", "permutation": "column order"}
+    bits = {names[name]: 8 * tensor.nbytes / (rows * columns) for name, tensor in matrix.tensors.items()}
     tiles = sum(np.prod(spqr.tiles(shape)) for shape in twin_shapes(model).values()) * BLOCKS[model]
     counted = [(f"bits of {name}", size, "bits") for name, (_, size, _) in FIELDS.items()]
     counted += [
@@ -102,7 +104,7 @@ def storage_table(words: Tensor, outliers: csr.Outliers, model: str) -> pd.DataF
         ("bits of second-order statistics", 16 * STATISTICS, "bits"),
         (f"saved in {model}", 2 * STATISTICS * tiles / 1e6, "MB"),
     ]
-    measured = [(f"bits a weight, {name}", value, "bits") for name, value in bits.items()]
+    measured = [(f"{PARTS}{name}", value, "bits") for name, value in bits.items()]
     measured.append(("bits a weight", sum(bits.values()), "bits"))
     columns = ["quantity", "value", "unit"]
     return pd.concat(
@@ -238,9 +240,9 @@ def tile_sentence(table: pd.DataFrame, tile: Tile, place: str) -> str:
         if len(without)
         else "it has no outliers"
     )
+    parts = [f"{value[name]:.2f} for {name.removeprefix(PARTS)}" for name in value.index if name.startswith(PARTS)]
     return (
-        f"a 3-bit weight takes {value['bits a weight']:.2f} bits: {value['bits a weight, words']:.2f} in words, "
-        f"{value['bits a weight, outliers']:.2f} for outliers, {value['bits a weight, offsets']:.2f} for their offsets "
+        f"a 3-bit weight takes {value['bits a weight']:.2f} bits: {', '.join(parts)} "
         f"({place}, measured). In the tile shown the mean step is {step:.4f} and the mean error {error.mean():.4f}; "
         f"{kept}. Second-order statistics in spare bits save {value['saved in llama2-7b']:.0f} MB in Llama 2 7B."
     )

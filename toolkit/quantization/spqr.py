@@ -46,6 +46,11 @@ class Quantised:
         return csr.encode("csr", self.codes.shape, self.rows, self.columns, self.values)
 
     @property
+    def column_order(self) -> Int64[Tensor, " columns"]:
+        """The weight's columns in the order of the codes."""
+        return torch.arange(self.codes.shape[1]) if self.permutation is None else self.permutation
+
+    @property
     def tensors(self) -> dict[str, Tensor]:
         """What is stored, by name."""
         stored = {"words": self.words, "offsets": self.outliers.offsets, "col_vals": self.outliers.col_vals}
@@ -77,11 +82,15 @@ class SpQR:
     squared error most (the leave-one-out criterion). The threshold that gives this share comes from the weights as
     they are at the start, so the share that is reached differs a little. `damping` is added to the Hessian's diagonal
     as a share of its mean. With `reorder`, columns are taken by falling diagonal of the Hessian (activation order).
+    With `search`, a row's scale and zero point take the pair of codes that represents its group best, of all 64; else
+    each takes the code nearest to what spans the group from its least to its largest weight, as the papers do. It costs
+    no bytes. The defaults gave the least error of outputs on calibration text that had been held back.
     """
 
     outliers: float = 0.01
-    damping: float = 0.01
-    reorder: bool = False
+    damping: float = 0.1
+    reorder: bool = True
+    search: bool = True
     block_size: int = 128
     makes: ClassVar[type] = Quantised
 
@@ -104,7 +113,7 @@ class SpQR:
         check_range(weight)
         factor = damped_factor(gram, self.damping)
         weight = weight.masked_fill(gram.diagonal() == 0, 0)
-        grid = _Grid.start(weight.shape, self._threshold(weight, factor.diagonal()))
+        grid = _Grid.start(weight.shape, self._threshold(weight, factor.diagonal()), self.search)
         quantise_columns(weight, factor, grid, TILE, self.block_size)
         return grid.finish(permutation)
 
@@ -112,7 +121,7 @@ class SpQR:
         """The same without data: every input counts alike, and no column takes up another's error."""
         check_range(weight)
         weight, diagonal = weight.float(), torch.ones(weight.shape[1])
-        grid = _Grid.start(weight.shape, self._threshold(weight, diagonal))
+        grid = _Grid.start(weight.shape, self._threshold(weight, diagonal), self.search)
         for start in range(0, weight.shape[1], TILE):
             group = slice(start, start + TILE)
             grid.fit(start, weight[:, group], diagonal[group])
@@ -139,6 +148,7 @@ class _Grid:
     """The values of a matrix's groups (a `toolkit.quantization.columns.Grid`), and what its columns became on them."""
 
     threshold: float
+    search: bool
     codes: UInt8[Tensor, "rows columns"]
     scales: UInt8[Tensor, "rows groups"]
     zeros: UInt8[Tensor, "rows groups"]
@@ -149,12 +159,12 @@ class _Grid:
     """Each row's scale and zero point in the group that was fitted last."""
 
     @classmethod
-    def start(cls, shape: tuple[int, int], threshold: float) -> "_Grid":
+    def start(cls, shape: tuple[int, int], threshold: float, search: bool) -> "_Grid":
         (rows, columns), groups = shape, -(-shape[1] // TILE)
         scales = torch.zeros(rows, groups, dtype=torch.uint8)
         second_order = torch.zeros(-(-rows // TILE), groups, 4, dtype=torch.float16)
         codes, added = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, columns, dtype=torch.float16)
-        return cls(threshold, codes, scales, scales.clone(), second_order, added.bool(), added)
+        return cls(threshold, search, codes, scales, scales.clone(), second_order, added.bool(), added)
 
     def fit(self, start: int, weight: Tensor, diagonal: Tensor) -> None:
         """Choose which weights of a group of columns are outliers, and each row's scale and zero point without them."""
@@ -163,11 +173,17 @@ class _Grid:
             outlier = leave_one_out_gains(weight, diagonal) > self.threshold
         self.outlier[:, start : start + TILE] = outlier
         scale, zero = first_order(*bounds(weight.masked_fill(outlier, 0)))
-        self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2] = second_order(scale)
-        scale = _spread(self.scales[:, group], self.second_order[:, group, 0], self.second_order[:, group, 2])
-        self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3] = second_order(zero)
-        zero = _spread(self.zeros[:, group], self.second_order[:, group, 1], self.second_order[:, group, 3])
-        self.fitted = scale, zero
+        self.scales[:, group], scale_step, scale_zero = second_order(scale)
+        self.zeros[:, group], zero_step, zero_zero = second_order(zero)
+        self.second_order[:, group] = torch.stack([scale_step, zero_step, scale_zero, zero_zero], 1)
+        if self.search:
+            values = [
+                values_of_codes(len(weight), *each) for each in ((scale_step, scale_zero), (zero_step, zero_zero))
+            ]
+            pairs = best_pairs(weight, ~outlier / diagonal.square(), *values)
+            self.scales[:, group], self.zeros[:, group] = pairs
+        scale = _spread(self.scales[:, group], scale_step, scale_zero)
+        self.fitted = scale, _spread(self.zeros[:, group], zero_step, zero_zero)
 
     def round(self, column: int, values: Tensor) -> Tensor:
         """Keep codes and outliers of a column; return what they stand for."""
@@ -233,6 +249,26 @@ def second_order(
     return codes.flatten()[:rows], step, zero
 
 
+def best_pairs(
+    weight: Float[Tensor, "rows group"],
+    importance: Float[Tensor, "rows group"],
+    scales: Float[Tensor, "rows 8"],
+    zeros: Float[Tensor, "rows 8"],
+) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rows"]]:
+    """For each row the codes of scale and zero point that give the least sum of importance times squared error.
+
+    `scales` and `zeros` are what the codes stand for. Scales below zero are left out, and the first pair wins ties.
+    """
+    errors = torch.full((len(weight), LEVELS, LEVELS), torch.inf)
+    for code, scale in enumerate(scales.T[:, :, None, None]):
+        steps = weight[:, None] / torch.where(scale == 0, 1, scale)
+        rounded = ((steps + zeros[:, :, None]).round_().clamp_(0, LARGEST) - zeros[:, :, None]).mul_(scale)
+        lost = (rounded.sub_(weight[:, None]).square_() * importance[:, None]).sum(-1)
+        errors[:, code] = torch.where(scale[:, :, 0] < 0, torch.inf, lost)
+    best = errors.flatten(1).argmin(1)
+    return best // LEVELS, best % LEVELS
+
+
 def encode(values: Tensor, scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]) -> UInt8[Tensor, "..."]:
     """The codes nearest to float32 values; 0 where the scale is 0."""
     steps = torch.where(scale == 0, 0, values / scale.to(values.dtype) + zero.to(values.dtype))
@@ -244,6 +280,15 @@ def decode(
 ) -> Float16[Tensor, "..."]:
     """scale · (code − zero), each step rounded to fp16, as the kernels compute it."""
     return (codes.to(torch.float16) - zero) * scale
+
+
+def values_of_codes(
+    rows: int, step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]
+) -> Float[Tensor, "rows 8"]:
+    """What each code stands for as a row's scale or zero point."""
+    codes = torch.arange(LEVELS, dtype=torch.uint8).expand(rows, LEVELS)
+    step, zero = (part.repeat_interleave(TILE)[:rows, None] for part in (step, zero))
+    return decode(codes, step, zero).float()
 
 
 def _spread(codes: UInt8[Tensor, " rows"], step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]) -> Tensor:
