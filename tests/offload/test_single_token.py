@@ -85,7 +85,7 @@ def test_transformers_goes_on_where_the_step_left_off(packed, calls):
             (MORE[:, :1], 0),
         ]:
             found, wanted = (
-                each(input_ids=tokens, past_key_values=cache).logits[:, -1]
+                each(tokens, past_key_values=cache).logits[:, -1]
                 for each, cache in zip((ours.model, model), caches, strict=True)
             )
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

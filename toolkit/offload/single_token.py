@@ -54,9 +54,10 @@ class SingleToken:
 
         @functools.wraps(forward)
         def stepped(*arguments, **named):
-            if arguments or not self._serves(**named):
+            given = dict(zip(["input_ids"], arguments, strict=False)) | named
+            if len(arguments) > 1 or not self._serves(**given):
                 return forward(*arguments, **named)
-            return self(named["input_ids"], named["past_key_values"], named.get("position_ids"))
+            return self(given["input_ids"], given["past_key_values"], given.get("position_ids"))
 
         return stepped
 

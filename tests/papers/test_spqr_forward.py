@@ -1,0 +1,68 @@
+"""SpQR's forward passes on times made by hand, and bytes over bandwidth."""
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+
+from toolkit.evidence.comparison import NOT_RUN, compare
+from toolkit.machines.hardware import profile
+from toolkit.papers import spqr_forward
+
+SECONDS = {"dense": [[4, 5, 9], [8, 8, 8]], "spqr_packed": [[2, 2, 2], [2, 4, 4]], "spqr_ptcsr_packed": [[5] * 3] * 2}
+LINEAR_BYTES = {"dense": 200, "spqr_packed": 54, "spqr_ptcsr_packed": 60}
+GPUS = ["spqr-a100", "spqr-rtx4060-mobile"]
+
+
+@pytest.fixture
+def tokens():
+    return pd.DataFrame(
+        {"method": method, "repetition": number, "token": token, "seconds": float(value), "linear_bytes": nbytes}
+        for (method, repetitions), nbytes in zip(SECONDS.items(), LINEAR_BYTES.values(), strict=True)
+        for number, values in enumerate(repetitions, 1)
+        for token, value in enumerate(values)
+    ).assign(weights=100, weight_bytes=lambda table: table["linear_bytes"] + 50)
+
+
+@pytest.fixture
+def table(tokens):
+    machines = {name: profile(name).device for name in GPUS}
+    bits = spqr_forward.stored_bits(tokens)
+    modelled = spqr_forward.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
+    return pd.concat([modelled, spqr_forward.measured_passes(tokens, "toy")], ignore_index=True)
+
+
+def test_passes_by_hand(table):
+    mine = table[table["profile"] == "this-machine"].set_index("method")
+    assert mine.loc["dense", list(spqr_forward.STATISTICS)].tolist() == [4, 7, 8]
+    packed = mine.loc["spqr_packed"]
+    assert [packed["speedup_low"], packed["speedup"], packed["speedup_high"]] == [2, 2.25, 2.5]  # 5 / 2 and 8 / 4
+    assert packed["byte_limit"] == pytest.approx(250 / 104)
+    assert packed["gb_s"] == pytest.approx(104 / 2e9)
+
+
+def test_bytes_over_bandwidth_by_hand(tokens, table):
+    assert spqr_forward.stored_bits(tokens) == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
+    modelled = table[table["profile"] != "this-machine"].set_index(["profile", "method"])["minimum_s"]
+    weights, head_bytes = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 2 * 32000 * 4096
+    assert modelled["spqr-a100", "dense"] == pytest.approx((2 * weights + head_bytes) / 1555e9)
+    assert modelled["spqr-rtx4060-mobile", "spqr_packed"] == pytest.approx((0.54 * weights + head_bytes) / 256e9)
+    assert ("spqr-rtx4060-mobile", "dense") not in modelled.index  # it does not fit
+
+
+def test_claims_find_their_rows_and_the_figure_is_drawn(table):
+    comparison = compare(table, "spqr/fig4_3")
+    run = comparison[comparison["verdict"] != NOT_RUN]["claim"]
+    assert sorted(run) == [
+        "fig4_3-a100-csr-minimum",
+        "fig4_3-a100-fp16-minimum",
+        "fig4_3-a100-ptcsr-minimum",
+        "fig4_3-a100-speedup",
+        "fig4_3-rtx4060-csr-minimum",
+        "fig4_3-rtx4060-ptcsr-minimum",
+    ]
+    figure = spqr_forward.forward_figure(table, comparison)
+    diamonds = [line for line in figure.axes[1].lines if line.get_marker() == "D"]
+    assert len(diamonds) == 5
+    plt.close(figure)
+    said = spqr_forward.forward_sentence(table)
+    assert "2.25 and 1.30 times as fast, where bytes would allow 2.40 and 2.27" in said
