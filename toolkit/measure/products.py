@@ -1,4 +1,4 @@
-"""Mat-vecs with one vector on this CPU, in turns: SpQR's ways beside torch's dense bf16, int8 and Endor's bitmap.
+"""Mat-vecs with one vector on this CPU, in turns: SpQR's ways beside dense bf16, int8 and Endor's bitmap.
 
     table = product_measurements("llama2-7b", ["q_proj", "down_proj"], ["dense", "spqr, csr"])
     limits = limits_table(table)
@@ -23,7 +23,7 @@ from torch import Tensor
 from toolkit.errors import UserError, unknown
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
-from toolkit.kernels import csr, spqr
+from toolkit.kernels import csr, dense, spqr
 from toolkit.measure.repetitions import kept_spans
 from toolkit.models.shapes import random_pruned, twin_shapes
 from toolkit.progress import progress
@@ -88,6 +88,11 @@ def _dense(twin: Twin, x: Tensor) -> tuple[int, Run]:
     return weight.nbytes, lambda: weight @ vector
 
 
+def _our_dense(twin: Twin, x: Tensor) -> tuple[int, Run]:
+    weight = torch.randn(twin.shape, dtype=torch.bfloat16)
+    return weight.nbytes, lambda: dense.matvec(weight, x)
+
+
 def _int8(twin: Twin, x: Tensor) -> tuple[int, Run]:
     weight = Scaled.encode("dense", torch.randn(twin.shape, dtype=torch.bfloat16))
     return weight.nbytes, lambda: weight.matvec(x)
@@ -107,6 +112,7 @@ def _spqr(storage: str, backend: str, twin: Twin, x: Tensor) -> tuple[int, Run]:
 # what is timed: a twin and a vector give the stored bytes and a run
 CONTESTANTS: dict[str, Callable[[Twin, Tensor], tuple[int, Run]]] = {
     "dense": _dense,
+    "dense, ours": _our_dense,  # torch's product does not reach the rate of memory
     "int8": _int8,
     "endor": _endor,
     "spqr, csr": partial(_spqr, "csr", "auto"),

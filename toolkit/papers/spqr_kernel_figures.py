@@ -12,10 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from toolkit.evidence.figures import HATCHES, PUBLISHED, mark_published
-from toolkit.papers.spqr_kernels import CSR, DENSE, MEAN, MINE, PTCSR, QUICKER
+from toolkit.papers.spqr_kernels import CSR, DENSE, MEAN, MINE, OURS, PTCSR, QUICKER
 
 NAMES = {
     DENSE: "torch, dense bf16",
+    OURS: "ours, dense bf16",
     "int8": "int8, 8 bits",
     "endor": "Endor, half zeros, 9 bits",
     CSR: "SpQR, CSR",
@@ -28,7 +29,7 @@ NAMES = {
     "arithmetic": "arithmetic, any CPU",
 }
 ORDER = list(NAMES)
-SHOWN = (DENSE, "int8", "endor", CSR, PTCSR)
+SHOWN = (DENSE, OURS, "int8", "endor", CSR, PTCSR)
 CONVERSIONS = (("avx2", "avx2_table", "avx2_arithmetic"), ("table", "arithmetic"))  # panels of figure 3.2
 MILLISECONDS = {"ms": "seconds", "ms_low": "low_s", "ms_high": "high_s"}
 PTCSR_WINS = ("up_proj", "gate_proj", "down_proj")  # in the thesis, on an RTX 4060

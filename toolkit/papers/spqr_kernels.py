@@ -9,7 +9,7 @@ from toolkit.machines.machine import Memory
 from toolkit.measure.products import FEW, MANY, READ
 from toolkit.models.shapes import twin_shapes
 
-DENSE, CSR, PTCSR, QUICKER = "dense", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
+DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
 MEAN = "geometric mean"
 MINE = "this-machine"
