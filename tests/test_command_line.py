@@ -226,7 +226,7 @@ def test_complaints_come_before_slow_imports(tmp_path):
         (["pack", "MODEL", "--out", "OUT", "--format", "gzip"], "unknown format 'gzip'"),
         (["pack", "MODEL", "--out", "OUT", "--format", "endor", "sparse-bitmask"], "a folder of its own"),
         (["pack", "MODEL", "--out", "OUT", "--format", "sparse-bitmask", "--int8"], "no place for scales"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown pruning method 'guess'"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "guess"], "unknown method 'guess'"),
         (["pack", "MODEL", "--out", "OUT", "--dtype", "int4"], "unknown dtype 'int4'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "magnitude", "--sparsity", "1.5"], "sparsity"),
         (["pack", "MODEL", "--out", "OUT", "--sequence-length", "0"], "--sequence-length 0: expected a whole number"),

@@ -180,6 +180,8 @@ def _check_formats(options: argparse.Namespace) -> None:
     from toolkit.pruning import METHODS
     from toolkit.sparsity import resolve
 
+    if options.method not in (methods := ["dense", *METHODS, SPQR]):
+        raise unknown("method", options.method, methods)
     for name in options.format:
         if name in QUANTISED:
             raise UserError(f"--format {name}: its weights are quantised; use --method {SPQR} without --format")
