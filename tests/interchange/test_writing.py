@@ -18,7 +18,7 @@ from tests.interchange.conftest import DATA
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.formats.sparse_bitmask import SparseBitmask
-from toolkit.interchange import load_dense_model, open_checkpoint, save_checkpoint, save_model, tensor_files
+from toolkit.interchange import checkpoint_files, load_dense_model, open_checkpoint, save_checkpoint, save_model
 
 CONFIG = {"model_type": "llama"}
 
@@ -239,12 +239,12 @@ def test_models_that_cannot_be_written(tmp_path):
 
 def test_one_shard_in_memory(tmp_path, monkeypatch):
     held = []
-    flush = tensor_files.Shards._flush
+    flush = checkpoint_files.Shards._flush
 
     def watched(self):
         held.append(sum(tensor.nbytes for tensor in self.held.values()))
         flush(self)
 
-    monkeypatch.setattr(tensor_files.Shards, "_flush", watched)
+    monkeypatch.setattr(checkpoint_files.Shards, "_flush", watched)
     save_checkpoint(tmp_path / "model", ((f"{i}.weight", torch.ones(100)) for i in range(10)), CONFIG, shard_bytes=1000)
     assert held == [800] * 5

@@ -13,8 +13,8 @@ from toolkit.files import check_memory
 from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
+from toolkit.interchange.checkpoint_files import read_object, read_tensor, stored_tensors, tensor_shape
 from toolkit.interchange.spqr_quant import METHOD, SpqrQuantCheckpoint, open_spqr_quant
-from toolkit.interchange.tensor_files import read_object, read_tensor, stored_tensors, tensor_shape
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 from toolkit.records import line
 

@@ -27,8 +27,8 @@ from toolkit.errors import UserError
 from toolkit.files import new_folder
 from toolkit.formats import QUANTISED, FormatError
 from toolkit.formats.spqr import SpQR
-from toolkit.interchange.tensor_files import Shards, own, read_object, read_tensor, stored_tensors, tensor_shape
-from toolkit.interchange.tensor_files import write_object as write_config
+from toolkit.interchange.checkpoint_files import Shards, own, read_object, read_tensor, stored_tensors, tensor_shape
+from toolkit.interchange.checkpoint_files import write_object as write_config
 from toolkit.kernels.spqr import TILE, tiles
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 from toolkit.records import line

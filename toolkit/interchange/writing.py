@@ -13,8 +13,8 @@ from toolkit.errors import UserError
 from toolkit.files import new_folder
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
+from toolkit.interchange.checkpoint_files import Shards, own, write_object
 from toolkit.interchange.reading import CONFIG, FORMAT, split
-from toolkit.interchange.tensor_files import Shards, own, write_object
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 
