@@ -8,7 +8,6 @@ Writes results/benchmarks/int8.json.
 """
 
 import argparse
-import time
 
 import reports
 import torch
@@ -49,15 +48,7 @@ def main() -> int:
     weight = torch.randint(-127, 128, (options.rows, options.columns), dtype=torch.int8, generator=generator)
     vectors = torch.randn(options.batch, options.columns, generator=generator)
     runs = contestants(weight, vectors[0].contiguous(), vectors)
-    best = {name: float("inf") for name in runs}
-    for run in runs.values():
-        run()
-    for _ in range(options.repetitions):
-        for name, run in runs.items():
-            time.sleep(PAUSE_S)
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
+    best = reports.minima(runs, options.repetitions, PAUSE_S)
     rows = [
         {
             "contestant": name,

@@ -10,7 +10,6 @@ products. Every neuron is active, so that all bytes are needed. Writes results/b
 """
 
 import argparse
-import time
 
 import reports
 import torch
@@ -72,15 +71,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="float16")
     options = parser.parse_args()
     runs, nbytes = contestants(options)
-    best = dict.fromkeys(runs, float("inf"))
-    for run in runs.values():
-        run()
-    for _ in range(options.repetitions):
-        for name, run in runs.items():
-            time.sleep(PAUSE_S)
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
+    best = reports.minima(runs, options.repetitions, PAUSE_S)
     rows = [
         {
             "contestant": name,

@@ -3,7 +3,8 @@
 import argparse
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolkit import paths
@@ -14,6 +15,20 @@ from toolkit.machines.probe import describe
 def load_per_core() -> float:
     """The machine's load average over its cores: well above ours, others were at work."""
     return os.getloadavg()[0] / os.cpu_count()
+
+
+def minima(runs: Mapping[str, Callable[[], object]], repetitions: int, pause_s: float) -> dict[str, float]:
+    """The least seconds of each run. Runs take turns, after one that warms up, and a pause comes before each."""
+    best = dict.fromkeys(runs, float("inf"))
+    for run in runs.values():
+        run()
+    for _ in range(repetitions):
+        for name, run in runs.items():
+            time.sleep(pause_s)
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
 
 
 def disk_parser(description: str, repetitions: int) -> argparse.ArgumentParser:

@@ -32,7 +32,7 @@ def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: 
 
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {**about, KIND: kind}
-    metadata[CHECKSUM] = _checksum(metadata, stored)
+    metadata[CHECKSUM] = checksum(metadata, stored)
     with replacing(Path(path)) as temporary:
         save_file(stored, temporary, metadata)
 
@@ -48,7 +48,7 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
         check_memory(regular_size(Path(path)), str(path))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            found, checksum = metadata.get(KIND), metadata.get(CHECKSUM)
+            found, expected = metadata.get(KIND), metadata.get(CHECKSUM)
             if found == kind:
                 # the library's tensors are views of the file; a copy stays good if the file changes
                 tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
@@ -58,12 +58,13 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
         raise UserError(f"{path}: cannot be read: {line(error)}") from error
     if found != kind:
         raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
-    if _checksum(metadata, tensors) != checksum:
+    if checksum(metadata, tensors) != expected:
         raise UserError(f"{path}: damaged: its contents do not match their checksum; make the file again")
     return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
 
 
-def _checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:
+def checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:
+    """SHA-256 over the metadata, its own entry left out, and over the names, types, shapes and bytes of the tensors."""
     import torch
 
     described: dict[str, object] = {name: value for name, value in metadata.items() if name != CHECKSUM}

@@ -84,7 +84,7 @@ def rewrite(path, changed_tensors=None, **changed_metadata):
     tensors |= changed_tensors or {}
     tensors = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     metadata |= changed_metadata
-    metadata["sha256"] = packed._checksum(metadata, tensors)
+    metadata["sha256"] = packed.checksum(metadata, tensors)
     save_file(tensors, path, metadata)
 
 

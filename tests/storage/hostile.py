@@ -119,7 +119,7 @@ def attack_file(folder: Path, rng: random.Random) -> str:
         else:
             key = rng.choice(["dtype", "format", "version"])
             metadata[key] = rng.choice(["int8", "float16", "float64", "1", "2", *READABLE])
-    metadata["sha256"] = packed._checksum(metadata, tensors)
+    metadata["sha256"] = packed.checksum(metadata, tensors)
     save_file(tensors, path, metadata)
     if rng.random() < 0.1:  # the library's own header
         data = bytearray(path.read_bytes())

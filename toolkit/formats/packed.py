@@ -5,7 +5,6 @@ one SHA-256 of all of that and the tensors.
 """
 
 import dataclasses
-import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from toolkit.files import check_memory, replacing
 from toolkit.kernels import int8
 from toolkit.kernels.common.contracts import check_operand
 from toolkit.records import line, regular_size
+from toolkit.tensor_files import checksum
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
@@ -165,7 +165,7 @@ class Packed(ABC):
             "shape": json.dumps(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-        metadata["sha256"] = _checksum(metadata, self.tensors)
+        metadata["sha256"] = checksum(metadata, self.tensors)
         with replacing(path) as temporary:
             save_file(self.tensors, temporary, metadata)
 
@@ -293,15 +293,6 @@ def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise FormatError(f"{path}: cannot be read: {line(error)}") from error
-    if _checksum(metadata, tensors) != metadata["sha256"]:
+    if checksum(metadata, tensors) != metadata["sha256"]:
         raise FormatError(f"{path}: damaged: its contents do not match their checksum; make the file again")
     return metadata, tensors
-
-
-def _checksum(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
-    described = {name: value for name, value in metadata.items() if name != "sha256"}
-    described["tensors"] = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in tensors.items()}
-    digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
-    for _, tensor in sorted(tensors.items()):
-        digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
