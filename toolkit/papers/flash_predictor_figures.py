@@ -141,3 +141,77 @@ def criteria_sentence(criteria: pd.DataFrame) -> str:
         f"Perplexity is {told['dense']:.1f} dense, {told['output']:.1f} with thresholds on the outputs and "
         f"{told['gate']:.1f} with as many zeros by thresholds on the gates."
     )
+
+
+def accuracy_figure(accuracy: pd.DataFrame, table: pd.DataFrame) -> Figure:
+    """Accuracy on each task with its standard error, a row a variant, and what each variant predicts."""
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.2, 3.6), layout="constrained", sharey=True, width_ratios=(3, 1)
+    )
+    labels = list(dict.fromkeys(accuracy["label"]))
+    places = {label: place for place, label in enumerate(labels)}
+    for number, (task, rows) in enumerate(accuracy.groupby("task", sort=False)):
+        y = rows["label"].map(places) + 0.15 * number - 0.15
+        left.errorbar(100 * rows["value"], y, xerr=100 * rows["standard_error"], fmt="o", markersize=4, label=task)
+        left.axvline(100 * rows["chance"].iloc[0], color=f"C{number}", linewidth=0.7, linestyle=":")
+    told = table[table["label"].isin(places)]
+    right.barh(told["label"].map(places), 100 * told["predicted"], color="C7", height=0.6)
+    left.set_yticks(range(len(labels)), labels)
+    left.invert_yaxis()
+    left.set(xlabel="% right (dotted: by chance)", title="(a) accuracy")
+    right.set(xlabel="% of the neurons", title="(b) predicted", xlim=(0, 100))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    return figure
+
+
+def accuracy_sentence(accuracy: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Mean accuracy of each variant, what it predicts, and whether the fall is more than chance."""
+    means = accuracy.groupby("label", sort=False)["value"].mean()
+    errors = accuracy.groupby("label", sort=False)["standard_error"].apply(lambda one: (one**2).sum() ** 0.5 / len(one))
+    alone = table.loc[table["kind"] == "none", "label"].iloc[0]
+    shares = table.set_index("label")["predicted"]
+    words, fallen = [], []
+    for label in means.index:
+        share = f" ({shares[label]:.0%} predicted)" if label in shares and label != alone else ""
+        words.append(f"{'thresholds alone' if label == alone else label} {means[label]:.1%}{share}")
+        if means[alone] - means[label] > 2 * (errors[alone] ** 2 + errors[label] ** 2) ** 0.5:
+            fallen.append(label)
+    told = (
+        f"clearly below thresholds alone: {', '.join(fallen)}" if fallen else "none is clearly below thresholds alone"
+    )
+    return f"Mean accuracy on the local tasks: {', '.join(words)}. By two standard errors {told}."
+
+
+def rank_figure(results: pd.DataFrame) -> Figure:
+    """Accuracy and perplexity over the rank of the last layers' predictors."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.6), layout="constrained")
+    ranked = results[results["kind"] == "low_rank"]
+    for number, (task, rows) in enumerate(ranked.groupby("task", sort=False)):
+        style = {"color": f"C{number}", "label": task, "markersize": 4, "capsize": 2}
+        left.errorbar(rows["sensitive_rank"], 100 * rows["value"], yerr=100 * rows["standard_error"], fmt="o-", **style)
+        alone = results[(results["label"] == "none") & (results["task"] == task)]
+        left.axhline(100 * alone["value"].iloc[0], color=f"C{number}", linewidth=0.8, linestyle="--")
+    rows = ranked.drop_duplicates("label")
+    right.plot(rows["sensitive_rank"], 100 * rows["over_thresholds"], "o-", color="C3", markersize=4)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_xlabel("rank in the last layers")
+    left.set(ylabel="% right (dashed: thresholds alone)", title="(a) accuracy")
+    right.set(ylabel="% above thresholds alone", title="(b) perplexity", ylim=(0, None))
+    left.legend()
+    return figure
+
+
+def rank_sentence(results: pd.DataFrame, last: pd.DataFrame) -> str:
+    """What the rank of the last layers changes, from the smallest to the largest."""
+    ranked = results[results["kind"] == "low_rank"].sort_values("sensitive_rank")
+    means = ranked.groupby("sensitive_rank").agg(value=("value", "mean"), cost=("over_thresholds", "first"))
+    missed = last[last["kind"] == "low_rank"].groupby("sensitive_rank")["false_negatives"].mean()
+    low, high = means.index.min(), means.index.max()
+    return (
+        f"From rank {low} to {high} in the last layers, the active neurons missed there fall from {missed[low]:.0%} to "
+        f"{missed[high]:.0%}, the cost in perplexity goes from {means['cost'][low]:+.1%} to {means['cost'][high]:+.1%} "
+        f"and mean accuracy from {means['value'][low]:.1%} to {means['value'][high]:.1%}; thresholds alone reach "
+        f"{results.loc[results['label'] == 'none', 'value'].mean():.1%}."
+    )
