@@ -41,7 +41,7 @@ def write_bundles(folder: Path, model: nn.Module, name: str, layouts: Iterable[s
             raise unknown("layout", layout, LAYOUTS)
     ffns = decoder_ffns(model)
     nbytes = sum(len(layouts) * len(parts(ffn)) * ffn.down.weight.nbytes for ffn in ffns)
-    write_store(folder, _ops(ffns, layouts), model={"name": name}, expected_bytes=nbytes)
+    write_store(folder, bundle_ops(ffns, layouts), model={"name": name}, expected_bytes=nbytes)
 
 
 def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
@@ -91,7 +91,8 @@ def read_neurons(
         left += width
 
 
-def _ops(ffns: list[FFN], layouts: Iterable[str]) -> Iterator[Op]:
+def bundle_ops(ffns: list[FFN], layouts: Iterable[str]) -> Iterator[Op]:
+    """The FFNs as ops of a store, layer by layer."""
     for layer, ffn in enumerate(ffns):
         for layout in layouts:
             matrices = parts(ffn)
