@@ -11,6 +11,7 @@ tokens used. `toolkit.storage.neuron_packing` writes the folder.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from pathlib import Path
 from typing import Self
@@ -38,10 +39,12 @@ from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.storage import bundles
-from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
+from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.neuron_packing import LAYOUT, NEEDS, THRESHOLDS, check_fits, width
-from toolkit.storage.readers import Reader, open_reader
+from toolkit.storage.readers import open_reader
+from toolkit.storage.readers.base import HostReader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
@@ -103,7 +106,7 @@ class NeuronModel:
             store, recorder = Store.open(folder), Recorder()
             if store.variants != (LAYOUT,):
                 raise UserError(
-                    f"{folder}: holds no bundles of neurons: name a folder that `pack --method neurons` wrote"
+                    f"{folder}: holds no neurons: name a folder that `pack --method neurons` wrote"
                 )
             if verify:
                 store.verify()
@@ -208,17 +211,21 @@ def _shares(store: Store, ffns: Sequence[FFN], predictors: Predictors, budget: B
     """Take all memory from the budget, and share what is left for neurons. Raises `UserError` if it is too small."""
     neurons = [ffn.neurons for ffn in ffns]
     passing = min(STAGED, max(neurons))
-    budget.take(
-        rest=store.rest_bytes,
-        predictors=sum(predictor.nbytes for predictor in predictors if predictor),
-        buffer=whole_pages(_buffer_bytes(store, ffns)),
-    )
+    fixed = {
+        "rest": store.rest_bytes,
+        "predictors": sum(predictor.nbytes for predictor in predictors if predictor),
+        "buffer": whole_pages(_buffer_bytes(store, ffns)),
+    }
     row_bytes = width(ffns[0]) * store.index.ops[0].dtype.itemsize
+    edges_bytes = BLOCK_BYTES * (len(ffns) + 1)  # each layer's rows start on a block
     needs = _needs(store, neurons, predictors)
-    budget.check(neurons=row_bytes * (Shares.least(needs, neurons, passing) if window else 1))
-    rows = int(min(budget.left_bytes // row_bytes, sum(neurons)))
+    least = Shares.least(needs, neurons, passing) if window else 1
+    budget.check(**fixed, neurons=whole_pages(row_bytes * least + edges_bytes))
+    budget.take(**fixed)
+    left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(neurons) + edges_bytes)
+    rows = int((left_bytes - edges_bytes) // row_bytes)
     shares = Shares.of(rows, needs, neurons, passing) if window else Shares.keeping_nothing(rows, neurons)
-    budget.take(neurons=row_bytes * (sum(shares.rows) + shares.passing))
+    budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
     return shares
 
 
@@ -232,21 +239,35 @@ def _needs(store: Store, neurons: Sequence[int], predictors: Predictors) -> list
 
 
 def _stores(
-    store: Store, ffns: Sequence[FFN], shares: Shares, window: int, reader: Reader, recorder: Recorder
+    store: Store, ffns: Sequence[FFN], shares: Shares, window: int, reader: HostReader, recorder: Recorder
 ) -> Iterator[NeuronStore]:
-    """The neurons of each layer that are in memory. Layers without rows of their own share a matrix."""
-    dtype = store.index.ops[0].dtype
-    common = torch.zeros(shares.passing, width(ffns[0]), dtype=dtype)
+    """The neurons of each layer that are in memory. Layers without rows of their own share some."""
+    matrices = _matrices([*shares.rows, shares.passing], width(ffns[0]), store.index.ops[0].dtype)
     buffer = aligned_buffer(_buffer_bytes(store, ffns))
-    for number, (ffn, rows) in enumerate(zip(ffns, shares.rows, strict=True)):
+    for number, (ffn, rows, matrix) in enumerate(zip(ffns, shares.rows, matrices, strict=False)):
         kept = SlidingWindow(ffn.neurons, window if rows else 1, rows or min(shares.passing, ffn.neurons))
         fetch = _Fetch(store.layer(number, LAYOUT), number, reader, buffer, recorder)
         biases = None if ffn.gate else ffn.up.bias
-        yield NeuronStore(kept, width(ffn), dtype, fetch, biases, None if rows else common)
+        yield NeuronStore(kept, width(ffn), matrix.dtype, fetch, biases, matrix if rows else matrices[-1])
+
+
+def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float[Tensor, "rows width"]]:
+    """Matrices in one piece of memory, since each piece takes whole huge pages. Each starts on a block."""
+    sizes = [_up(count * width * dtype.itemsize) for count in rows]
+    arena, ends = torch.from_numpy(aligned_buffer(sum(sizes))), accumulate(sizes)
+    pieces = [arena[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    row_bytes = width * dtype.itemsize
+    return [
+        piece[: count * row_bytes].view(dtype).view(count, width) for count, piece in zip(rows, pieces, strict=True)
+    ]
 
 
 def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
     return bundles.buffer_bytes(store.layer(0, LAYOUT), min(STAGED, max(ffn.neurons for ffn in ffns)))
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +276,7 @@ class _Fetch:
 
     stored: Layer
     number: int
-    reader: Reader
+    reader: HostReader
     buffer: UInt8[np.ndarray, " bytes"]
     recorder: Recorder
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.policies.sliding_window import Change, SlidingWindow
+from toolkit.storage.buffers import aligned_buffer
 
 ABSENT = -1
 
@@ -22,7 +23,7 @@ class NeuronStore:
 
     The names are the paper's:
 
-    - `matrix` [rows, width]: the bundles, preallocated.
+    - `matrix` [rows, width]: the bundles, preallocated, aligned so that direct reads can fill it.
     - `pointer` [rows]: which neuron each row holds.
     - `bias` [rows]: its bias of the up projection, or None; those of all neurons stay in memory, `all_biases`.
     - `num_used`: rows in use.
@@ -50,8 +51,7 @@ class NeuronStore:
             raise UserError(f"{len(all_biases)} biases for {window.neurons} neurons: give one each")
         rows = min(window.rows, window.neurons)
         self.window, self.all_biases, self._fetch = window, all_biases, fetch
-        # zeros, not empty: the pages are touched now
-        self.matrix = torch.zeros(rows, width, dtype=dtype) if matrix is None else matrix[:rows]
+        self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
         self.row_of = np.full(window.neurons, ABSENT)
@@ -129,3 +129,8 @@ class NeuronStore:
             if part is not None:
                 part[places] = part[moved]
         self.rows_moved += len(movers)
+
+
+def _aligned_zeros(rows: int, width: int, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
+    """A matrix that starts on a block. Its pages are touched now."""
+    return torch.from_numpy(aligned_buffer(rows * width * dtype.itemsize)).view(dtype).view(rows, width)

@@ -48,9 +48,10 @@ class Shares:
 def _grown(rows: list[int], left: int, needs: Sequence[int], neurons: Sequence[int]) -> list[int]:
     """Share out what is left among layers that have some rows and not all, until each has all or nothing is left."""
     while growing := [layer for layer, count in enumerate(rows) if 0 < count < neurons[layer]]:
-        total, before = sum(needs[layer] for layer in growing), left
+        weights, before = {layer: max(1, needs[layer]) for layer in growing}, left
+        total = sum(weights.values())
         for layer in growing:
-            more = min(neurons[layer] - rows[layer], before * needs[layer] // total)
+            more = min(neurons[layer] - rows[layer], before * weights[layer] // total)
             rows[layer], left = rows[layer] + more, left - more
         if left == before:
             break
