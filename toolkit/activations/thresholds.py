@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
+from toolkit.models.cutting import attached, hook_thresholds
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
@@ -90,15 +91,7 @@ def thresholded(model: nn.Module, thresholds: Float32[Tensor, " layers"]) -> Ite
 
     Raises `UserError` for an unknown FFN, or another number of thresholds than blocks.
     """
-    ffns = decoder_ffns(model)
-    if len(thresholds) != len(ffns):
-        raise UserError(f"{len(thresholds)} thresholds for {len(ffns)} decoder blocks: they are another model's")
-
-    def cut(limit: float, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        (outputs,) = args
-        return (outputs.masked_fill(outputs.float().abs() <= limit, 0),)  # a NaN stays
-
-    with _hooked([(ffn.down, partial(cut, float(limit))) for ffn, limit in zip(ffns, thresholds, strict=True)]):
+    with attached(hook_thresholds(model, thresholds)):
         yield model
 
 
@@ -112,7 +105,8 @@ def watched(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[No
     def hook(layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
         see(layer, args[0])
 
-    with _hooked([(ffn.down, partial(hook, layer)) for layer, ffn in enumerate(decoder_ffns(model))]):
+    ffns = decoder_ffns(model)
+    with attached(ffn.down.register_forward_pre_hook(partial(hook, layer)) for layer, ffn in enumerate(ffns)):
         yield
 
 
@@ -145,13 +139,3 @@ def threshold_losses(
                     losses[layer, column] = perplexity(model, tokens, sequence_length, windows).mean_nll - dense
                 bar.update()
     return losses
-
-
-@contextmanager
-def _hooked(hooks: Sequence[tuple[nn.Module, Callable]]) -> Iterator[None]:
-    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
