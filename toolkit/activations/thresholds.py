@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation import perplexity
 from toolkit.models.activation import activation, activation_name
+from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
@@ -134,7 +135,7 @@ def fed(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
         see(layer, args[0])
 
     ups = (ffn.up for ffn in decoder_ffns(model))
-    with _hooked([(up.register_forward_pre_hook, partial(look, layer)) for layer, up in enumerate(ups)]):
+    with attached(up.register_forward_pre_hook(partial(look, layer)) for layer, up in enumerate(ups)):
         yield
 
 
@@ -153,14 +154,14 @@ def changed(
         raise unknown("criterion", criterion, CRITERIA)
     if criterion == "output":
         outputs = lambda layer, _, args: change(layer, args[0], args[0])  # noqa: E731
-        hooks = [(ffn.down.register_forward_pre_hook, partial(outputs, layer)) for layer, ffn in enumerate(ffns)]
+        hooks = [ffn.down.register_forward_pre_hook(partial(outputs, layer)) for layer, ffn in enumerate(ffns)]
     else:
         if any(ffn.gate is None for ffn in ffns):
             raise UserError("the model's FFNs have no gate: take the criterion 'output'")
         act = activation(activation_name(model))
         gates = lambda layer, _, __, gate: change(layer, gate, act(gate))  # noqa: E731
-        hooks = [(ffn.gate.register_forward_hook, partial(gates, layer)) for layer, ffn in enumerate(ffns)]
-    with _hooked(hooks):
+        hooks = [ffn.gate.register_forward_hook(partial(gates, layer)) for layer, ffn in enumerate(ffns)]
+    with attached(hooks):
         yield
 
 
@@ -193,13 +194,3 @@ def threshold_losses(
                     losses[layer, column] = perplexity(model, tokens, sequence_length, windows).mean_nll - dense
                 bar.update()
     return losses
-
-
-@contextmanager
-def _hooked(hooks: Sequence[tuple[Callable, Callable]]) -> Iterator[None]:
-    handles = [register(hook) for register, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
