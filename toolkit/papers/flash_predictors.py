@@ -13,7 +13,7 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from toolkit import sources
-from toolkit.activations import Magnitudes
+from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.activations.thresholds import CRITERIA
 from toolkit.cache import cached, cached_table
 from toolkit.errors import unknown
@@ -49,7 +49,7 @@ class Setting:
     model: str = "smollm2-135m"
     corpus: str = "wiki-slice"
     zeros: float = 0.8
-    """Share of the outputs that each layer's threshold sets to zero."""
+    """Share of the outputs that each layer's threshold sets to zero; a model with thresholds of its own keeps them."""
     windows: int = 8
     """Of calibration text."""
     sequence_length: int = 512
@@ -102,7 +102,10 @@ def tokens_of(setting: Setting, split: str) -> Tensor:
 
 
 def thresholds(setting: Setting) -> Float32[Tensor, " layers"]:
-    """The threshold of each layer, kept; 0 where no zeros are asked for."""
+    """The threshold of each layer, kept; those of the model itself, if it has any, and 0 if no zeros are asked for."""
+    own = thresholds_of(loaded(setting.model)[0])
+    if own is not None:
+        return own
     if setting.zeros == 0:
         return torch.zeros(len(decoder_ffns(loaded(setting.model)[0])))
 
@@ -233,7 +236,7 @@ def _measured(setting: Setting, variant: Variant, windows: int) -> pd.DataFrame:
         return pd.concat([by_window, by_layer, whole])
 
     key = key_of(setting) | asdict(variant) | {"evaluation_windows": windows}
-    code = sources.dependencies("toolkit.predictors", "toolkit.evaluation", without=("toolkit.models.loading",))
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("predictions", key, code, measure)
 
 
@@ -261,7 +264,7 @@ def _accuracy(setting: Setting, variant: Variant, tasks: Sequence[str], task_lim
             return evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
 
     key = key_of(setting) | asdict(variant) | {"tasks": list(tasks), "task_limit": task_limit}
-    code = sources.dependencies("toolkit.predictors", "toolkit.evaluation", without=("toolkit.models.loading",))
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("predicted_tasks", key, code, measure)
 
 
@@ -357,7 +360,7 @@ def cached_rows(setting: Setting, variant: Variant, window: int, tokens: int) ->
         return pd.concat(tables, ignore_index=True).assign(label=variant.label)
 
     key = key_of(setting) | asdict(variant) | {"window": window, "tokens": tokens}
-    code = sources.dependencies(__name__, "toolkit.policies.sliding_window", without=("toolkit.models.loading",))
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("cached_rows", key, code, measure)
 
 
