@@ -12,33 +12,31 @@ NAMES = {"none": "thresholds alone", "low_rank": "low rank", "gate": "gate", "fe
 
 
 def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
-    """(a) Outputs of one layer's neurons by whether they were predicted; (b) misses and false alarms by layer."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained")
-    active = outputs["magnitude"] > 1
+    """(a) Outputs of one layer's neurons by whether they were predicted; (b), (c) misses and false alarms by layer."""
+    figure, (sizes, *errors) = plt.subplots(1, 3, figsize=(11.5, 4), layout="constrained", width_ratios=(1.3, 1, 1))
+    active, found = outputs["magnitude"] > 1, outputs["predicted"]
     parts = {
-        ("active, predicted", "C2"): outputs["predicted"] & active,
-        ("active, missed", "C3"): ~outputs["predicted"] & active,
-        ("not active, predicted", "C1"): outputs["predicted"] & ~active,
-        ("not active, not predicted", "C7"): ~outputs["predicted"] & ~active,
+        "active, predicted": (active & found, "C2"),
+        "active, missed": (active & ~found, "C3"),
+        "not active, predicted": (~active & found, "C1"),
+        "not active, not predicted": (~active & ~found, "C7"),
     }
-    for (name, colour), chosen in parts.items():
+    for name, (chosen, colour) in parts.items():
         rows = outputs[chosen]
-        left.plot(rows["magnitude"], rows["share"], color=colour, drawstyle="steps-mid", label=name)
-    left.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    title = f"(a) layer {outputs['layer'].iloc[0]}, {outputs['label'].iloc[0]}"
-    left.set(
-        xscale="log", xlabel="output of a neuron over the threshold", ylabel="share of neurons and tokens", title=title
-    )
-    left.yaxis.set_major_formatter(PercentFormatter(1, 1))
-    left.legend()
-    for label, rows in layers.groupby("label", sort=False):
-        colour = COLOURS[rows["kind"].iloc[0]]
-        style = "-" if rows["label"].iloc[0] == outputs["label"].iloc[0] or rows["kind"].iloc[0] != "low_rank" else ":"
-        right.plot(rows["layer"], rows["false_negatives"], style, color=colour, label=label)
-        right.plot(rows["layer"], rows["false_positives"], style, color=colour, alpha=0.35, label="_nolegend_")
-    _percent(right, "false negatives (pale: false positives)")
-    right.set_title("(b) errors by layer")
-    right.legend(fontsize=8)
+        sizes.plot(rows["magnitude"], rows["share"], color=colour, drawstyle="steps-mid", label=name)
+    sizes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    sizes.set(xscale="log", xlabel="output over the threshold", ylabel="share of neurons and tokens", ylim=(0, None))
+    sizes.set_title(f"(a) layer {outputs['layer'].iloc[0]}, {outputs['label'].iloc[0]}")
+    sizes.yaxis.set_major_formatter(PercentFormatter(1, 1))
+    sizes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
+    for axes, column, title in zip(errors, ("negatives", "positives"), ("(b) missed", "(c) false alarms"), strict=True):
+        for label, rows in layers.groupby("label", sort=False):
+            style = "--" if rows["kind"].iloc[0] == "low_rank" and label != outputs["label"].iloc[0] else "-"
+            colour = COLOURS[rows["kind"].iloc[0]]
+            axes.plot(rows["layer"], rows[f"false_{column}"], style, color=colour, label=label)
+        _percent(axes, "of the active" if column == "negatives" else "of those not active")
+        axes.set_title(title)
+    errors[0].legend(loc="upper center", bbox_to_anchor=(1.1, -0.16), ncols=2)
     return figure
 
 
