@@ -13,7 +13,7 @@ NAMES = {"none": "thresholds alone", "low_rank": "low rank", "gate": "gate", "fe
 
 def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
     """(a) Outputs of one layer's neurons by whether they were predicted; (b), (c) misses and false alarms by layer."""
-    figure, (sizes, *errors) = plt.subplots(1, 3, figsize=(11.5, 4), layout="constrained", width_ratios=(1.3, 1, 1))
+    figure, (sizes, *errors) = plt.subplots(1, 3, figsize=(10.5, 4.2), layout="constrained", width_ratios=(1.3, 1, 1))
     active, found = outputs["magnitude"] > 1, outputs["predicted"]
     parts = {
         "active, predicted": (active & found, "C2"),
@@ -28,7 +28,6 @@ def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
     sizes.set(xscale="log", xlabel="output over the threshold", ylabel="share of neurons and tokens", ylim=(0, None))
     sizes.set_title(f"(a) layer {outputs['layer'].iloc[0]}, {outputs['label'].iloc[0]}")
     sizes.yaxis.set_major_formatter(PercentFormatter(1, 1))
-    sizes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2)
     for axes, column, title in zip(errors, ("negatives", "positives"), ("(b) missed", "(c) false alarms"), strict=True):
         for label, rows in layers.groupby("label", sort=False):
             style = "--" if rows["kind"].iloc[0] == "low_rank" and label != outputs["label"].iloc[0] else "-"
@@ -36,7 +35,8 @@ def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
             axes.plot(rows["layer"], rows[f"false_{column}"], style, color=colour, label=label)
         _percent(axes, "of the active" if column == "negatives" else "of those not active")
         axes.set_title(title)
-    errors[0].legend(loc="upper center", bbox_to_anchor=(1.1, -0.16), ncols=2)
+    figure.legend(*sizes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*errors[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     return figure
 
 
