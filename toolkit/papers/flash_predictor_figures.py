@@ -49,14 +49,14 @@ def fired_figure(layers: pd.DataFrame, rows_held: pd.DataFrame) -> Figure:
         left.plot(rows["layer"], rows["predicted"], color=COLOURS[rows["kind"].iloc[0]], label=label)
     _percent(left, "share of the layer's neurons")
     left.set_title("(a) fired and predicted")
-    left.legend(fontsize=8)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     chosen = sorted({0, rows_held["layer"].max() // 2, rows_held["layer"].max()})
     for number, layer in enumerate(chosen):
         rows = rows_held[rows_held["layer"] == layer]
         right.plot(rows["token"], rows["held"], color=f"C{number}", linewidth=1, label=f"layer {layer}")
     right.set(xlabel="token", ylim=(0, 1), title=f"(b) in memory, {rows_held['label'].iloc[0]}")
     right.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    right.legend()
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     return figure
 
 
