@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from toolkit.kernels.common.threads import over_rows
-from toolkit.kernels.single_token.cpu import add_and_normalise, attention, normalise, rotate
+from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, normalise, rotate
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
-__all__ = ["add_and_normalise", "attend", "normalise", "rotate"]
+__all__ = ["add_and_normalise", "add_to", "attend", "normalise", "rotate"]
 
 
 def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: float, out: np.ndarray) -> None:
