@@ -119,14 +119,14 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
 
 def test_what_is_read_and_held(llama):
     """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
-    with NeuronModel.open(llama.folder, llama.predictors) as ours:
+    with NeuronModel.open(llama.folder, llama.predictors, window=50) as ours:
         ours.generate(PROMPT, **GREEDY)
         reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
         loaded = sum(ffn.store.rows_loaded for ffn in ours.ffns)
         assert reads == 4096 * loaded  # a bundle takes a block
         assert {ffn.store.window.rows for ffn in ours.ffns} == {NEURONS}
     tight = least_bytes(llama, predictors=llama.predictors)
-    with NeuronModel.open(llama.folder, llama.predictors, tight) as ours:
+    with NeuronModel.open(llama.folder, llama.predictors, tight, window=50) as ours:
         rows = sum(ffn.store.window.rows for ffn in ours.ffns)
         assert sum(llama.needs) <= rows < NEURONS * len(ours.ffns)
         ours.generate(PROMPT, **GREEDY)

@@ -105,9 +105,7 @@ class NeuronModel:
         with ExitStack() as stack:
             store, recorder = Store.open(folder), Recorder()
             if store.variants != (LAYOUT,):
-                raise UserError(
-                    f"{folder}: holds no neurons: name a folder that `pack --method neurons` wrote"
-                )
+                raise UserError(f"{folder}: holds no neurons: name a folder that `pack --method neurons` wrote")
             if verify:
                 store.verify()
             model = _model(store)
