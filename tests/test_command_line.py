@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
 from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, _method, main
-from toolkit.activations.thresholds import thresholded
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
@@ -18,6 +17,7 @@ from toolkit.models import load_model
 from toolkit.offload import glance
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES
+from toolkit.predictors import Predictors, predicted
 from toolkit.pruning import Calibration, load_pruned
 from toolkit.quantization import smoothed
 from toolkit.quantization.quantised import load_quantised
@@ -116,11 +116,13 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
     folder = tmp_path / "packed"
     command = ["pack", str(model), "--method", "neurons", "--sparsity", "0.6", "--dtype", "float32"]
-    assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
+    command += ["--windows", "2", "--sequence-length", "32", "--predictors", "gate"]
+    assert main([*command, "--out", str(folder)]) == 0
     assert "bundled" in capfd.readouterr().out
     thresholds = torch.tensor(json.loads((folder / "model" / "config.json").read_text())["activation_thresholds"])
+    predictors = Predictors.load(folder / "model" / "predictors.safetensors", str(model))
     dense, tokenizer = load_model(str(model), dtype=torch.float32)
-    with thresholded(dense, thresholds):
+    with predicted(dense, thresholds, predictors):
         tokens = dense.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     command = ["run", str(folder), "--prompt", PROMPT, "--max-new-tokens", "6"]
     for more in ([], ["--dram", "20MB"]):

@@ -19,7 +19,7 @@ SPQR = "spqr"  # the method that quantises
 NEURONS = "neurons"  # the method that keeps all weights and stores FFNs by neuron; the other methods prune
 PRUNES = {"sparsity": 0.5, "pattern": None, "format": ("endor",), "int8": False}  # options of those, and their defaults
 QUANTISES = {"bits": 3, "outliers": 0.01}  # options of SpQR, and their defaults
-BY_NEURON = {"sparsity": 0.8}  # options of the method neurons, and their defaults
+BY_NEURON = {"sparsity": 0.8, "predictors": "few_bits"}  # options of the method neurons, and their defaults
 BUNDLED = "bundled"  # the variant that this method writes
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -40,7 +40,8 @@ at the decoder block that it was at.
 
 `pack --method neurons` keeps all weights. It stores each FFN by neuron, for `run` to read those that a token needs. A
 neuron is needed where its output exceeds a threshold; --sparsity says which share of outputs does not (default: 0.8). A
-model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's own zeros.
+model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's own zeros. --predictors says how a token's
+neurons are told before they are read.
 """
 WEIGHTS_HELP = """\
 --weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
@@ -132,12 +133,13 @@ def _collector_paused() -> Iterator[None]:
 def _check_method(options: argparse.Namespace) -> None:
     """Refuse options of another method than the one that is asked for, and fill in the defaults."""
     own = {SPQR: QUANTISES, NEURONS: BY_NEURON}.get(options.method, PRUNES)
-    for name in (PRUNES | QUANTISES).keys() - own.keys():
+    for name in (PRUNES | QUANTISES | BY_NEURON).keys() - own.keys():
         if (given := getattr(options, name)) is not None:
             value = "" if given is True else f" {' '.join(given) if isinstance(given, list) else given}"
             reason = {SPQR: "quantises", NEURONS: "keeps all weights"}.get(options.method, "does not quantise")
+            reason = "stores no neurons" if name == "predictors" else reason
             raise UserError(f"--{name}{value}: --method {options.method} {reason}; leave --{name} out")
-    for name, value in (PRUNES | QUANTISES | own).items():
+    for name, value in (PRUNES | QUANTISES | BY_NEURON | own).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.bits != QUANTISES["bits"]:
@@ -253,9 +255,9 @@ def _write_neurons(options: argparse.Namespace, dtype) -> tuple:
     from toolkit.offload.neuron_folder import make_folder
     from toolkit.pruning import Calibration
 
-    print(f"{options.model}: finding thresholds", file=sys.stderr)
+    print(f"{options.model}: fitting thresholds and predictors", file=sys.stderr)
     calibration = Calibration(options.corpus, options.windows, options.sequence_length)
-    return make_folder(options.model, options.out, options.sparsity, calibration, dtype)
+    return make_folder(options.model, options.out, options.sparsity, options.predictors, calibration, dtype)
 
 
 def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
@@ -498,6 +500,9 @@ def _parser() -> argparse.ArgumentParser:
     packing.add_argument("--format", nargs="+", help="one or several; see below (default: endor)")
     packing.add_argument("--bits", type=int, help="of spqr's weights: 3")
     packing.add_argument("--outliers", type=float, help="of spqr: share of weights kept in fp16 (default: 0.01)")
+    packing.add_argument(
+        "--predictors", help="of neurons: few_bits (default; a copy in 4 bits), low_rank, gate or none"
+    )
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
     packing.add_argument(

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
@@ -11,27 +10,12 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
+from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.predictors import Predictor
 from toolkit.timeline.spans import Recorder
 
 FEW = 8  # tokens; more of them multiply by torch's matrix product
-TORCH = {
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
-
-
-class Predictor(Protocol):
-    """Tells which neurons of a layer a token needs. It stays in memory."""
-
-    nbytes: int
-
-    def predict(self, x: Float[Tensor, " hidden"]) -> Int64[np.ndarray, " neurons"]:
-        """The neurons, rising, for the FFN's input of one token."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +119,7 @@ class NeuronFFN(nn.Module):
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
     """The same by torch's matrix products, in the type of the rows."""
     *ups, down = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
-    outputs = TORCH[maths.activation](functional.linear(x, ups[0], bias if len(ups) == 1 else None))
+    outputs = activation(maths.activation)(functional.linear(x, ups[0], bias if len(ups) == 1 else None))
     if maths.gated:
         outputs *= functional.linear(x, ups[1])
     outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)
