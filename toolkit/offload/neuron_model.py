@@ -52,6 +52,7 @@ from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
+GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
 THREADS = 32  # of the reader: small reads need many at once (section 2.2)
 PREDICTORS = "predictors.safetensors"  # beside the configuration
 WINDOW = 5  # tokens (section 3.1)
@@ -265,7 +266,8 @@ def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float
 
 
 def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
-    return bundles.buffer_bytes(store.layer(0, LAYOUT), min(STAGED, max(ffn.neurons for ffn in ffns)))
+    most = min(STAGED, max(ffn.neurons for ffn in ffns))
+    return bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
 
 
 def _up(nbytes: int) -> int:
@@ -287,7 +289,7 @@ class _Fetch:
         for first in range(0, len(neurons), STAGED):
             part = slice(first, first + STAGED)
             begun_s = self.recorder.now_s()
-            bundles.read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer)
+            bundles.read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer, GAP_BYTES)
             self.recorder.record("read", "neurons", "storage", begun_s, len(neurons[part]) * bundle_bytes, self.number)
 
 
