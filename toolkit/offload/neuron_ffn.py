@@ -32,7 +32,7 @@ class NeuronFFN(nn.Module):
 
     `store` holds neurons; it is emptied before each use if it `passes`, since other layers share its memory then.
     Without a `predictor` the layer needs all its neurons. If tokens need more neurons than memory holds, the neurons
-    come in parts, whose sums are added up.
+    come in parts, whose sums are added up. While `reads` is False, it computes with what memory holds.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class NeuronFFN(nn.Module):
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.window.neurons)
+        self.reads, self._of_tokens = True, []
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., hidden], in the type of `x`."""
@@ -64,6 +65,8 @@ class NeuronFFN(nn.Module):
         self.store, self._run = None, _closed
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        if not self.reads:
+            return self._with_bias(self._sum(x))
         active = self._needed(x)
         if self.passes:
             self.store.clear()
@@ -76,19 +79,27 @@ class NeuronFFN(nn.Module):
             found = self._sum(x)
             total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
-        return total if self._bias is None else total.add_(self._bias)
+        return self._with_bias(total)
+
+    def keep(self, tokens: int) -> None:
+        """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
+        if self._of_tokens[tokens:]:
+            useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
+            self.store.window.forget(useless[self.store.window.held[useless]])
+
+    def _with_bias(self, sums: Float32[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        return sums if self._bias is None else sums.add_(self._bias)
 
     def _needed(self, x: Float[Tensor, "tokens hidden"]) -> Int64[np.ndarray, " active"]:
         """The neurons that any of the tokens needs, rising."""
         if self.predictor is None:
             return self._every
         begun_s = self._recorder.now_s()
-        if len(x) == 1:
-            needed = self.predictor.predict(x[0].float())
-        else:
+        self._of_tokens = [self.predictor.predict(token) for token in x.float()]
+        needed = self._of_tokens[0]
+        if len(x) > 1:
             mask = np.zeros(len(self._every), dtype=bool)
-            for token in x.float():
-                mask[self.predictor.predict(token)] = True
+            mask[np.concatenate(self._of_tokens)] = True
             needed = np.flatnonzero(mask)
         self._recorder.record("compute", "predictor", "dram", begun_s, self.predictor.nbytes, self.layer)
         return needed

@@ -9,7 +9,7 @@ tokens used. `toolkit.storage.neuron_packing` writes the folder.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -152,6 +152,22 @@ class NeuronModel:
         """
         with self._turn.taken(), torch.no_grad():
             return self.model.generate(*arguments, **named)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Inside the block nothing is read: FFNs compute with the neurons that memory holds."""
+        for ffn in self.ffns:
+            ffn.reads = False
+        try:
+            yield
+        finally:
+            for ffn in self.ffns:
+                ffn.reads = True
+
+    def keep(self, tokens: int) -> None:
+        """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
+        for ffn in self.ffns:
+            ffn.keep(tokens)
 
     def close(self) -> None:
         """Wait for the pass under way, close the files and release the memory. The model cannot run again."""
