@@ -31,6 +31,8 @@ class NeuronStore:
     - `last_k_active` [neurons]: the number of the token that last used each neuron held, else −1; the window keeps it.
     - `rows_moved`: rows that deletions have copied so far. Each deleted neuron moves at most one.
 
+    `matrix` can be given; stores that share one must not use it at the same time, and `clear` before each use.
+
     `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
     held any more, and the next token loads all that it needs.
 
@@ -44,12 +46,13 @@ class NeuronStore:
         dtype: torch.dtype,
         fetch: Callable[[Int64[np.ndarray, " new"], Tensor], None],
         all_biases: Float[Tensor, " neurons"] | None = None,
+        matrix: Float[Tensor, "rows width"] | None = None,
     ):
         if all_biases is not None and len(all_biases) != window.neurons:
             raise UserError(f"{len(all_biases)} biases for {window.neurons} neurons: give one each")
         rows = min(window.rows, window.neurons)
         self.window, self.all_biases, self._fetch = window, all_biases, fetch
-        self.matrix = _aligned_zeros(rows, width, dtype)
+        self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
         self.row_of = np.full(window.neurons, ABSENT)
