@@ -17,12 +17,13 @@ from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.neurons import cpu, cpu_simd
-from toolkit.kernels.neurons.shared import ACTIVATIONS
+from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "available", "ffn"]
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
-PART_BYTES, MOST_PARTS = 256 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+NO_BIAS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -100,11 +101,10 @@ def available() -> list[str]:
 
 def _add_up(run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, out: Tensor) -> None:
     """Run the parts, which threads share among them, and add up what each gives."""
-    shifts = torch.empty(0) if bias is None else bias.to(torch.float32)
-    parts = max(1, min(MOST_PARTS, bundles.nbytes // PART_BYTES))
-    sums = out.detach().view(1, *x.shape) if parts == 1 else torch.empty(parts, *x.shape)
-    bits = bundles.detach().view(BITS[bundles.dtype]).numpy()
-    arguments = bits, shifts.numpy(), x.numpy(), np.float32(threshold), sums.numpy()
-    over_rows(run, parts, bundles.nbytes, *arguments)
+    shifts = NO_BIAS if bias is None else bias.detach().to(torch.float32).numpy()
+    bits, sums = bundles.detach().view(BITS[bundles.dtype]).numpy(), out.detach().view(x.shape).numpy()
+    parts = 1 << min(MOST_PARTS, bits.nbytes // PART_BYTES or 1).bit_length() - 1
+    partials = sums[None] if parts == 1 else np.empty((parts, *sums.shape), np.float32)
+    over_rows(run, parts, bits.nbytes, bits, shifts, x.numpy(), np.float32(threshold), partials)
     if parts > 1:
-        torch.sum(sums, 0, out=out.detach().view(x.shape))
+        add_up(partials, sums)
