@@ -57,8 +57,9 @@ def row_lanes(typing_context, sums, row):
 def lane_sums(rows: int, vectors: int, dtype: torch.dtype):
     """The function that gives Σ weight.flat[at + i · stride + column] · x[vector, column] in lanes, for so many rows i.
 
-    It returns two results, one a vector; with `vectors` of 1 the second is zeros. Memory is asked for the same elements
-    of the four rows behind these, and a little ahead in these: the hardware's own prefetching stops at the end of a page.
+    It returns two results, one a vector; with `vectors` of 1 the second is zeros. `dtype` is the weight's. Meanwhile
+    the second cache is asked for the rows behind these, since the hardware's own prefetching stops at the end of a
+    page, and the first cache for what comes next in these.
     """
     lanes, line = rows * LANES, CACHE_LINE // dtype.itemsize
     to_float32, steps = LANES_TO_FLOAT32[dtype], max(1, line // LANES)
@@ -97,8 +98,8 @@ def lane_sums(rows: int, vectors: int, dtype: torch.dtype):
 def multiply_rows(dtype: torch.dtype):
     """The function that sets `y[vector, place + i]` to the product of row i with a vector, for 4 or 1 rows.
 
-    That is Σ weight.flat[at + i · stride + column] · x[vector, column] over the columns of x. `weight` holds elements of
-    `dtype`, those of 16 bits as their bits. A row's sum is the same, to the bit, for any number of rows and vectors.
+    That is Σ weight.flat[at + i · stride + column] · x[vector, column] over the columns of x. `weight` holds elements
+    of `dtype`, those of 16 bits as their bits. A row's sum is the same, to the bit, for any number of rows and vectors.
     """
     to_float32 = TO_FLOAT32[dtype]
     of_four, of_one = (lane_sums(rows, 1, dtype) for rows in (ROWS, 1))

@@ -62,8 +62,9 @@ def ffn(
         out: where the sums go.
         backend: a name in `available()`, or "auto".
 
-    All sums are fp32. They depend on the backend and the number of rows, not on the batch or the number of threads.
-    There is no gradient. Each vector of a batch reads the weights anew, as a rule from the second cache: meant for few.
+    All sums are fp32. They depend on the backend and the number of rows, not on the number of threads, and not on the
+    batch unless a weight is infinite or NaN: a down column that any vector needs is added to all, times zero where it
+    does not count. There is no gradient. Weights are read from memory once for all vectors, while these fit the caches.
 
     Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, and `ValueError` for
     tensors of the wrong shape, type or device or that require a gradient, or a threshold below 0.

@@ -66,14 +66,16 @@ def add_up(partials, sums):
 def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
     """The function that sets `partials[part, vector]` to the sum over a part's neurons, for parts `first` to `last`.
 
-    `partials` [parts, vectors, hidden] splits the neurons evenly. Four neurons are taken at once, and their down columns
-    are added once it is known that four neurons are active; a neuron is active if its value for any vector exceeds the
-    threshold. Down columns of others are not read. What the functions do for 4 or 1 neurons (`rows`):
+    `partials` [parts, vectors, hidden] splits the neurons evenly. A neuron is active if its value for any vector
+    exceeds the threshold; values that do not count as zero. Down columns are added in the order of the neurons, four at
+    once; those of neurons that are not active are not read.
 
-    - `multiply(bundles, at, stride, rows, x, y, place)` sets `y[vector, place + i]` to the product of the hidden numbers
-      from `at + i · stride` on with each vector.
-    - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` [hidden] the hidden numbers from
-      `places[i]` on times `values[vector, i]`, for i from `first` on, one after the other.
+    The backend's two functions work for 4 or 1 neurons (`rows`):
+
+    - `multiply(bundles, at, stride, rows, x, y, place)` sets `y[vector, place + i]` to the product of each vector with
+      the numbers from `bundles.flat[at + i · stride]` on.
+    - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` the numbers from
+      `bundles.flat[places[i]]` on, times `values[vector, i]`, for i from `first` on.
     """
     activate = ACTIVATIONS[activation]
 
