@@ -140,6 +140,7 @@ class _Run:
         sides = {f"{name}.left": low.left for name, low in self.lows.items()}
         return sides | {f"{name}.right": low.right for name, low in self.lows.items()}
 
+    @torch.enable_grad()
     def step(self, windows: Int64[Tensor, "batch tokens"]) -> None:
         """One step of the optimiser; sequences run one by one, which bounds the memory."""
         rate, total = self.training.rate(len(self.curve)), 0.0
