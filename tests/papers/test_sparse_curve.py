@@ -38,7 +38,7 @@ def test_rivals_are_better_at_no_more_bytes():
     table = sparse_curve.joined(SPARSE, few_bits)
     assert table["relative"].tolist() == pytest.approx([1, 1.2, 3, 1.005, 1.15])
     assert table["beaten_by"].tolist() == ["", "int4, hqq", "", "", ""]
-    assert "Of 2 models with fewer neurons, 1 have" in sparse_curve.sentence(table)
+    assert "(int4, hqq) has a lower perplexity than 1 of 2 models" in sparse_curve.sentence(table)
     assert "threshold 1.20 at 71%, 3.00 at 90%" in sparse_curve.sentence(table)
 
 

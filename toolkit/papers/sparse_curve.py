@@ -163,8 +163,8 @@ def rival_sentence(table: pd.DataFrame) -> str:
     rivals = ", ".join(dict.fromkeys(beaten["beaten_by"]))
     which = f" ({rivals})" if rivals else ""
     return (
-        f"Of {len(sparse)} models with fewer neurons, {len(beaten)} have a higher perplexity than a model with fewer "
-        f"bits that reads no more FFN bytes a token{which}."
+        f"A model with fewer bits that reads no more FFN bytes a token{which} has a lower perplexity than "
+        f"{len(beaten)} of {len(sparse)} models with fewer neurons."
     )
 
 

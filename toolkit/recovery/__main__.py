@@ -28,7 +28,8 @@ def make(options: argparse.Namespace) -> None:
     model, tokenizer = load_model(recipe.model, fast_dtype())
     model.to(options.device)
     tokens, evaluation = (load_tokens(recipe.corpus, tokenizer, split) for split in ("calibration", "evaluation"))
-    on = card.Evaluation(evaluation, tokenizer, tasks=tuple(LOCAL_TASKS) if options.tasks else ())
+    tasks = tuple(LOCAL_TASKS) if options.tasks else ()
+    on = card.Evaluation(evaluation, tokenizer, tasks=tasks, task_limit=options.task_limit)
     dense = None
     for made in recover(recipe, model, tokens):
         dense = dense or on.of(model)
@@ -73,9 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (default: 0.001)")
     parser.add_argument("--rank", type=int, default=16, help="of each linear's difference (default: 16)")
     parser.add_argument("--down-rank", type=int, default=48, help="of each down projection's (default: 48)")
-    parser.add_argument("--seed", type=int, default=0, help="of the text's order and the adapters (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="of the text's order (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--no-tasks", dest="tasks", action="store_false", help="do not evaluate the local tasks")
+    parser.add_argument("--task-limit", type=int, help="only so many items of each task (default: all)")
     return parser
 
 

@@ -49,6 +49,7 @@ class Evaluation:
     windows: int = 6
     sequence_length: int = 1024
     tasks: tuple[str, ...] = ()
+    task_limit: int | None = None
 
     def of(self, model: nn.Module, adapters: Adapters | None = None) -> dict[str, float]:
         """Perplexity, share of zeros and accuracy by task; of the dense model without adapters."""
@@ -61,8 +62,9 @@ class Evaluation:
                 row = {"perplexity": float(perplexity(model, self.tokens, self.sequence_length, self.windows))}
             row["zeros"] = sum(zeros) / len(zeros)
             if self.tasks:
-                found = evaluate_tasks(model, self.tokenizer, self.tasks)
-                row |= dict(zip(found["task"], found["value"], strict=True))
+                found = evaluate_tasks(model, self.tokenizer, self.tasks, self.task_limit)
+                for name, value, error in found[["task", "value", "standard_error"]].itertuples(index=False):
+                    row |= {name: value, f"{name} (standard error)": error}
         return row
 
 

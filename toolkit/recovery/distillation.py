@@ -45,7 +45,7 @@ class Training:
     follow: float = 0.05
     """How far a sequence draws a threshold towards its own quantile."""
     seed: int = 0
-    keep_every: int = 10
+    keep_every: int = 5
     """Steps from one state on disk to the next."""
 
     def rate(self, step: int) -> float:

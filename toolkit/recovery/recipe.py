@@ -73,7 +73,7 @@ def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> It
     place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model)})
     windows = FITTED_ON.draw(tokens)
     by_layer = _kept_shares(place / "shares.json", model, windows, recipe)
-    adapters = fresh(model, recipe.rank, recipe.down_rank, by_layer[0], windows, recipe.training.seed)
+    adapters = fresh(model, recipe.rank, recipe.down_rank, by_layer[0], windows)
     for number, (zeros, layers) in enumerate(zip(recipe.zeros, by_layer, strict=True)):
         start = refitted(model, adapters, windows, layers)
         state = place / f"{recipe.name(zeros)}.safetensors"
