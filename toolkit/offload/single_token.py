@@ -28,7 +28,11 @@ WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"
 
 
 class SingleToken:
-    """The decoder's step. Its linears are `OffloadedLinear`s whose weights are used packed, in DRAM."""
+    """The decoder's step.
+
+    Its linears, or its whole FFNs, have a method `product` for one fp32 vector: `OffloadedLinear`s whose weights are
+    used packed, in DRAM; `ResidentLinear`s and `NeuronFFN`s.
+    """
 
     def __init__(self, model: nn.Module):
         self.model = model
@@ -100,7 +104,7 @@ class _Block:
         attention, mlp = block.self_attn, block.mlp
         self.before, self.between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
         self.q, self.k, self.v, self.o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        self.gate, self.up, self.down = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.ffn = mlp.product if hasattr(mlp, "product") else functools.partial(_swiglu, mlp)
         self.size, self.scale = attention.head_dim, attention.scaling
         self.norms = [_Norm(norm) for norm in (getattr(attention, f"{name}_norm", None) for name in "qk") if norm]
         self.attended = torch.empty(self.q.out_features)
@@ -117,9 +121,12 @@ class _Block:
             rotate(each, *angles)
         keys, values, length = layer.append(k.view(-1, self.size), v.view(-1, self.size))
         attend(heads[0], keys, values, length, self.scale, self.out)
-        given = self.between.of_sum(x, self.o.product(self.attended))
-        gate, up = self.gate.product(given), self.up.product(given)
-        return self.down.product(functional.silu(gate, inplace=True).mul_(up)).view(1, -1)
+        return self.ffn(self.between.of_sum(x, self.o.product(self.attended))).view(1, -1)
+
+
+def _swiglu(mlp: nn.Module, given: Tensor) -> Tensor:
+    gate, up = mlp.gate_proj.product(given), mlp.up_proj.product(given)
+    return mlp.down_proj.product(functional.silu(gate, inplace=True).mul_(up))
 
 
 class _Norm:
