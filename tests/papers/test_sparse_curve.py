@@ -44,7 +44,7 @@ def test_rivals_are_better_at_no_more_bytes():
 
 def toy():
     torch.manual_seed(0)
-    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3}
+    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, initializer_range=0.2)).eval()
 
 
@@ -63,7 +63,7 @@ def test_each_way_gives_the_share_of_zeros(one_thread, way):
 
 def test_bytes_of_a_model():
     model = toy()
-    assert sparse_curve.ffn_weights(model) == 3 * 3 * 16 * 24
+    assert sparse_curve.ffn_weights(model) == 3 * 3 * 32 * 48
     assert sparse_curve.bundle_bytes(decoder_ffns(model)[0]) == 4096
     assert [share for share, _ in sparse_curve.recovered("no such model")] == []
 

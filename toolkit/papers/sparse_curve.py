@@ -11,6 +11,7 @@ from functools import partial
 
 import pandas as pd
 import seaborn as sns
+import torch
 from jaxtyping import Int64
 from matplotlib.axes import Axes
 from torch import Tensor, nn
@@ -24,7 +25,9 @@ from toolkit.errors import unknown
 from toolkit.evaluation import perplexity
 from toolkit.formats.quality import Settings
 from toolkit.models import MODELS, fast_dtype, load_model
+from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.recovery.shares import shares
@@ -52,13 +55,27 @@ def _shared_out(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[Non
 
 
 @contextmanager
+def _predicted(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+    """What the predictor loads, counts: neurons below the threshold, too."""
+    limits = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1]).thresholds(zeros)
+    act, pairs = activation_name(model), zip(decoder_ffns(model), limits.tolist(), strict=True)
+    with predicted(model, torch.zeros_like(limits), [FewBits.of(ffn, act, limit) for ffn, limit in pairs]):
+        yield
+
+
+@contextmanager
 def _fatrelu(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
     with fatrelu(model, gate_limits(model, windows, zeros)):
         yield
 
 
 # how a dense model gets zeros without training
-WAYS = {"threshold": _even, "threshold, by sensitivity": _shared_out, "FATReLU for SiLU, untrained": _fatrelu}
+WAYS = {
+    "threshold": _even,
+    "threshold, by sensitivity": _shared_out,
+    "threshold, few-bit predictor": _predicted,
+    "FATReLU for SiLU, untrained": _fatrelu,
+}
 
 
 def dense_model(settings: Settings) -> tuple[nn.Module, Int64[Tensor, "windows tokens"], Int64[Tensor, " n"]]:
