@@ -20,7 +20,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from toolkit.kernels import dense
 from toolkit.kernels.common.program import Program, Task
-from toolkit.kernels.single_token import add_and_normalise, attend, normalise, rotate
+from toolkit.kernels.single_token import add_and_normalise, attend_stored, normalise, rotate
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group
 from toolkit.offload.growing_cache import GrowingLayer
@@ -120,10 +120,10 @@ class _Vectors:
         attention, hidden = block.self_attn, config.hidden_size
         self.x, self.more = torch.zeros(1, hidden), torch.zeros(1, hidden)
         self.given, self.cosine, self.sine = (torch.empty(n) for n in (hidden, attention.head_dim, attention.head_dim))
-        projections = attention.q_proj, attention.k_proj, attention.v_proj
-        self.q, self.k, self.v = (torch.empty(linear.out_features) for linear in projections)
+        self.q, self.attended = torch.empty(2, attention.q_proj.out_features)
+        self.key_value = torch.empty(2, attention.k_proj.out_features)
+        self.k, self.v = self.key_value
         self.gate, self.up = torch.empty(2, config.intermediate_size)
-        self.attended = torch.empty_like(self.q)
 
 
 class _Block:
@@ -131,10 +131,10 @@ class _Block:
 
     def __init__(self, block: nn.Module, of: _Vectors):
         attention = block.self_attn
-        self.of, self.size, self.scale = of, attention.head_dim, attention.scaling
-        self.query, self.out = (each.view(-1, self.size).numpy() for each in (of.q, of.attended))
-        self.key_value = of.k.view(-1, self.size), of.v.view(-1, self.size)
-        heads = (self.query, self.key_value[0].numpy())
+        self.of, size, self.scale = of, attention.head_dim, attention.scaling
+        self.query, key, self.out = (each.view(-1, size).numpy() for each in (of.q, of.k, of.attended))
+        self.key_value = of.key_value.view(2, -1, size)
+        heads = (self.query, key)
         norms = [getattr(attention, f"{name}_norm", None) for name in "qk"]
         after = [_normalising(norm, each) for norm, each in zip(norms, heads, strict=True) if norm]
         after += [Task(rotate, (each, of.cosine.numpy(), of.sine.numpy())) for each in heads]
@@ -147,8 +147,8 @@ class _Block:
     def __call__(self, layer: GrowingLayer) -> None:
         """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
         self.projections()
-        keys, values, length = layer.append(*self.key_value)
-        attend(self.query, keys, values, length, self.scale, self.out)
+        length = layer.append(self.key_value)
+        attend_stored(layer.keys.dtype, self.query, *layer.stored, length, self.scale, self.out)
         self.output()
         self.ffn()
 

@@ -35,8 +35,8 @@ METHODS = {
 }
 
 ACCELERATE = "accelerate"
-LLAMA_CPP = {"llama.cpp F16": "F16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}  # method -> GGUF type
-# Runtimes of others, with the format they store (GGUF: 2, 1.0625 and 0.5625 bytes a weight); measured, not modelled
+LLAMA_CPP = {f"llama.cpp {kind}": kind for kind in ("F16", "Q8_0", "Q4_0", "Q4_K", "Q3_K")}  # method -> GGUF type
+# runtimes of others, with the format they store (GGUF: 16, 8.5, 4.5, 4.5, 3.44 bits a weight): measured, not modelled
 RIVALS = {ACCELERATE: Method("dense", by_torch=True)} | {
     name: Method(f"gguf {kind}") for name, kind in LLAMA_CPP.items()
 }
