@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 GOAL = 0.03  # of perplexity, above the thresholded model's
 COLOURS = {"none": "black", "low_rank": "C0", "gate": "C1", "few_bits": "C2"}
@@ -60,22 +60,27 @@ def fired_figure(layers: pd.DataFrame, rows_held: pd.DataFrame) -> Figure:
     return figure
 
 
-def cost_figure(table: pd.DataFrame) -> Figure:
-    """What predictors cost in perplexity: over the share of neurons predicted, and over the bytes of the FFNs."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained", sharey=True)
-    bytes_ = table["resident_share"] + table["read_share"]
-    for axes, x in zip(panels, (table["predicted"], bytes_), strict=True):
-        for (kind, cut), rows in table.assign(x=x).groupby(["kind", "cut"], sort=False):
+def cost_figure(table: pd.DataFrame, dense: float) -> Figure:
+    """Perplexity with predictors, over the share of neurons predicted and over the bytes of the FFNs."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.2, 4.4), layout="constrained", sharey=True)
+    alone, told = table[table["kind"] == "none"].iloc[0], table[table["kind"] != "none"]
+    bytes_ = told["resident_share"] + told["read_share"]
+    for axes, x in zip(panels, (told["predicted"], bytes_), strict=True):
+        for (kind, cut), rows in told.assign(x=x).groupby(["kind", "cut"], sort=False):
             rows, style = rows.sort_values("x"), "o-" if cut else "o--"
             label = NAMES[kind] + ("" if cut else ", all used")
-            axes.plot(rows["x"], rows["over_thresholds"], style, color=COLOURS[kind], label=label, markersize=4)
-        axes.axhline(GOAL, color="gray", linewidth=0.8, linestyle="--")
-        axes.set_yscale("symlog", linthresh=0.01)
+            axes.plot(rows["x"], rows["perplexity"], style, color=COLOURS[kind], label=label, markersize=4)
+        axes.axhline(alone["perplexity"], color="black", linewidth=0.9, label="thresholds alone")
+        axes.axhline((1 + GOAL) * alone["perplexity"], color="black", linewidth=0.9, linestyle="--", label="3 % above")
+        axes.axhline(dense, color="gray", linewidth=0.9, linestyle=":", label="dense")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
+        axes.yaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, None))
-    panels[0].set(xlabel="neurons predicted", ylabel="perplexity above thresholds alone", title="(a) over predictions")
+    panels[0].set(xlabel="neurons predicted", ylabel="perplexity (log)", title="(a) over predictions")
     panels[1].set(xlabel="FFN bytes: resident + read a token", title="(b) over bytes")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
