@@ -21,6 +21,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
+from toolkit.formats.dense import Dense
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
@@ -30,10 +31,10 @@ from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget, check_bytes
 from toolkit.offload.device import Cpu
+from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.offload.plan import OF_FREE
-from toolkit.offload.resident_linear import ResidentLinear
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
@@ -76,6 +77,7 @@ class NeuronModel:
     mode: str  # how the disk is really read, as `Reader.mode`
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
+    _step: SingleToken | None = None
 
     @classmethod
     def open(
@@ -173,8 +175,8 @@ class NeuronModel:
         """Wait for the pass under way, close the files and release the memory. The model cannot run again."""
         self._turn.end()
         self._stack.close()
-        for ffn in self.ffns:
-            ffn.close()
+        for part in (*self.ffns, *([self._step] if self._step else [])):
+            part.close()
 
     def __enter__(self) -> Self:
         """The model itself."""
@@ -186,13 +188,14 @@ class NeuronModel:
 
     def _take_over(self) -> None:
         """Put our modules in the places of the model's FFNs and other linears of its decoder."""
-        for block, ffn, ours in zip(decoder_blocks(self.model), decoder_ffns(self.model), self.ffns, strict=True):
+        ffns = zip(decoder_blocks(self.model), decoder_ffns(self.model), self.ffns, strict=True)
+        for number, (block, ffn, ours) in enumerate(ffns):
             ours._run = self._turn.guard(ours._run)  # blocks can be called by themselves
             _replace_ffn(block, ffn, ours)
             for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, ResidentLinear(linear))
-        step = SingleToken.of(self.model)
-        forward = step.guard(self.model.forward) if step else self.model.forward
+                block.set_submodule(name, _resident(linear, name, number, self.recorder))
+        self._step = SingleToken.of(self.model)
+        forward = self._step.guard(self.model.forward) if self._step else self.model.forward
         self.model.forward = self._turn.guard(forward)
 
 
@@ -307,6 +310,12 @@ class _Fetch:
             begun_s = self.recorder.now_s()
             bundles.read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer, GAP_BYTES)
             self.recorder.record("read", "neurons", "storage", begun_s, len(neurons[part]) * bundle_bytes, self.number)
+
+
+def _resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
+    """A linear whose weight is dense and stays in memory."""
+    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())
 
 
 def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.kernels.common.rows import move_rows
 from toolkit.policies.sliding_window import Change, SlidingWindow
 from toolkit.storage.buffers import aligned_buffer
 
@@ -124,10 +125,9 @@ class NeuronStore:
         if not len(movers):
             return
         self.pointer[holes] = self.pointer[movers]
-        places, moved = torch.from_numpy(holes), torch.from_numpy(movers)
-        for part in (self.matrix, self.bias):
-            if part is not None:
-                part[places] = part[moved]
+        move_rows(self.matrix.view(torch.uint8).numpy(), movers, holes)
+        if self.bias is not None:
+            self.bias[torch.from_numpy(holes)] = self.bias[torch.from_numpy(movers)]
         self.rows_moved += len(movers)
 
 
