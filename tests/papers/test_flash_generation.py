@@ -40,11 +40,11 @@ def test_words_that_are_the_same(text, count):
 
 def test_growth_and_its_sentence():
     tokens = np.arange(40)
-    table = pd.DataFrame({"sampling": "greedy", "token": tokens, "io_ms": np.where(tokens < 10, 9.0, 4.0)})
+    table = pd.DataFrame({"sampling": "greedy", "token": tokens, "io_ms": np.where(tokens < 10, 9.0, 4.0), "mb": 2.0})
     assert shown.growth(table)["greedy"] == 1
     assert "does not grow" in shown.growth_sentence(table)
     table.loc[table["token"] >= 30, "io_ms"] = 6.0
-    assert "grows: in the last quarter it is greedy 1.50 times" in shown.growth_sentence(table)
+    assert "grows: in the last quarter it is greedy 1.50 times (bytes 1.00)" in shown.growth_sentence(table)
 
 
 def test_the_sentence_about_ways():
