@@ -17,16 +17,21 @@ from toolkit.activations.thresholds import thresholded
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.evidence.claims import claims
+from toolkit.machines.hardware import profile
+from toolkit.measure.replay import Replay, replay_measurements
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.neuron_folder import needed
 from toolkit.offload.neuron_model import NeuronModel
 from toolkit.offload.speculative import speculate
+from toolkit.papers.flash_io import measured_ways, modelled_reads
 from toolkit.papers.flash_predictors import Setting, Variant, key_of, loaded, predictors, samples, thresholds, tokens_of
 from toolkit.progress import progress
+from toolkit.simulation.neuron_reads import Reads
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
+FIRED = 0.33  # of the neurons that a predictor names, as in table 2's notebook
 SAMPLING = {"greedy": {"do_sample": False}, "nucleus": {"do_sample": True, "top_p": 0.9}}
 WAYS = {  # whether predictors tell what to read, and whether neurons stay; "speculative" checks guesses beside that
     "naive": (False, False),
@@ -239,6 +244,16 @@ def least_share(generation: Generation) -> float:
     except UserError as error:
         return float(re.search(r"([\d.]+) MB are needed", str(error))[1]) * 1e6 / model_bytes(generation.setting)
     return 0.0
+
+
+def twin(model: str, layers: int, paper_model: str, paper_layers: int, machine: str) -> pd.DataFrame:
+    """Tokens of a paper's size: measured here on so many layers with random weights, and their reads modelled there.
+
+    Columns as in `end_to_end`, and those of `toolkit.papers.flash_io.measured_ways`; the replay is that of table 2.
+    """
+    measured = measured_ways(replay_measurements(Replay(model, layers, fired=FIRED)))
+    theirs = modelled_reads(profile(machine), Reads(paper_model, paper_layers))
+    return pd.concat([theirs, measured.rename(columns={"manage_ms": "memory_ms"})], ignore_index=True)
 
 
 def published() -> pd.DataFrame:

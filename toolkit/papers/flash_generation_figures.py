@@ -11,20 +11,20 @@ GROWS = 1.1  # a load latency beyond this, over the one before, has grown
 
 def parts_figure(table: pd.DataFrame) -> Figure:
     """Stacked bars: where the time of a token goes, by way."""
-    figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(table) + 1.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(table) + 1.8), layout="constrained")
     left = np.zeros(len(table))
     for number, (part, name) in enumerate(PARTS.items()):
         values = table[f"{part}_ms"].to_numpy()
         axes.barh(table["way"], values, left=left, color=f"C{number}", label=name)
         left += values
     for place, total in enumerate(left):
-        axes.text(total, place, f" {total:.0f}", va="center")
+        axes.text(total, place, f" {total:.0f}", va="center", fontsize="small")
     axes.margins(x=0.08)
     axes.invert_yaxis()
     axes.set(
         xlabel="ms a token", title=f"{table['model'].iloc[0]}, {table['memory_share'].iloc[0]:.0%} of it in memory"
     )
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=len(PARTS))
     return figure
 
 
@@ -40,10 +40,10 @@ def long_figure(table: pd.DataFrame, smooth: int) -> Figure:
     return figure
 
 
-def growth(table: pd.DataFrame) -> pd.Series:
-    """By sampling: the median load latency of the last quarter of the tokens over that of the second quarter."""
+def growth(table: pd.DataFrame, column: str = "io_ms") -> pd.Series:
+    """By sampling: the median of a column over the last quarter of the tokens over that of the second quarter."""
     quarter = table["token"] * 4 // (table["token"].max() + 1)
-    medians = table.assign(quarter=quarter).groupby(["sampling", "quarter"], sort=False)["io_ms"].median().unstack()
+    medians = table.assign(quarter=quarter).groupby(["sampling", "quarter"], sort=False)[column].median().unstack()
     return medians[3] / medians[1]
 
 
@@ -64,10 +64,20 @@ def end_to_end_sentence(table: pd.DataFrame, least_share: float) -> str:
     return f"{words} What stays and one token's neurons need {least_share:.0%} of the model's bytes: half {half}."
 
 
+def twin_sentence(twin: pd.DataFrame) -> str:
+    """What all techniques give on layers of the paper's size, measured here."""
+    row = twin[(twin["evidence"] == "measured") & (twin["way"] == "bundling")].iloc[0]
+    return (
+        f"{row['layers']:.0f} layers of {row['model']}, replayed here with random weights, take "
+        f"{row['total_ms']:.0f} ms a token with all techniques, {row['speedup']:.1f} times as fast as naive loading "
+        "(measured)."
+    )
+
+
 def growth_sentence(table: pd.DataFrame) -> str:
     """Whether loading slows down over the text."""
-    grown = growth(table)
-    parts = ", ".join(f"{name} {ratio:.2f} times" for name, ratio in grown.items())
+    grown, read = growth(table), growth(table, "mb")
+    parts = ", ".join(f"{name} {ratio:.2f} times (bytes {read[name]:.2f})" for name, ratio in grown.items())
     verdict = "does not grow" if (grown <= GROWS).all() else "grows"
     return (
         f"Over {table['token'].max() + 1} tokens the load latency {verdict}: in the last quarter it is {parts} that of "
