@@ -9,7 +9,7 @@ Anyone may have written a file: `load` takes no more memory than there is, runs 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +28,8 @@ def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: 
 
     Raises `UserError` for trouble with the disk.
     """
-    from safetensors.torch import save_file
-
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    metadata = {**about, KIND: kind}
-    metadata[CHECKSUM] = checksum(metadata, stored)
-    with replacing(Path(path)) as temporary:
-        save_file(stored, temporary, metadata)
+    write(path, {**about, KIND: kind}, stored)
 
 
 def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, "Tensor"]]:
@@ -42,25 +37,50 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
 
     Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered.
     """
+
+    def expect_kind(metadata: Mapping[str, str]) -> None:
+        if (found := metadata.get(KIND)) != kind:
+            raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
+
+    metadata, tensors = read(path, expect_kind)
+    return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
+
+
+def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
+    """Replace a file by tensors, which are contiguous and on the CPU, and metadata, with a checksum over all of it.
+
+    Nobody ever sees half a file. Raises `UserError` for trouble with the disk.
+    """
+    from safetensors.torch import save_file
+
+    signed = {**metadata, CHECKSUM: checksum(metadata, tensors)}
+    with replacing(Path(path)) as temporary:
+        save_file(dict(tensors), temporary, signed)
+
+
+def read(
+    path: str | os.PathLike, check: Callable[[Mapping[str, str]], None]
+) -> tuple[dict[str, str], dict[str, "Tensor"]]:
+    """The metadata and tensors of a file that `write` made. `check` looks at the metadata before tensors are read.
+
+    Raises what `check` raises, and `UserError` for a file that cannot be read, does not fit into memory or was altered.
+    """
     from safetensors import SafetensorError, safe_open
 
     try:
         check_memory(regular_size(Path(path)), str(path))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            found, expected = metadata.get(KIND), metadata.get(CHECKSUM)
-            if found == kind:
-                # the library's tensors are views of the file; a copy stays good if the file changes
-                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+            check(metadata)
+            # the library's tensors are views of the file; a copy stays good if the file changes
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except UserError:
+        raise
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: cannot be read: {line(error)}") from error
-    if found != kind:
-        raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
-    if checksum(metadata, tensors) != expected:
+    if checksum(metadata, tensors) != metadata.get(CHECKSUM):
         raise UserError(f"{path}: damaged: its contents do not match their checksum; make the file again")
-    return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
+    return metadata, tensors
 
 
 def checksum(metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> str:

@@ -17,7 +17,8 @@ from safetensors.torch import save_file
 
 from tests import naive_formats as naive
 from toolkit.errors import UserError
-from toolkit.formats import FORMATS, FormatError, decode, encode, load, packed
+from toolkit.formats import FORMATS, FormatError, decode, encode, load
+from toolkit.tensor_files import checksum
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def rewrite(path, changed_tensors=None, **changed_metadata):
     tensors |= changed_tensors or {}
     tensors = {key: tensor for key, tensor in tensors.items() if tensor is not None}
     metadata |= changed_metadata
-    metadata["sha256"] = packed.checksum(metadata, tensors)
+    metadata["sha256"] = checksum(metadata, tensors)
     save_file(tensors, path, metadata)
 
 
@@ -298,7 +299,7 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(file, name, matr
     def no_space(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packed.os, "replace", no_space)
+    monkeypatch.setattr(os, "replace", no_space)
     with pytest.raises(UserError, match="no space left"):
         encode(name, torch.zeros(4, 8)).save(file)
     assert file.read_bytes() == before

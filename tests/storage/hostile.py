@@ -33,6 +33,7 @@ from toolkit.formats.scaled import Scaled
 from toolkit.storage import index
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
+from toolkit.tensor_files import checksum
 
 SECONDS, MEMORY_BYTES = 60, 4 << 30  # of the processor, for a case; the first compiles kernels
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
@@ -119,7 +120,7 @@ def attack_file(folder: Path, rng: random.Random) -> str:
         else:
             key = rng.choice(["dtype", "format", "version"])
             metadata[key] = rng.choice(["int8", "float16", "float64", "1", "2", *READABLE])
-    metadata["sha256"] = packed.checksum(metadata, tensors)
+    metadata["sha256"] = checksum(metadata, tensors)
     save_file(tensors, path, metadata)
     if rng.random() < 0.1:  # the library's own header
         data = bytearray(path.read_bytes())

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.models.test_models import FAMILIES, small
 from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models import decoder_blocks
-from toolkit.models.ffn import decoder_ffns
+from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.storage import bundles
@@ -16,6 +18,7 @@ from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
+from toolkit.storage.writing import write_store
 
 HIDDEN, NEURONS = 32, 48
 CHOSEN = np.array([0, 1, 2, 7, 46, 47])
@@ -45,16 +48,98 @@ def test_neurons_are_read_as_they_are(stored, layout):
     assert torch.equal(rows, whole[torch.from_numpy(CHOSEN)])
 
 
-def test_a_bundle_is_one_range_of_whole_blocks(stored):
+def test_a_bundle_is_one_read_of_whole_blocks(stored):
+    """Neurons that follow each other are one read in each matrix, and so are those beyond a gap that is allowed."""
     model, store = stored
-    parts = 3 if decoder_ffns(model)[0].gate else 2
-    bundled, split = (bundles.neuron_part(store.layer(0, layout), CHOSEN) for layout in bundles.LAYOUTS)
-    assert (len(bundled.ranges), len(split.ranges)) == (3, 3 * parts)  # 0 to 2, 7, 46 to 47
-    assert all(found.start == found.offset for found in bundled.ranges)
-    assert [found.nbytes for found in bundled.ranges] == [3 * BLOCK_BYTES, BLOCK_BYTES, 2 * BLOCK_BYTES]
-    for layout, part in (("bundled", bundled), ("split", split)):
-        assert part.nbytes <= bundles.buffer_bytes(store.layer(0, layout), len(CHOSEN))
-    assert bundles.neuron_part(store.layer(0, "split"), CHOSEN[:0]).ranges == ()
+    count = 3 if decoder_ffns(model)[0].gate else 2
+    bundled, split = store.layer(0, "bundled"), store.layer(0, "split")
+    chunks, _ = bundles.buffered_chunks(bundled, CHOSEN)  # 0 to 2, 7, 46 to 47
+    assert (chunks.sizes // BLOCK_BYTES).tolist() == [3, 1, 2]
+    assert chunks.places.tolist() == [0, 3 * BLOCK_BYTES, 4 * BLOCK_BYTES]
+    chunks, _ = bundles.buffered_chunks(bundled, CHOSEN, gap_bytes=4 * BLOCK_BYTES)
+    assert (chunks.sizes // BLOCK_BYTES).tolist() == [8, 2]
+    chunks, _ = bundles.buffered_chunks(split, CHOSEN)  # a row has 64 bytes: all that is chosen lies in one block
+    assert (chunks.sizes // BLOCK_BYTES).tolist() == [1] * count
+    for layer in (bundled, split):
+        for gap in (0, BLOCK_BYTES, 1 << 20):
+            chunks, _ = bundles.buffered_chunks(layer, CHOSEN, gap)
+            assert chunks.sizes.sum() <= bundles.buffer_bytes(layer, len(CHOSEN), gap)
+        assert len(bundles.buffered_chunks(layer, CHOSEN[:0])[0].sizes) == 0
+
+
+WIDE, FEW = 2048, 10  # a row of whole blocks in bf16
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A store of one FFN whose rows are whole blocks, and its bundles."""
+    generator = torch.Generator().manual_seed(1)
+    up, down = (torch.randn(FEW, WIDE, generator=generator).bfloat16() for _ in range(2))
+    folder = tmp_path_factory.mktemp("wide") / "store"
+    ffn = FFN(torch.nn.Linear(WIDE, FEW, dtype=torch.bfloat16), torch.nn.Linear(FEW, WIDE, dtype=torch.bfloat16))
+    ffn.up.weight.data, ffn.down.weight.data = up, down.T
+    write_store(folder, bundles.bundle_ops([ffn], bundles.LAYOUTS))
+    return Store.open(folder), torch.cat([up, down], 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    layout=st.sampled_from(bundles.LAYOUTS),
+    chosen=st.sets(st.integers(0, FEW - 1)),
+    aligned=st.booleans(),
+    gap=st.sampled_from([0, BLOCK_BYTES, 1 << 20]),
+)
+def test_reads_into_rows_and_through_the_buffer_give_the_same(wide, layout, chosen, aligned, gap):
+    store, expected = wide
+    layer, neurons = store.layer(0, layout), np.array(sorted(chosen), dtype=np.int64)
+    memory = torch.from_numpy(aligned_buffer((len(neurons) + 1) * 4 * WIDE))
+    memory[:] = 7
+    shift = 0 if aligned else 2
+    rows = memory[shift : shift + len(neurons) * 4 * WIDE].view(torch.bfloat16).view(len(neurons), 2 * WIDE)
+    with open_reader("threads", store, layout, chunk_bytes=BLOCK_BYTES, threads=3) as reader:
+        buffer = aligned_buffer(0 if aligned else bundles.buffer_bytes(layer, len(neurons), gap))
+        bundles.read_neurons(reader, layer, neurons, rows, buffer, gap)
+    assert torch.equal(rows, expected[torch.from_numpy(neurons)])
+    assert (memory[rows.nbytes + shift :] == 7).all()
+
+
+def test_rows_are_filled_without_a_copy_in_one_read_a_run_of_neurons(wide):
+    store, _ = wide
+    bundled, split = (
+        bundles.straight_chunks(store.layer(0, layout), np.array([1, 2, 3, 7])) for layout in ("bundled", "split")
+    )
+    row = 2 * WIDE
+    assert bundled.sizes.tolist() == [6 * row, 2 * row]
+    assert bundled.places.tolist() == [0, 6 * row]
+    assert split.sizes.tolist() == [row] * 8
+    assert split.places.tolist() == [row * number for number in range(8)]
+
+
+def test_a_failing_disk_leaves_an_empty_store_that_goes_on(wide, monkeypatch):
+    """One error, though several threads read."""
+    store, expected = wide
+    layer, failing = store.layer(0, "bundled"), [True]
+    with open_reader("threads", store, "bundled", threads=4) as reader:
+
+        def fetch(neurons, rows):
+            bundles.read_neurons(reader, layer, neurons, rows, aligned_buffer(0))
+
+        held = NeuronStore(SlidingWindow(FEW, 2), 2 * WIDE, torch.bfloat16, fetch)
+        held.advance(np.array([1, 3]))
+        really = reader._fetch
+
+        def fails(*arguments):
+            if failing[0]:
+                raise OSError(5, "Input/output error")
+            really(*arguments)
+
+        monkeypatch.setattr(reader, "_fetch", fails)
+        with pytest.raises(OSError, match="Input/output error"):
+            held.advance(np.array([5, 8]))
+        assert held.num_used == 0
+        failing[0] = False
+        held.advance(np.array([5, 8]))
+        assert torch.equal(held.used[0], expected[[5, 8]])
 
 
 def test_a_store_of_neurons_that_come_from_disk_computes_what_the_model_does(stored):
@@ -86,5 +171,13 @@ def test_bad_requests_are_refused(stored, tmp_path):
     with pytest.raises(UserError, match="unknown layout 'bundle'"):
         bundles.write_bundles(tmp_path / "store", model, "tiny", ["bundle"])
     assert not (tmp_path / "store").exists()
-    with pytest.raises(UserError, match="rows 48 to 49: expected a range of its 48 rows"):
-        bundles.neuron_part(store.layer(0, "bundled"), np.array([NEURONS]))
+    layer, rows = store.layer(0, "bundled"), torch.zeros(2, 1)
+    with open_reader("threads", store, "bundled") as reader:
+        for wrong, message in (
+            ([0, NEURONS], rf"neurons 0 to {NEURONS}: layer 0 ffn.bundle \(bundled\) has 0 to 47"),
+            ([-1, 2], "neurons -1 to 2"),
+            ([3, 2], "expected rising numbers"),
+            ([3, 3], "expected rising numbers"),
+        ):
+            with pytest.raises(UserError, match=message):
+                bundles.read_neurons(reader, layer, np.array(wrong), rows, aligned_buffer(0))

@@ -77,6 +77,74 @@ def test_chunks_tile_their_ranges(sizes, place, chunk):
     assert list(zip(chunks.offsets, chunks.sizes, chunks.places, strict=True)) == naive
 
 
+@given(
+    starts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(1, 3)), max_size=8),
+    chunk=st.integers(1, 4),
+)
+def test_joined_and_cut_chunks_read_the_same_bytes(starts, chunk):
+    def pairs(chunks):
+        """From which byte of the file to which of the target, one by one."""
+        found = zip(chunks.offsets, chunks.places, chunks.sizes, strict=True)
+        return [(offset + at, place + at) for offset, place, size in found for at in range(size)]
+
+    chunks = Chunks(*np.array([(o, n, p) for o, p, n in starts], np.int64).reshape(-1, 3).T)
+    joined = chunks.joined()
+    assert pairs(joined) == pairs(chunks) == pairs(chunks.cut(chunk))
+    followers = zip(pairs(chunks), pairs(chunks)[1:], strict=False)
+    breaks = sum(second != (first[0] + 1, first[1] + 1) for first, second in followers)
+    assert len(joined.sizes) == (breaks + 1 if starts else 0)
+    assert chunks.cut(chunk).sizes.max(initial=0) <= chunk
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(blocks=st.permutations(range(20)), count=st.integers(0, 20), chunk=st.integers(1, 4))
+def test_chunks_go_to_their_places(name, stored, blocks, count, chunk):
+    """Blocks of a file, in any order, to other places."""
+    numbers = np.array(blocks[:count], np.int64)
+    target = aligned_buffer(40 * BLOCK_BYTES)
+    chunks = Chunks(numbers * BLOCK_BYTES, np.full(count, BLOCK_BYTES), np.arange(count) * 2 * BLOCK_BYTES)
+    with READERS[name](stored, chunk_bytes=chunk * BLOCK_BYTES) as reader:
+        reader.read_chunks("a", chunks, target)
+    content = np.fromfile(stored["a"].path, np.uint8).reshape(-1, BLOCK_BYTES)
+    assert (target.reshape(20, 2, BLOCK_BYTES)[:count, 0] == content[numbers]).all()
+    assert not target.reshape(20, 2, BLOCK_BYTES)[:, 1].any()
+
+
+def test_chunks_that_cannot_be_read_are_refused(name, stored):
+    def chunks(offset, size, place):
+        return Chunks(*(np.array([0, number]) for number in (offset, size, place)))
+
+    with READERS[name](stored) as reader:
+        for wrong in ((1, BLOCK_BYTES, 0), (0, 5, 0), (0, BLOCK_BYTES, 100), (-BLOCK_BYTES, BLOCK_BYTES, 0)):
+            with pytest.raises(UserError, match="no whole blocks"):
+                reader.submit_chunks("a", chunks(*wrong), aligned_buffer(2 * BLOCK_BYTES))
+        with pytest.raises(UserError, match="no whole blocks"):
+            reader.submit_chunks("a", chunks(0, BLOCK_BYTES, 0), aligned_buffer(2 * BLOCK_BYTES)[1:])
+        with pytest.raises(UserError, match="a buffer of 8192 bytes for chunks up to byte 12288"):
+            reader.submit_chunks("a", chunks(0, BLOCK_BYTES, 2 * BLOCK_BYTES), aligned_buffer(2 * BLOCK_BYTES))
+        with pytest.raises(UserError, match="shard z was not opened"):
+            reader.submit_chunks("z", chunks(0, 0, 0), aligned_buffer(BLOCK_BYTES))
+
+
+def test_a_read_that_fails_in_one_of_many_threads_stops_the_others(stored, tmp_path):
+    """One error, once; the ranges that nobody had taken stay unread, and the reader goes on."""
+    blocks = 20_000
+    path = tmp_path / "sparse"
+    path.touch()
+    os.truncate(path, 100 * BLOCK_BYTES)
+    target = aligned_buffer(BLOCK_BYTES)
+    places = np.zeros(blocks, np.int64)
+    beyond = Chunks((50 + np.arange(blocks)) * BLOCK_BYTES, np.full(blocks, BLOCK_BYTES), places)
+    with READERS["threads"]({"v": StoredFile.of(path)}, threads=32) as reader:
+        taken = []
+        fetch = reader._fetch
+        reader._fetch = lambda *arguments: taken.append(fetch(*arguments))
+        with pytest.raises(OSError, match="short read: 0 of 4096 bytes at offset"):
+            reader.read_chunks("v", beyond, target)
+        reader.read_chunks("v", Chunks(beyond.offsets[:9], beyond.sizes[:9], places[:9]), target)
+    assert len(taken) == 1  # the second one alone got through
+
+
 def test_layers_of_a_store_through_two_slots(name, store, weights):
     slots = [aligned_buffer(store.slot_bytes("endor")) for _ in range(2)]
     with open_reader(name, store, "endor", chunk_bytes=BLOCK_BYTES) as reader:

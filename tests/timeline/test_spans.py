@@ -38,7 +38,7 @@ class Clock:
 def test_times_by_hand():
     timeline = Timeline(spans(), "modelled")
     assert timeline.total_s == 6
-    assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0]
+    assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0, 0]
     assert timeline.busy_s() == timeline.busy_s("read", "copy") == 6
     assert timeline.overlap_s == 2
 

@@ -4,5 +4,6 @@ from toolkit.activations.allocation import share_out
 from toolkit.activations.recording import record
 from toolkit.activations.thresholds import Magnitudes, threshold_losses, thresholded
 from toolkit.activations.trace import Trace
+from toolkit.models.cutting import thresholds_of
 
-__all__ = ["Magnitudes", "Trace", "record", "share_out", "threshold_losses", "thresholded"]
+__all__ = ["Magnitudes", "Trace", "record", "share_out", "threshold_losses", "thresholded", "thresholds_of"]

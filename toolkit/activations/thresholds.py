@@ -6,7 +6,8 @@
 
 The output of a neuron is what the down projection takes in: act(gate) · up, or act(up) without a gate. A neuron is
 active where the magnitude of its output exceeds the threshold of its layer (TEAL: Liu et al., 2024). With a threshold
-of 0 that is where a ReLU lets something through.
+of 0 that is where a ReLU lets something through. By the criterion "gate" the magnitude of act(gate) alone decides
+(CATS: Lee et al., 2024), which a gate in memory can tell before the rest of the FFN is there.
 """
 
 import math
@@ -14,14 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.evaluation import perplexity
+from toolkit.models.activation import activation, activation_name
+from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
@@ -29,6 +31,7 @@ from toolkit.pruning.calibration import checked_windows, cut_windows
 DROPPED_BITS = 16  # of fp32's: magnitudes are told apart as bf16 tells them, which makes 32768 bins
 BINS = 1 << (31 - DROPPED_BITS)
 INFINITE = 0x7F80  # the first bin that holds no finite number
+CRITERIA = ("output", "gate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +43,14 @@ class Magnitudes:
     @classmethod
     @torch.no_grad()
     def measure(
-        cls, model: nn.Module, tokens: object, windows: int | None = None, sequence_length: int = 1024
+        cls,
+        model: nn.Module,
+        tokens: object,
+        windows: int | None = None,
+        sequence_length: int = 1024,
+        criterion: str = "output",
     ) -> "Magnitudes":
-        """Count over the first windows of a row of token ids.
+        """Count over the first windows of a row of token ids, by one of `CRITERIA`.
 
         Raises `UserError` for tokens that do not fit the model, activations that are not finite, or an unknown FFN.
         """
@@ -53,7 +61,7 @@ class Magnitudes:
             bins = outputs.float().abs().view(torch.int32) >> DROPPED_BITS
             counts[layer] += bins.flatten().bincount(minlength=BINS).cpu()
 
-        with watched(model, count), progress("measuring activations", len(cut), "windows") as bar:
+        with watched(model, count, criterion), progress("measuring activations", len(cut), "windows") as bar:
             for window in cut:
                 run_decoder(model, window)
                 bar.update()
@@ -85,34 +93,75 @@ class Magnitudes:
 
 
 @contextmanager
-def thresholded(model: nn.Module, thresholds: Float32[Tensor, " layers"]) -> Iterator[nn.Module]:
-    """Inside the block, outputs of neurons that do not exceed their layer's threshold are zero.
+def thresholded(
+    model: nn.Module, thresholds: Float32[Tensor, " layers"], criterion: str = "output"
+) -> Iterator[nn.Module]:
+    """Inside the block, outputs of neurons that do not exceed their layer's threshold, by the criterion, are zero.
 
-    Raises `UserError` for an unknown FFN, or another number of thresholds than blocks.
+    Raises `UserError` for an unknown FFN or criterion, an FFN without the gate that the criterion looks at, or another
+    number of thresholds than blocks.
     """
-    ffns = decoder_ffns(model)
-    if len(thresholds) != len(ffns):
-        raise UserError(f"{len(thresholds)} thresholds for {len(ffns)} decoder blocks: they are another model's")
+    blocks = len(decoder_ffns(model))
+    if len(thresholds) != blocks:
+        raise UserError(f"{len(thresholds)} thresholds for {blocks} decoder blocks: they are another model's")
 
-    def cut(limit: float, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
-        (outputs,) = args
-        return (outputs.masked_fill(outputs.float().abs() <= limit, 0),)  # a NaN stays
+    def cut(layer: int, values: Tensor, sizes: Tensor) -> Tensor:
+        return values.masked_fill(sizes.float().abs() <= float(thresholds[layer]), 0)  # a NaN stays
 
-    with _hooked([(ffn.down, partial(cut, float(limit))) for ffn, limit in zip(ffns, thresholds, strict=True)]):
+    with changed(model, cut, criterion):
         yield model
 
 
 @contextmanager
-def watched(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+def watched(model: nn.Module, see: Callable[[int, Tensor], None], criterion: str = "output") -> Iterator[None]:
     """Inside the block, `see(layer, outputs)` gets the outputs of the neurons, [..., neurons], whenever a layer runs.
 
-    Inside `thresholded` these are the outputs with the thresholds in place.
+    Inside `thresholded` these are the outputs with the thresholds in place. By the criterion "gate" it gets act(gate).
+    Raises `UserError` as `thresholded` does.
     """
 
-    def hook(layer: int, _: nn.Module, args: tuple[Any, ...]) -> None:
+    def look(layer: int, _: Tensor, sizes: Tensor) -> None:
+        see(layer, sizes)
+
+    with changed(model, look, criterion):
+        yield
+
+
+@contextmanager
+def fed(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Inside the block, `see(layer, x)` gets the input of each FFN, [..., hidden], before its neurons are computed."""
+
+    def look(layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         see(layer, args[0])
 
-    with _hooked([(ffn.down, partial(hook, layer)) for layer, ffn in enumerate(decoder_ffns(model))]):
+    ups = (ffn.up for ffn in decoder_ffns(model))
+    with attached(up.register_forward_pre_hook(partial(look, layer)) for layer, up in enumerate(ups)):
+        yield
+
+
+@contextmanager
+def changed(
+    model: nn.Module, change: Callable[[int, Tensor, Tensor], Tensor | None], criterion: str = "output"
+) -> Iterator[None]:
+    """Inside the block, `change(layer, values, sizes)` gives what takes the place of `values`; None leaves them.
+
+    By the criterion "output", both are the outputs of a layer's neurons. By "gate" the values are what the gate
+    projection gives, and the sizes act(gate); a value of 0 makes an output of 0, since activations map 0 to 0. Raises
+    `UserError` as `thresholded` does.
+    """
+    ffns = decoder_ffns(model)
+    if criterion not in CRITERIA:
+        raise unknown("criterion", criterion, CRITERIA)
+    if criterion == "output":
+        outputs = lambda layer, _, args: change(layer, args[0], args[0])  # noqa: E731
+        hooks = [ffn.down.register_forward_pre_hook(partial(outputs, layer)) for layer, ffn in enumerate(ffns)]
+    else:
+        if any(ffn.gate is None for ffn in ffns):
+            raise UserError("the model's FFNs have no gate: take the criterion 'output'")
+        act = activation(activation_name(model))
+        gates = lambda layer, _, __, gate: change(layer, gate, act(gate))  # noqa: E731
+        hooks = [ffn.gate.register_forward_hook(partial(gates, layer)) for layer, ffn in enumerate(ffns)]
+    with attached(hooks):
         yield
 
 
@@ -145,13 +194,3 @@ def threshold_losses(
                     losses[layer, column] = perplexity(model, tokens, sequence_length, windows).mean_nll - dense
                 bar.update()
     return losses
-
-
-@contextmanager
-def _hooked(hooks: Sequence[tuple[nn.Module, Callable]]) -> Iterator[None]:
-    handles = [module.register_forward_pre_hook(hook) for module, hook in hooks]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -10,19 +10,18 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.files import check_memory, replacing
+from toolkit.files import check_memory
 from toolkit.kernels import int8
 from toolkit.kernels.common.contracts import check_operand
 from toolkit.kernels.common.program import Product
-from toolkit.records import line, regular_size
-from toolkit.tensor_files import checksum
+from toolkit.records import line
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
@@ -165,18 +164,13 @@ class Packed(ABC):
 
     def save(self, path: str | os.PathLike) -> None:
         """Write to a temporary file beside `path`, then rename it, so that nobody ever sees half a file."""
-        from safetensors.torch import save_file
-
-        path = Path(path)
         metadata = {
             "format": self.name,
             "version": str(self.version),
             "shape": json.dumps(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."),
         }
-        metadata["sha256"] = checksum(metadata, self.tensors)
-        with replacing(path) as temporary:
-            save_file(self.tensors, temporary, metadata)
+        tensor_files.write(path, metadata, self.tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Self:
@@ -288,20 +282,12 @@ def expect_rising(name: str, offsets: Tensor, count: int, things: str) -> None:
 
 def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The metadata and tensors of a file, after comparing its checksum. Raises `FormatError`."""
-    from safetensors import SafetensorError, safe_open
+
+    def expect_matrix(metadata: Mapping[str, str]) -> None:
+        if missing := {"format", "version", "shape", "dtype", tensor_files.CHECKSUM} - metadata.keys():
+            raise UserError(f"{path}: not a packed matrix: its header lacks {', '.join(sorted(missing))}")
 
     try:
-        check_memory(regular_size(Path(path)), str(path))
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if missing := {"format", "version", "shape", "dtype", "sha256"} - metadata.keys():
-                raise FormatError(f"{path}: not a packed matrix: its header lacks {', '.join(sorted(missing))}")
-            # the library's tensors are views of the file; a copy stays good if the file changes
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except FormatError:
-        raise
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise FormatError(f"{path}: cannot be read: {line(error)}") from error
-    if checksum(metadata, tensors) != metadata["sha256"]:
-        raise FormatError(f"{path}: damaged: its contents do not match their checksum; make the file again")
-    return metadata, tensors
+        return tensor_files.read(path, expect_matrix)
+    except UserError as error:
+        raise FormatError(str(error)) from error

@@ -65,10 +65,21 @@ class Storage:
         bound of operational analysis for a closed system of one server and a delay. It rises with chunk and threads
         towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk of unknown latency.
         """
+        return chunk_bytes / self._read_s(chunk_bytes, threads) / GB
+
+    def gap_bytes(self, threads: int) -> float:
+        """The longest gap between two needed parts that is quicker to read than to leave out.
+
+        Reading on costs the gap's bytes at the disk's bandwidth, leaving it out costs a request more. Raises
+        `UserError` as `read_gb_s` does.
+        """
+        return self.bandwidth_gb_s * GB * self._read_s(0, threads)
+
+    def _read_s(self, chunk_bytes: float, threads: int) -> float:
+        """Seconds between the ends of two reads, of many that `threads` threads do."""
         if self.latency_s is None:
             raise UserError(f"the profile gives no latency for {self.name}: short reads cannot be modelled")
-        serial_s = self.request_s + chunk_bytes / (self.bandwidth_gb_s * GB)
-        return threads * chunk_bytes / (self.latency_s + threads * serial_s) / GB
+        return self.latency_s / threads + self.request_s + chunk_bytes / (self.bandwidth_gb_s * GB)
 
 
 @dataclass(frozen=True)

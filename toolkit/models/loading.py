@@ -10,10 +10,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from toolkit import sources
+from toolkit import paths, sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.models import downloads, hub
+from toolkit.models.adapters import merge
+from toolkit.models.cutting import cut_for_good
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ class Model:
     source: str
     licence: str
     folder: Callable[[], Path]
+    adapters: str | None = None
+    """A folder under `data/models/` whose adapters make the model sparse; None for a dense model."""
 
 
 def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, object]:
@@ -36,7 +40,10 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
 
     The embedded `smollm2-135m` is a Q4_1 GGUF (token embedding Q8_0). Its blocks are dequantised once to float32, which
     holds `scale · q + minimum` to the last bit that GGUF's own reader gives. That copy is kept under the cache, and
-    `dtype` rounds it. Every weight is then an ordinary `nn.Parameter` that can be pruned.
+    `dtype` rounds it. Every weight is then an ordinary `nn.Parameter` that can be pruned. Its sparse versions are made
+    from it by adding what the adapters under `data/models/` hold.
+
+    A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
     unknown, the model cannot be had from the hub, or it needs either of these.
@@ -44,12 +51,17 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place, options = _place(name)
+    adapters = _adapters(name)
+    first = torch.float32 if adapters else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
         model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
+            place, dtype=first, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
+    if adapters:
+        merge(model, adapters)
+    cut_for_good(model.to(dtype))
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -77,6 +89,11 @@ def fast_dtype() -> torch.dtype:
     else:
         native = torch.ops.mkldnn._is_mkldnn_bf16_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def _adapters(name: str) -> Path | None:
+    folder = MODELS[name].adapters if name in MODELS else None
+    return paths.root() / "data" / "models" / folder / "adapters.safetensors" if folder else None
 
 
 def _place(name: str) -> tuple[str, dict]:

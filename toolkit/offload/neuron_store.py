@@ -12,7 +12,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.kernels.common.rows import move_rows
 from toolkit.policies.sliding_window import Change, SlidingWindow
+from toolkit.storage.buffers import aligned_buffer
 
 ABSENT = -1
 
@@ -22,12 +24,14 @@ class NeuronStore:
 
     The names are the paper's:
 
-    - `matrix` [rows, width]: the bundles, preallocated.
+    - `matrix` [rows, width]: the bundles, preallocated, aligned so that direct reads can fill it.
     - `pointer` [rows]: which neuron each row holds.
     - `bias` [rows]: its bias of the up projection, or None; those of all neurons stay in memory, `all_biases`.
     - `num_used`: rows in use.
     - `last_k_active` [neurons]: the number of the token that last used each neuron held, else −1; the window keeps it.
     - `rows_moved`: rows that deletions have copied so far. Each deleted neuron moves at most one.
+
+    `matrix` can be given; stores that share one must not use it at the same time, and `clear` before each use.
 
     `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
     held any more, and the next token loads all that it needs.
@@ -42,12 +46,13 @@ class NeuronStore:
         dtype: torch.dtype,
         fetch: Callable[[Int64[np.ndarray, " new"], Tensor], None],
         all_biases: Float[Tensor, " neurons"] | None = None,
+        matrix: Float[Tensor, "rows width"] | None = None,
     ):
         if all_biases is not None and len(all_biases) != window.neurons:
             raise UserError(f"{len(all_biases)} biases for {window.neurons} neurons: give one each")
         rows = min(window.rows, window.neurons)
         self.window, self.all_biases, self._fetch = window, all_biases, fetch
-        self.matrix = torch.zeros(rows, width, dtype=dtype)  # zeros, not empty: the pages are touched now
+        self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
         self.row_of = np.full(window.neurons, ABSENT)
@@ -120,8 +125,12 @@ class NeuronStore:
         if not len(movers):
             return
         self.pointer[holes] = self.pointer[movers]
-        places, moved = torch.from_numpy(holes), torch.from_numpy(movers)
-        for part in (self.matrix, self.bias):
-            if part is not None:
-                part[places] = part[moved]
+        move_rows(self.matrix.view(torch.uint8).numpy(), movers, holes)
+        if self.bias is not None:
+            self.bias[torch.from_numpy(holes)] = self.bias[torch.from_numpy(movers)]
         self.rows_moved += len(movers)
+
+
+def _aligned_zeros(rows: int, width: int, dtype: torch.dtype) -> Float[Tensor, "rows width"]:
+    """A matrix that starts on a block. Its pages are touched now."""
+    return torch.from_numpy(aligned_buffer(rows * width * dtype.itemsize)).view(dtype).view(rows, width)

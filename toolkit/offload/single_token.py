@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM, PretrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -31,12 +31,15 @@ WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"
 
 
 class SingleToken:
-    """The decoder's step. Its linears are `OffloadedLinear`s whose weights are used packed, in DRAM."""
+    """The decoder's step. Its linears are `OffloadedLinear`s whose weights are used packed, in DRAM.
+
+    An MLP may be something else that has `product`, which takes a vector and gives one, both fp32 [hidden].
+    """
 
     def __init__(self, model: nn.Module):
         self.model = model
         blocks = decoder_blocks(model)
-        self.of = _Vectors(blocks[0], model.config.hidden_size)
+        self.of = _Vectors(blocks[0], model.config)
         self.blocks = [_Block(block, self.of) for block in blocks]
         self.norm, self.head = Program([[_adding(model.model.norm, self.of)]]), model.lm_head.weight
         self._hooks = [
@@ -113,22 +116,21 @@ class _Vectors:
     `x` is what goes from block to block, and `more` what the last part of one adds to it, both [1, hidden].
     """
 
-    def __init__(self, block: nn.Module, hidden: int):
-        attention, mlp = block.self_attn, block.mlp
+    def __init__(self, block: nn.Module, config: PretrainedConfig):
+        attention, hidden = block.self_attn, config.hidden_size
         self.x, self.more = torch.zeros(1, hidden), torch.zeros(1, hidden)
         self.given, self.cosine, self.sine = (torch.empty(n) for n in (hidden, attention.head_dim, attention.head_dim))
-        linears = attention.q_proj, mlp.gate_proj, mlp.up_proj
-        self.q, self.gate, self.up = (torch.empty(linear.out_features) for linear in linears)
+        self.q, self.attended = torch.empty(2, attention.q_proj.out_features)
         self.key_value = torch.empty(2, attention.k_proj.out_features)
         self.k, self.v = self.key_value
-        self.attended = torch.empty_like(self.q)
+        self.gate, self.up = torch.empty(2, config.intermediate_size)
 
 
 class _Block:
-    """A decoder block: four groups of products, what lies between them, and attention."""
+    """A decoder block: attention between two groups of products, then the FFN."""
 
     def __init__(self, block: nn.Module, of: _Vectors):
-        attention, mlp = block.self_attn, block.mlp
+        attention = block.self_attn
         self.of, size, self.scale = of, attention.head_dim, attention.scaling
         self.query, key, self.out = (each.view(-1, size).numpy() for each in (of.q, of.k, of.attended))
         self.key_value = of.key_value.view(2, -1, size)
@@ -139,10 +141,8 @@ class _Block:
         projections = attention.q_proj, attention.k_proj, attention.v_proj
         self.projections = Group(projections, of.given, (of.q, of.k, of.v), [_adding(block.input_layernorm, of)], after)
         self.output = Group([attention.o_proj], of.attended, [of.more[0]])
-        gated = mlp.gate_proj, mlp.up_proj
-        self.gates = Group(gated, of.given, (of.gate, of.up), [_adding(block.post_attention_layernorm, of)])
-        self.down = Group([mlp.down_proj], of.gate, [of.more[0]])
-        self.groups = self.projections, self.output, self.gates, self.down
+        self.ffn = (_Neurons if hasattr(block.mlp, "product") else _SwiGLU)(block, of)
+        self.groups = self.projections, self.output, *self.ffn.groups
 
     def __call__(self, layer: GrowingLayer) -> None:
         """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
@@ -150,9 +150,37 @@ class _Block:
         length = layer.append(self.key_value)
         attend_stored(layer.keys.dtype, self.query, *layer.stored, length, self.scale, self.out)
         self.output()
+        self.ffn()
+
+
+class _SwiGLU:
+    """An FFN of three linears, in two groups of products."""
+
+    def __init__(self, block: nn.Module, of: _Vectors):
+        mlp, self.of = block.mlp, of
+        gated = mlp.gate_proj, mlp.up_proj
+        self.gates = Group(gated, of.given, (of.gate, of.up), [_adding(block.post_attention_layernorm, of)])
+        self.down = Group([mlp.down_proj], of.gate, [of.more[0]])
+        self.groups = self.gates, self.down
+
+    def __call__(self) -> None:
         self.gates()
         functional.silu(self.of.gate, inplace=True).mul_(self.of.up)
         self.down()
+
+
+class _Neurons:
+    """An FFN whose neurons come from disk: it is asked as a whole."""
+
+    groups = ()
+
+    def __init__(self, block: nn.Module, of: _Vectors):
+        self.norm = Program([[_adding(block.post_attention_layernorm, of)]])
+        self.of, self.product = of, block.mlp.product
+
+    def __call__(self) -> None:
+        self.norm.run()
+        self.of.more[0].copy_(self.product(self.of.given))
 
 
 def _adding(norm: nn.Module, of: _Vectors) -> Task:

@@ -6,8 +6,11 @@ a matrix each, the down projection transposed, so two or three shorter ranges a 
 
     write_bundles(folder, model, "smollm2-135m")
     layer = Store.open(folder).layer(0, "bundled")
-    with open_reader("threads", store, "bundled") as reader:
+    with open_reader("threads", store, "bundled", threads=32) as reader:
         read_neurons(reader, layer, neurons, rows, aligned_buffer(buffer_bytes(layer, most_neurons)))
+
+Reads go straight into `rows` where weights are whole blocks and `rows` are aligned, as a `NeuronStore`'s are; otherwise
+through the buffer. What is read is planned in arrays: no Python object is made for a neuron.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,15 +22,16 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.errors import unknown
+from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.readers.base import Reader
-from toolkit.storage.runs import Layer, Part
+from toolkit.storage.readers.base import Chunks, HostReader
+from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.writing import Op, write_store
 
 LAYOUTS = ("bundled", "split")
+BITS = {2: torch.int16, 4: torch.int32}  # NumPy knows no bf16
 
 
 def write_bundles(folder: Path, model: nn.Module, name: str, layouts: Iterable[str] = ("bundled",)) -> None:
@@ -41,7 +45,7 @@ def write_bundles(folder: Path, model: nn.Module, name: str, layouts: Iterable[s
             raise unknown("layout", layout, LAYOUTS)
     ffns = decoder_ffns(model)
     nbytes = sum(len(layouts) * len(parts(ffn)) * ffn.down.weight.nbytes for ffn in ffns)
-    write_store(folder, _ops(ffns, layouts), model={"name": name}, expected_bytes=nbytes)
+    write_store(folder, bundle_ops(ffns, layouts), model={"name": name}, expected_bytes=nbytes)
 
 
 def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
@@ -50,48 +54,8 @@ def parts(ffn: FFN) -> dict[str, Float[Tensor, "neurons hidden"]]:
     return gate | {"up": ffn.up.weight.detach(), "down": ffn.down.weight.detach().T}
 
 
-def neuron_part(layer: Layer, neurons: Int64[np.ndarray, " neurons"]) -> Part:
-    """The weights of some neurons as a part of a layer: neurons that follow each other are one range in each matrix.
-
-    Raises `UserError` for a neuron that the layer does not have.
-    """
-    spans = _spans(neurons)
-    return Part({f"{op}:{first}": run.rows(first, end) for op, run in layer.ops.items() for first, end in spans})
-
-
-def buffer_bytes(layer: Layer, neurons: int) -> int:
-    """Bytes that `read_neurons` needs for so many neurons, however they lie."""
-    rows = (run.shape[1] * run.dtype.itemsize for run in layer.ops.values())
-    # a row that is no whole number of blocks may begin and end within a block
-    return neurons * sum(
-        -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES + BLOCK_BYTES * (nbytes % BLOCK_BYTES > 0) for nbytes in rows
-    )
-
-
-def read_neurons(
-    reader: Reader,
-    layer: Layer,
-    neurons: Int64[np.ndarray, " neurons"],
-    rows: Float[Tensor, "neurons width"],
-    buffer: UInt8[np.ndarray, " bytes"],
-) -> None:
-    """Read the bundles of some neurons, each once, into `rows`, through an aligned buffer.
-
-    Raises what `neuron_part` and `Reader.read` raise; `rows` are undefined then.
-    """
-    part = neuron_part(layer, neurons)
-    reader.read(part.ranges, buffer)
-    found, spans = part.view(buffer), _spans(neurons)
-    left, width = 0, rows.shape[1] // len(layer.ops)
-    for op in layer.ops:
-        top = 0
-        for first, end in spans:
-            rows[top : top + end - first, left : left + width] = found[f"{op}:{first}"].values[:, :width]
-            top += end - first
-        left += width
-
-
-def _ops(ffns: list[FFN], layouts: Iterable[str]) -> Iterator[Op]:
+def bundle_ops(ffns: Iterable[FFN], layouts: Iterable[str]) -> Iterator[Op]:
+    """FFNs as ops of a store, layer by layer, in each layout."""
     for layer, ffn in enumerate(ffns):
         for layout in layouts:
             matrices = parts(ffn)
@@ -101,13 +65,114 @@ def _ops(ffns: list[FFN], layouts: Iterable[str]) -> Iterator[Op]:
                 yield Op(layer, f"ffn.{name}", layout, Dense.encode(matrix.contiguous()))
 
 
+def buffer_bytes(layer: Layer, neurons: int, gap_bytes: int = 0) -> int:
+    """Bytes that `read_neurons` needs for so many neurons, however they lie."""
+    return sum(min(neurons * (_blocks(run) + gap_bytes), run.nbytes + BLOCK_BYTES) for run in layer.ops.values())
+
+
+def read_neurons(
+    reader: HostReader,
+    layer: Layer,
+    neurons: Int64[np.ndarray, " neurons"],
+    rows: Float[Tensor, "neurons width"],
+    buffer: UInt8[np.ndarray, " bytes"],
+    gap_bytes: int = 0,
+) -> None:
+    """Read the weights of some neurons, in rising order and each once, into `rows`.
+
+    `buffer` is aligned and has `buffer_bytes`. Reads through it go on over gaps of up to `gap_bytes` between neurons,
+    which is quicker than a request more where it costs the disk less (`Storage.gap_bytes`).
+    Raises `UserError` for neurons that the layer does not have, or a layer of packed weights, and what
+    `HostReader.read_chunks` raises; `rows` are undefined then.
+    """
+    _check(layer, neurons)
+    if not len(neurons):
+        return
+    if (target := _aligned_bytes(layer, rows)) is not None:
+        reader.read_chunks(layer.shard, straight_chunks(layer, neurons), target)
+        return
+    chunks, places = buffered_chunks(layer, neurons, gap_bytes)
+    reader.read_chunks(layer.shard, chunks, buffer)
+    bits, left, width = BITS[rows.element_size()], 0, rows.shape[1] // len(layer.ops)
+    for op in layer.ops:
+        _gather(buffer, places[op], rows.view(bits).numpy()[:, left : left + width])
+        left += width
+
+
+def straight_chunks(layer: Layer, neurons: Int64[np.ndarray, " neurons"]) -> Chunks:
+    """Reads that put row after row of a matrix: the weights of a neuron side by side, in the order of the ops."""
+    sizes = np.array([_row_bytes(run) for run in layer.ops.values()])
+    firsts = np.array([_first_byte(run) for run in layer.ops.values()])
+    offsets = firsts + neurons[:, None] * sizes
+    lefts = np.cumsum(sizes) - sizes
+    places = np.arange(len(neurons))[:, None] * sizes.sum() + lefts
+    return Chunks(offsets.ravel(), np.broadcast_to(sizes, offsets.shape).ravel(), places.ravel()).joined()
+
+
+def buffered_chunks(
+    layer: Layer, neurons: Int64[np.ndarray, " neurons"], gap_bytes: int = 0
+) -> tuple[Chunks, dict[str, Int64[np.ndarray, " neurons"]]]:
+    """Reads of the blocks around each neuron's weights, and where in the buffer each neuron's begin, by op.
+
+    Blocks that overlap, follow each other or leave a gap of up to `gap_bytes` are one read.
+    """
+    found, places, filled = [], {}, 0
+    for name, run in layer.ops.items():
+        starts = _first_byte(run) + neurons * _row_bytes(run)
+        low = starts // BLOCK_BYTES * BLOCK_BYTES
+        high = -(-(starts + _row_bytes(run)) // BLOCK_BYTES) * BLOCK_BYTES
+        opens = np.concatenate([[True], low[1:] - high[:-1] > gap_bytes])[: len(neurons)]
+        offsets, sizes = low[opens], high[np.roll(opens, -1)] - low[opens]
+        begins = filled + np.cumsum(sizes) - sizes
+        owner = np.cumsum(opens) - 1
+        places[name] = begins[owner] + starts - offsets[owner]
+        found.append((offsets, sizes, begins))
+        filled += int(sizes.sum())
+    return Chunks(*map(np.concatenate, zip(*found, strict=True))), places
+
+
+def _aligned_bytes(layer: Layer, rows: Float[Tensor, "neurons width"]) -> UInt8[np.ndarray, " bytes"] | None:
+    """The memory of `rows`, if reads can fill it directly; None where blocks do not fit rows."""
+    runs = layer.ops.values()
+    places = [number for run in runs for number in (_row_bytes(run), _first_byte(run))]
+    fits = sum(map(_row_bytes, runs)) == rows.shape[1] * rows.element_size() and rows.is_contiguous()
+    if not fits or any(number % BLOCK_BYTES for number in [*places, rows.data_ptr()]):
+        return None
+    return rows.view(torch.uint8).view(-1).numpy()
+
+
+def _gather(buffer: np.ndarray, places: Int64[np.ndarray, " neurons"], into: np.ndarray) -> None:
+    """Copy a row of `into` from each place of the buffer."""
+    values = buffer[: buffer.nbytes // into.itemsize * into.itemsize].view(into.dtype)
+    windows = np.lib.stride_tricks.sliding_window_view(values, into.shape[1])
+    into[:] = windows[places // into.itemsize]
+
+
+def _check(layer: Layer, neurons: Int64[np.ndarray, " neurons"]) -> None:
+    if (np.diff(neurons) < 1).any():
+        raise UserError("neurons to read: expected rising numbers, each once")
+    for run in layer.ops.values():
+        if run.format != Dense.name:
+            raise UserError(f"{run.label} is {run.format}: expected bundles, which `write_bundles` makes")
+        if len(neurons) and not 0 <= neurons[0] <= neurons[-1] < run.shape[0]:
+            raise UserError(f"neurons {neurons[0]} to {neurons[-1]}: {run.label} has 0 to {run.shape[0] - 1}")
+
+
+def _row_bytes(run: OpRun) -> int:
+    return run.shape[1] * run.dtype.itemsize
+
+
+def _first_byte(run: OpRun) -> int:
+    return run.offset + run.pieces["values"].offset
+
+
+def _blocks(run: OpRun) -> int:
+    """Bytes of the blocks around a row; one that is no whole number of blocks may begin and end within a block."""
+    row = _row_bytes(run)
+    return -(-row // BLOCK_BYTES) * BLOCK_BYTES + BLOCK_BYTES * (row % BLOCK_BYTES > 0)
+
+
 def _whole_blocks(bundles: Float[Tensor, "neurons width"]) -> Float[Tensor, "neurons padded"]:
     """Zeros behind each bundle, up to a block's end: a direct read is of whole blocks anyway."""
     block = BLOCK_BYTES // bundles.element_size()
     return functional.pad(bundles, (0, -bundles.shape[1] % block))
-
-
-def _spans(neurons: Int64[np.ndarray, " neurons"]) -> list[tuple[int, int]]:
-    """The first neuron of each run of neurons that follow each other, and the one behind its last."""
-    breaks = np.flatnonzero(np.diff(neurons) != 1) + 1
-    return [(int(run[0]), int(run[-1]) + 1) for run in np.split(neurons, breaks) if len(run)]

@@ -106,7 +106,14 @@ def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
 
 def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All tensors of a model but the weights of its decoder linears. A shared tensor is listed under its first name."""
-    packed = {id(linear.weight) for block in decoder_blocks(model) for linear in decoder_linears(block).values()}
+    return tensors_beside(
+        model, (linear.weight for block in decoder_blocks(model) for linear in decoder_linears(block).values())
+    )
+
+
+def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Tensor]:
+    """All tensors of a model but these weights. A shared tensor is listed under its first name."""
+    packed = {id(weight) for weight in weights}
     found: dict[str, Tensor] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         if id(tensor) not in packed:

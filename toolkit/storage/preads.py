@@ -18,7 +18,7 @@ def read_ranges(
     """Read `sizes[i]` bytes at the file's `offsets[i]` to `target[places[i]:]`, one range after the other.
 
     Threads that call this with one and the same `taken`, which starts at zero, share the ranges: each takes the next
-    that no other has, and returns when none is left.
+    that no other has, and returns when none is left. When a read fails, the others finish the range that they are at.
     For a direct descriptor, offsets, sizes, places and `target`'s address must be multiples of the file system's block.
     Raises `ValueError` for ranges that do not lie within `target`, and `OSError` when a read fails or falls short.
     """
@@ -32,8 +32,11 @@ def read_ranges(
     offsets, sizes, places = map(np.ascontiguousarray, (offsets, sizes, places))
     read, taken = _compiled(), np.zeros(1, np.int64) if taken is None else taken
     while (failed := read(descriptor, offsets, sizes, places, target, taken)) < len(offsets):
-        # a signal may have interrupted the read: try again
-        read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
+        try:  # a signal may have interrupted the read: try again
+            read_one(descriptor, int(offsets[failed]), target[places[failed] : places[failed] + sizes[failed]])
+        except OSError:
+            taken[0] = len(offsets)  # the other threads take no more
+            raise
 
 
 def warm_up() -> None:

@@ -10,7 +10,7 @@ with open_reader("threads", store, "endor") as reader:
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,25 +165,35 @@ class Store:
         The other tensors of the model are compared with `rest`. Types need not be the same, but integers stay integers.
         The model may be on the device "meta".
         """
-        blocks = decoder_blocks(model)
-        if len(blocks) != (count := len(self.layers_of(variant))):
-            raise self._misfit(model, f"{count} layers in variant {variant!r}", len(blocks))
-        for number, block in enumerate(blocks):
-            expected = {name: linear.weight for name, linear in decoder_linears(block).items()}
+        linears = [decoder_linears(block) for block in decoder_blocks(model)]
+        ops = [{name: tuple(linear.weight.shape) for name, linear in found.items()} for found in linears]
+        self.check_holds(model, variant, ops, rest_tensors(model))
+
+    def check_holds(
+        self,
+        model: nn.Module,
+        variant: str,
+        ops: Sequence[Mapping[str, tuple[int, ...]]],
+        rest: Mapping[str, Tensor],
+    ) -> None:
+        """Raise `UserError` unless this store holds these ops in every layer, by their shapes, and this rest."""
+        if len(ops) != (count := len(self.layers_of(variant))):
+            raise self._misfit(model, f"{count} layers in variant {variant!r}", len(ops))
+        for number, expected in enumerate(ops):
             stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
             self._check_shapes(model, stored, expected)
         stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}
-        self._check_shapes(model, stored, expected := rest_tensors(model))
+        self._check_shapes(model, stored, {name: tuple(tensor.shape) for name, tensor in rest.items()})
         for run in self.index.rest:
-            has, wants = run.pieces[run.name].dtype, expected[run.name].dtype
+            has, wants = run.pieces[run.name].dtype, rest[run.name].dtype
             if has.is_floating_point != wants.is_floating_point:
                 raise self._misfit(model, f"{run.name} of {has}", wants)
 
     def _check_shapes(
-        self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Tensor]
+        self, model: nn.Module, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
     ) -> None:
         for name in sorted(stored.keys() | expected.keys()):
-            has, wants = stored.get(name), tuple(expected[name].shape) if name in expected else None
+            has, wants = stored.get(name), expected.get(name)
             if has != wants:
                 raise self._misfit(model, f"{name} of shape {has}", wants)
 

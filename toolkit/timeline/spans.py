@@ -20,9 +20,10 @@ from toolkit.errors import UserError, unknown
 if TYPE_CHECKING:
     import pandas as pd
 
-STAGES = ("read", "copy", "decode", "compute", "other")  # storage → memory, DRAM → device, packed → dense, products
+# storage → memory, DRAM → device, packed → dense, products, the rest, neurons moved within DRAM
+STAGES = ("read", "copy", "decode", "compute", "other", "manage")
 TIERS = ("storage", "dram", "device")
-NEAREST = ("compute", "decode", "copy", "read")  # to the result
+NEAREST = ("compute", "decode", "copy", "manage", "read")  # to the result
 EVIDENCE = ("measured", "modelled")
 TRANSFERS = ("read", "copy")
 GB = 1e9
@@ -132,7 +133,7 @@ class Timeline:
         """Where the time went, each instant counted once: a row a stage that occurs.
 
         Where stages overlap, the instant belongs to the one nearest to the result: `compute`, then `decode`, `copy`,
-        `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage, seconds,
+        `manage`, `read`. So the seconds of `read` are those that only the disk was waited for. Columns: stage, seconds,
         share_percent of their sum, nbytes (as in `stages`), evidence.
         """
         rows, covered = [], []

@@ -1,9 +1,9 @@
 """What all readers share: reads are done one at a time, in the order asked for, and files are checked afterwards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Protocol, Self
@@ -38,11 +38,23 @@ class Chunks:
     def of(cls, ranges: Sequence[Blocks], place: int, chunk_bytes: int) -> Self:
         """Cut ranges into chunks. The ranges fill the target one after the other from `place` on."""
         offsets, sizes = np.array([(range_.offset, range_.nbytes) for range_ in ranges], np.int64).T
-        counts = -(-sizes // chunk_bytes)
-        owner = np.repeat(np.arange(len(ranges)), counts)
-        within = (np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk_bytes
-        places = place + np.cumsum(sizes) - sizes
-        return cls(offsets[owner] + within, np.minimum(sizes[owner] - within, chunk_bytes), places[owner] + within)
+        return cls(offsets, sizes, place + np.cumsum(sizes) - sizes).cut(chunk_bytes)
+
+    def cut(self, chunk_bytes: int) -> Self:
+        """The same bytes in chunks of at most so many bytes."""
+        counts = -(-self.sizes // chunk_bytes)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        within = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk_bytes
+        sizes = np.minimum(self.sizes[owner] - within, chunk_bytes)
+        return type(self)(self.offsets[owner] + within, sizes, self.places[owner] + within)
+
+    def joined(self) -> Self:
+        """The same bytes, where chunks that follow each other both in the file and in the target are one."""
+        ends = [place + self.sizes for place in (self.offsets, self.places)]
+        breaks = (self.offsets[1:] != ends[0][:-1]) | (self.places[1:] != ends[1][:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], breaks]))[: len(self.sizes)]
+        sizes = np.add.reduceat(self.sizes, firsts) if len(firsts) else self.sizes
+        return type(self)(self.offsets[firsts], sizes, self.places[firsts])
 
 
 class Reader(ABC):
@@ -134,19 +146,58 @@ class Reader(ABC):
         place = 0
         for shard, grouped in groupby(ranges, key=lambda range_: range_.shard):
             group = list(grouped)
-            try:
+            with self._unchanged(shard):
                 self._transfer(shard, group, place, target)
-            except OSError as error:
-                self.files[shard].check(self._descriptor(shard))  # a cut file gives a short read: name the cause
-                if error.errno and not error.filename:
-                    error.filename = str(self.files[shard].path)  # the system knows a descriptor only
-                raise
-            self.files[shard].check(self._descriptor(shard))
             place += sum(range_.nbytes for range_ in group)
+
+    @contextmanager
+    def _unchanged(self, shard: str) -> Iterator[None]:
+        """Raise `ChangedError` if the shard has changed by the end, also instead of an `OSError`, which it names."""
+        try:
+            yield
+        except OSError as error:
+            self.files[shard].check(self._descriptor(shard))  # a cut file gives a short read: name the cause
+            if error.errno and not error.filename:
+                error.filename = str(self.files[shard].path)  # the system knows a descriptor only
+            raise
+        self.files[shard].check(self._descriptor(shard))
 
 
 class HostReader(Reader):
     """Reads into host memory, chunk by chunk. `target` is a NumPy byte array."""
+
+    def submit_chunks(
+        self,
+        shard: str,
+        chunks: Chunks,
+        target: UInt8[np.ndarray, " bytes"],
+        within: AbstractContextManager | None = None,
+    ) -> Future[None]:
+        """Start to read chunks of one shard, each to its own place of `target`, cut to `chunk_bytes`.
+
+        As `submit`, without an object for each of them: for thousands of short reads. Offsets, sizes, places and the
+        target's address are multiples of `BLOCK_BYTES`. Raises what `submit` does, and so does the future.
+        """
+        self._check_chunks(shard, chunks, target)
+        return self._turns.submit(self._read_chunks, shard, chunks.cut(self.chunk_bytes), target, within)
+
+    def read_chunks(self, shard: str, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+        """Read chunks and wait. Raises what `submit_chunks` and its future do."""
+        self.submit_chunks(shard, chunks, target).result()
+
+    def _read_chunks(self, shard: str, chunks: Chunks, target: np.ndarray, within: AbstractContextManager | None):
+        with within or nullcontext(), self._unchanged(shard):
+            self._fetch(self._descriptor(shard), chunks, target)
+
+    def _check_chunks(self, shard: str, chunks: Chunks, target: np.ndarray) -> None:
+        """Refuse what a direct read cannot do, or what would be written beyond the target."""
+        if shard not in self.files:
+            raise UserError(f"shard {shard} was not opened by this reader: open one for its variant")
+        numbers = np.concatenate([chunks.offsets, chunks.sizes, chunks.places, [_address(target)]])
+        if (numbers % BLOCK_BYTES).any() or (numbers < 0).any():
+            raise UserError(f"chunks or a target that are no whole blocks of {BLOCK_BYTES} bytes: expected multiples")
+        if len(chunks.sizes) and (end := int((chunks.places + chunks.sizes).max())) > target.nbytes:
+            raise UserError(f"a buffer of {target.nbytes} bytes for chunks up to byte {end}: expected one as large")
 
     def _open(self, stack: ExitStack) -> str:
         self._files = {shard: stack.enter_context(open_unchanged(file)) for shard, file in self.files.items()}

@@ -1,0 +1,119 @@
+"""Tokens replayed by each way on a toy: what must be read follows from the trace and the shapes."""
+
+import numpy as np
+import pytest
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.measure import replay as replays
+from toolkit.measure.replay import Replay, most_held, replay_measurements
+from toolkit.measure.twin_bundles import ATTENTION, neuron_shape, twin_bundles
+from toolkit.models import shapes
+from toolkit.policies.neuron_ways import WAYS
+from toolkit.storage.bundles import LAYOUTS
+
+HIDDEN, NEURONS, LAYERS = 2048, 96, 3  # rows of whole blocks in fp16
+ROW = 2 * HIDDEN
+TOYS = {
+    "toy-opt": {"q_proj": (8, HIDDEN), "fc1": (NEURONS, HIDDEN), "fc2": (HIDDEN, NEURONS)},
+    "toy-llama": {
+        "o_proj": (16, HIDDEN),
+        "gate_proj": (NEURONS, HIDDEN),
+        "up_proj": (NEURONS, HIDDEN),
+        "down_proj": (HIDDEN, NEURONS),
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    for name, layer in TOYS.items():
+        monkeypatch.setitem(shapes.SHAPES, name, layer)
+    monkeypatch.setattr(replays, "describe", lambda: {"cpu": "toy"})
+
+
+def small(model="toy-opt", **given):
+    return Replay(model, LAYERS, **{"active": 0.3, "new": 0.05, "window": 2, "tokens": 3, "threads": 2} | given)
+
+
+@pytest.mark.parametrize(("model", "parts"), [("toy-opt", 2), ("toy-llama", 3)])
+def test_every_way_reads_what_the_trace_needs(model, parts):
+    replay = small(model)
+    table = replay_measurements(replay)
+    total = table[table["stage"] == "total"].set_index(["way", "repetition", "token"])
+    assert not total.index.has_duplicates
+    whole = sum(rows * columns * 2 for rows, columns in TOYS[model].values()) * LAYERS
+    assert (total.loc["naive", "nbytes"] == whole).all()
+    assert (
+        total.loc["hybrid", "nbytes"].between(whole / 2 - LAYERS * parts * ROW, whole / 2 + LAYERS * parts * ROW).all()
+    )
+    trace, span = replay.trace(), replay.window + replay.tokens
+    for repetition in (1, 2):
+        first = (repetition - 1) * span
+        for token in range(replay.tokens):
+            at = first + replay.window + token
+            active = [trace.active(layer)[0].numpy() for layer in range(LAYERS)]
+            needed = sum(one[at].sum() for one in active)
+            start = max(first, at - replay.window)
+            missing = sum((one[at] & ~one[start:at].any(0)).sum() for one in active)
+            assert total.loc[("predictor", repetition, token), "nbytes"] == needed * parts * ROW
+            for way in ("windowing", "bundling"):
+                assert total.loc[(way, repetition, token), "nbytes"] == missing * parts * ROW
+                assert total.loc[(way, repetition, token), "neurons"] == missing
+
+
+def test_each_way_has_its_stages_and_its_memory():
+    table = replay_measurements(small(tokens=2))
+    stages = table.groupby("way")["stage"].agg(set)
+    assert all(stages[way] >= {"read", "compute", "total"} for way in WAYS)
+    assert [way for way in WAYS if "manage" in stages[way]] == ["predictor", "windowing", "bundling"]
+    memory = table.groupby("way")["memory_bytes"].max()
+    assert memory["predictor"] < memory["windowing"] == memory["bundling"]
+    assert (table["seconds"] > 0).all()
+
+
+def test_a_measurement_is_kept_and_made_anew_for_another_way():
+    first = replay_measurements(small(ways=["bundling"], repetitions=1))
+    assert first.equals(replay_measurements(small(ways=["bundling"], repetitions=1)))
+    assert not first.equals(replay_measurements(small(ways=["bundling"], repetitions=1), fresh=True))
+
+
+def test_layers_of_a_twin_differ_and_layouts_hold_the_same():
+    store = twin_bundles("toy-llama", 2)
+    store.verify()
+    assert set(store.variants) == {*LAYOUTS, ATTENTION}
+    assert neuron_shape("toy-llama") == (NEURONS, HIDDEN, True)
+
+    def bundles(layer, layout):
+        found = [
+            store.shards[run.shard].content(run.offset, run.nbytes) for run in store.layer(layer, layout).ops.values()
+        ]
+        return np.concatenate([data.reshape(NEURONS, -1) for data in found], axis=1)
+
+    assert (bundles(0, "bundled") == bundles(0, "split")).all()
+    assert (bundles(1, "bundled") == np.roll(bundles(0, "bundled"), 1, axis=0)).all()
+
+
+def test_the_rows_that_a_window_needs_by_hand():
+    active = [np.array([0, 1]), np.array([1, 2, 3]), np.array([3])]
+    assert [most_held(active, 4, window) for window in (1, 2, 3)] == [3, 4, 4]
+    assert most_held([np.array([], np.int64)], 4, 1) == 1
+
+
+def test_what_makes_no_sense_is_refused_before_work():
+    for given, message in (
+        ({"ways": ["direct"]}, "unknown way 'direct'"),
+        ({"window": 0}, "window=0"),
+        ({"fired": 0.0}, "fired=0.0: expected a share above 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            small(**given)
+    with pytest.raises(UserError, match="layers=2: 3 or more"):
+        Replay("toy-opt", 2)
+    with pytest.raises(UserError, match="expected a whole model, one of"):
+        twin_bundles("toy-opt/2", 3)
+    with pytest.raises(UserError, match="no whole blocks of 4096 bytes"):
+        twin_bundles("opt-2.7b", 3)
+    with pytest.raises(UserError, match="what token 3 can bring"):
+        replay_measurements(small(new=0.29))

@@ -1,0 +1,261 @@
+"""A model whose neurons come from disk gives what the model in memory gives, within its budget, through any trouble."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
+from tests.offload.conftest import COMMON, FAMILIES, pruned
+from toolkit.activations.thresholds import Magnitudes, thresholded
+from toolkit.errors import UserError
+from toolkit.formats import FormatError
+from toolkit.models.ffn import decoder_ffns
+from toolkit.offload import neuron_model
+from toolkit.offload.neuron_model import PREDICTORS, NeuronModel
+from toolkit.predictors import Gate, Oracle, Predictors
+from toolkit.storage.buffers import HUGE_PAGE_BYTES
+from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.readers.threads import Threads
+
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+NUCLEUS = GREEDY | {"do_sample": True, "top_p": 0.9}
+NEURONS, ZEROS = 1100, 0.8
+WIDE = COMMON | {"initializer_range": 0.2}
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, WIDE | {"intermediate_size": NEURONS, "num_key_value_heads": 2}),
+    "opt": (OPTForCausalLM, OPTConfig, FAMILIES["opt"][2] | {"ffn_dim": NEURONS}),
+}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Exact(Oracle):
+    """Predicts exactly the active neurons, as if that took no memory."""
+
+    nbytes = 0
+
+
+class Packed:
+    """A model with thresholds, its folder and its exact predictors."""
+
+    def __init__(self, family, folder):
+        self.folder, self.model = folder, pruned(MODELS[family])
+        sizes = Magnitudes.measure(self.model, torch.randint(61, (256,)), sequence_length=64)
+        self.thresholds = sizes.thresholds(ZEROS if family == "llama" else 0.0)
+        self.needs = [round(NEURONS * (1 - ZEROS))] * len(self.thresholds)
+        pack_neurons(self.model, folder, family, thresholds=self.thresholds.tolist(), needs=self.needs)
+        self.predictors = [
+            Exact(limit, ffn, "silu" if family == "llama" else "relu")
+            for ffn, limit in zip(decoder_ffns(self.model), self.thresholds.tolist(), strict=True)
+        ]
+
+    def expected(self, **settings):
+        torch.manual_seed(0)
+        with thresholded(self.model, self.thresholds):
+            return self.model.generate(PROMPT, **settings)
+
+    def generated(self, settings=GREEDY, **options):
+        torch.manual_seed(0)
+        with NeuronModel.open(self.folder, **options) as ours:
+            found = ours.generate(PROMPT, **settings)
+            assert ours.budget.used_bytes <= ours.budget.limit_bytes
+            return found
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return Packed("llama", tmp_path_factory.mktemp("neurons") / "llama")
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def packed(request, tmp_path_factory):
+    return Packed(request.param, tmp_path_factory.mktemp("neurons") / request.param)
+
+
+def least_bytes(packed, **options):
+    """The budget that an error asks for."""
+    with pytest.raises(UserError, match="are needed") as told:
+        NeuronModel.open(packed.folder, dram_bytes=1, **options)
+    megabytes = float(str(told.value).partition("too small: ")[2].partition(" MB")[0])
+    return int((megabytes + 0.1) * 1e6)
+
+
+@pytest.mark.parametrize("settings", [GREEDY, NUCLEUS])
+@pytest.mark.parametrize("kind", ["exact", "all"])
+@pytest.mark.parametrize("window", [5, 1, 0])
+def test_tokens_are_those_of_the_thresholded_model_in_memory(packed, kind, window, settings):
+    options = {"predictors": packed.predictors if kind == "exact" else None, "window": window}
+    expected = packed.expected(**settings)
+    assert torch.equal(packed.generated(settings, **options), expected)
+    tight = least_bytes(packed, **options)
+    assert torch.equal(packed.generated(settings, **options, dram_bytes=tight), expected)
+
+
+def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
+    """Also a few tokens at once, a long prompt, and a layer without a predictor."""
+    tokens = torch.randint(61, (1, 40), generator=torch.Generator().manual_seed(1))
+    some = [None, *packed.predictors[1:]]
+    with thresholded(packed.model, packed.thresholds), torch.no_grad():
+        expected = packed.model(tokens).logits
+    with NeuronModel.open(packed.folder, some, least_bytes(packed, predictors=some)) as ours, torch.no_grad():
+        for count in (40, 3, 1, 17):
+            found = ours.model(tokens[:, :count]).logits
+            torch.testing.assert_close(found, expected[:, :count], rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_read_and_held(llama):
+    """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
+    with NeuronModel.open(llama.folder, llama.predictors, window=50) as ours:
+        ours.generate(PROMPT, **GREEDY)
+        reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
+        loaded = sum(ffn.store.rows_loaded for ffn in ours.ffns)
+        assert reads == 4096 * loaded  # a bundle takes a block
+        assert {ffn.store.window.rows for ffn in ours.ffns} == {NEURONS}
+    tight = least_bytes(llama, predictors=llama.predictors)
+    with NeuronModel.open(llama.folder, llama.predictors, tight, window=50) as ours:
+        rows = sum(ffn.store.window.rows for ffn in ours.ffns)
+        assert sum(llama.needs) <= rows < NEURONS * len(ours.ffns)
+        ours.generate(PROMPT, **GREEDY)
+        assert sum(ffn.store.rows_loaded for ffn in ours.ffns) > loaded
+        matrices = sum(ffn.store.matrix.nbytes for ffn in ours.ffns)
+        assert matrices <= ours.budget.taken["neurons"] <= matrices + 2 * HUGE_PAGE_BYTES
+
+
+def test_a_budget_below_one_token_is_refused_with_what_is_needed(llama):
+    least = least_bytes(llama, predictors=llama.predictors)
+    with pytest.raises(UserError, match=r"too small: [\d.]+ MB are needed \(rest .*, neurons"):
+        NeuronModel.open(llama.folder, llama.predictors, least - 3 * HUGE_PAGE_BYTES // 2)
+
+
+def test_predictors_of_another_model_are_refused(llama, tmp_path):
+    with pytest.raises(UserError, match="3 predictors for 4 layers"):
+        NeuronModel.open(llama.folder, llama.predictors[1:])
+    small = decoder_ffns(pruned("llama"))[0]
+    with pytest.raises(UserError, match="predictor of layer 0 is for 70 neurons"):
+        NeuronModel.open(llama.folder, [Exact(0.0, small, "silu"), *llama.predictors[1:]])
+
+
+def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
+    gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
+    save = Predictors("tiny", (*gates[:3], None)).save
+    settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: save(place / PREDICTORS)}
+    pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
+    with NeuronModel.open(tmp_path / "store") as ours:
+        found = [ffn.predictor for ffn in ours.ffns]
+        assert found[3] is None
+        assert all(torch.equal(mine.weight, gate.weight) for mine, gate in zip(found[:3], gates[:3], strict=True))
+        assert ours.budget.taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
+    pack_neurons(llama.model, tmp_path / "other", "large", **settings)
+    with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
+        NeuronModel.open(tmp_path / "other")
+
+
+def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monkeypatch):
+    fetch, calls = Threads._fetch, []
+
+    def fails_once(self, *arguments):
+        calls.append(1)
+        if len(calls) == 9:
+            raise OSError(errno.EIO, "bad sector")
+        fetch(self, *arguments)
+
+    monkeypatch.setattr(Threads, "_fetch", fails_once)
+    with NeuronModel.open(llama.folder, llama.predictors, verify=False) as ours:
+        with pytest.raises(OSError, match="bad sector"):
+            ours.generate(PROMPT, **GREEDY)
+        assert 0 in {ffn.store.num_used for ffn in ours.ffns}
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
+
+
+def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
+    sums, calls = neuron_model.NeuronFFN._sum, []
+
+    def stopped_once(self, x):
+        calls.append(1)
+        if len(calls) == 11:
+            signal.raise_signal(signal.SIGINT)
+        return sums(self, x)
+
+    monkeypatch.setattr(neuron_model.NeuronFFN, "_sum", stopped_once)
+    with NeuronModel.open(llama.folder, llama.predictors) as ours:
+        with pytest.raises(KeyboardInterrupt):
+            ours.generate(PROMPT, **GREEDY)
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
+
+
+def test_a_killed_run_harms_nothing(llama):
+    code = f"""if True:
+        import torch
+        from toolkit.offload.neuron_model import NeuronModel
+        with NeuronModel.open({str(llama.folder)!r}) as model:
+            model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
+            print("running", flush=True)
+            while True:
+                model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    """
+    before = sorted(os.listdir(llama.folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "running\n"
+        run.send_signal(signal.SIGKILL)
+    assert sorted(os.listdir(llama.folder)) == before
+    assert torch.equal(llama.generated(), llama.expected(**GREEDY))
+
+
+def test_two_models_on_one_folder_run_at_once(llama):
+    expected = llama.expected(**GREEDY)
+    with (
+        NeuronModel.open(llama.folder, llama.predictors) as one,
+        NeuronModel.open(llama.folder) as other,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        found = [threads.submit(model.generate, PROMPT, **GREEDY) for model in (one, other)]
+        assert all(torch.equal(each.result(), expected) for each in found)
+
+
+def test_one_model_in_two_threads_and_after_its_end_is_refused(llama):
+    ours = NeuronModel.open(llama.folder)
+    with ThreadPoolExecutor(1) as other, ours._turn.taken(), pytest.raises(UserError, match="another thread"):
+        other.submit(ours.generate, PROMPT).result()
+    ours.close()
+    with pytest.raises(UserError, match="closed"):
+        ours.generate(PROMPT, **GREEDY)
+
+
+@pytest.mark.parametrize("harm", ["cut", "altered", "threshold"])
+def test_a_damaged_folder_is_refused(harm, tmp_path):
+    folder = Packed("llama", tmp_path / "store").folder
+    file = folder / ("model/config.json" if harm == "threshold" else "layer-002.bundled.safetensors")
+    content = bytearray(file.read_bytes())
+    if harm == "cut":
+        content = content[:-4096]
+    elif harm == "altered":
+        content[9000] ^= 1
+    else:
+        content = json.dumps(json.loads(content) | {"activation_thresholds": [-1, 0, 0, 0]}).encode()
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match=file.name):
+        NeuronModel.open(folder)
+    if harm == "threshold":
+        with pytest.raises(UserError, match="expected a list of 4 finite numbers"):
+            NeuronModel.open(folder, verify=False)
+
+
+def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refused(tmp_path):
+    from toolkit.storage.packing import pack_model
+
+    pack_model(pruned("llama"), tmp_path / "packed")
+    with pytest.raises(UserError, match="holds no neurons"):
+        NeuronModel.open(tmp_path / "packed")
+    model, config, sizes = FAMILIES["llama"]
+    with pytest.raises(UserError, match="a gate and biases"):
+        pack_neurons(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons")
+    with pytest.raises(UserError, match="2 thresholds for 4 decoder blocks"):
+        pack_neurons(pruned("llama"), tmp_path / "neurons", thresholds=[0.1, 0.2])
+    assert not (tmp_path / "neurons").exists()

@@ -1,0 +1,73 @@
+"""FLASH's tables of reads, from a handful of made-up tokens."""
+
+import pandas as pd
+import pytest
+from matplotlib import pyplot as plt
+
+from toolkit.evidence.comparison import compare_machines
+from toolkit.machines.hardware import profile
+from toolkit.papers import flash_io
+from toolkit.papers.headlines import neuron_headline
+from toolkit.policies.neuron_ways import WAYS
+from toolkit.simulation.neuron_reads import Reads
+
+SECONDS = {"naive": 1.0, "hybrid": 0.5, "predictor": 0.4, "windowing": 0.2, "bundling": 0.1}
+
+
+@pytest.fixture
+def tokens():
+    """Two repetitions of one token: the second takes twice as long, but for the naive way."""
+    rows = []
+    for way, seconds in SECONDS.items():
+        for repetition in (1, 2):
+            whole = seconds * (2 if repetition == 2 and way != "naive" else 1)
+            stages = {"read": 0.5 * whole, "compute": 0.3 * whole, "total": whole}
+            if WAYS[way].predicted:
+                stages["manage"] = 0.2 * whole
+            for stage, value in stages.items():
+                row = {"way": way, "repetition": repetition, "token": 0, "stage": stage, "seconds": value}
+                rows.append(row | {"nbytes": 2e9 * seconds, "memory_bytes": 1e9})
+    return pd.DataFrame(rows).assign(model="opt-6.7b", layers=3, mode="direct")
+
+
+@pytest.fixture
+def table(tokens):
+    here = flash_io.measured_ways(tokens)
+    theirs = flash_io.modelled_reads(profile("flash-m1-max"), Reads("opt-6.7b", 32))
+    mine = theirs.assign(profile="this-machine", io_ms=here["io_ms"].to_numpy() * 1.1)
+    return flash_io.with_ratios(pd.concat([theirs, here, mine], ignore_index=True))
+
+
+def test_medians_and_speedups_by_hand(tokens):
+    rows = flash_io.measured_ways(tokens).set_index("way")
+    assert list(rows.index) == list(WAYS)
+    last = rows.loc["bundling"]
+    assert last[["total_ms", "io_ms", "manage_ms", "compute_ms"]].tolist() == pytest.approx([150, 75, 30, 45])
+    assert last[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([1 / 0.15, 5, 10])
+    assert last["tokens_per_s"] == pytest.approx(1 / 0.15)
+    assert rows.loc["naive", "read_gb"] == 2
+    assert rows.loc["naive", "manage_ms"] != rows.loc["naive", "manage_ms"]  # there is none
+
+
+def test_the_papers_reads_are_predicted_within_a_fifth(table):
+    """The goal of the cost model on table 2; inputs of the profile are no predictions."""
+    comparison = compare_machines(table, "flash/tab02")
+    chosen = comparison[comparison["kind"].eq("prediction") & comparison["claim"].str.endswith("-io")]
+    assert len(chosen) == 4
+    assert (chosen["ratio"].astype(float) - 1).abs().max() < 0.2
+    assert comparison.set_index("claim").loc["tab02-bundling-latency-ratio", "verdict"].tolist()
+
+
+def test_words_and_figures_are_made_from_the_table(table):
+    words = flash_io.ladder_words(table, "flash-m1-max")
+    assert "bundling brings 6.7 times the tokens a second of naive (5.0 to 10.0 over repetitions)" in words
+    assert "misses this machine's read times by 10% (median), 10% at most" in words
+    figure = flash_io.ladder_figure(table, compare_machines(table, "flash/tab02"), "flash-m1-max")
+    assert [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    plt.close(figure)
+
+
+def test_the_headline_needs_both_ends_of_the_ladder(tokens):
+    rows = flash_io.measured_ways(tokens)
+    assert "comes 6.7 times as fast as one that reads every weight, with 50% of" in neuron_headline(rows)["gain"]
+    assert neuron_headline(rows[rows["way"] != "naive"]) == {}

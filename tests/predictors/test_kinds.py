@@ -1,0 +1,151 @@
+"""Each kind of predictor: what one token gets, what many get, and the model with predictors in place."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.predictors.conftest import KINDS
+from toolkit.activations import thresholded
+from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
+from toolkit.models.ffn import decoder_ffns
+from toolkit.predictors import FewBits, Gate, LowRank, predicted, quality, with_limits
+
+
+@pytest.fixture(params=["llama", "opt"])
+def family(request):
+    return request.param
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, family):
+    if request.param == "gate" and family == "opt":
+        pytest.skip("OPT's FFN has no gate")
+    return request.param
+
+
+def test_one_token_gets_what_many_get(setting, predictors_of, family, kind):
+    model, limits, samples = setting(family)
+    for predictor, x in zip(predictors_of(kind, model, limits, samples), samples.inputs, strict=True):
+        scores = predictor.scores(x)
+        assert scores.shape == (len(x), predictor.shape[0])
+        for token in range(3):
+            neurons = predictor.predict(x[token].float())
+            assert neurons.dtype == np.int64
+            sure = (scores[token] - predictor.limit).abs() > 0.02 * scores[token].abs()  # sums may end otherwise
+            expected = (scores[token] > predictor.limit) & sure
+            assert set(expected.nonzero().flatten().tolist()) <= set(neurons.tolist())
+            assert not set(neurons.tolist()) & set((sure & ~expected).nonzero().flatten().tolist())
+            assert (np.diff(neurons) > 0).all()
+
+
+def test_with_every_neuron_or_an_oracle_it_is_the_thresholded_model(setting, predictors_of, tokens, family):
+    model, limits, samples = setting(family)
+    with thresholded(model, limits):
+        expected = model(tokens[None, :16]).logits
+    for kind in ("all", "oracle"):
+        with predicted(model, limits, predictors_of(kind, model, limits, samples)):
+            assert torch.equal(model(tokens[None, :16]).logits, expected)
+    with predicted(model, limits, [None] * samples.layers):
+        assert torch.equal(model(tokens[None, :16]).logits, expected)
+
+
+def test_the_gate_is_exact_by_its_own_criterion(setting, predictors_of, tokens):
+    model, limits, samples = setting()
+    gates = predictors_of("gate", model, limits, samples)
+    with thresholded(model, limits, "gate"):
+        expected = model(tokens[None, :16]).logits
+    with predicted(model, torch.full((3,), -1.0), gates):  # no threshold but the predictors' own
+        assert torch.equal(model(tokens[None, :16]).logits, expected)
+
+
+def test_what_is_not_predicted_counts_as_zero(setting, predictors_of, tokens):
+    """The same as a model whose down projection masks its own input."""
+    model, limits, samples = setting()
+    predictors = predictors_of("low_rank", model, limits, samples)
+    with predicted(model, limits, predictors):
+        found = perplexity(model, tokens, 16, 2)
+    for ffn, limit, predictor in zip(decoder_ffns(model), limits, predictors, strict=True):
+        up, down = ffn.up.forward, ffn.down.forward
+        seen = {}
+        ffn.up.forward = lambda x, up=up, seen=seen: up(seen.setdefault("x", x))
+
+        def masked(y, down=down, seen=seen, limit=limit, predictor=predictor):
+            wanted = predictor.scores(seen.pop("x").flatten(0, 1)) > predictor.limit
+            return down(torch.where((y.float().abs() > limit) & wanted.view(y.shape), y, 0))
+
+        ffn.down.forward = masked
+    assert found == perplexity(model, tokens, 16, 2)
+
+
+@pytest.mark.parametrize("zeros", [0.5, 0.9])
+def test_quality_counts_what_is_there(setting, predictors_of, family, kind, zeros):
+    model, limits, samples = setting(family, zeros)
+    table = quality(predictors_of(kind, model, limits, samples), samples)
+    for row, predictor in zip(table.itertuples(), predictors_of(kind, model, limits, samples), strict=True):
+        found = (predictor.scores(samples.inputs[row.layer]) > predictor.limit).numpy()
+        active = samples.outputs[row.layer].float().numpy() != 0
+        assert row.predicted == pytest.approx(found.mean())
+        assert row.recall == pytest.approx((found & active).sum() / active.sum())
+        assert row.precision == pytest.approx((found & active).sum() / max(1, found.sum()))
+        assert row.false_positives == pytest.approx((found & ~active).sum() / (~active).sum())
+        assert row.nbytes == predictor.nbytes
+    if kind in ("all", "oracle"):
+        assert (table["recall"] == 1).all()
+        assert (table["kept"] == 1).all()
+
+
+def test_limits_keep_what_is_asked_and_no_more(setting, predictors_of, kind):
+    model, limits, samples = setting()
+    predictors = with_limits(predictors_of(kind, model, limits, samples), samples, 0.9)
+    for layer, predictor in enumerate(predictors):
+        scores, sizes = predictor.scores(samples.inputs[layer]), samples.magnitudes(layer)
+        assert sizes[scores > predictor.limit].sum() >= 0.9 * sizes.sum() * (1 - 1e-6)
+        above = scores[scores > predictor.limit].min()  # the next limit up loses too much
+        assert sizes[scores > above].sum() < 0.9 * sizes.sum()
+
+
+def test_four_bits_are_rounded_weights(setting):
+    """Against a product with the weights rounded group by group, in float32."""
+    model, _, samples = setting()
+    ffn, x = decoder_ffns(model)[0], samples.inputs[0].float()
+    rounded = []
+    for linear in (ffn.gate, ffn.up):
+        weight = linear.weight.float()
+        low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+        step = (high - low) / 15
+        rounded.append(((weight - low) / step).round() * step + low)
+    expected = functional.silu(x @ rounded[0].T) * (x @ rounded[1].T)
+    scores = FewBits.of(ffn, "silu", 0.0).scores(x)
+    assert (scores - expected.abs()).abs().max() < 0.05 * expected.abs().max()
+
+
+def test_bytes_are_those_in_memory(setting):
+    model, _, _ = setting()
+    ffn = decoder_ffns(model)[0]
+    assert FewBits.of(ffn, "silu", 0.0).nbytes == 96 * 32 // 2 + 96 * 2 * 2  # codes, and two bf16 a row
+    assert Gate.of(ffn, "silu", 0.0).nbytes == 48 * 32 * 2 + 48 * 4
+    assert LowRank(0.0, torch.zeros(4, 32), torch.zeros(48, 4), torch.zeros(48)).nbytes == 4 * (4 * 80 + 48)
+
+
+def test_wrong_parts_are_refused(setting, predictors_of, tiny):
+    model, limits, samples = setting()
+    low_rank = predictors_of("low_rank", model, limits, samples)
+    with pytest.raises(UserError, match="2 predictors for 3 layers"), predicted(model, limits, low_rank[:2]):
+        pass
+    other = tiny("llama").bfloat16()
+    with pytest.raises(UserError, match="is for 48 neurons and 32 inputs"), predicted(other, limits, low_rank):
+        pass
+    with pytest.raises(UserError, match="outward of a predictor"):
+        dataclasses.replace(low_rank[0], outward=torch.zeros(48, 5))
+    with pytest.raises(UserError, match="not finite"):
+        dataclasses.replace(low_rank[0], bias=torch.full((48,), torch.nan))
+    with pytest.raises(UserError, match="has no gate"):
+        Gate.of(decoder_ffns(tiny("opt"))[0], "relu", 0.0)
+    with pytest.raises(UserError, match="24 neurons with 16 inputs"):
+        FewBits.of(decoder_ffns(tiny("llama"))[0], "silu", 0.0)
+    with pytest.raises(UserError, match=r"kept 1: expected a share"):
+        with_limits(low_rank, samples, 1)

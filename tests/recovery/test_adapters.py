@@ -1,0 +1,142 @@
+"""Adapters in a file: merged as the products say, and refused where they do not belong."""
+
+import json
+
+import pytest
+import torch
+
+from toolkit import tensor_files
+from toolkit.activations import Magnitudes, thresholded, thresholds_of
+from toolkit.errors import UserError
+from toolkit.models import load_model
+from toolkit.models.adapters import KIND, Adapters, LowRank, fingerprint, merge, named_linears, save
+from toolkit.models.cutting import cut_for_good
+
+
+def random_adapters(model, rank=2):
+    lows = {}
+    for name, linear in named_linears(model):
+        rows, columns = linear.weight.shape
+        lows[name] = LowRank(torch.randn(rows, rank).bfloat16().float(), torch.randn(rank, columns).bfloat16().float())
+    return Adapters(lows, torch.tensor([0.1, 0.0, 0.3]))
+
+
+@pytest.fixture
+def saved(tiny, tmp_path):
+    """A dense model, adapters for it, and their file."""
+    model = tiny("llama")
+    adapters = random_adapters(model)
+    save(tmp_path / "adapters", model, adapters, {"model": "tiny"})
+    return model, adapters, tmp_path / "adapters"
+
+
+@torch.no_grad()
+def test_a_merged_model_adds_the_products_and_cuts(saved, tiny, tokens):
+    model, adapters, file = saved
+    merge(model, file)
+    cut_for_good(model)
+    expected = tiny("llama")
+    for name, linear in named_linears(expected):
+        low = adapters.differences[name]
+        linear.weight += torch.einsum("ir,rj->ij", low.left, low.right)
+    with thresholded(expected, adapters.thresholds):
+        assert torch.allclose(model(tokens[None, :16]).logits, expected(tokens[None, :16]).logits, atol=1e-4)
+    assert torch.equal(thresholds_of(model), adapters.thresholds)
+    assert thresholds_of(expected) is None
+
+
+def test_the_fingerprint_is_of_the_model_and_not_of_its_dtype(tiny):
+    assert fingerprint(tiny("llama")) == fingerprint(tiny("llama").bfloat16())
+    assert fingerprint(tiny("llama")) != fingerprint(tiny("qwen3"))
+
+
+@torch.no_grad()
+def test_another_model_is_refused_before_it_changes(saved, tiny):
+    _, _, file = saved
+    other = tiny("llama")
+    other.model.layers[1].mlp.up_proj.weight[0, 0] += 1
+    before = [value.clone() for value in other.parameters()]
+    with pytest.raises(UserError, match=r"made for another model \(tiny\)"):
+        merge(other, file)
+    assert all(torch.equal(*pair) for pair in zip(before, other.parameters(), strict=True))
+
+
+def test_a_sparse_model_is_refused(saved):
+    model, _, file = saved
+    merge(model, file)
+    with pytest.raises(UserError, match="has activation thresholds already"):
+        merge(model, file)
+
+
+def test_altered_files_are_refused(saved):
+    model, _, file = saved
+    whole = file.read_bytes()
+    for damaged in (whole[:-1] + bytes([whole[-1] ^ 1]), whole[:-8], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"damaged|cannot be read"):
+            merge(model, file)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda t: t.pop("model.layers.0.mlp.up_proj.left"), "up_proj.left is missing"),
+        (lambda t: t.update({"model.layers.0.mlp.up_proj.left": torch.zeros(3, 2)}), "up_proj does not fit"),
+        (lambda t: t.update({"nothing.left": torch.zeros(3, 2), "nothing.right": torch.zeros(2, 3)}), "nothing does"),
+        (lambda t: t.update(thresholds=torch.zeros(2)), "2 thresholds do not fit"),
+        (lambda t: t.pop("thresholds"), "0 thresholds do not fit"),
+    ],
+)
+def test_files_that_fit_nothing_are_refused(saved, change, told):
+    model, _, file = saved
+    about, tensors = tensor_files.load(file, KIND)
+    change(tensors)
+    tensor_files.save(file, KIND, about, tensors)
+    with pytest.raises(UserError, match=told):
+        merge(model, file)
+
+
+@torch.no_grad()
+def test_a_saved_sparse_model_cuts_when_it_is_loaded(saved, tokens, tmp_path):
+    model, adapters, file = saved
+    merge(model, file)
+    cut_for_good(model)
+    model.save_pretrained(tmp_path / "model")
+    load_model("smollm2-135m")[1].save_pretrained(tmp_path / "model")
+    loaded, _ = load_model(str(tmp_path / "model"), torch.float32)
+    assert torch.equal(loaded(tokens[None, :16]).logits, model(tokens[None, :16]).logits)
+    assert torch.equal(thresholds_of(loaded), adapters.thresholds)
+
+
+@pytest.mark.parametrize("entry", [[0.1, 0.2], [0.1, 0.2, -1.0], [0.1, 0.2, "a"], 0.5, [0.1, 0.2, float("nan")]])
+def test_thresholds_that_make_no_sense_are_refused(saved, tmp_path, entry):
+    model, _, file = saved
+    merge(model, file)
+    model.save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"activation_thresholds": entry}))
+    load_model("smollm2-135m")[1].save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match="expected a list of 3 finite numbers"):
+        load_model(str(tmp_path / "model"))
+
+
+RELU = [
+    ("opt", {}),
+    ("llama", {"hidden_act": "relu"}),
+    ("qwen3", {"hidden_act": "relu"}),
+]  # FC1, FC2 with biases; gates
+
+
+@pytest.mark.parametrize(("family", "options"), RELU)
+@torch.no_grad()
+def test_models_with_relu_have_thresholds_of_zero(tiny, tokens, tmp_path, family, options):
+    """What a ReLU has set to zero is not active: a threshold of 0 says so, changes nothing, and is fitted."""
+    tiny(family, **options).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_thresholds": [0, 0, 0]}))
+    load_model("smollm2-135m")[1].save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path), torch.float32)
+    assert thresholds_of(model).tolist() == [0, 0, 0]
+    dense = tiny(family, **options)
+    assert torch.equal(model(tokens[None, :16]).logits, dense(tokens[None, :16]).logits)
+    assert Magnitudes.measure(model, tokens, sequence_length=16).thresholds(0.1).tolist() == [0, 0, 0]

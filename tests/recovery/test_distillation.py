@@ -1,0 +1,163 @@
+"""Distillation on toy models: it lowers the divergence, and goes on after Ctrl-C and kill -9 as if nothing had been."""
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from toolkit.activations import Magnitudes, thresholded
+from toolkit.activations.thresholds import run_decoder, watched
+from toolkit.errors import UserError
+from toolkit.models.adapters import add, named_linears
+from toolkit.recovery.distillation import Training, adapted, distil, fresh
+from toolkit.recovery.running import settle
+
+TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
+ZEROS = [0.7, 0.8, 0.6]
+
+
+def divergence(student, teacher, window):
+    """KL of the student's distributions from the teacher's, the slow way."""
+    ours, theirs = (model(window[None]).logits.double().softmax(-1) for model in (student, teacher))
+    return (theirs * (theirs / ours).log()).sum(-1).mean().item()
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_the_first_loss_is_the_divergence(tiny, tokens, family):
+    model = tiny(family).requires_grad_(False)
+    training = replace(TRAINING, steps=1, follow=0.0)
+    windows = training.windows(tokens, 0)
+    start = fresh(model, rank=2, down_rank=3, zeros=ZEROS, windows=windows)
+    _, curve = distil(model, tokens, ZEROS, start, training)
+    with thresholded(tiny(family), start.thresholds) as student, torch.no_grad():
+        expected = [divergence(student, model, window) for window in windows]
+    assert curve[0]["loss"] == pytest.approx(sum(expected) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "qwen3"])
+def test_training_brings_a_cut_model_closer_to_its_dense_one(tiny, tokens, family):
+    model = tiny(family).requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    start = fresh(model, rank=4, down_rank=4, zeros=ZEROS, windows=tokens.view(-1, 16))
+    found, curve = distil(model, tokens, ZEROS, start, replace(TRAINING, steps=30))
+    assert sum(row["loss"] for row in curve[-3:]) < 0.8 * sum(row["loss"] for row in curve[:3])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    merged = tiny(family)
+    add(merged, found)
+    with adapted(model, found.differences), torch.no_grad():
+        assert torch.allclose(model(tokens[None, :16]).logits, merged(tokens[None, :16]).logits, atol=1e-4)
+
+
+def test_thresholds_follow_the_share_of_zeros(tiny, tokens):
+    model = tiny().requires_grad_(False)
+    windows = tokens.view(-1, 16)
+    limits = settle(model, windows, ZEROS)
+    with thresholded(model, limits):
+        counts = [(outputs == 0).double().mean().item() for outputs in neurons(model, windows)]
+    assert counts == pytest.approx(ZEROS, abs=0.05)
+    assert limits[0].item() == pytest.approx(
+        Magnitudes.measure(model, tokens, None, 16).thresholds(ZEROS)[0].item(), rel=0.2
+    )
+
+
+def neurons(model, windows):
+    """All outputs of the neurons, [layers][tokens, neurons]."""
+    found = [[] for _ in ZEROS]
+    with watched(model, lambda layer, outputs: found[layer].append(outputs[0])):
+        for window in windows:
+            run_decoder(model, window)
+    return [torch.cat(parts) for parts in found]
+
+
+def test_it_goes_on_after_an_interruption(tiny, tokens, tmp_path, monkeypatch):
+    model = tiny().requires_grad_(False)
+    start = fresh(model, rank=2, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    whole, curve = distil(model, tokens, ZEROS, start, TRAINING)
+    state, rate = tmp_path / "state", Training.rate
+    monkeypatch.setattr(Training, "rate", lambda self, step: rate(self, step) if step < 5 else interrupt())
+    with pytest.raises(KeyboardInterrupt):
+        distil(model, tokens, ZEROS, start, TRAINING, state)
+    monkeypatch.setattr(Training, "rate", rate)
+    again, continued = distil(model, tokens, ZEROS, start, TRAINING, state)
+    assert continued == curve
+    assert torch.equal(again.thresholds, whole.thresholds)
+    for name, low in whole.differences.items():
+        assert torch.equal(low.left, again.differences[name].left)
+        assert torch.equal(low.right, again.differences[name].right)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+KILLED = """
+import os, signal, sys, torch
+from pathlib import Path
+from transformers import LlamaConfig, LlamaForCausalLM
+from toolkit.recovery.distillation import Training, distil, fresh
+torch.set_num_threads(1)
+torch.manual_seed(0)
+sizes = dict(vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2)).eval().requires_grad_(False)
+tokens = torch.randint(0, 61, (96,))
+training = Training(steps=6, batch=1, sequence_length=16, keep_every=2)
+start = fresh(model, rank=2, down_rank=2, zeros=[0.7, 0.7], windows=tokens.view(-1, 16))
+rate = Training.rate
+def killed(self, step):
+    if step == 5 and sys.argv[2] == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rate(self, step)
+Training.rate = killed
+_, curve = distil(model, tokens, [0.7, 0.7], start, training, Path(sys.argv[1]) if sys.argv[1] else None)
+print(curve[-1]["loss"])
+"""
+
+
+def test_it_goes_on_after_a_kill(tmp_path):
+    def run(state, end):
+        return subprocess.run(
+            [sys.executable, "-c", KILLED, str(state), end], capture_output=True, text=True, env=os.environ, check=False
+        )
+
+    assert run(tmp_path / "state", "kill").returncode == -signal.SIGKILL
+    assert [file.name for file in tmp_path.iterdir()] == ["state"]
+    assert run(tmp_path / "state", "").stdout == run("", "").stdout != ""
+
+
+def test_bad_input_is_refused(tiny, tokens, tmp_path):
+    model = tiny().requires_grad_(False)
+    start = fresh(model, rank=2, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    with pytest.raises(UserError, match="2 shares of zeros for 3 layers"):
+        distil(model, tokens, [0.5, 0.5], start, TRAINING)
+    with pytest.raises(UserError, match=r"share of zeros 1.0: expected at least 0"):
+        settle(model, tokens.view(-1, 16), [0.5, 0.5, 1.0])
+    with pytest.raises(UserError, match="5 tokens do not fill a sequence of 16"):
+        distil(model, tokens[:5], ZEROS, start, TRAINING)
+    state = tmp_path / "state"
+    distil(model, tokens, ZEROS, start, replace(TRAINING, steps=1), state)
+    with pytest.raises(UserError, match="holds another training"):
+        distil(model, tokens, ZEROS, start, TRAINING, state)
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match="damaged"):
+        distil(model, tokens, ZEROS, start, replace(TRAINING, steps=1), state)
+
+
+def test_each_part_of_the_text_comes_once_an_epoch():
+    tokens = torch.arange(67)
+    training = Training(batch=2, sequence_length=16)
+    seen = torch.cat([training.windows(tokens, step) for step in range(2)])
+    assert sorted(seen.flatten().tolist()) == list(range(64))
+    assert not torch.equal(seen, torch.cat([training.windows(tokens, step) for step in (2, 3)]))
+    assert torch.equal(training.windows(tokens, 3), training.windows(tokens, 3))
+
+
+def test_every_linear_is_adapted(tiny, tokens):
+    model = tiny("opt")
+    start = fresh(model, rank=2, down_rank=3, zeros=ZEROS, windows=tokens.view(-1, 16))
+    assert start.differences.keys() == dict(named_linears(model)).keys()
+    ranks = {name.rpartition(".")[2]: low.left.shape[1] for name, low in start.differences.items()}
+    assert ranks == {"q_proj": 2, "k_proj": 2, "v_proj": 2, "out_proj": 2, "fc1": 2, "fc2": 3}

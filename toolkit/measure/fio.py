@@ -1,0 +1,30 @@
+"""fio, the usual tool for measuring disks, on a file of ours: a yardstick for our reader, where it is installed."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from toolkit.storage.buffers import HUGE_PAGE_BYTES
+
+FLAGS = ("--readonly", "--thread", "--group_reporting", "--output-format=json", "--name=read", "--randrepeat=0")
+
+
+def installed() -> bool:
+    """Whether fio can be called."""
+    return shutil.which("fio") is not None
+
+
+def random_read_gb_s(file: Path, mode: str, chunk_bytes: int, threads: int, seconds: float) -> float:
+    """GB/s of random reads of a file into huge pages by so many threads, each waiting for one chunk at a time.
+
+    `mode` is "direct" or "buffered", as our own reads really are.
+    """
+    words = {"filename": file, "rw": "randread", "bs": chunk_bytes, "numjobs": threads, "ioengine": "psync"}
+    words |= {"direct": int(mode == "direct"), "iomem_align": HUGE_PAGE_BYTES}
+    words |= {"time_based": 1, "runtime": f"{seconds * 1000:.0f}ms"}
+    command = ["fio", *FLAGS, *(f"--{name}={value}" for name, value in words.items())]
+    huge = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=huge)
+    return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["bw_bytes"] / 1e9

@@ -1,0 +1,79 @@
+"""Scattered neurons read from a twin's bundles, in both layouts, beside fio at the same chunk and threads.
+
+scattered_reads(Scattered("opt-6.7b", layers=4))
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+
+from toolkit import sources
+from toolkit.cache import cached_table
+from toolkit.machines.probe import describe
+from toolkit.measure import fio
+from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
+from toolkit.simulation.neuron_reads import neuron_bytes
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.bundles import LAYOUTS, read_neurons
+from toolkit.storage.readers import Reader, open_reader
+from toolkit.storage.store import Store
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """What to read: a share of a layer's neurons at random, again and again for `read_s` in each of the turns."""
+
+    model: str
+    layers: int
+    share: float = 0.024
+    threads: int = 32
+    read_s: float = 0.4
+    repetitions: int = 5
+    seed: int = 0
+
+
+def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
+    """A row for each tool ("toolkit", "fio"), layout and repetition: chunk_bytes, threads, mode, gb_s.
+
+    Ours reads bursts, one layer's neurons at a time; fio reads chunks of the same size and file without a pause. Turns
+    alternate. There are no rows of fio where it is not installed.
+    """
+    code = sources.dependencies("toolkit.measure.scattered")
+    key = asdict(scattered) | {"machine": describe(), "fio": fio.installed()}
+    return cached_table("scattered", key, code, lambda: pd.DataFrame(_rows(scattered)), fresh)
+
+
+def _rows(scattered: Scattered) -> Iterator[dict]:
+    store, generator = twin_bundles(scattered.model, scattered.layers), np.random.default_rng(scattered.seed)
+    with open_reader("threads", store, *LAYOUTS, threads=scattered.threads) as reader:
+        for repetition in range(scattered.repetitions):
+            for layout in LAYOUTS:
+                chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
+                labels = {"layout": layout, "chunk_bytes": chunk, "threads": scattered.threads, "mode": reader.mode}
+                labels |= {"model": scattered.model, "repetition": repetition}
+                yield labels | {"tool": "toolkit", "gb_s": _ours(scattered, store, reader, layout, generator)}
+                if fio.installed():
+                    file = store.shards[store.layer(0, layout).shard].path
+                    found = fio.random_read_gb_s(file, reader.mode, chunk, scattered.threads, scattered.read_s)
+                    yield labels | {"tool": "fio", "gb_s": found}
+
+
+def _ours(scattered: Scattered, store: Store, reader: Reader, layout: str, generator: np.random.Generator) -> float:
+    """GB/s over the time that reads took."""
+    count, hidden, gated = neuron_shape(scattered.model)
+    width, chosen = hidden * (3 if gated else 2), max(1, round(scattered.share * count))
+    memory = torch.from_numpy(aligned_buffer(chosen * width * DTYPE.itemsize))
+    rows, nothing = memory.view(DTYPE).view(chosen, width), aligned_buffer(0)
+    elapsed_s, nbytes, layers = 0.0, 0, store.layers_of(layout)
+    while elapsed_s < scattered.read_s:
+        neurons = np.sort(generator.choice(count, chosen, replace=False))
+        layer = layers[generator.integers(len(layers))]
+        begun_s = time.perf_counter()
+        read_neurons(reader, layer, neurons, rows, nothing)
+        elapsed_s += time.perf_counter() - begun_s
+        nbytes += rows.nbytes
+    return nbytes / elapsed_s / 1e9

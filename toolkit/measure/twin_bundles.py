@@ -1,0 +1,86 @@
+"""A shape-only twin of a model on disk, by neuron: what `toolkit.measure.replay` reads.
+
+    store = twin_bundles("opt-6.7b", layers=4)
+    store.layer(0, "bundled"), store.layer(0, "split"), store.layer(0, "attention")
+
+Weights are random fp16 values: latency does not depend on them. Each layer has the same ones with its neurons in
+another order, so no layer can stand in for another. Embeddings, norms and biases are left out.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from toolkit import sources
+from toolkit.cache import cached
+from toolkit.errors import UserError
+from toolkit.formats.dense import Dense
+from toolkit.models.ffn import FFN
+from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
+from toolkit.simulation.neuron_reads import ffn_names, part_bytes
+from toolkit.storage.bundles import LAYOUTS, bundle_ops
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
+
+ATTENTION = "attention"  # the variant of the matrices that are no FFN's
+DTYPE = torch.float16
+
+
+def twin_bundles(model: str, layers: int) -> Store:
+    """The store of a model of `SHAPES` with so many layers, from the cache: FFNs in both layouts, attention dense.
+
+    Raises `UserError` for an unknown model or a part of one, fewer than one layer, or a disk that is too small.
+    """
+    if layers < 1:
+        raise UserError(f"layers={layers}: expected 1 or more")
+    if model not in SHAPES:
+        raise UserError(f"twin model {model!r}: expected a whole model, one of {', '.join(SHAPES)}")
+    if neuron_shape(model)[1] * DTYPE.itemsize % BLOCK_BYTES:
+        raise UserError(
+            f"twin model {model!r}: its rows are no whole blocks of {BLOCK_BYTES} bytes; choose a wider one"
+        )
+    code = sources.dependencies("toolkit.measure.twin_bundles")
+    folder = cached("twin_bundles", {"model": model, "layers": layers}, code, lambda to: _write(to, model, layers))
+    return Store.open(folder / "store")
+
+
+def neuron_shape(model: str) -> tuple[int, int, bool]:
+    """Neurons of a layer, hidden size, and whether there is a gate. Raises `UserError` for an unknown model."""
+    shapes = twin_shapes(model)
+    gate, up, _ = ffn_names(shapes)
+    return (*shapes[up], gate is not None)
+
+
+def _write(folder: Path, model: str, layers: int) -> None:
+    sizes = part_bytes(model, DTYPE.itemsize)
+    expected = layers * (len(LAYOUTS) * sizes["ffn"] + sizes[ATTENTION])
+    write_store(folder / "store", _ops(model, layers), model={"name": model}, expected_bytes=expected)
+
+
+def _ops(model: str, layers: int) -> Iterator[Op]:
+    weights = {op: random_pruned(shape, 0, DTYPE, seed) for seed, (op, shape) in enumerate(twin_shapes(model).items())}
+    names = ffn_names(weights)
+    ffns = (_ffn(*(weights.get(name) for name in names), shift=layer) for layer in range(layers))
+    for op in bundle_ops(ffns, LAYOUTS):
+        yield op
+    for layer in range(layers):
+        for op in sorted(weights.keys() - set(names)):
+            yield Op(layer, op, ATTENTION, Dense.encode(weights[op].roll(layer, 0)))
+
+
+def _ffn(gate: Tensor | None, up: Tensor, down: Tensor, shift: int) -> FFN:
+    """The FFN with its neurons moved on by `shift`."""
+    return FFN(
+        _linear(up.roll(shift, 0)),
+        _linear(down.roll(shift, 1)),
+        _linear(gate.roll(shift, 0)) if gate is not None else None,
+    )
+
+
+def _linear(weight: Tensor) -> nn.Linear:
+    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear

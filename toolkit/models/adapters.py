@@ -1,0 +1,114 @@
+"""Adapters that make a dense model sparse: low-rank differences of its decoder linears, and its thresholds, in a file.
+
+    save("adapters.safetensors", dense, Adapters(lows, thresholds), {"model": "smollm2-135m", "text": "..."})
+    merge(load_dense(), "adapters.safetensors")
+
+The weight of a linear becomes W + left · right (LoRA: Hu et al., 2022). Thresholds: see `toolkit.models.cutting`.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor, nn
+
+from toolkit import tensor_files
+from toolkit.errors import UserError
+from toolkit.models.blocks import decoder_blocks, decoder_linears
+from toolkit.models.cutting import ENTRY, thresholds_of
+from toolkit.models.ffn import decoder_ffns
+
+KIND = "adapters of a sparse model"
+BASE = "base_sha256"
+THRESHOLDS = "thresholds"
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """The difference left · right of a matrix."""
+
+    left: Float[Tensor, "rows rank"]
+    right: Float[Tensor, "rank columns"]
+
+
+@dataclass(frozen=True, eq=False)
+class Adapters:
+    """Differences of linears, by their dotted name in the model, and the threshold of each decoder block."""
+
+    differences: Mapping[str, LowRank]
+    thresholds: Float32[Tensor, " layers"]
+
+
+def named_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """Every decoder linear with its dotted name in the model."""
+    names = {module: name for name, module in model.named_modules()}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            yield names[linear], linear
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> str:
+    """SHA-256 over names, shapes and first rows (as bf16) of the decoder linears: which dense model this is."""
+    digest = hashlib.sha256()
+    for name, linear in named_linears(model):
+        digest.update(f"{name} {list(linear.weight.shape)}".encode())
+        digest.update(linear.weight[0].bfloat16().cpu().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Mapping[str, str]) -> None:
+    """Replace a file by adapters for a dense model, the differences as bf16. Raises `UserError` for disk trouble."""
+    tensors = {THRESHOLDS: adapters.thresholds.float()}
+    for name, low in adapters.differences.items():
+        tensors |= {f"{name}.left": low.left.bfloat16(), f"{name}.right": low.right.bfloat16()}
+    tensor_files.save(path, KIND, {**about, BASE: fingerprint(base)}, tensors)
+
+
+@torch.no_grad()
+def merge(model: nn.Module, path: str | os.PathLike) -> None:
+    """Add the differences of a file to a dense model's weights, in place, and write its thresholds into the config.
+
+    Raises `UserError`, before anything changes, for a file that is damaged, of another kind or for another model.
+    """
+    if thresholds_of(model) is not None:
+        raise UserError(f"{path}: the model has activation thresholds already; load its dense model")
+    add(model, load(path, model))
+
+
+@torch.no_grad()
+def add(model: nn.Module, adapters: Adapters) -> None:
+    """Add differences to a model's weights, in place, and write the thresholds into its config."""
+    linears = dict(named_linears(model))
+    for name, low in adapters.differences.items():
+        weight = linears[name].weight
+        weight.copy_(weight.float() + low.left.to(weight.device) @ low.right.to(weight.device))
+    setattr(model.config, ENTRY, adapters.thresholds.tolist())
+
+
+def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
+    """The adapters of a file, as float32, for this dense model. Raises `UserError` as `merge` does."""
+    about, tensors = tensor_files.load(path, KIND)
+    if about.get(BASE) != fingerprint(base):
+        raise UserError(f"{path}: made for another model ({about.get('model')}); load that one, or make adapters anew")
+    thresholds = tensors.pop(THRESHOLDS, torch.empty(0))
+    names = {name.rpartition(".")[0] for name in tensors}
+    try:
+        pairs = {name: LowRank(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names}
+    except KeyError as error:
+        raise UserError(f"{path}: {error.args[0]} is missing; make the file again") from error
+    _check_shapes(path, base, pairs, thresholds)
+    return Adapters(pairs, thresholds.float())
+
+
+def _check_shapes(path: str | os.PathLike, base: nn.Module, pairs: Mapping[str, LowRank], thresholds: Tensor) -> None:
+    linears = dict(named_linears(base))
+    for name, low in pairs.items():
+        fits = low.left.ndim == low.right.ndim == 2 and low.left.shape[1] == low.right.shape[0]
+        if name not in linears or not fits or (len(low.left), low.right.shape[1]) != linears[name].weight.shape:
+            raise UserError(f"{path}: the difference of {name} does not fit the model; make the file again")
+    if thresholds.shape != (len(decoder_ffns(base)),):
+        raise UserError(f"{path}: {thresholds.numel()} thresholds do not fit the model; make the file again")

@@ -1,0 +1,141 @@
+"""An FFN whose neurons come from disk: those that a token is predicted to need, and that memory does not hold yet."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.errors import UserError
+from toolkit.kernels import neurons as kernel
+from toolkit.models.activation import activation
+from toolkit.offload.neuron_store import NeuronStore
+from toolkit.predictors import Predictor
+from toolkit.timeline.spans import Recorder
+
+FEW = 8  # tokens; more of them multiply by torch's matrix product
+
+
+@dataclass(frozen=True)
+class Maths:
+    """What an FFN computes beside its weights: its activation by name, whether it has a gate, and its threshold."""
+
+    activation: str
+    gated: bool
+    threshold: float = 0.0
+
+
+class NeuronFFN(nn.Module):
+    """Takes the place of a decoder block's FFN.
+
+    `store` holds neurons; it is emptied before each use if it `passes`, since other layers share its memory then.
+    Without a `predictor` the layer needs all its neurons. If tokens need more neurons than memory holds, the neurons
+    come in parts, whose sums are added up. While `reads` is False, it computes with what memory holds.
+    """
+
+    def __init__(
+        self,
+        layer: int,
+        store: NeuronStore,
+        predictor: Predictor | None,
+        maths: Maths,
+        bias: Float[Tensor, " hidden"] | None,
+        passes: bool,
+        recorder: Recorder,
+    ):
+        super().__init__()
+        self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
+        self.passes, self._bias, self._recorder = passes, bias, recorder
+        self._every = np.arange(store.window.neurons)
+        self.reads, self._of_tokens = True, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] → [..., hidden], in the type of `x`."""
+        tokens = x.reshape(-1, x.shape[-1])
+        return self._run(tokens).to(x.dtype).view(x.shape)
+
+    def product(self, x: Float32[Tensor, " hidden"]) -> Float32[Tensor, " hidden"]:
+        """What the FFN gives for one token."""
+        return self._run(x.view(1, -1)).view(-1)
+
+    def close(self) -> None:
+        """Release the memory. Running the layer afterwards raises `UserError`."""
+        self.store, self._run = None, _closed
+
+    def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        if not self.reads:
+            return self._with_bias(self._sum(x))
+        active = self._needed(x)
+        if self.passes:
+            self.store.clear()
+        total = None
+        for part in self._parts(active):
+            begun_s = self._recorder.now_s()
+            self.store.advance(part)
+            self._recorder.record("other", "memory", "dram", begun_s, 0, self.layer)
+            begun_s = self._recorder.now_s()
+            found = self._sum(x)
+            total = found if total is None else total.add_(found)
+            self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
+        return self._with_bias(total)
+
+    def keep(self, tokens: int) -> None:
+        """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
+        if self._of_tokens[tokens:]:
+            useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
+            self.store.window.forget(useless[self.store.window.held[useless]])
+
+    def _with_bias(self, sums: Float32[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        return sums if self._bias is None else sums.add_(self._bias)
+
+    def _needed(self, x: Float[Tensor, "tokens hidden"]) -> Int64[np.ndarray, " active"]:
+        """The neurons that any of the tokens needs, rising."""
+        if self.predictor is None:
+            return self._every
+        begun_s = self._recorder.now_s()
+        self._of_tokens = [self.predictor.predict(token) for token in x.float()]
+        needed = self._of_tokens[0]
+        if len(x) > 1:
+            mask = np.zeros(len(self._every), dtype=bool)
+            mask[np.concatenate(self._of_tokens)] = True
+            needed = np.flatnonzero(mask)
+        self._recorder.record("compute", "predictor", "dram", begun_s, self.predictor.nbytes, self.layer)
+        return needed
+
+    def _parts(self, active: Int64[np.ndarray, " active"]) -> Iterator[Int64[np.ndarray, " part"]]:
+        """The neurons in parts that memory can hold, those held already first.
+
+        All parts but the last fill the memory, so each drives out the one before, and no neuron is added twice.
+        """
+        rows = self.store.window.rows
+        if len(active) <= rows:
+            yield active
+            return
+        held = self.store.window.held[active]
+        active = np.concatenate([active[held], active[~held]])
+        for first in range(0, len(active), rows):
+            yield np.sort(active[first : first + rows])
+
+    def _sum(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        """The FFN of the neurons in memory."""
+        rows, bias = self.store.used
+        maths = self.maths
+        if len(x) <= FEW:
+            return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
+        return _of_many(rows, bias, x.to(rows.dtype), maths).float()
+
+
+def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
+    """The same by torch's matrix products, in the type of the rows."""
+    *ups, down = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
+    outputs = activation(maths.activation)(functional.linear(x, ups[0], bias if len(ups) == 1 else None))
+    if maths.gated:
+        outputs *= functional.linear(x, ups[1])
+    outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)
+    return outputs @ down
+
+
+def _closed(x: Tensor) -> Tensor:
+    raise UserError("this model was closed: open its folder again")

@@ -1,0 +1,138 @@
+"""LLM in a flash: what its techniques save of a token's reads and time (tables 2 and 3, figures 1, 5, 6 and 7).
+
+Tables have a row for each machine, way and kind of evidence, per token:
+
+- memory_gb: weights in memory, buffers included where measured;
+- read_gb, gb_s, io_ms: what is read from the disk, how fast, and how long that takes;
+- manage_ms, compute_ms, total_ms, tokens_per_s: measured only.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from toolkit.evidence.figures import HATCHES, mark_published, stage_colours, whiskers
+from toolkit.machines.machine import GB, Profile
+from toolkit.measure.replay import Replay
+from toolkit.policies.neuron_ways import WAYS
+from toolkit.simulation.neuron_reads import Reads, neuron_reads
+
+STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
+BASELINE = "naive"
+
+
+def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(WAYS)) -> pd.DataFrame:
+    """The cost model's rows for a machine: memory_gb, read_gb, gb_s and io_ms of each way."""
+    rows = []
+    for way in ways:
+        found = neuron_reads(machine, reads, way)
+        row = {"memory_gb": found.memory_bytes / GB, "read_gb": found.read_bytes / GB, "io_ms": found.seconds * 1e3}
+        rows.append({"way": way, **row, "gb_s": found.read_bytes / GB / found.seconds})
+    labels = {"profile": machine.id, "model": reads.model, "layers": reads.layers, "evidence": "modelled"}
+    return pd.DataFrame(rows).assign(**labels)
+
+
+def reads_of(replay: Replay) -> Reads:
+    """The same token for the cost model."""
+    shares = {"active": replay.active, "new": replay.new, "window": replay.window}
+    return Reads(replay.model, replay.layers, threads=replay.threads, **shares)
+
+
+def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this machine: medians over the tokens of `toolkit.measure.replay.replay_measurements`.
+
+    `speedup` is over the naive way, of medians. total_ms_low, total_ms_high, speedup_low and speedup_high are the least
+    and the most that a repetition found.
+    """
+    total = tokens[tokens["stage"] == "total"]
+    groups = total.groupby("way", sort=False)
+    found = groups[["memory_bytes", "nbytes"]].median() / GB
+    found.columns = ["memory_gb", "read_gb"]
+    stages = tokens.groupby(["way", "stage"], sort=False)["seconds"].median().unstack() * 1e3
+    found = found.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
+    turns = total.groupby(["repetition", "way"], sort=False)["seconds"].median().unstack("way") * 1e3
+    found = found.assign(total_ms_low=turns.min(), total_ms_high=turns.max(), mode=groups["mode"].first())
+    found = found.assign(**_speedups(turns, found["total_ms"]), tokens_per_s=1e3 / found["total_ms"])
+    labels = {"profile": "this-machine", "evidence": "measured"} | total.iloc[0][["model", "layers"]].to_dict()
+    return found.assign(gb_s=found["read_gb"] / found["io_ms"] * 1e3, **labels).reset_index()
+
+
+def _speedups(turns: pd.DataFrame, whole: pd.Series) -> dict[str, pd.Series]:
+    """How many times as fast as the naive way: of all tokens, and the range over repetitions."""
+    if BASELINE not in whole:
+        return {}
+    ratios = turns.rdiv(turns[BASELINE], axis=0)
+    return {"speedup": whole[BASELINE] / whole, "speedup_low": ratios.min(), "speedup_high": ratios.max()}
+
+
+def with_ratios(table: pd.DataFrame) -> pd.DataFrame:
+    """Add io_over_split: a way's time of reading over that of the same way with its rows and columns apart."""
+    apart = table[table["way"] == "windowing"].set_index(["profile", "evidence"])["io_ms"]
+    keys = pd.MultiIndex.from_frame(table[["profile", "evidence"]])
+    ratio = table["io_ms"] / apart.reindex(keys).to_numpy()
+    return table.assign(io_over_split=ratio.where(table["way"] == "bundling"))
+
+
+def io_error(table: pd.DataFrame) -> pd.Series:
+    """|modelled / measured − 1| of this machine's read times, by way."""
+    mine = table[table["profile"] == "this-machine"].pivot(index="way", columns="evidence", values="io_ms")
+    return (mine["modelled"] / mine["measured"] - 1).abs().dropna().reindex([way for way in WAYS if way in mine.index])
+
+
+def ladder_figure(table: pd.DataFrame, comparison: pd.DataFrame, machine: str) -> Figure:
+    """Left: a token's stages on this machine, way by way. Right: its reads on the paper's machine, beside its own."""
+    figure, (mine, theirs) = plt.subplots(1, 2, figsize=(9.2, 3.4), layout="constrained")
+    stage_bars(mine, table[table["evidence"].eq("measured") & table["profile"].eq("this-machine")])
+    rows = table[table["profile"].eq(machine) & table["evidence"].eq("modelled")].reset_index(drop=True)
+    theirs.barh(rows["way"], rows["io_ms"], height=0.6, color="C0", hatch=HATCHES["modelled"], edgecolor="white")
+    published = comparison[comparison["claim"].str.endswith("-io") & comparison["profile"].eq(machine)]
+    places = published["claim"].str.split("-").str[1]
+    mark_published(theirs, published["published"], places)
+    theirs.set(xscale="log", xlabel="ms of reading a token", title=f"{machine}, modelled; ◇ published")
+    theirs.invert_yaxis()
+    theirs.grid(axis="x")
+    theirs.grid(visible=False, axis="y")
+    return figure
+
+
+def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
+    """Stacked stages of each way, measured. Where reading and computing overlap, a line marks the whole time."""
+    stages = ["read", "manage", "compute"]
+    colours, left = stage_colours(stages), 0.0
+    for stage in stages:
+        width = rows[STAGES[stage]].fillna(0)
+        axes.barh(rows["way"], width, left=left, height=0.6, color=colours[stage], label=stage)
+        left = left + width
+    for place, total in enumerate(rows["total_ms"]):
+        label = "whole token" if not place else None
+        axes.plot([total, total], [place - 0.38, place + 0.38], color="black", linewidth=2, label=label)
+    whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    model, layers = rows[["model", "layers"]].iloc[0]
+    axes.set(xlabel="ms a token", title=f"this machine, {layers} layers of {model}")
+    axes.legend(loc="lower right")
+
+
+def ladder_words(table: pd.DataFrame, machine: str) -> str:
+    """What each technique leaves of the reads, how fast the whole token is, and how far the model is off."""
+    rows = table.set_index(["profile", "evidence", "way"])
+    mine, first = rows.loc["this-machine", "measured"], table["way"].iloc[0]
+    steps = ", ".join(f"{way} {row.read_gb * 1e3:.0f} MB in {row.io_ms:.0f} ms" for way, row in mine.iterrows())
+    last, error = mine.iloc[-1], io_error(table)
+    gain = f"{mine.index[-1]} brings {last['speedup']:.1f} times the tokens a second of {first}"
+    managed = "below" if last["manage_ms"] < last["io_ms"] else "above"
+    modelled = rows.loc[machine, "modelled"]["io_ms"]
+    theirs = ", ".join(f"{way} {value:.0f}" for way, value in modelled.items())
+    return (
+        f"measured here, {mine['layers'].iloc[0]} layers, a token reads: {steps}; {gain} ({last['speedup_low']:.1f} to "
+        f"{last['speedup_high']:.1f} over repetitions). Memory management takes {last['manage_ms']:.1f} ms, {managed} "
+        f"reading. Scattered reads run at {last['gb_s']:.2f} GB/s bundled and {mine['gb_s'].get('windowing', 0):.2f} "
+        "apart. "
+        f"The model misses this machine's read times by {error.median():.0%} (median), {error.max():.0%} at most. On "
+        f"{machine} it gives {theirs} ms (modelled)."
+    )

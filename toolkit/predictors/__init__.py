@@ -1,0 +1,33 @@
+"""Predictors of active neurons: what to load before an FFN is computed (LLM in a flash, section 3.1).
+
+samples = Samples.record(model, thresholds, tokens, windows=8)
+predictors = with_limits(train(samples, ranks=128), samples, kept=0.97)
+with predicted(model, thresholds, predictors):
+    perplexity(model, other_tokens)
+"""
+
+from toolkit.predictors.evaluation import predicted, quality
+from toolkit.predictors.exact import All, Oracle
+from toolkit.predictors.few_bits import FewBits
+from toolkit.predictors.gate import Gate
+from toolkit.predictors.limits import with_limits
+from toolkit.predictors.low_rank import LowRank
+from toolkit.predictors.predictor import Predictor
+from toolkit.predictors.predictors import Predictors
+from toolkit.predictors.samples import Samples
+from toolkit.predictors.training import train
+
+__all__ = [
+    "All",
+    "FewBits",
+    "Gate",
+    "LowRank",
+    "Oracle",
+    "Predictor",
+    "Predictors",
+    "Samples",
+    "predicted",
+    "quality",
+    "train",
+    "with_limits",
+]

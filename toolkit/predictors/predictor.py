@@ -1,0 +1,70 @@
+"""What every predictor of active neurons has in common.
+
+A predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts the
+neurons whose score exceeds its limit. Its tensors stay in memory, so their bytes are its price.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int64
+from torch import Tensor
+
+from toolkit.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor(ABC):
+    """Predicts the active neurons of one layer. `limit` is what the score of a predicted neuron exceeds."""
+
+    name: ClassVar[str]  # in files and tables
+
+    limit: float
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Neurons of the layer, and inputs of its FFN."""
+
+    @abstractmethod
+    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
+        """A score for each token and neuron; the higher, the more likely the neuron is active."""
+
+    def predict(self, x: Float[Tensor, " hidden"]) -> Int64[np.ndarray, " neurons"]:
+        """The neurons predicted to be active for one token, rising."""
+        return np.flatnonzero((self.scores(x[None])[0] > self.limit).numpy())
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that stay in memory, by field."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def stored(self) -> dict[str, Tensor]:
+        """The tensors that a file keeps, by name."""
+        return self.tensors
+
+    @classmethod
+    def restored(cls, **parts: object) -> Self:
+        """The predictor of what a file has kept. Raises `UserError` for parts that do not fit each other."""
+        return cls(**parts)
+
+    def at(self, limit: float) -> Self:
+        """The same predictor with another limit."""
+        return replace(self, limit=float(limit))
+
+
+def expect(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise `UserError` unless a predictor's tensor holds finite floating-point numbers in this shape."""
+    if not tensor.is_floating_point() or tuple(tensor.shape) != shape:
+        raise UserError(f"{name} of a predictor: {tensor.dtype} {list(tensor.shape)}; expected numbers {list(shape)}")
+    if not torch.isfinite(tensor).all():
+        raise UserError(f"{name} of a predictor has numbers that are not finite: train it anew")

@@ -1,0 +1,101 @@
+"""The predictors of all layers of a model, and the file that keeps them."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from toolkit import tensor_files
+from toolkit.errors import UserError
+from toolkit.predictors.few_bits import FewBits
+from toolkit.predictors.gate import Gate
+from toolkit.predictors.low_rank import LowRank
+from toolkit.predictors.predictor import Predictor
+from toolkit.records import line
+
+log = logging.getLogger(__name__)
+
+FILE, VERSION = "predictors", "1"
+STORED: dict[str, type[Predictor]] = {kind.name: kind for kind in (LowRank, Gate, FewBits)}
+SETTINGS = ("limit", "act", "gated")  # fields that are no tensors
+
+
+@dataclass(frozen=True, eq=False)
+class Predictors(Sequence):
+    """One predictor for each layer; None for a layer that loads every neuron.
+
+    Args:
+        model: the name of the model, as `load_model` takes it.
+        layers: of each layer.
+    """
+
+    model: str
+    layers: tuple[Predictor | None, ...]
+
+    def __post_init__(self):
+        """Say which layers load every neuron."""
+        if without := [layer for layer, predictor in enumerate(self.layers) if predictor is None]:
+            log.warning("no predictor for layers %s of %s: they load every neuron", without, self.model)
+
+    def __getitem__(self, layer: int) -> Predictor | None:
+        """The predictor of a layer."""
+        return self.layers[layer]
+
+    def __len__(self) -> int:
+        """Decoder blocks."""
+        return len(self.layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that stay in memory."""
+        return sum(predictor.nbytes for predictor in self.layers if predictor)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a safetensors file with a checksum.
+
+        Raises `UserError` for trouble with the disk, or a kind of predictor that is not kept in files.
+        """
+        for layer, predictor in enumerate(self.layers):
+            if predictor and predictor.name not in STORED:
+                raise UserError(f"layer {layer}: predictor {predictor.name!r} needs the model and is not kept in files")
+        about = [predictor and _settings(predictor) for predictor in self.layers]
+        tensors = {
+            f"{layer}.{name}": tensor
+            for layer, predictor in enumerate(self.layers)
+            if predictor
+            for name, tensor in predictor.stored().items()
+        }
+        said = {"version": VERSION, "model": self.model, "layers": json.dumps(about)}
+        tensor_files.save(path, FILE, said, tensors)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, model: str) -> "Predictors":
+        """Read the predictors of this model.
+
+        Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
+        """
+        said, tensors = tensor_files.load(path, FILE)
+        if said.get("version") != VERSION:
+            raise UserError(f"{path}: predictors of version {said.get('version')!r}; this code reads {VERSION}")
+        if said.get("model") != model:
+            raise UserError(f"{path}: predictors of model {said.get('model')!r}; expected {model!r}: train them anew")
+        try:
+            return cls(model, tuple(_rebuilt(json.loads(said["layers"]), tensors)))
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
+
+
+def _settings(predictor: Predictor) -> dict[str, str | float]:
+    return {"kind": predictor.name} | {name: getattr(predictor, name) for name in SETTINGS if hasattr(predictor, name)}
+
+
+def _rebuilt(about: list[dict | None], tensors: dict) -> Iterator[Predictor | None]:
+    for layer, settings in enumerate(about):
+        if settings is None:
+            yield None
+            continue
+        kind = STORED[settings.pop("kind")]
+        prefix = f"{layer}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        yield kind.restored(**settings, **own)

@@ -1,0 +1,218 @@
+"""Adapters trained so that a thresholded model gives its dense model's probabilities (distillation).
+
+The loss of a token is the Kullback-Leibler divergence of the student's distribution from the teacher's over the whole
+vocabulary (Hinton et al., 2015). Both have the same frozen weights. The student adds the adapters (LoRA: Hu et al.,
+2022), and its thresholds follow its own activations, so that the share of zeros stays. Gradients pass active neurons.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit import tensor_files
+from toolkit.errors import UserError
+from toolkit.models.adapters import Adapters, LowRank, fingerprint, named_linears
+from toolkit.models.cutting import attached
+from toolkit.models.ffn import decoder_ffns
+from toolkit.progress import progress
+from toolkit.recovery.running import RunningThresholds, check_shares, settle
+
+KIND = "state of a distillation"
+LOGITS_AT_ONCE = 128  # positions whose distributions are compared at a time
+BETAS = (0.9, 0.95)  # of Adam
+
+
+@dataclass(frozen=True)
+class Training:
+    """How adapters are trained. The learning rate rises over `warm_up` steps, and falls to 0 as a cosine does."""
+
+    steps: int = 100
+    batch: int = 4
+    """Sequences a step."""
+    sequence_length: int = 512
+    learning_rate: float = 1e-3
+    warm_up: int = 5
+    follow: float = 0.05
+    """How far a sequence draws a threshold towards its own quantile."""
+    seed: int = 0
+    keep_every: int = 5
+    """Steps from one state on disk to the next."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, the first being 0."""
+        rise = min(1, (step + 1) / max(1, self.warm_up))
+        return self.learning_rate * rise * (1 + math.cos(math.pi * step / self.steps)) / 2
+
+    def windows(self, tokens: Int64[Tensor, " n"], step: int) -> Int64[Tensor, "batch tokens"]:
+        """The sequences of a step: each part of the text once, in random order, then again in another order."""
+        every = tokens[: len(tokens) // self.sequence_length * self.sequence_length].view(-1, self.sequence_length)
+        numbers = range(step * self.batch, (step + 1) * self.batch)
+        return torch.stack([every[self._order(at // len(every), len(every))[at % len(every)]] for at in numbers])
+
+    def _order(self, epoch: int, count: int) -> Int64[Tensor, " count"]:
+        return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
+
+
+def fresh(
+    model: nn.Module,
+    rank: int,
+    down_rank: int,
+    zeros: Sequence[float],
+    windows: Int64[Tensor, "windows tokens"],
+    seed: int = 0,
+) -> Adapters:
+    """Differences of zero for every decoder linear, and the thresholds that give each layer its share of zeros.
+
+    `right` is random and `left` zero, as LoRA starts. Down projections have a rank of their own.
+    """
+    downs, generator = {ffn.down for ffn in decoder_ffns(model)}, torch.Generator().manual_seed(seed)
+    lows = {}
+    for name, linear in named_linears(model):
+        rows, columns = linear.weight.shape
+        chosen = min(down_rank if linear in downs else rank, rows, columns)
+        right = torch.randn(chosen, columns, generator=generator) / math.sqrt(columns)
+        lows[name] = LowRank(torch.zeros(rows, chosen), right)
+    return Adapters(lows, settle(model, windows, zeros))
+
+
+def distil(
+    model: nn.Module,
+    tokens: Int64[Tensor, " n"],
+    zeros: Sequence[float],
+    start: Adapters,
+    training: Training,
+    state: Path | None = None,
+) -> tuple[Adapters, list[dict[str, float]]]:
+    """Train adapters for a dense model, from those given; and the loss (nats a token) of each step.
+
+    Args:
+        model: the dense model, on the device to train on; it is left as it was.
+        tokens: text to train on.
+        zeros: the share of zeros of each layer.
+        start: adapters of every linear that is trained.
+        training: steps, rates and seeds.
+        state: a file that keeps the state of the training. If it holds one of this training, that goes on.
+
+    Raises `UserError` for tokens, shares or adapters that do not fit the model, or a state of another training.
+    """
+    check_shares(model, zeros)
+    if len(tokens) < training.sequence_length:
+        raise UserError(f"{len(tokens)} tokens do not fill a sequence of {training.sequence_length}: give more text")
+    run = _Run(model, zeros, start, training)
+    key = {"training": asdict(training), "zeros": list(zeros), "model": fingerprint(model), "tokens": len(tokens)}
+    if state is not None and state.exists():
+        run.resume(state, key)
+    with progress("distilling", training.steps, "steps") as bar:
+        bar.update(len(run.curve))
+        while len(run.curve) < training.steps:
+            run.step(training.windows(tokens, len(run.curve)))
+            bar.update()
+            bar.set_postfix_str(f"KL {run.curve[-1]['loss']:.3f}", refresh=False)
+            if state is not None and (len(run.curve) % training.keep_every == 0 or len(run.curve) == training.steps):
+                run.keep(state, key)
+    return run.adapters(), run.curve
+
+
+class _Run:
+    """A training under way: its parameters, thresholds, optimiser and curve."""
+
+    def __init__(self, model: nn.Module, zeros: Sequence[float], start: Adapters, training: Training):
+        self.model, self.training = model, training
+        device = next(model.parameters()).device
+        leaf = lambda tensor: tensor.detach().float().to(device, copy=True).requires_grad_()  # noqa: E731
+        self.lows = {name: LowRank(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
+        self.running = RunningThresholds(start.thresholds.clone(), zeros, training.follow)
+        self.optimiser = torch.optim.Adam(self.parameters().values(), betas=BETAS)
+        self.curve: list[dict[str, float]] = []
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The trained tensors by name."""
+        sides = {f"{name}.left": low.left for name, low in self.lows.items()}
+        return sides | {f"{name}.right": low.right for name, low in self.lows.items()}
+
+    @torch.enable_grad()
+    def step(self, windows: Int64[Tensor, "batch tokens"]) -> None:
+        """One step of the optimiser; sequences run one by one, which bounds the memory."""
+        rate, total = self.training.rate(len(self.curve)), 0.0
+        self.optimiser.param_groups[0]["lr"] = rate
+        self.optimiser.zero_grad()
+        for window in windows.to(next(self.model.parameters()).device):
+            with torch.no_grad():
+                teacher = self.model.base_model(window[None], use_cache=False)[0]
+            with adapted(self.model, self.lows), self.running.applied(self.model):
+                student = self.model.base_model(window[None], use_cache=False)[0]
+            total += _backward(self.model.get_output_embeddings(), student, teacher, len(windows))
+        self.optimiser.step()
+        self.curve.append({"step": len(self.curve) + 1, "loss": total, "rate": rate})
+
+    def adapters(self) -> Adapters:
+        """What has been learnt so far."""
+        lows = {name: LowRank(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in self.lows.items()}
+        return Adapters(lows, self.running.limits.clone())
+
+    def keep(self, file: Path, key: dict) -> None:
+        """Replace the state on disk."""
+        tensors = dict(self.parameters()) | {"limits": self.running.limits}
+        for name, parameter in self.parameters().items():
+            moments = self.optimiser.state[parameter]
+            tensors |= {f"{name}.mean": moments["exp_avg"], f"{name}.square": moments["exp_avg_sq"]}
+        tensor_files.save(file, KIND, {"key": json.dumps(key), "curve": json.dumps(self.curve)}, tensors)
+
+    @torch.no_grad()
+    def resume(self, file: Path, key: dict) -> None:
+        """Go on from a state. Raises `UserError` if it is damaged or another training's."""
+        about, tensors = tensor_files.load(file, KIND)
+        if json.loads(about["key"]) != json.loads(json.dumps(key)):
+            raise UserError(f"{file} holds another training: remove it, or name another file")
+        self.curve = json.loads(about["curve"])
+        self.running.limits.copy_(tensors["limits"])
+        for name, parameter in self.parameters().items():
+            parameter.copy_(tensors[name])
+            self.optimiser.state[parameter] = {
+                "step": torch.tensor(float(len(self.curve))),
+                "exp_avg": tensors[f"{name}.mean"].to(parameter.device),
+                "exp_avg_sq": tensors[f"{name}.square"].to(parameter.device),
+            }
+
+
+@contextmanager
+def adapted(model: nn.Module, lows: dict[str, LowRank]) -> Iterator[None]:
+    """Inside the block, left · right is added to the weights of the linears named, without changing them."""
+
+    def add(low: LowRank, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        (x,) = args
+        return output + functional.linear(functional.linear(x, low.right.to(x.dtype)), low.left.to(x.dtype))
+
+    linears = dict(named_linears(model))
+    with attached(linears[name].register_forward_hook(partial(add, low)) for name, low in lows.items()):
+        yield
+
+
+def _backward(
+    head: nn.Module, student: Float[Tensor, "1 tokens hidden"], teacher: Float[Tensor, "1 tokens hidden"], share: int
+) -> float:
+    """Add the gradients of the mean divergence over `share`, a few positions at a time, and return its value.
+
+    The head's logits of a whole sequence would take more memory than all else.
+    """
+    leaf, total = student.detach().requires_grad_(), 0.0
+    parts = zip(leaf.split(LOGITS_AT_ONCE, dim=1), teacher.split(LOGITS_AT_ONCE, dim=1), strict=True)
+    for ours, theirs in parts:
+        with torch.no_grad():
+            wanted = head(theirs).float().log_softmax(-1)
+        found = head(ours).float().log_softmax(-1)
+        loss = functional.kl_div(found, wanted, log_target=True, reduction="sum") / (student.shape[1] * share)
+        loss.backward()
+        total += loss.item()
+    student.backward(leaf.grad)
+    return total

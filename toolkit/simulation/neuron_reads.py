@@ -1,0 +1,96 @@
+"""The cost model of reading neurons: bytes, memory and read time of a token (LLM in a flash, table 2).
+
+    neuron_reads(profile("flash-m1-max"), Reads("opt-6.7b", layers=32), "bundling")
+
+Long reads take their bytes over the disk's bandwidth. Scattered reads of a layer are a burst: each takes its share of
+`Storage.read_gb_s`, and the last one ends a latency after the disk has begun it. Nothing is read ahead, since the
+predictor needs the layer's input.
+"""
+
+from dataclasses import dataclass
+
+from toolkit.activations.synthetic import UsageLaw
+from toolkit.errors import UserError, unknown
+from toolkit.machines.machine import GB, Profile
+from toolkit.models.ffn import FORMS
+from toolkit.models.shapes import twin_shapes
+from toolkit.policies.neuron_ways import WAYS
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What a token needs of a model of `toolkit.models.shapes` with so many layers.
+
+    `active` is the share of a layer's neurons that the predictor names, `new` the share of them that a token with a
+    window of `window` reads, `element_bytes` the size of a weight.
+    """
+
+    model: str
+    layers: int
+    active: float = 0.10
+    new: float = 0.024
+    window: int = 4
+    element_bytes: int = 2
+    threads: int = 32
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """Of one token: bytes read, the number of reads (0: long ones), their seconds; and bytes of weights in memory."""
+
+    read_bytes: float
+    reads: float
+    seconds: float
+    memory_bytes: float
+
+
+def neuron_reads(machine: Profile, reads: Reads, way: str) -> Modelled:
+    """One token of a way of `WAYS` on a machine.
+
+    Raises `UserError` for an unknown way or model, a machine without storage, or a disk of unknown latency where reads
+    are short.
+    """
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    if machine.storage is None:
+        raise UserError(f"{machine.id} has no storage: expected a machine with a disk")
+    technique, sizes = WAYS[way], part_bytes(reads.model, reads.element_bytes)
+    whole = reads.layers * sum(sizes.values())
+    if not technique.predicted:
+        read_bytes = (1 - technique.resident) * whole
+        return Modelled(read_bytes, 0, read_bytes / (machine.storage.bandwidth_gb_s * GB), technique.resident * whole)
+    share = reads.new if technique.windowed else reads.active
+    chunk = neuron_bytes(reads.model, reads.element_bytes, technique.layout)
+    read_bytes = reads.layers * share * sizes["ffn"]
+    scattered_s = read_bytes / (machine.storage.read_gb_s(chunk, reads.threads) * GB)
+    seconds = scattered_s + reads.layers * machine.storage.latency_s
+    held = reads.layers * (sizes["attention"] + _held_share(reads, technique.windowed) * sizes["ffn"])
+    return Modelled(read_bytes, read_bytes / chunk, seconds, held)
+
+
+def part_bytes(model: str, element_bytes: int) -> dict[str, int]:
+    """Bytes of one layer's weights by part: "ffn" and "attention". Raises `UserError` for an unknown model."""
+    sizes = {op: rows * columns * element_bytes for op, (rows, columns) in twin_shapes(model).items()}
+    ffn = sum(sizes[op] for op in ffn_names(sizes) if op)
+    return {"ffn": ffn, "attention": sum(sizes.values()) - ffn}
+
+
+def neuron_bytes(model: str, element_bytes: int, layout: str) -> int:
+    """Bytes of one read: all of a neuron's weights where they are "bundled", else a row of one matrix."""
+    shapes = twin_shapes(model)
+    names = [name for name in ffn_names(shapes) if name]
+    row = shapes[names[-2]][1] * element_bytes
+    return row * len(names) if layout == "bundled" else row
+
+
+def ffn_names(ops) -> tuple[str | None, str, str]:
+    """The names of gate (or None), up and down projection among the ops of a layer."""
+    return next(form for form in FORMS if {name for name in form if name} <= set(ops))
+
+
+def _held_share(reads: Reads, windowed: bool) -> float:
+    """The share of a layer's neurons in memory: with a window of k, memory for k + 1 tokens (FLASH, appendix C.1)."""
+    if not windowed:
+        return reads.active
+    law = UsageLaw.fit(reads.active, exponent=1, new=reads.new, tokens=reads.window + 1)
+    return law.aggregated(reads.window + 1)

@@ -1,0 +1,105 @@
+"""A model in a folder of its own with its FFNs by neuron: all that `toolkit.offload.neuron_model` needs to run it."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from toolkit.errors import UserError
+from toolkit.models.cutting import ENTRY
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.skeleton import check_reopens
+from toolkit.progress import progress
+from toolkit.storage.bundles import bundle_ops, parts
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.packing import tensors_beside
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op, write_store
+
+LAYOUT = "bundled"
+NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how many a token needs, by layer
+
+
+def pack_neurons(
+    model: nn.Module,
+    folder: Path,
+    name: str = "unnamed",
+    tokenizer: object | None = None,
+    thresholds: Sequence[float] | None = None,
+    needs: Sequence[int] | None = None,
+    files: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a model into a new folder: its FFNs as bundles, all other tensors, configuration and tokenizer.
+
+    Args:
+        model: decoder-only, with one FFN a block.
+        folder: must not exist.
+        name: the model's name, for people.
+        tokenizer: stored beside the configuration, in the folder `model/`.
+        thresholds: of the outputs of each layer's neurons; None keeps those that the configuration has, if any.
+        needs: how many neurons a token needs of each layer on average; memory is shared out by them.
+        files: adds small files to the folder `model/`, such as predictors.
+
+    Raises `UserError` for an FFN that bundles cannot hold, thresholds or needs of another number of layers, and as
+    `check_reopens` and `write_store` do.
+    """
+    ffns = decoder_ffns(model)
+    for what, given in {"thresholds": thresholds, "needs": needs}.items():
+        if given is not None and len(given) != len(ffns):
+            raise UserError(f"{len(given)} {what} for {len(ffns)} decoder blocks: give one each")
+    check_supported(ffns)
+    check_reopens(model)
+    config = copy.deepcopy(model.config)
+    if thresholds is not None:
+        setattr(config, ENTRY, [float(threshold) for threshold in thresholds])
+
+    def write_files(place: Path) -> None:
+        for part in (config, getattr(model, "generation_config", None), tokenizer):
+            if part is not None:
+                part.save_pretrained(place)
+        if files is not None:
+            files(place)
+
+    described = {"name": name} | ({} if needs is None else {NEEDS: [int(need) for need in needs]})
+    rest = neuron_rest(model)
+    nbytes = sum(tensor.nbytes for tensor in rest.values())
+    nbytes += sum(matrix.nbytes for ffn in ffns for matrix in parts(ffn).values())
+    with progress("packing", len(ffns), "layers") as bar:
+        ops = _counted(bundle_ops(ffns, [LAYOUT]), bar)
+        write_store(folder, ops, rest.items(), described, write_files, nbytes)
+
+
+def check_supported(ffns: Sequence[FFN]) -> None:
+    """Raise `UserError` for an FFN whose gate or up projection beside it has a bias: bundles have no place for them."""
+    for number, ffn in enumerate(ffns):
+        if ffn.gate is not None and not ffn.gate.bias is ffn.up.bias is None:
+            raise UserError(f"block {number}: its FFN has a gate and biases; choose a model without such biases")
+
+
+def check_fits(store: Store, model: nn.Module) -> None:
+    """Raise `UserError` unless a store of `pack_neurons` is of this model, which may be on the device "meta"."""
+    ffns = decoder_ffns(model)
+    check_supported(ffns)
+    block = BLOCK_BYTES // next(run.dtype for run in store.index.ops).itemsize
+    shapes = [(ffn.neurons, -(-width(ffn) // block) * block) for ffn in ffns]
+    store.check_holds(model, LAYOUT, [{"ffn.bundle": shape} for shape in shapes], neuron_rest(model))
+
+
+def width(ffn: FFN) -> int:
+    """Weights of one neuron."""
+    return sum(matrix.shape[1] for matrix in parts(ffn).values())
+
+
+def neuron_rest(model: nn.Module) -> Mapping[str, Tensor]:
+    """All tensors of a model but the weights of its FFNs, by name."""
+    ffns = decoder_ffns(model)
+    linears = [linear for ffn in ffns for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
+    return tensors_beside(model, (linear.weight for linear in linears))
+
+
+def _counted(ops: Iterator[Op], bar: tqdm) -> Iterator[Op]:
+    for op in ops:
+        yield op
+        bar.update()
