@@ -25,8 +25,8 @@ def test_every_way_runs_in_every_place_and_is_kept():
     assert (table["seconds"] > 0).all()
     bits = (8 * table.groupby("way")["layer_bytes"].first() / table["weights"].iloc[0]).to_dict()
     assert bits["dense"] == 16
-    assert 8 < bits["int8"] < 9
-    assert 4 < bits["spqr"] < bits["spqr_ptcsr"] < 10
+    assert 8 < bits["int8"] < 10  # with a scale for each short row
+    assert 4 < bits["spqr"] <= bits["spqr_ptcsr"] < 10
     again = twin_measurements(TWIN, list(WAYS), places=PLACES, tokens=4, repetitions=2)
     assert again["seconds"].tolist() == table["seconds"].tolist()
 

@@ -192,7 +192,8 @@ def _row(
     key = {"family": family, "asked": asked, "settings": asdict(settings), "dtype": str(fast_dtype())}
     key |= {"weights_sha256": weights_sha256(model), "thresholds": None if limits is None else limits.tolist()}
     measure = partial(_measured, model, prepare, tokens, settings)
-    found = cached_table("sparse_curve", key, sources.dependencies(__name__), measure)
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))  # the key has the weights
+    found = cached_table("sparse_curve", key, code, measure)
     return {"family": family, "asked": asked} | found.iloc[0].to_dict()
 
 

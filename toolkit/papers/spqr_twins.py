@@ -14,7 +14,7 @@ from toolkit.papers.spqr_kernels import MINE
 
 RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
 TITLES = {"dram": "All layers in memory", "storage": "Every layer from the disk"}
-LABELS = {"spqr": "SpQR, CSR", "spqr_ptcsr": "SpQR, PTCSR", "endor": "Endor, half zeros"}
+LABELS = {"spqr": "SpQR, CSR", "spqr_ptcsr": "SpQR, PTCSR", "endor": "Endor"}
 
 
 def twin_passes(turns: pd.DataFrame, twin: Twin) -> pd.DataFrame:

@@ -29,7 +29,8 @@ def make(options: argparse.Namespace) -> None:
     model.to(options.device)
     tokens, evaluation = (load_tokens(recipe.corpus, tokenizer, split) for split in ("calibration", "evaluation"))
     tasks = tuple(LOCAL_TASKS) if options.tasks else ()
-    on = card.Evaluation(evaluation, tokenizer, tasks=tasks, task_limit=options.task_limit)
+    limits = {"windows": options.evaluation_windows, "task_limit": options.task_limit}
+    on = card.Evaluation(evaluation, tokenizer, tasks=tasks, **limits)
     dense = None
     for made in recover(recipe, model, tokens):
         dense = dense or on.of(model)
@@ -76,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--down-rank", type=int, default=48, help="of each down projection's (default: 48)")
     parser.add_argument("--seed", type=int, default=0, help="of the text's order (default: 0)")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
+    parser.add_argument("--evaluation-windows", type=int, default=6, help="of 1024 tokens, for perplexity (default: 6)")
     parser.add_argument("--no-tasks", dest="tasks", action="store_false", help="do not evaluate the local tasks")
     parser.add_argument("--task-limit", type=int, help="only so many items of each task (default: all)")
     return parser

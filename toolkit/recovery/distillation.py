@@ -172,7 +172,9 @@ class _Run:
     def resume(self, file: Path, key: dict) -> None:
         """Go on from a state. Raises `UserError` if it is damaged or another training's."""
         about, tensors = tensor_files.load(file, KIND)
-        if json.loads(about["key"]) != json.loads(json.dumps(key)):
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        ours = {name: parameter.shape for name, parameter in self.parameters().items()}
+        if json.loads(about["key"]) != json.loads(json.dumps(key)) or not ours.items() <= shapes.items():
             raise UserError(f"{file} holds another training: remove it, or name another file")
         self.curve = json.loads(about["curve"])
         self.running.limits.copy_(tensors["limits"])

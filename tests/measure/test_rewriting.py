@@ -1,0 +1,46 @@
+"""What the two ways of changing neurons rewrite, counted; and reads of scattered neurons of a toy."""
+
+import pytest
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.measure import fio, rewriting, scattered
+from toolkit.measure.rewriting import MANAGER, REALLOCATION, Rewriting
+from toolkit.measure.scattered import Scattered, scattered_reads
+from toolkit.models import shapes
+
+TOY = {"q_proj": (8, 2048), "fc1": (512, 2048), "fc2": (2048, 512)}
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setitem(shapes.SHAPES, "toy", TOY)
+    for module in (rewriting, scattered):
+        monkeypatch.setattr(module, "describe", lambda: {"cpu": "toy"})
+
+
+def test_swapping_moves_at_most_the_rows_that_go_and_reallocation_all_that_stay():
+    table = rewriting.rewriting(Rewriting("toy", (1, 3), tokens=5))
+    assert len(table) == 2 * 2 * 5
+    ways = {way: rows.reset_index() for way, rows in table.groupby("way")}
+    assert (ways[MANAGER]["rewritten"] <= ways[MANAGER]["changed"]).all()
+    assert (ways[REALLOCATION]["rewritten"] <= ways[REALLOCATION]["held"]).all()
+    assert ways[MANAGER]["changed"].equals(ways[REALLOCATION]["changed"])
+    wide, narrow = (ways[REALLOCATION].query(f"window == {window}")["rewritten"].mean() for window in (3, 1))
+    assert wide > narrow
+    with pytest.raises(UserError, match="tokens=0"):
+        Rewriting("toy", tokens=0)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_reads_beside_fio_where_it_is_installed(monkeypatch, found):
+    asked = []
+    monkeypatch.setattr(fio, "installed", lambda: found)
+    monkeypatch.setattr(fio, "random_read_gb_s", lambda *given: asked.append(given) or 2.0)
+    table = scattered_reads(Scattered("toy", 2, share=0.05, threads=2, read_s=0.001, repetitions=2))
+    ours = table[table["tool"] == "toolkit"]
+    assert ours[["layout", "chunk_bytes"]].drop_duplicates().values.tolist() == [["bundled", 8192], ["split", 4096]]
+    assert (ours["gb_s"] > 0).all()
+    assert len(table) == (8 if found else 4)
+    assert [given[2:] for given in asked] == [(8192, 2, 0.001), (4096, 2, 0.001)] * 2 * found
