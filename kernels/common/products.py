@@ -10,12 +10,13 @@ from numba.extending import intrinsic
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, item, prefetch, prefetch_l2, total, zeros
+from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, item, prefetch, prefetch_l2, zeros
 
 LANES = 16  # in which a row is summed
 ROWS = 4  # multiplied at once, which share what they read of x
 NEAR_BYTES = 512  # how far ahead in a row the first cache is asked for its elements
-TILE = 2  # rows and vectors at once where there are several vectors: a weight in fp32 serves both
+# rows and vectors at once where there are several vectors, as many as the registers hold: a weight in fp32 serves all
+TILES = {"avx512f": (4, 4), "avx2": (2, 2)}
 
 LANES_TO_FLOAT32 = {
     torch.float32: simd.float32_lanes,
@@ -43,55 +44,105 @@ def load_rows(typing_context, array, at, stride, rows):
 
 
 @intrinsic(prefer_literal=True)
-def row_lanes(typing_context, sums, row):
-    """The lanes of one row."""
+def load_tile(typing_context, x, at, stride, rows, vectors):
+    """The `LANES` numbers from `at` once for each row, then those from `at + stride` and so on, as one vector."""
+    vector = Vector(x.dtype, rows.literal_value * vectors.literal_value * LANES)
 
     def generate(context, builder, signature, arguments):
-        lanes = range(row.literal_value * LANES, (row.literal_value + 1) * LANES)
-        return simd.take(builder, arguments[0], lanes)
+        data, place, stride = arguments[:3]
+        kind, parts = context.get_value_type(Vector(x.dtype, LANES)), []
+        for _ in range(vectors.literal_value):
+            source = simd.pointer(context, builder, x, data, place, kind)
+            parts += [builder.load(source, align=x.dtype.bitwidth // 8)] * rows.literal_value
+            place = builder.add(place, stride)
+        return simd.join(builder, parts)
 
-    return Vector(sums.element, LANES)(sums, row), generate
+    return vector(x, types.int64, types.int64, rows, vectors), generate
+
+
+@intrinsic(prefer_literal=True)
+def repeat(typing_context, vector, times):
+    """The vector, so many times one after another."""
+    repeated = Vector(vector.element, vector.lanes * times.literal_value)
+
+    def generate(context, builder, signature, arguments):
+        return simd.take(builder, arguments[0], [*range(vector.lanes)] * times.literal_value)
+
+    return repeated(vector, times), generate
+
+
+@intrinsic
+def totals(typing_context, sums):
+    """The sum of each `LANES` lanes, which are halved again and again."""
+    results = sums.lanes // LANES
+
+    def generate(context, builder, signature, arguments):
+        value, width = arguments[0], LANES
+        while width > 1:
+            starts = range(0, results * width, width)
+            low = [start + lane for start in starts for lane in range(width // 2)]
+            high = [lane + width // 2 for lane in low]
+            value, width = builder.fadd(simd.take(builder, value, low), simd.take(builder, value, high)), width // 2
+        return value
+
+    return Vector(sums.element, results)(sums), generate
+
+
+@intrinsic(prefer_literal=True)
+def store_rows(typing_context, array, at, stride, vector, rows):
+    """Write the first `rows` lanes from `at` on, the next ones from `at + stride` on and so on."""
+
+    def generate(context, builder, signature, arguments):
+        array_value, place, stride, value = arguments[:4]
+        count = rows.literal_value
+        for first in range(0, vector.lanes, count):
+            some = simd.take(builder, value, range(first, first + count))
+            target = simd.pointer(context, builder, array, array_value, place, some.type)
+            builder.store(some, target, align=array.dtype.bitwidth // 8)
+            place = builder.add(place, stride)
+
+    return types.void(array, types.int64, types.int64, vector, rows), generate
 
 
 @cache
-def lane_sums(rows: int, vectors: int, dtype: torch.dtype):
-    """The function that gives Σ weight.flat[at + i · stride + column] · x[vector, column] in lanes, for so many rows i.
+def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
+    """The function that does what `multiply_rows` says for so many rows and the vectors from `vector` on.
 
-    It returns two results, one a vector; with `vectors` of 1 the second is zeros. `dtype` is the weight's. Meanwhile
-    the second cache is asked for the rows behind these, since the hardware's own prefetching stops at the end of a
-    page, and the first cache for what comes next in these.
+    Meanwhile the second cache is asked for the rows behind these, since the hardware's own prefetching stops at the end
+    of a page, and the first cache for what comes next in these.
     """
-    lanes, line = rows * LANES, CACHE_LINE // dtype.itemsize
-    to_float32, steps = LANES_TO_FLOAT32[dtype], max(1, line // LANES)
-    behind, near = 1 if rows == 1 else ROWS, NEAR_BYTES // dtype.itemsize
+    lanes_to_float32, to_float32 = LANES_TO_FLOAT32[dtype], TO_FLOAT32[dtype]
+    line, near = CACHE_LINE // dtype.itemsize, NEAR_BYTES // dtype.itemsize
+    steps, lanes, behind = max(1, line // LANES), rows * vectors * LANES, 1 if rows == 1 else ROWS
 
     @numba.njit(inline="always")
-    def add(weight, at, stride, x, place, first, second):
-        weights = to_float32(load_rows(weight, at, stride, rows))
-        first = fma(weights, load_rows(x, place, 0, rows), first)
-        if vectors == TILE:
-            second = fma(weights, load_rows(x, place + x.shape[1], 0, rows), second)
-        return first, second
+    def add(weight, at, stride, x, place, sums):
+        weights = lanes_to_float32(load_rows(weight, at, stride, rows))
+        return fma(repeat(weights, vectors), load_tile(x, place, x.shape[1], rows, vectors), sums)
 
-    @compiled
-    def lane_sums(weight, at, stride, x, vector):
-        columns = x.shape[1]
-        first, second, place = zeros(lanes), zeros(lanes), vector * columns
+    @compiled(forceinline=True)
+    def multiply_tile(weight, at, stride, x, vector, y, place):
+        columns, sums, column = x.shape[1], zeros(lanes), vector * x.shape[1]
+        begin, whole = at, at + columns // LANES * LANES
         for _ in range(columns // (LANES * steps)):
             for r in range(rows):
                 prefetch_l2(weight, at + (r + behind) * stride)
                 prefetch(weight, at + r * stride + near)
             for _ in range(steps):
-                first, second = add(weight, at, stride, x, place, first, second)
+                sums = add(weight, at, stride, x, column, sums)
                 at += LANES
-                place += LANES
-        for _ in range(columns // LANES % steps):
-            first, second = add(weight, at, stride, x, place, first, second)
+                column += LANES
+        while at < whole:
+            sums = add(weight, at, stride, x, column, sums)
             at += LANES
-            place += LANES
-        return first, second
+            column += LANES
+        store_rows(y, vector * y.shape[1] + place, y.shape[1], totals(sums), rows)
+        for v in range(vector, vector + vectors):
+            for r in range(rows):
+                for rest in range(whole - begin, columns):
+                    y[v, place + r] += to_float32(item(weight, begin + r * stride + rest)) * x[v, rest]
 
-    return lane_sums
+    return multiply_tile
 
 
 @cache
@@ -101,43 +152,21 @@ def multiply_rows(dtype: torch.dtype):
     That is Σ weight.flat[at + i · stride + column] · x[vector, column] over the columns of x. `weight` holds elements
     of `dtype`, those of 16 bits as their bits. A row's sum is the same, to the bit, for any number of rows and vectors.
     """
-    to_float32 = TO_FLOAT32[dtype]
-    of_four, of_one = (lane_sums(rows, 1, dtype) for rows in (ROWS, 1))
-    of_tile = lane_sums(TILE, TILE, dtype)  # a larger one does not fit in AVX2's 16 registers
-
-    @compiled
-    def finish(sums, weight, at, x, vector, y, place):
-        result = total(sums)
-        for column in range(x.shape[1] // LANES * LANES, x.shape[1]):
-            result += to_float32(item(weight, at + column)) * x[vector, column]
-        y[vector, place] = result
-
-    @numba.njit(inline="always")
-    def multiply_four(weight, at, stride, x, y, place):
-        tiled = len(x) // TILE * TILE
-        for vector in range(0, tiled, TILE):
-            for i in range(0, ROWS, TILE):
-                row, next_row = at + i * stride, at + (i + 1) * stride
-                first, second = of_tile(weight, row, stride, x, vector)
-                finish(row_lanes(first, 0), weight, row, x, vector, y, place + i)
-                finish(row_lanes(first, 1), weight, next_row, x, vector, y, place + i + 1)
-                finish(row_lanes(second, 0), weight, row, x, vector + 1, y, place + i)
-                finish(row_lanes(second, 1), weight, next_row, x, vector + 1, y, place + i + 1)
-        for vector in range(tiled, len(x)):
-            sums, _ = of_four(weight, at, stride, x, vector)
-            finish(row_lanes(sums, 0), weight, at, x, vector, y, place)
-            finish(row_lanes(sums, 1), weight, at + stride, x, vector, y, place + 1)
-            finish(row_lanes(sums, 2), weight, at + 2 * stride, x, vector, y, place + 2)
-            finish(row_lanes(sums, 3), weight, at + 3 * stride, x, vector, y, place + 3)
+    at_once, vectors = TILES["avx512f"] if simd.has("avx512f") else TILES["avx2"]
+    of_one, of_four, of_tile = (multiply_tile(*tile, dtype) for tile in ((1, 1), (ROWS, 1), (at_once, vectors)))
 
     @compiled
     def multiply_rows(weight, at, stride, rows, x, y, place):
-        if rows == ROWS:
-            multiply_four(weight, at, stride, x, y, place)
-        else:
+        if rows == 1:
             for vector in range(len(x)):
-                sums, _ = of_one(weight, at, stride, x, vector)
-                finish(sums, weight, at, x, vector, y, place)
+                of_one(weight, at, stride, x, vector, y, place)
+            return
+        tiled = len(x) // vectors * vectors
+        for vector in range(0, tiled, vectors):
+            for i in range(0, ROWS, at_once):
+                of_tile(weight, at + i * stride, stride, x, vector, y, place + i)
+        for vector in range(tiled, len(x)):
+            of_four(weight, at, stride, x, vector, y, place)
 
     return multiply_rows
 

@@ -26,46 +26,47 @@ def ffn(dtype: torch.dtype, activation: str, gated: bool):
             prefetch(bundles, at + near + nearer)
 
     @numba.njit(inline="always")
-    def add_lanes(bundles, at, value, sums):
-        return fma(lanes_to_float32(load(bundles, at, LANES)), splat(value, LANES), sums)
+    def weights_from(bundles, at):
+        return lanes_to_float32(load(bundles, at, LANES))
 
-    @numba.njit(inline="always")
-    def add_four(bundles, places, values, vector, first, sums):
+    @compiled
+    def add_four(bundles, places, values, first, sums):
+        hidden = sums.shape[1]
         a, b, c, d = places[first], places[first + 1], places[first + 2], places[first + 3]
-        of_a, of_b, of_c, of_d = (
-            values[vector, first],
-            values[vector, first + 1],
-            values[vector, first + 2],
-            values[vector, first + 3],
-        )
-        for column in range(0, sums.shape[1] // LANES * LANES, LANES):
+        for column in range(0, hidden // LANES * LANES, LANES):
             ask(bundles, a + column)
             ask(bundles, b + column)
             ask(bundles, c + column)
             ask(bundles, d + column)
-            place = vector * sums.shape[1] + column
-            total = add_lanes(bundles, a + column, of_a, load(sums, place, LANES))
-            total = add_lanes(bundles, b + column, of_b, total)
-            total = add_lanes(bundles, c + column, of_c, total)
-            store(sums, place, add_lanes(bundles, d + column, of_d, total))
+            of_a, of_b = weights_from(bundles, a + column), weights_from(bundles, b + column)
+            of_c, of_d = weights_from(bundles, c + column), weights_from(bundles, d + column)
+            for vector in range(len(sums)):
+                place = vector * hidden + column
+                total = fma(of_a, splat(values[vector, first], LANES), load(sums, place, LANES))
+                total = fma(of_b, splat(values[vector, first + 1], LANES), total)
+                total = fma(of_c, splat(values[vector, first + 2], LANES), total)
+                store(sums, place, fma(of_d, splat(values[vector, first + 3], LANES), total))
 
-    @numba.njit(inline="always")
-    def add_one(bundles, at, value, vector, begin, sums):
+    @compiled
+    def add_one(bundles, at, values, row, begin, sums):
         hidden = sums.shape[1]
-        whole, place = hidden // LANES * LANES, vector * hidden
-        for column in range(begin, whole, LANES):
-            store(sums, place + column, add_lanes(bundles, at + column, value, load(sums, place + column, LANES)))
-        for column in range(max(begin, whole), hidden):
-            sums[vector, column] += value * to_float32(item(bundles, at + column))
+        whole = hidden // LANES * LANES
+        for vector in range(len(sums)):
+            place, value = vector * hidden, values[vector, row]
+            for column in range(begin, whole, LANES):
+                total = fma(weights_from(bundles, at + column), splat(value, LANES), load(sums, place + column, LANES))
+                store(sums, place + column, total)
+            for column in range(max(begin, whole), hidden):
+                sums[vector, column] += value * to_float32(item(bundles, at + column))
 
     @compiled
     def add_columns(bundles, places, values, first, rows, sums):
-        for vector in range(len(sums)):
-            begin = 0
-            if rows == ROWS:
-                add_four(bundles, places, values, vector, first, sums)
-                begin = sums.shape[1] // LANES * LANES
-            for i in range(first, first + rows):
-                add_one(bundles, places[i], values[vector, i], vector, begin, sums)
+        done = 0
+        if rows == ROWS:
+            add_four(bundles, places, values, first, sums)
+            done = sums.shape[1] // LANES * LANES
+        if done < sums.shape[1]:
+            for row in range(first, first + rows):
+                add_one(bundles, places[row], values, row, done, sums)
 
     return ffn_of_parts(multiply_rows(dtype), add_columns, activation, gated)
