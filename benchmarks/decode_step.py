@@ -1,24 +1,28 @@
-"""Tokens a second of a whole model in DRAM, what a token's time goes to, and llama.cpp's F16 beside it.
+"""Tokens a second of a whole model in DRAM, what a token's time goes to, and llama.cpp beside it.
 
-    python benchmarks/decode_step.py [--folder DIR] [--beside 1] [--tokens 24] [--turns 3] [--markdown]
+    python benchmarks/decode_step.py [--folder DIR] [--beside 1] [--tokens 24] [--turns 3] [--ways "spqr_packed" ...]
 
 The model is a twin of TinyLlama-1.1B (22 layers, hidden 2048, FFN 5632) with random bfloat16 weights, half of them
-zero, and a head of 49,152 tokens. Each turn generates greedily after a short prompt, one way after the other; all
-layers stay in memory. `products` are the spans of the decoder's linears; `head` is the output head alone, measured by
-itself; `rest of the step` is what else the model's forward pass takes; `generate` is what transformers does between
-two passes. The limit is the bytes of all weights that a token reads over the rate of reads (`torch.sum`). `--beside`
-starts as many busy processes first. The models are kept in `--folder`, 8 GB. Goals: 8 ms or less beside the weights'
-products, and Endor's packed products 1.25 times llama.cpp's F16. Writes results/benchmarks/decode_step.json.
+zero, and a head of 49,152 tokens; SpQR's matrices are random codes with 1 % of outliers. Each turn generates greedily
+after a short prompt, one way after the other; all layers stay in memory. llama.cpp loads its file into memory, in the
+order that its products like best. `products` are the spans of the decoder's linears; `head` is the output head alone,
+measured by itself; `rest of the step` is what else the model's forward pass takes; `generate` is what transformers does
+between two passes. The limit is the bytes of all weights that a token reads over the rate of reads (`torch.sum`).
+`--beside` starts as many busy processes first. The models are kept in `--folder`, 13 GB. Goals: 8 ms or less beside the
+weights' products, Endor's packed products 1.25 times llama.cpp's F16, and SpQR's 1.2 times its Q3_K. Writes
+results/benchmarks/decode_step.json.
 """
 
 import argparse
 import contextlib
 import functools
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,34 +33,42 @@ import torch
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.formats import QUANTISED, Packed
 from toolkit.formats.scaled import Scaled
+from toolkit.formats.twins import random_spqr
 from toolkit.machines.memory import read_gb_s
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.models.twins import twin_model
 from toolkit.offload.model import OffloadedModel
+from toolkit.policies.methods import LLAMA_CPP
 from toolkit.storage.packing import pack_model
 
 LAYERS, VOCABULARY = 22, 49_152
 PROMPT = torch.tensor([[7, 100, 55, 9, 31, 500, 2, 64]])
 WAYS = {
     "dense": ("store", "dense"),
+    "dense_packed": ("store", "dense_packed"),
     "endor_packed": ("store", "endor_packed"),
     "int8 endor_packed": ("int8", "endor_packed"),
+    "int8 dense_packed": ("int8", "dense_packed"),
+    "spqr_packed": ("spqr", "spqr_packed"),
+    "spqr_ptcsr_packed": ("spqr", "spqr_ptcsr_packed"),
 }
-RIVAL = "llama.cpp F16"
-GOAL_MS, GOAL_RATIO = 8.0, 1.25
+RIVALS = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0", "llama.cpp Q4_K", "llama.cpp Q3_K")
+GOAL_MS = 8.0
+GOALS = {("endor_packed", "llama.cpp F16"): 1.25, ("spqr_packed", "llama.cpp Q3_K"): 1.2}
 READ_BYTES = 1 << 29
 
 
 class Clock:
-    """A streamer that notes when each token comes, and a forward pass that notes how long it took."""
+    """A streamer that notes when each token comes, and a forward pass that notes when it began and ended."""
 
-    def __init__(self, forward):
-        self.instants, self.passes, self.forward = [], [], forward
+    def __init__(self, forward, now_s):
+        self.instants, self.passes, self.forward, self.now_s = [], [], forward, now_s
 
     def put(self, _) -> None:
         """A token, or at first the prompt."""
-        self.instants.append(time.perf_counter())
+        self.instants.append(self.now_s())
 
     def end(self) -> None:
         """Nothing more comes."""
@@ -66,9 +78,9 @@ class Clock:
 
         @functools.wraps(self.forward)
         def timed(*arguments, **named):
-            begun = time.perf_counter()
+            begun = self.now_s()
             found = self.forward(*arguments, **named)
-            self.passes.append(time.perf_counter() - begun)
+            self.passes.append((begun, self.now_s()))
             return found
 
         return timed
@@ -81,29 +93,46 @@ def twin() -> torch.nn.Module:
 
 def prepare(folder: Path) -> None:
     """Write the packed models that are not there yet."""
-    packs = {"store": ("dense", "endor"), "int8": {"endor": partial(Scaled.encode, "endor")}}
+    seeds = itertools.count()
+    packs = {
+        "store": ("dense", "endor"),
+        "int8": {"endor": partial(Scaled.encode, "endor"), "dense": partial(Scaled.encode, "dense")},
+        "spqr": {name: partial(random_form, form, seeds) for name, form in QUANTISED.items()},
+    }
     for name, variants in packs.items():
         if not (folder / name).exists():
             pack_model(twin(), folder / name, variants, "twin")
+    for name in RIVALS if not missing() else ():
+        if not (folder / f"{LLAMA_CPP[name]}.gguf").exists():
+            LlamaCpp(twin(), name, folder, mapped=False).close()
+
+
+def random_form(form: type, seeds: Iterator[int], weight: torch.Tensor) -> Packed:
+    """Another random matrix for each weight, of its shape and type."""
+    return random_spqr(form, tuple(weight.shape), weight.dtype, seed=next(seeds))
 
 
 def measure(ours: OffloadedModel, tokens: int) -> tuple[dict[str, float], list[int]]:
     """One turn: milliseconds a token and what they go to, the bytes of products, and the tokens."""
-    clock = Clock(ours.model.forward)
+    clock = Clock(ours.model.forward, ours.recorder.now_s)
     ours.model.forward = clock.timed()
     settings = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, "pad_token_id": 0}
-    spans_before = len(ours.timeline.spans)
     found = ours.generate(PROMPT, streamer=clock, **settings)[0, PROMPT.shape[1] :].tolist()
     ours.model.forward = clock.forward
     # the prompt is first, then a token for each pass; the first single token may compile something
     gaps = [after - before for before, after in zip(clock.instants[2:], clock.instants[3:], strict=False)]
-    spans = [span for span in ours.timeline.spans[spans_before:] if span.stage in ("compute", "decode")]
-    each = len(spans) // len(clock.passes)
-    products = [sum(span.seconds for span in spans[number * each :][:each]) for number in range(2, len(clock.passes))]
-    row = {"token": statistics.median(gaps), "products": statistics.median(products)}
-    row["step"] = statistics.median(clock.passes[2:])
+    passes = [products_of(ours, *ends) for ends in clock.passes[2:]]
+    row = {"token": statistics.median(gaps), "products": statistics.median(seconds for seconds, _ in passes)}
+    row["step"] = statistics.median(ended - begun for begun, ended in clock.passes[2:])
     row = {name: 1e3 * seconds for name, seconds in row.items()}
-    return row | {"bytes": sum(span.nbytes for span in spans[-each:])}, found
+    return row | {"bytes": passes[-1][1]}, found
+
+
+def products_of(ours: OffloadedModel, begun_s: float, ended_s: float) -> tuple[float, int]:
+    """Seconds and bytes of the products in a pass."""
+    stages = ("compute", "decode")
+    spans = [span for span in ours.timeline.spans if span.stage in stages and begun_s <= span.start_s < ended_s]
+    return sum(span.seconds for span in spans), sum(span.nbytes for span in spans)
 
 
 def head_ms(model: torch.nn.Module, packed: bool, repetitions: int = 9) -> float:
@@ -141,7 +170,7 @@ def main() -> int:
     prepare(options.folder)
     if options.prepare:
         return 0
-    names = options.ways or [*WAYS, RIVAL]
+    names = options.ways or [*WAYS, *RIVALS]
     read = max(read_gb_s(READ_BYTES, 7))
     with contextlib.ExitStack() as stack:
         ours = {}
@@ -149,14 +178,9 @@ def main() -> int:
             if name in WAYS:
                 place, method = WAYS[name]
                 ours[name] = stack.enter_context(OffloadedModel.open(options.folder / place, method, verify=False))
-        rival = None
-        if RIVAL in names and not (reason := missing()):
-            rival = stack.enter_context(LlamaCpp(twin(), RIVAL, options.folder))
-            rival.generated(PROMPT[0].tolist(), 2)  # reads the file
-        elif RIVAL in names:
-            print(f"llama.cpp takes no part: {reason}")
+        rivals = opened_rivals(stack, [name for name in names if name in RIVALS], options.folder)
         rows, tokens = {name: [] for name in ours}, {}
-        rival_ms = []
+        rival_ms = {name: [] for name in rivals}
         for each in ours.values():
             measure(each, 6)
         with busy(options.beside):
@@ -164,8 +188,8 @@ def main() -> int:
                 for name, each in ours.items():
                     row, tokens[name] = measure(each, options.tokens)
                     rows[name].append(row)
-                if rival:
-                    rival_ms.append(1e3 * rival.generated(PROMPT[0].tolist(), options.tokens))
+                for name, rival in rivals.items():
+                    rival_ms[name].append(1e3 * rival.generated(PROMPT[0].tolist(), options.tokens))
             heads = {name: head_ms(each.model, name != "dense") for name, each in ours.items()}
         head_bytes = {name: each.model.lm_head.weight.nbytes for name, each in ours.items()}
     table = [
@@ -179,16 +203,36 @@ def main() -> int:
         )
         for name, found in rows.items()
     ]
-    if rival_ms:
-        table.append(
-            {"way": RIVAL, "token_ms": statistics.median(rival_ms), "tokens_per_s": 1e3 / statistics.median(rival_ms)}
-        )
+    head_bytes = next(iter(head_bytes.values()), 0)
+    table += [_rival_row(name, found, rivals[name].stored_bytes + head_bytes, read) for name, found in rival_ms.items()]
     settings = {"turns": options.turns, "tokens": options.tokens, "beside": options.beside, "read_gb_s": read}
     settings |= {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     settings |= {"threads": torch.get_num_threads(), "load_per_core": reports.load_per_core()}
     print(_markdown(table, settings))
     reports.save("decode_step", {"settings": settings, "rows": table})
     return _judged(table)
+
+
+def opened_rivals(stack: contextlib.ExitStack, names: list[str], folder: Path) -> Mapping[str, LlamaCpp]:
+    """llama.cpp with each type, after its first tokens. Nothing where it cannot run."""
+    if names and (reason := missing()):
+        print(f"llama.cpp takes no part: {reason}")
+        return {}
+    found = {name: stack.enter_context(LlamaCpp(None, name, folder, mapped=False)) for name in names}
+    for rival in found.values():
+        rival.generated(PROMPT[0].tolist(), 2)
+    return found
+
+
+def _rival_row(name: str, found_ms: list[float], moved: int, read: float) -> dict:
+    token = statistics.median(found_ms)
+    return {
+        "way": name,
+        "token_ms": token,
+        "tokens_per_s": 1e3 / token,
+        "gb": moved / 1e9,
+        "limit_ms": moved / read / 1e6,
+    }
 
 
 def _row(name: str, found: list[dict], head: float, head_bytes: int, read: float, same: bool | None) -> dict:
@@ -215,10 +259,11 @@ def _judged(table: list[dict]) -> int:
         beside = packed["rest_of_step_ms"] + packed["generate_ms"]
         print(f"\nbeside products and head: {beside:.1f} ms (goal {GOAL_MS:.0f} or less)")
         missed += beside > GOAL_MS
-        if rival := found.get(RIVAL):
-            ratio = rival["token_ms"] / packed["token_ms"]
-            print(f"endor_packed against {RIVAL}: {ratio:.2f} (goal {GOAL_RATIO} or more)")
-            missed += ratio < GOAL_RATIO
+    for (ours, rival), goal in GOALS.items():
+        if {ours, rival} <= found.keys():
+            ratio = found[rival]["token_ms"] / found[ours]["token_ms"]
+            print(f"{ours} against {rival}: {ratio:.2f} (goal {goal} or more)")
+            missed += ratio < goal
     return int(missed > 0)
 
 
@@ -248,7 +293,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--beside", type=int, default=0, help="busy processes")
-    parser.add_argument("--ways", nargs="*", choices=[*WAYS, RIVAL], help="default: all")
+    parser.add_argument("--ways", nargs="*", choices=[*WAYS, *RIVALS], help="default: all")
     parser.add_argument("--prepare", action="store_true", help="only write the models")
     options = parser.parse_args()
     if options.tokens < 6:

@@ -4,12 +4,15 @@
     python benchmarks/neurons.py --hidden 4096 --neurons 11008 --gated        # Llama 2 7B
     python benchmarks/neurons.py --hidden 576 --neurons 1536 --share 0.5 --gated
 
-Contestants take turns; minima are compared. The limit is what all threads together read (`torch.sum` of as many bytes
-as the bundles of these neurons have). Goals: 0.8 of it, and 3 times torch's indexing of the matrices followed by its
-products. Every neuron is active, so that all bytes are needed. Writes results/benchmarks/neurons.json.
+Contestants take turns; minima are compared. The limit is what all threads together read (`torch.sum` of the same
+bundles). Goals: 0.8 of it, and 3 times torch's indexing of the matrices followed by its products. Every neuron is
+active, so that all bytes are needed. Each run takes the next of several equal stores, more than the caches hold, so
+that bytes come from memory; with `--cached` there is one store. Writes results/benchmarks/neurons.json.
 """
 
 import argparse
+from collections.abc import Callable
+from itertools import cycle
 
 import reports
 import torch
@@ -19,8 +22,16 @@ from toolkit.kernels import neurons
 
 GOALS = {"share_of_read": 0.8, "times_index": 3.0}
 READ, INDEX, OURS = "read", "torch, index then multiply", "ours"
+COLD_BYTES = 600 << 20  # of all stores together
 PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
+MOST_VECTORS = 16
 BIAS = 100.0  # no ReLU stops such a neuron
+
+
+def on_each(stores: list[torch.Tensor], run: Callable) -> Callable:
+    """Run on the next store at each call."""
+    following = cycle(stores)
+    return lambda: run(next(following))
 
 
 def contestants(options: argparse.Namespace) -> tuple[dict, int]:
@@ -36,28 +47,28 @@ def contestants(options: argparse.Namespace) -> tuple[dict, int]:
     x_typed, activation = x.to(dtype), "silu" if options.gated else "relu"
     bias = None if options.gated else torch.full((rows,), BIAS)
     act, typed_bias = getattr(functional, activation), None if bias is None else bias.to(dtype)
-    data, out = torch.ones(store.nbytes // 8, dtype=torch.int64), torch.empty(hidden)
-    some, vectors = store.split(hidden, dim=1), torch.randn(options.batch, hidden, generator=generator)
+    out, vectors = torch.empty(hidden), torch.randn(MOST_VECTORS, hidden, generator=generator)
+    stores = [store] + [store.clone() for _ in range(0 if options.cached else COLD_BYTES // store.nbytes)]
 
     def multiply(*given: torch.Tensor) -> torch.Tensor:
         if options.gated:
             return (act(given[0] @ x_typed) * (given[1] @ x_typed)) @ given[2]
         return act(torch.addmv(typed_bias, given[0], x_typed)) @ given[1]
 
+    def ours(vectors: torch.Tensor, bias: torch.Tensor | None, **chosen: object) -> Callable:
+        return on_each(stores, lambda store: neurons.ffn(store, vectors, activation, bias, **chosen))
+
     found = {
-        READ: data.sum,
+        READ: on_each(stores, lambda store: store.view(torch.int64).sum()),
         INDEX: lambda: multiply(*(matrix[chosen] for matrix in matrices)),
-        "torch, rows of the store": lambda: multiply(*some),
-        OURS: lambda: neurons.ffn(store, x, activation, bias, out=out),
+        "torch, rows of the store": on_each(stores, lambda store: multiply(*store.split(hidden, dim=1))),
+        OURS: ours(x, bias, out=out),
     }
-    found |= {
-        f"ours, {name}": lambda name=name: neurons.ffn(store, x, activation, bias, out=out, backend=name)
-        for name in neurons.available()
-    }
-    found[f"ours, {options.batch} vectors"] = lambda: neurons.ffn(store, vectors, activation, bias)
+    found |= {f"ours, {name}": ours(x, bias, out=out, backend=name) for name in neurons.available()}
+    found |= {f"ours, {batch} vectors": ours(vectors[:batch], bias) for batch in (options.batch, MOST_VECTORS)}
     if not options.gated:
         stopped = torch.where(torch.arange(rows) % 10 == 0, BIAS, -BIAS)
-        found["ours, 9 of 10 stopped by the ReLU"] = lambda: neurons.ffn(store, x, activation, stopped, out=out)
+        found["ours, 9 of 10 stopped by the ReLU"] = ours(x, stopped, out=out)
     return found, store.nbytes
 
 
@@ -68,6 +79,7 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--share", type=float, default=0.24, help="of the neurons that are in memory and used")
     parser.add_argument("--gated", action="store_true")
+    parser.add_argument("--cached", action="store_true", help="one store, which stays in the caches if it fits")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="float16")
     options = parser.parse_args()
     runs, nbytes = contestants(options)

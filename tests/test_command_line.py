@@ -1,3 +1,4 @@
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from toolkit.models import load_model
 from toolkit.offload import glance
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES
+from toolkit.predictors import Predictors, predicted
 from toolkit.pruning import Calibration, load_pruned
 from toolkit.quantization import smoothed
 from toolkit.quantization.quantised import load_quantised
@@ -107,6 +109,34 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     for more in ([], ["--weights", "decoded"], ["--dram", "20MB"]):
         assert main([*command, *more]) == 0
         assert capfd.readouterr().out.strip() == expected.strip()
+
+
+def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
+    for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    folder = tmp_path / "packed"
+    command = ["pack", str(model), "--method", "neurons", "--sparsity", "0.6", "--dtype", "float32"]
+    command += ["--windows", "2", "--sequence-length", "32", "--predictors", "gate"]
+    assert main([*command, "--out", str(folder)]) == 0
+    assert "bundled" in capfd.readouterr().out
+    thresholds = torch.tensor(json.loads((folder / "model" / "config.json").read_text())["activation_thresholds"])
+    predictors = Predictors.load(folder / "model" / "predictors.safetensors", str(model))
+    dense, tokenizer = load_model(str(model), dtype=torch.float32)
+    with predicted(dense, thresholds, predictors):
+        tokens = dense.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
+    command = ["run", str(folder), "--prompt", PROMPT, "--max-new-tokens", "6"]
+    for more in ([], ["--dram", "20MB"]):
+        assert main([*command, *more]) == 0
+        found = capfd.readouterr()
+        assert found.out.strip() == tokenizer.decode(tokens[0]).strip()
+        assert "of the neurons in DRAM" in found.err
+    for more, words in (
+        (["--dram", "1MB"], "MB are needed"),
+        (["--weights", "packed"], "--weights: "),
+        (["--policy", "sequential"], "--policy: "),
+    ):
+        assert main([*command, *more]) == 2
+        assert words in capfd.readouterr().err
 
 
 def test_spqr_alone_is_multiplied_packed_unless_told_otherwise():
@@ -245,6 +275,8 @@ def test_complaints_come_before_slow_imports(tmp_path):
         (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--int8"], "--int8: --method spqr quantises"),
         (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: --method wanda does not quantise"),
         (["pack", "MODEL", "--out", "OUT", "--bits", "3"], "--bits 3: --method wanda does not quantise"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--int8"], "--int8: --method neurons keeps all"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--sparsity", "1"], "sparsity"),
         (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
         (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),
         (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1: expected a whole number from 0"),

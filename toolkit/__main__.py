@@ -15,9 +15,12 @@ SPARSE_BITMASK = "sparse-bitmask"  # compressed-tensors' layout: a checkpoint of
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 EVALUATED = {"sequence_length": 512, "windows": 4}  # a few seconds for a model of 135 M parameters
 SEEDS = 2**32
-SPQR = "spqr"  # the method that quantises; the others prune
+SPQR = "spqr"  # the method that quantises
+NEURONS = "neurons"  # the method that keeps all weights and stores FFNs by neuron; the other methods prune
 PRUNES = {"sparsity": 0.5, "pattern": None, "format": ("endor",), "int8": False}  # options of those, and their defaults
 QUANTISES = {"bits": 3, "outliers": 0.01}  # options of SpQR, and their defaults
+BY_NEURON = {"sparsity": 0.8, "predictors": "few_bits"}  # options of the method neurons, and their defaults
+BUNDLED = "bundled"  # the variant that this method writes
 DTYPES = ("float32", "float16", "bfloat16")
 
 FORMATS_HELP = """\
@@ -34,6 +37,11 @@ formats of `pack --format`, of which several can lie side by side; `run` takes e
 `pack --method spqr` quantises and has a format of its own: 3 bits a weight and a share of outliers in fp16, which lie
 as CSR or PTCSR, whichever multiplies a matrix faster on this machine. If it is interrupted, the same command goes on
 at the decoder block that it was at.
+
+`pack --method neurons` keeps all weights. It stores each FFN by neuron, for `run` to read those that a token needs. A
+neuron is needed where its output exceeds a threshold; --sparsity says which share of outputs does not (default: 0.8). A
+model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's own zeros. --predictors says how a token's
+neurons are told before they are read.
 """
 WEIGHTS_HELP = """\
 --weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
@@ -63,6 +71,8 @@ def pack(options: argparse.Namespace) -> None:
     dtype = options.dtype and _dtype(options.dtype)
     if options.method == SPQR:
         model, tokenizer = _write_quantised(options, dtype)
+    elif options.method == NEURONS:
+        model, tokenizer = _write_neurons(options, dtype)
     else:
         _check_formats(options)
         print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
@@ -84,6 +94,8 @@ def run(options: argparse.Namespace) -> None:
     from toolkit.offload import glance
 
     form = glance.format_to_run(options.folder, options.format)
+    if form == BUNDLED:
+        return _run_neurons(options, budgets["dram_bytes"])
     if options.device == "cpu" and budgets["dram_bytes"] is not None:
         glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
 
@@ -101,7 +113,7 @@ def run(options: argparse.Namespace) -> None:
             tokenizer = model.tokenizer
         begun_s = model.recorder.now_s()
         count = _generate(options, model, tokenizer, model.model.config)
-        _tell(model, count, begun_s)
+        _tell(model, count, begun_s, _held_layers(model))
     return None
 
 
@@ -120,12 +132,14 @@ def _collector_paused() -> Iterator[None]:
 
 def _check_method(options: argparse.Namespace) -> None:
     """Refuse options of another method than the one that is asked for, and fill in the defaults."""
-    other, reason = (PRUNES, "quantises") if options.method == SPQR else (QUANTISES, "does not quantise")
-    for name in other:
+    own = {SPQR: QUANTISES, NEURONS: BY_NEURON}.get(options.method, PRUNES)
+    for name in (PRUNES | QUANTISES | BY_NEURON).keys() - own.keys():
         if (given := getattr(options, name)) is not None:
             value = "" if given is True else f" {' '.join(given) if isinstance(given, list) else given}"
+            reason = {SPQR: "quantises", NEURONS: "keeps all weights"}.get(options.method, "does not quantise")
+            reason = "stores no neurons" if name == "predictors" else reason
             raise UserError(f"--{name}{value}: --method {options.method} {reason}; leave --{name} out")
-    for name, value in (PRUNES | QUANTISES).items():
+    for name, value in (PRUNES | QUANTISES | BY_NEURON | own).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.bits != QUANTISES["bits"]:
@@ -180,7 +194,7 @@ def _check_formats(options: argparse.Namespace) -> None:
     from toolkit.pruning import METHODS
     from toolkit.sparsity import resolve
 
-    if options.method not in (methods := ["dense", *METHODS, SPQR]):
+    if options.method not in (methods := ["dense", *METHODS, SPQR, NEURONS]):
         raise unknown("method", options.method, methods)
     for name in options.format:
         if name in QUANTISED:
@@ -236,6 +250,16 @@ def _write_quantised(options: argparse.Namespace, dtype) -> tuple:
     return found.model, found.tokenizer
 
 
+def _write_neurons(options: argparse.Namespace, dtype) -> tuple:
+    """Store the model's FFNs by neuron; return the model, and its tokenizer."""
+    from toolkit.offload.neuron_folder import make_folder
+    from toolkit.pruning import Calibration
+
+    print(f"{options.model}: fitting thresholds and predictors", file=sys.stderr)
+    calibration = Calibration(options.corpus, options.windows, options.sequence_length)
+    return make_folder(options.model, options.out, options.sparsity, options.predictors, calibration, dtype)
+
+
 def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
     """Perplexity of the dense model, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
@@ -258,7 +282,11 @@ def _packed_perplexity(options: argparse.Namespace, tokens):
 
         return _perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
+    from toolkit.offload.neuron_model import NeuronModel
 
+    if options.method == NEURONS:
+        with NeuronModel.open(options.out, verify=False) as model:
+            return _perplexity(model.model, tokens)
     form = SPQR if options.method == SPQR else options.format[0]
     with OffloadedModel.open(options.out, form, verify=False) as model:
         return _perplexity(model.model, tokens)
@@ -337,6 +365,33 @@ def _generate(options: argparse.Namespace, model, tokenizer, config) -> int:
     return made
 
 
+def _run_neurons(options: argparse.Namespace, dram_bytes: int | None) -> None:
+    """A model whose neurons are read when a token needs them."""
+    given = {"--weights": options.weights, "--device-memory": options.device_memory}
+    given |= {"--device": options.device != "cpu", "--reader kvikio": options.reader == "kvikio"}
+    given |= {"--policy": options.policy != "pipelined"}
+    for name in [name for name, value in given.items() if value]:
+        raise UserError(f"{name}: {options.folder} holds neurons, which the CPU reads and uses; leave {name} out")
+    with ExitStack() as stack:
+        with _collector_paused():
+            from toolkit.models import hub
+
+            stack.enter_context(hub.lean())
+            from toolkit.offload.neuron_model import NeuronModel
+
+            settings = {"dram_bytes": dram_bytes, "reader": options.reader, "verify": options.verify}
+            model = stack.enter_context(NeuronModel.open(options.folder, **settings))
+            tokenizer = model.tokenizer
+        begun_s = model.recorder.now_s()
+        count = _generate(options, model, tokenizer, model.model.config)
+        _tell(model, count, begun_s, _held_neurons(model))
+
+
+def _held_neurons(model) -> str:
+    held = sum(ffn.store.num_used for ffn in model.ffns) / sum(ffn.store.window.neurons for ffn in model.ffns)
+    return f"{held:.0%} of the neurons in DRAM ({model.mode} reads); {model.budget.used_bytes / 1e6:.1f} MB DRAM held"
+
+
 def _run_checkpoint(options: argparse.Namespace) -> None:
     """A checkpoint of another tool, dense in memory."""
     given = {"--format": options.format, "--dram": options.dram, "--device-memory": options.device_memory}
@@ -380,18 +435,19 @@ def _sizes(folder: Path, model) -> list[str]:
     return [*found, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
-def _tell(model, tokens: int, begun_s: float) -> None:
+def _held_layers(model) -> str:
+    where, on_device = model.placement, model.device.tier == "device"
+    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
+    return (
+        f"{where.device} layers on the device, " if on_device else ""
+    ) + f"{where.dram} in DRAM, {where.storage} on disk ({model.mode} reads); {' and '.join(held)} held"
+
+
+def _tell(model, tokens: int, begun_s: float, held: str) -> None:
     """What was generated, how fast, and where the time went."""
     ended_s = model.recorder.now_s()
     seconds = ended_s - begun_s
-    where, on_device = model.placement, model.device.tier == "device"
-    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
-    print(
-        f"\n{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second; "
-        + (f"{where.device} layers on the device, " if on_device else "")
-        + f"{where.dram} in DRAM, {where.storage} on disk ({model.mode} reads); {' and '.join(held)} held",
-        file=sys.stderr,
-    )
+    print(f"\n{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second; {held}", file=sys.stderr)
     table = model.timeline.window(begun_s, ended_s).breakdown()
     moved = table["nbytes"].where(table["stage"].isin(["read", "copy"]), 0) / 1e6
     shown = table.assign(moved_mb=moved)[["stage", "seconds", "share_percent", "moved_mb"]]
@@ -436,13 +492,17 @@ def _parser() -> argparse.ArgumentParser:
     packing.add_argument(
         "--method",
         default="wanda",
-        help="how to prune: dense (not at all), magnitude, wanda (default) or sparsegpt; or spqr, which quantises",
+        help="how to prune: dense (not at all), magnitude, wanda (default) or sparsegpt; or spqr, which quantises; or "
+        "neurons, which stores FFNs by neuron",
     )
-    packing.add_argument("--sparsity", type=float, help="share of zeros (default: 0.5)")
+    packing.add_argument("--sparsity", type=float, help="share of zeros (default: 0.5; neurons: 0.8)")
     packing.add_argument("--pattern", help="N:M instead, such as 2:4")
     packing.add_argument("--format", nargs="+", help="one or several; see below (default: endor)")
     packing.add_argument("--bits", type=int, help="of spqr's weights: 3")
     packing.add_argument("--outliers", type=float, help="of spqr: share of weights kept in fp16 (default: 0.01)")
+    packing.add_argument(
+        "--predictors", help="of neurons: few_bits (default; a copy in 4 bits), low_rank, gate or none"
+    )
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
     packing.add_argument(

@@ -28,6 +28,7 @@ from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common import tuning
 from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
+from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.common.threads import over_rows
 
@@ -150,6 +151,22 @@ def matvec(
     for one, result in zip(given, results, strict=True):
         over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one, result)
     return out
+
+
+def product(
+    encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"], backend: str = "auto"
+) -> Product:
+    """The product of `matvec` on a CPU, to be run again and again with what `x` holds then.
+
+    `x` and `out` are contiguous and share no memory.
+    """
+    backend = chosen_matvec(encoded) if backend == "auto" else backend
+    if backend == DECODE:
+        run = _decoding(encoded.device).decode_and_multiply(encoded.dtype)
+        x, out = x[None], out[None]
+    else:
+        run = _choose(backend, encoded.device).matvec(encoded.dtype)
+    return Product(Task(run, (*encoded.arrays, x.numpy(), out.numpy()), encoded.shape[0], encoded.values.nbytes))
 
 
 def available() -> list[str]:

@@ -232,10 +232,10 @@ def decode_and_multiply(expand, dtype: torch.dtype):
             for target in range(rows):
                 decode(bitmap, offsets, values, row + target, dense, target)
             if rows == ROWS:
-                multiply(dense, 0, ROWS, x, y, row)
+                multiply(dense, 0, x.shape[1], ROWS, x, y, row)
                 continue
             for target in range(rows):
-                multiply(dense, target, 1, x, y, row + target)
+                multiply(dense, target * x.shape[1], x.shape[1], 1, x, y, row + target)
 
     return decode_and_multiply
 

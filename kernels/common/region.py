@@ -1,4 +1,4 @@
-"""A parallel region of OpenMP around a compiled function of rows.
+"""Parallel regions of OpenMP around compiled functions of rows.
 
 `run_region` does what a C compiler makes of
 
@@ -6,6 +6,8 @@
     #pragma omp parallel num_threads(threads)
     for (long part; (part = atomic_fetch_add(&next, 1)) < parts; )
         if (kernel(arguments..., rows * part / parts, rows * (part + 1) / parts) != OK) failed = 1;
+
+`run_stages` does the same for a table of parts, each of a kernel whose arguments `bind` has stored beforehand.
 """
 
 from llvmlite import ir
@@ -17,66 +19,177 @@ from toolkit.kernels.common.compiled import compiled
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
-NEXT, FAILED, KERNEL, ROWS, PARTS, ARGUMENTS = range(6)  # fields of what the threads share
+NEXT, FAILED, KERNEL, ROWS, PARTS, ARGUMENTS = range(6)  # fields of what the threads of `run_region` share
+TABLE, END = 2, 3  # and, behind `NEXT` and `FAILED`, those of `run_stages`
+TASK, FIRST, LAST = range(3)  # the columns of a table of parts
+TASK_WORDS = 2  # in front of a task's arguments: the function that calls its kernel, and the kernel
+TASK_FUNCTION = ir.FunctionType(I64, [POINTER, I64, I64])
 
 
 @intrinsic
 def _region(typing_context, fork, threads, kernel, rows, parts, arguments):
     def generate(context, builder, signature, values):
         fork, threads, kernel, rows, parts, given = values
-        shared = ir.LiteralStructType([I64, I64, I64, I64, I64, given.type])
-        place = cgutils.alloca_once(builder, shared)
-        for field, value in enumerate((I64(0), I64(0), kernel, rows, parts, given)):
-            builder.store(value, _field(builder, place, field))
-        body = _body(context, builder.module, f"{builder.function.name}.region", shared, signature.args[ARGUMENTS])
-        kind = ir.FunctionType(ir.VoidType(), [body.type, POINTER, I32, I32])
-        begin = builder.inttoptr(fork, kind.as_pointer())
-        builder.call(begin, [body, builder.bitcast(place, POINTER), builder.trunc(threads, I32), I32(0)])
-        return builder.load(_field(builder, place, FAILED))
+        shared = _shared(builder, (I64(0), I64(0), kernel, rows, parts, given))
+
+        def run(builder, place, part):
+            fields = (builder.load(_field(builder, place, field)) for field in range(KERNEL, 6))
+            address, rows, parts, given = fields
+            call = _caller(context, builder, address, signature.args[ARGUMENTS], cgutils.unpack_tuple(builder, given))
+            ends = (builder.mul(rows, number) for number in (part, builder.add(part, I64(1))))
+            return call(*(builder.sdiv(end, parts) for end in ends))
+
+        _fork(builder, fork, threads, shared, PARTS, run)
+        return builder.load(_field(builder, shared, FAILED))
 
     return types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, arguments), generate
 
 
-def _body(context, module: ir.Module, name: str, shared: ir.Type, kinds: types.BaseTuple) -> ir.Function:
-    """What each thread runs: part after part, until none is left."""
+@intrinsic
+def _stage(typing_context, fork, threads, table, first, end):
+    """Run the parts of a table from `first` to `end` on a team of threads."""
+
+    def generate(context, builder, signature, values):
+        fork, threads, table, first, end = values
+        shared = _shared(builder, (first, I64(0), table, end))
+        _fork(builder, fork, threads, shared, END, _run_part)
+        return builder.load(_field(builder, shared, FAILED))
+
+    return types.int64(*[types.int64] * 5), generate
+
+
+@intrinsic
+def _part(typing_context, table, part):
+    """Run one part of a table."""
+
+    def generate(context, builder, signature, values):
+        return _part_of(builder, *values)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
+def _word(typing_context, address, place):
+    """The 64-bit word number `place` behind an address."""
+
+    def generate(context, builder, signature, values):
+        return builder.load(builder.gep(builder.inttoptr(values[0], I64.as_pointer()), [values[1]]))
+
+    return types.int64(types.int64, types.int64), generate
+
+
+def _binding(ranged: bool):
+    """The intrinsic that stores a kernel and its arguments; `ranged` kernels also take the first row and the last."""
+
+    @intrinsic
+    def bind(typing_context, task, kernel, arguments):
+        def generate(context, builder, signature, values):
+            kinds, given = signature.args[2], cgutils.unpack_tuple(builder, values[2])
+            given = [_borrowed(builder, *pair) for pair in zip(kinds.types, given, strict=True)]
+            task = ir.LiteralStructType([I64, I64, *(value.type for value in given)])
+            function = _task_function(context, builder, task, kinds, ranged)
+            place = builder.inttoptr(values[0], task.as_pointer())
+            for field, value in enumerate((builder.ptrtoint(function, I64), values[1], *given)):
+                builder.store(value, _field(builder, place, field), align=4)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, arguments), generate
+
+    return bind
+
+
+def _borrowed(builder, kind: types.Type, value):
+    """An array without its owner, which whoever binds it keeps: a kernel counts no references then."""
+    if not isinstance(kind, types.Array):
+        return value
+    nobody = ir.Constant(POINTER, None)
+    return builder.insert_value(builder.insert_value(value, nobody, 0), nobody, 1)
+
+
+def _task_function(context, builder, task: ir.Type, kinds: types.BaseTuple, ranged: bool) -> ir.Function:
+    """What calls the kernel of a task for some rows, and returns 1 if it failed."""
+    function = ir.Function(builder.module, TASK_FUNCTION, f"{builder.function.name}.task")
+    function.linkage = "internal"
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    place = builder.bitcast(function.args[0], task.as_pointer())
+    kernel, *given = (
+        builder.load(_field(builder, place, field), align=4) for field in range(1, TASK_WORDS + len(kinds))
+    )
+    call = _caller(context, builder, kernel, kinds, given)
+    builder.ret(builder.zext(call(*function.args[1:]) if ranged else call(), I64))
+    return function
+
+
+def _run_part(builder, shared, part):
+    return builder.trunc(_part_of(builder, builder.load(_field(builder, shared, TABLE)), part), ir.IntType(1))
+
+
+def _part_of(builder, table, part):
+    row = builder.gep(builder.inttoptr(table, I64.as_pointer()), [builder.mul(part, I64(3))])
+    task, first, last = (builder.load(builder.gep(row, [I64(column)])) for column in (TASK, FIRST, LAST))
+    function = builder.load(builder.inttoptr(task, TASK_FUNCTION.as_pointer().as_pointer()))
+    return builder.call(function, [builder.inttoptr(task, POINTER), first, last])
+
+
+def _shared(builder, values: tuple):
+    """What the threads share, filled with these values."""
+    place = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in values]))
+    for field, value in enumerate(values):
+        builder.store(value, _field(builder, place, field))
+    return place
+
+
+def _fork(builder, fork, threads, shared, end: int, run) -> None:
+    """Call `GOMP_parallel` with what each thread runs: part after part, until the number in the field `end`."""
+    body = _body(builder.module, f"{builder.function.name}.region", shared.type, end, run)
+    kind = ir.FunctionType(ir.VoidType(), [body.type, POINTER, I32, I32])
+    begin = builder.inttoptr(fork, kind.as_pointer())
+    builder.call(begin, [body, builder.bitcast(shared, POINTER), builder.trunc(threads, I32), I32(0)])
+
+
+def _body(module: ir.Module, name: str, shared: ir.Type, end: int, run) -> ir.Function:
     body = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
     body.linkage = "internal"
     builder = ir.IRBuilder(body.append_basic_block("entry"))
-    place = builder.bitcast(body.args[0], shared.as_pointer())
-    address, rows, parts, given = (builder.load(_field(builder, place, field)) for field in range(KERNEL, 6))
-    call = _caller(context, builder, address, kinds, given)
-    take, work, end = (body.append_basic_block(block) for block in ("take", "work", "end"))
+    place = builder.bitcast(body.args[0], shared)
+    take, work, done = (body.append_basic_block(block) for block in ("take", "work", "done"))
     builder.branch(take)
     builder.position_at_end(take)
     part = builder.atomic_rmw("add", _field(builder, place, NEXT), I64(1), "monotonic")
-    builder.cbranch(builder.icmp_signed("<", part, parts), work, end)
+    parts = builder.load(_field(builder, place, end))
+    builder.cbranch(builder.icmp_signed("<", part, parts), work, done)
     builder.position_at_end(work)
-    first, last = (builder.sdiv(builder.mul(rows, number), parts) for number in (part, builder.add(part, I64(1))))
-    with builder.if_then(builder.icmp_signed("!=", call(first, last), callconv.RETCODE_OK), likely=False):
+    with builder.if_then(run(builder, place, part), likely=False):
         builder.store_atomic(I64(1), _field(builder, place, FAILED), "monotonic", 8)
     builder.branch(take)
-    builder.position_at_end(end)
+    builder.position_at_end(done)
     builder.ret_void()
     return body
 
 
-def _caller(context, builder, address, kinds: types.BaseTuple, given):
-    """How a compiled function is called by its address: Numba's convention, which returns a code."""
-    every = (*kinds.types, types.int64, types.int64)
-    kind = context.call_conv.get_function_type(types.none, every)
-    function = builder.inttoptr(address, kind.as_pointer())
-    result, error = (builder.alloca(argument.pointee) for argument in kind.args[:2])
-    values = cgutils.unpack_tuple(builder, given)
+def _caller(context, builder, address, kinds: types.BaseTuple, values: list):
+    """How a compiled function is called by its address, for a range of rows or without one: 1 if it fails.
 
-    def call(first, last):
-        packed = context.get_arg_packer(every).as_arguments(builder, [*values, first, last])
-        return builder.call(function, [result, error, *packed])
+    Numba's convention is that it returns a code.
+    """
+
+    def call(*rows):
+        every = (*kinds.types, *[types.int64] * len(rows))
+        kind = context.call_conv.get_function_type(types.none, every)
+        function = builder.inttoptr(address, kind.as_pointer())
+        with builder.goto_entry_block():
+            result, error = (builder.alloca(argument.pointee) for argument in kind.args[:2])
+        packed = context.get_arg_packer(every).as_arguments(builder, [*values, *rows])
+        return builder.icmp_signed("!=", builder.call(function, [result, error, *packed]), callconv.RETCODE_OK)
 
     return call
 
 
 def _field(builder, place, field: int):
     return builder.gep(place, [I32(0), I32(field)], inbounds=True)
+
+
+_bind_ranged, _bind_whole = _binding(True), _binding(False)
 
 
 @compiled
@@ -87,3 +200,39 @@ def run_region(fork, threads, kernel, rows, parts, *arguments):
     arguments and two int64. Addresses are given at each call, so that none is in the compiled code.
     """
     return _region(fork, threads, kernel, rows, parts, arguments)
+
+
+@compiled
+def bind(task, kernel, *arguments):
+    """Store what calls `kernel(*arguments, first, last)` in the memory at the address `task`.
+
+    It takes `TASK_WORDS` words of 64 bits, and those of the arguments as Numba holds them. The arrays must stay.
+    """
+    _bind_ranged(task, kernel, arguments)
+
+
+@compiled
+def bind_whole(task, kernel, *arguments):
+    """Store what calls `kernel(*arguments)`, as `bind` does."""
+    _bind_whole(task, kernel, arguments)
+
+
+@compiled
+def run_stages(fork, threads, table, stages, count):
+    """Run the parts of a table, stage after stage; 0 if none failed, else what follows is left out.
+
+    `table` is the address of int64 [parts, 3]: a task that `bind` stored, the first of its rows and the last. `stages`
+    is the address of int64 [count, 2]: where the parts of each stage end, and how many threads it is worth.
+    """
+    first, failed = 0, 0
+    for stage in range(count):
+        end, team = _word(stages, 2 * stage), min(threads, _word(stages, 2 * stage + 1))
+        if team > 1:
+            failed = _stage(fork, team, table, first, end)
+        else:
+            for part in range(first, end):
+                failed |= _part(table, part)
+        if failed:
+            return failed
+        first = end
+    return failed

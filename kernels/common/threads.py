@@ -34,9 +34,9 @@ def over_rows(function: Callable, rows: int, nbytes: int, *arguments) -> None:
     threads = max(1, min(torch.get_num_threads(), rows, nbytes // ROWS_WORTH_BYTES))
     if threads == 1:
         function(*arguments, 0, rows)
-    elif isinstance(function, Dispatcher) and (fork := _fork_address()):
+    elif isinstance(function, Dispatcher) and (fork := fork_address()):
         parts = min(rows, PARTS * threads)
-        if run_region(fork, threads, _address(function, arguments), rows, parts, *arguments):
+        if run_region(fork, threads, machine_code(function, (*arguments, 0, 0)), rows, parts, *arguments):
             function(*arguments, 0, rows)  # it failed somewhere: have it raise here
     else:
         _over_pool(function, rows, threads, arguments)
@@ -54,12 +54,12 @@ def _over_pool(function: Callable, rows: int, threads: int, arguments: tuple) ->
 _ADDRESSES: dict[tuple, int] = {}
 
 
-def _address(function: Dispatcher, arguments: tuple) -> int:
+def machine_code(function: Dispatcher, arguments: tuple) -> int:
     """Where the function's machine code for arguments of these types is; it is compiled at the first need."""
     # Numba's own look-up of types takes longer than a small product
     key = (function, *((a.dtype.num, a.ndim, a.flags.num) if type(a) is np.ndarray else type(a) for a in arguments))
     if key not in _ADDRESSES:
-        kinds = (*map(numba.typeof, arguments), numba.int64, numba.int64)
+        kinds = tuple(map(numba.typeof, arguments))
         function.compile(kinds)
         compiled = function.overloads[kinds]
         _ADDRESSES[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
@@ -67,7 +67,7 @@ def _address(function: Dispatcher, arguments: tuple) -> int:
 
 
 @cache
-def _fork_address() -> int | None:
+def fork_address() -> int | None:
     """Where `GOMP_parallel` of the OpenMP library is that torch itself is linked with; None if there is none to use."""
     if os.getpid() != PROCESS:  # a forked child: the library would wait for threads of the parent for ever
         return None
@@ -83,5 +83,5 @@ def _pool() -> ThreadPoolExecutor:
 
 
 # a forked child has none of its parent's threads
-for _found in (_pool, _fork_address):
+for _found in (_pool, fork_address):
     os.register_at_fork(after_in_child=_found.cache_clear)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.products import dense_product
+from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.common.simd import host_has
-from toolkit.kernels.common.threads import over_rows
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 FEATURES = ("avx2", "fma", "f16c")  # without them torch's product is the faster one
@@ -34,6 +34,21 @@ def matvec(
     given = operand(x, out)
     if not all(map(host_has, FEATURES)):
         return out.copy_(weight @ given.to(weight.dtype))
-    bits = weight.detach().view(BITS[weight.dtype]).numpy()
-    over_rows(dense_product(weight.dtype), rows, weight.nbytes, bits, given[None].numpy(), out.detach()[None].numpy())
+    _task(weight, given, out)()
     return out
+
+
+def product(
+    weight: Float[Tensor, "rows columns"], x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]
+) -> Product | None:
+    """The same product, to be run again and again with what `x` holds then; None where torch's is the faster one.
+
+    `x` and `out` are contiguous and share no memory.
+    """
+    return Product(_task(weight, x, out)) if all(map(host_has, FEATURES)) else None
+
+
+def _task(weight: Tensor, x: Tensor, out: Tensor) -> Task:
+    bits = weight.detach().view(BITS[weight.dtype]).numpy()
+    arguments = bits, x[None].numpy(), out.detach()[None].numpy()
+    return Task(dense_product(weight.dtype), arguments, len(weight), weight.nbytes)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
-from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.int8 import cpu, cpu_simd
 
 __all__ = ["BACKENDS", "available", "matvec"]
@@ -57,12 +57,26 @@ def matvec(
         out = torch.empty(*batch, rows, dtype=torch.float32)
     expect("out", out, torch.float32, (*batch, rows), torch.device("cpu"))
     vectors = batch[0] if batch else 1
-    run = choose(backend, BACKENDS).matvec
     each_x, each_out = operand(x, out).to(torch.float32).view(vectors, columns), out.detach().view(vectors, rows)
-    over_rows(run, rows, weight.nbytes, weight.numpy(), each_x.numpy(), each_out.numpy())
+    _task(weight, each_x, each_out, backend)()
     return out
+
+
+def product(
+    weight: Int8[Tensor, "rows columns"], x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]
+) -> Product:
+    """The same product of one vector, to be run again and again with what `x` holds then.
+
+    `x` and `out` are contiguous and share no memory.
+    """
+    return Product(_task(weight, x[None], out[None]))
 
 
 def available() -> list[str]:
     """The backends that this CPU can run, fastest first."""
     return runnable(BACKENDS)
+
+
+def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
+    arguments = weight.numpy(), x.numpy(), out.numpy()
+    return Task(choose(backend, BACKENDS).matvec, arguments, len(weight), weight.nbytes)

@@ -14,3 +14,10 @@ def matvec(weight, x, y, first, last):
             for column in range(x.shape[1]):
                 total += numba.float32(weight[row, column]) * x[vector, column]
             y[vector, row] = total
+
+
+@compiled
+def scale_rows(y, scales):
+    """Multiply each of `y` with its scale, in place."""
+    for row in range(y.size):
+        y[row] *= scales[row]

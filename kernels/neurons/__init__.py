@@ -1,7 +1,8 @@
 """The FFN of some of a layer's neurons, whose weights lie in bundles: no gather, and each weight is read once.
 
 A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
-section 3.2). One door, `ffn`; `backend="auto"` takes the first of `available()`.
+section 3.2). One door, `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
+kernels.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,14 @@ from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.neurons import cpu, cpu_simd
-from toolkit.kernels.neurons.shared import ACTIVATIONS
+from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "available", "ffn"]
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
-PART_BYTES, MOST_PARTS = 256 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+CUDA = "cuda"
+NO_BIAS = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True)
@@ -61,15 +64,38 @@ def ffn(
         out: where the sums go.
         backend: a name in `available()`, or "auto".
 
-    All sums are fp32. They depend on the backend and the number of rows, not on the batch or the number of threads.
-    There is no gradient. Each vector of a batch reads the weights anew, as a rule from the second cache: meant for few.
+    All sums are fp32. They depend on the backend and the number of rows, not on the number of threads, and not on the
+    batch unless a weight is infinite or NaN: a down column that any vector needs is added to all, times zero where it
+    does not count. There is no gradient. Weights are read from memory once for all vectors, while these fit the caches.
 
     Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, and `ValueError` for
     tensors of the wrong shape, type or device or that require a gradient, or a threshold below 0.
     """
+    hidden, device = x.shape[-1], bundles.device
+    if out is None:
+        out = torch.empty(*x.shape[:-1], hidden, dtype=torch.float32, device=device)
+    gated = _check(bundles, x, activation, bias, threshold, out)
+    vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
+    given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
+    chosen, result = choose(backend, BACKENDS, device, for_gpus=[CUDA]), out.detach().view(vectors.shape)
+    if chosen == CUDA:
+        from toolkit.kernels.neurons import cuda
+
+        cuda.ffn(given, shifts, vectors, activation, threshold, result)
+    else:
+        _add_up(chosen.ffn(bundles.dtype, activation, gated), given, shifts, vectors, threshold, result)
+    return out
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run, fastest first."""
+    return runnable(BACKENDS)
+
+
+def _check(bundles: Tensor, x: Tensor, activation: str, bias: Tensor | None, threshold: float, out: Tensor) -> bool:
+    """Whether there is a gate. Raises what `ffn` raises."""
     hidden, batch = x.shape[-1], tuple(x.shape[:1] if x.ndim == 2 else ())
     parts = bundles.shape[1] // hidden if hidden else 2
-    cpu_device = torch.device("cpu")
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
     if bundles.dtype not in BITS or parts not in (2, 3) or (bias is not None and parts == 3):
@@ -79,32 +105,21 @@ def ffn(
         )
     if not threshold >= 0:
         raise ValueError(f"threshold is {threshold}; expected 0 or more")
-    expect("bundles", bundles, bundles.dtype, (len(bundles), parts * hidden), cpu_device)
-    expect("x", x, x.dtype, (*batch, hidden), cpu_device)
+    rows, device = bundles.shape[0], bundles.device
+    expect("bundles", bundles, bundles.dtype, (rows, parts * hidden), device)
+    expect("x", x, x.dtype, (*batch, hidden), device)
     if bias is not None:
-        expect("bias", bias, bias.dtype, (len(bundles),), cpu_device)
-    if out is None:
-        out = torch.empty(*batch, hidden, dtype=torch.float32)
-    expect("out", out, torch.float32, (*batch, hidden), cpu_device)
-    vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
-    _add_up(
-        choose(backend, BACKENDS).ffn(bundles.dtype, activation, parts == 3), bundles, bias, vectors, threshold, out
-    )
-    return out
-
-
-def available() -> list[str]:
-    """The backends that this CPU can run, fastest first."""
-    return runnable(BACKENDS)
+        expect("bias", bias, bias.dtype, (rows,), device)
+    expect("out", out, torch.float32, (*batch, hidden), device)
+    return parts == 3
 
 
 def _add_up(run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, out: Tensor) -> None:
     """Run the parts, which threads share among them, and add up what each gives."""
-    shifts = torch.empty(0) if bias is None else bias.to(torch.float32)
-    parts = max(1, min(MOST_PARTS, bundles.nbytes // PART_BYTES))
-    sums = out.detach().view(1, *x.shape) if parts == 1 else torch.empty(parts, *x.shape)
-    bits = bundles.detach().view(BITS[bundles.dtype]).numpy()
-    arguments = bits, shifts.numpy(), x.numpy(), np.float32(threshold), sums.numpy()
-    over_rows(run, parts, bundles.nbytes, *arguments)
+    shifts = NO_BIAS if bias is None else bias.numpy()
+    bits, sums = bundles.view(BITS[bundles.dtype]).numpy(), out.numpy()
+    parts = 1 << min(MOST_PARTS, bits.nbytes // PART_BYTES or 1).bit_length() - 1
+    partials = sums[None] if parts == 1 else np.empty((parts, *sums.shape), np.float32)
+    over_rows(run, parts, bits.nbytes, bits, shifts, x.numpy(), np.float32(threshold), partials)
     if parts > 1:
-        torch.sum(sums, 0, out=out.detach().view(x.shape))
+        add_up(partials, sums)

@@ -7,6 +7,7 @@ import numpy as np
 
 from toolkit.kernels.common.compiled import compiled
 
+ROWS = 4  # neurons at once
 HALF_ROOT, ROOT_TWO_OVER_PI, CUBIC = (np.float32(v) for v in (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715))
 
 
@@ -52,31 +53,69 @@ ACTIVATIONS = {
 }
 
 
-def ffn_of_parts(dot, add_scaled, activation: str, gated: bool):
+@compiled
+def add_up(partials, sums):
+    """Set `sums` [vectors, hidden] to the sum over the parts, in their order."""
+    sums[:] = partials[0]
+    for part in range(1, len(partials)):
+        for vector in range(len(sums)):
+            for column in range(sums.shape[1]):
+                sums[vector, column] += partials[part, vector, column]
+
+
+def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
     """The function that sets `partials[part, vector]` to the sum over a part's neurons, for parts `first` to `last`.
 
-    `partials` [parts, vectors, hidden] splits the neurons evenly. `dot(bundles, at, ahead, x, vector)` is the product
-    of the hidden numbers from `at` on with a vector; meanwhile it asks for those `ahead`, which the next neuron needs.
-    `add_scaled(bundles, at, value, sums)` adds value times them to `sums` [hidden]. A bundle's down column is not read
-    where the value is within the threshold: it counts as zero.
+    `partials` [parts, vectors, hidden] splits the neurons evenly. A neuron is active if its value for any vector
+    exceeds the threshold; values that do not count as zero. Down columns are added in the order of the neurons, four at
+    once; those of neurons that are not active are not read.
+
+    The backend's two functions work for 4 or 1 neurons (`rows`):
+
+    - `multiply(bundles, at, stride, rows, x, y, place)` sets `y[vector, place + i]` to the product of each vector with
+      the numbers from `bundles.flat[at + i · stride]` on.
+    - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` the numbers from
+      `bundles.flat[places[i]]` on, times `values[vector, i]`, for i from `first` on.
     """
     activate = ACTIVATIONS[activation]
 
     @compiled
+    def find_active(bundles, bias, x, threshold, row, rows, products, places, values, active):
+        hidden, width = x.shape[1], bundles.shape[1]
+        for part in range(2 if gated else 1):
+            multiply(bundles, row * width + part * hidden, width, rows, x, products[part], 0)
+        for i in range(rows):
+            exceeds = False
+            for vector in range(len(x)):
+                shift = bias[row + i] if len(bias) else numba.float32(0)
+                value = activate(products[0, vector, i] + shift)
+                if gated:
+                    value *= products[1, vector, i]
+                counts = not abs(value) <= threshold  # a NaN counts
+                values[vector, active] = value if counts else numba.float32(0)
+                exceeds = exceeds or counts
+            if exceeds:
+                places[active] = (row + i + 1) * width - hidden
+                active += 1
+        return active
+
+    @compiled
     def ffn(bundles, bias, x, threshold, partials, first, last):
-        rows, width, hidden, parts = len(bundles), bundles.shape[1], x.shape[1], len(partials)
+        rows, vectors, parts = len(bundles), len(x), len(partials)
+        products = np.empty((2, vectors, ROWS), np.float32)
         for part in range(first, last):
+            row, end = rows * part // parts, rows * (part + 1) // parts
+            places, values = np.empty(end - row, np.int64), np.empty((vectors, end - row), np.float32)
             partials[part] = 0
-            for row in range(rows * part // parts, rows * (part + 1) // parts):
-                at = row * width
-                for vector in range(len(x)):
-                    if gated:
-                        value = activate(dot(bundles, at, width, x, vector))
-                        value *= dot(bundles, at + hidden, width, x, vector)
-                    else:
-                        shift = bias[row] if len(bias) else numba.float32(0)
-                        value = activate(dot(bundles, at, width, x, vector) + shift)
-                    if not abs(value) <= threshold:  # a NaN counts
-                        add_scaled(bundles, at + width - hidden, value, partials[part, vector])
+            active = added = numba.int64(0)
+            while row < end:
+                some = numba.int64(ROWS if row + ROWS <= end else 1)
+                active = find_active(bundles, bias, x, threshold, row, some, products, places, values, active)
+                row += some
+                while added + ROWS <= active:
+                    add_columns(bundles, places, values, added, numba.int64(ROWS), partials[part])
+                    added += ROWS
+            for last_ones in range(added, active):
+                add_columns(bundles, places, values, last_ones, numba.int64(1), partials[part])
 
     return ffn

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from toolkit.kernels.common.threads import over_rows
-from toolkit.kernels.single_token.cpu import add_and_normalise, attention, normalise, rotate
+from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, normalise, rotate
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
-__all__ = ["add_and_normalise", "attend", "normalise", "rotate"]
+__all__ = ["add_and_normalise", "add_to", "attend", "attend_stored", "bits", "normalise", "rotate"]
 
 
 def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: float, out: np.ndarray) -> None:
@@ -34,6 +34,23 @@ def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: 
     fits = keys.shape == values.shape == shape and out.shape == query.shape and heads % max(1, shape[0]) == 0
     if not fits or not 1 <= length <= shape[1]:
         raise ValueError(f"query {query.shape}, keys {keys.shape}, values {values.shape}, length {length}")
-    read = 2 * length * shape[0] * size * keys.itemsize
-    stored = (tensor.view(BITS[tensor.dtype]).numpy() for tensor in (keys, values))
-    over_rows(attention(keys.dtype), shape[0], read, query, *stored, length, np.float32(scale), out)
+    attend_stored(keys.dtype, query, bits(keys), bits(values), length, scale, out)
+
+
+def attend_stored(
+    dtype: torch.dtype,
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    length: int,
+    scale: float,
+    out: np.ndarray,
+) -> None:
+    """The same without its checks, for keys and values of `dtype` as `bits` gives them."""
+    read = 2 * length * keys.nbytes // keys.shape[1]
+    over_rows(attention(dtype), len(keys), read, query, keys, values, length, np.float32(scale), out)
+
+
+def bits(tensor: Tensor) -> np.ndarray:
+    """The memory of a float tensor on the CPU, as unsigned integers of its elements' width."""
+    return tensor.view(BITS[tensor.dtype]).numpy()

@@ -34,6 +34,13 @@ def add_and_normalise(x, more, weight, epsilon, out):
 
 
 @compiled
+def add_to(x, more):
+    """Add `more` to `x`, both [size], in place."""
+    for i in range(x.size):
+        x[i] += more[i]
+
+
+@compiled
 def rotate(x, cosine, sine):
     """Rotate each row of x [heads, size] in place: element i with element i + size / 2 by the position's angle i."""
     half = x.shape[1] // 2

@@ -22,17 +22,18 @@ Ways to multiply, all with fp32 sums:
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from toolkit.kernels import csr
 from toolkit.kernels.common.backends import choose, runnable
 from toolkit.kernels.common.contracts import expect, operand
+from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
@@ -140,10 +141,33 @@ def matvec(
         given = operand(x, out).view(vectors, columns)
         _cuda().matvec(words, outliers, given, out.view(vectors, rows), FOR_GPUS[kernels])
         return out
-    given = _prepared(kernels, _padded(x.view(vectors, columns), words.shape[1] * TILE))
-    run, each_out = kernels.product(outliers.name, column_bits(columns)), out.view(vectors, rows)
-    over_rows(run, len(words), words.nbytes, *_arrays(words, outliers), *given, each_out.numpy())
+    padded = _padded(x.view(vectors, columns), words.shape[1] * TILE)
+    _run(_product(kernels, words, outliers, padded.numpy(), out.view(vectors, rows).numpy()))
     return out
+
+
+def product(
+    words: Int64[Tensor, "tall wide 16"],
+    outliers: csr.Outliers,
+    x: Float32[Tensor, " columns"],
+    out: Float32[Tensor, " rows"],
+    order: Int32[Tensor, " columns"] | None = None,
+    backend: str = "auto",
+) -> Product:
+    """The product of `matvec` on a CPU with `x[order]`, to be run again and again with what `x` holds then.
+
+    `x` and `out` are contiguous and share no memory.
+    """
+    columns = words.shape[1] * TILE
+    given, before = x[None].numpy(), ()
+    if order is not None or columns != len(x):
+        given = np.zeros((1, columns), np.float32)
+        arranged = Task(cpu.pad, (x.numpy(), given))
+        if order is not None:
+            arranged = Task(cpu.arrange, (x.numpy(), order.numpy(), given))
+        before = (arranged,)
+    made = _product(choose(backend, BACKENDS), words, outliers, given, out[None].numpy())
+    return replace(made, before=(*before, *made.before))
 
 
 def available() -> list[str]:
@@ -163,14 +187,20 @@ def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor
     return torch.nn.functional.pad(x.to(torch.float32), (0, columns - x.shape[1]))
 
 
-def _prepared(kernels: Backend, x: Float32[Tensor, "vectors padded"]) -> tuple[np.ndarray, ...]:
-    """What the product takes of the vectors."""
-    if kernels.prepare is None:
-        return (x.numpy(),)
-    of_tiles = (len(x), x.shape[1] // TILE)
-    made = (np.empty(x.shape, kernels.prepared), np.empty(of_tiles, np.float32), np.empty(of_tiles, np.float32))
-    kernels.prepare(x.numpy(), *made)
-    return x.numpy(), *made
+def _product(kernels: Backend, words: Tensor, outliers: csr.Outliers, x: np.ndarray, out: np.ndarray) -> Product:
+    """The product of the padded vectors `x`, and what prepares them for it."""
+    given, before = (x,), ()
+    if kernels.prepare is not None:
+        of_tiles = (len(x), x.shape[1] // TILE)
+        made = (np.empty(x.shape, kernels.prepared), np.empty(of_tiles, np.float32), np.empty(of_tiles, np.float32))
+        given, before = (x, *made), (Task(kernels.prepare, (x, *made)),)
+    run = kernels.product(outliers.name, column_bits(outliers.shape[1]))
+    return Product(Task(run, (*_arrays(words, outliers), *given, out), len(words), words.nbytes), before)
+
+
+def _run(product: Product) -> None:
+    for task in (*product.before, product.task):
+        task()
 
 
 def _arrays(words: Tensor, outliers: csr.Outliers) -> tuple[np.ndarray, ...]:

@@ -64,6 +64,20 @@ def multiply_decoded(dense, x, sums):
             sums[vector, row] = total
 
 
+@compiled
+def arrange(x, order, padded):
+    """Put `x[order[i]]` into `padded[0, i]`. A place outside of `x`, which a damaged file may name, gives its end."""
+    for i in range(len(order)):
+        padded[0, i] = x[min(max(order[i], 0), x.size - 1)]
+
+
+@compiled
+def pad(x, padded):
+    """Copy `x` to the front of `padded[0]`."""
+    for i in range(x.size):
+        padded[0, i] = x[i]
+
+
 @cache
 def product(decode, multiply, storage: str, bits: int):
     """The compiled function that decodes tile rows, outliers included, and sets `y[vector, row]` to their products.

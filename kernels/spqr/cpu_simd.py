@@ -467,4 +467,4 @@ def multiply_decoded(dense, x, sums):
     """Set `sums[vector]` [16] to the product of sixteen dense rows of whole lanes with each `x[vector]`."""
     bits = dense.view(np.uint32)
     for row in range(0, TILE, ROWS):
-        _four_rows(bits, row, ROWS, x, sums, row)
+        _four_rows(bits, row * x.shape[1], x.shape[1], ROWS, x, sums, row)

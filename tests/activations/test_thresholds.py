@@ -91,3 +91,29 @@ def test_bad_arguments_are_refused(tiny, tokens):
         decoder_ffns(model)[1].up.weight[0, 0] = torch.inf
     with pytest.raises(UserError, match="activations are not finite"):
         Magnitudes.measure(model, tokens, sequence_length=16)
+
+
+@torch.no_grad()
+def test_thresholds_on_the_gate_cut_by_the_gate_alone(tiny, tokens):
+    """The same as with a gate whose small activations are zero."""
+    model, other = tiny("llama"), tiny("llama")
+    limits = Magnitudes.measure(model, tokens, sequence_length=16, criterion="gate").thresholds(0.6)
+    for ffn, limit in zip(decoder_ffns(other), limits, strict=True):
+        gate = ffn.gate.forward
+
+        def cut(x, gate=gate, limit=limit):
+            found = gate(x)
+            return torch.where(torch.nn.functional.silu(found).abs() > limit, found, 0)
+
+        ffn.gate.forward = cut
+    with thresholded(model, limits, "gate"):
+        zeros = torch.cat([outputs.flatten() for outputs in outputs_of(model, tokens.view(-1, 16))]) == 0
+        assert torch.equal(model(tokens[None, :16]).logits, other(tokens[None, :16]).logits)
+    assert zeros.float().mean() == pytest.approx(0.6, abs=0.05)
+
+
+def test_criteria_that_cannot_be_are_refused(tiny, tokens):
+    with pytest.raises(UserError, match="unknown criterion 'up'"), thresholded(tiny(), torch.zeros(3), "up"):
+        pass
+    with pytest.raises(UserError, match="have no gate"):
+        Magnitudes.measure(tiny("opt"), tokens, sequence_length=16, criterion="gate")

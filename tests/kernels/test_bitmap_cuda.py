@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.families import needs_numba_cuda, run_cuda_checks
+from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
 from toolkit.kernels.common import backends
@@ -39,30 +39,20 @@ def kernels():
     return cuda
 
 
-@pytest.fixture(scope="module")
-def compiled():
-    """`compiled(kernel, dtype, outputs, cc)`: the PTX, made without a GPU."""
-    from numba import cuda, types
+def compiled(kernel, dtype, outputs, cc):
+    """The PTX of a kernel for elements of this type."""
+    from numba import types
 
-    def array(element, dimensions):
-        return types.Array(element, dimensions, "C")
-
-    def compiled(kernel, dtype, outputs, cc):
-        element = {1: types.uint8, 2: types.uint16, 4: types.uint32}[dtype.itemsize]
-        inputs = (array(types.uint32, 2), array(types.int64, 1), array(types.int32, 2), array(element, 1))
-        outputs = [array(element if kind == "element" else getattr(types, kind), 2) for kind in outputs]
-        ptx, _ = cuda.compile_ptx(kernel.py_func, types.void(*inputs, *outputs, types.int64), cc=cc)
-        assert f".target sm_{cc[0]}{cc[1]}" in ptx
-        assert not re.search(r"\.local|\bcall\b", ptx), "arrays in memory that should be in registers, or calls"
-        return ptx
-
-    return compiled
+    element = {1: "uint8", 2: "uint16", 4: "uint32"}[dtype.itemsize]
+    inputs = ("uint32", 2), ("int64", 1), ("int32", 2), (element, 1)
+    outputs = [(element if kind == "element" else kind, 2) for kind in outputs]
+    return ptx_of(kernel, cc, *inputs, *outputs, types.int64)
 
 
 @needs_numba_cuda
 @pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("dtype", WORDS, ids=str)
-def test_decompress_compiles_to_what_it_should_be(kernels, compiled, dtype, cc):
+def test_decompress_compiles_to_what_it_should_be(kernels, dtype, cc):
     ptx = compiled(kernels.decompress_kernel(dtype, True), dtype, ["uint64"], cc)
     assert len(re.findall(r"shfl\.sync\.up", ptx)) == 5
     assert "prefetch.global.L2" in ptx
@@ -77,7 +67,7 @@ def test_decompress_compiles_to_what_it_should_be(kernels, compiled, dtype, cc):
 @needs_numba_cuda
 @pytest.mark.parametrize("cc", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("dtype", WORDS, ids=str)
-def test_matvec_compiles_to_what_it_should_be(kernels, compiled, dtype, cc):
+def test_matvec_compiles_to_what_it_should_be(kernels, dtype, cc):
     x_dtype = torch.float32 if dtype == torch.float32 else torch.float16
     ptx = compiled(kernels.matvec_kernel(dtype, x_dtype, 1), dtype, ["uint64", "float32"], cc)
     additions = len(re.findall(r"fma\.rn\.f32", ptx))

@@ -1,5 +1,6 @@
 """Compiled kernels in files: another process finds them, and nothing but the very same kernel is ever found."""
 
+import ast
 import hashlib
 import importlib.util
 import logging
@@ -10,14 +11,16 @@ import subprocess
 import sys
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numba.core.bytecode import FunctionIdentity
 
-from toolkit.kernels import bitmap, csr, spqr
+from toolkit.kernels import bitmap, csr, int8, neurons, single_token, spqr
 from toolkit.kernels.common import compiled, source_files
+from toolkit.kernels.common.products import dense_product, multiply_rows
 
 PACKAGE = "toolkit.kernels.toy"
 SHARED = """
@@ -234,6 +237,12 @@ def kernels():
             yield from (csr._rows(backend.add_product, storage, bits) for backend in csr.BACKENDS.values())
             for backend in spqr.BACKENDS.values():
                 yield from (backend.decode(storage, bits), backend.product(storage, bits))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        yield from (dense_product(dtype), multiply_rows(dtype), single_token.cpu.attention(dtype))
+        for backend in neurons.BACKENDS.values():
+            yield from (backend.ffn(dtype, name, gated) for name in ("relu", "silu") for gated in (False, True))
+    yield from (backend.matvec for backend in int8.BACKENDS.values())
+    yield from (single_token.normalise, single_token.add_and_normalise, single_token.rotate, neurons.add_up)
 
 
 def test_every_kernel_is_kept_under_a_name_of_its_own():
@@ -241,6 +250,29 @@ def test_every_kernel_is_kept_under_a_name_of_its_own():
     names = [str(compiled.identity(kernel.py_func)) for kernel in distinct]
     assert len(set(names)) == len(names) > 60
     assert all(isinstance(kernel._cache, compiled.Files) for kernel in distinct)
+
+
+def bare(tree):
+    """The lines where `numba.njit` or `numba.jit` stands and inlines nothing."""
+    inlined = {
+        id(node.func)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and any(given.arg == "inline" for given in node.keywords)
+    }
+    named = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Name) and id(node) not in inlined)
+    return [node.lineno for node in named if getattr(node, "attr", getattr(node, "id", "")) in ("jit", "njit")]
+
+
+def test_every_function_that_is_called_from_python_is_kept_in_files():
+    """By `compiled`. What is inlined needs no file, nor the scalar maths in `shared.py`, which GPUs use as well."""
+    assert bare(ast.parse("@numba.njit\ndef f(): pass")) == [1]
+    assert bare(ast.parse("from numba import njit\nf = njit(cache=True)(g)")) == [2]
+    assert bare(ast.parse("@numba.njit(inline='always')\ndef f(): pass")) == []
+    folder = Path(compiled.__file__).parents[1]
+    excused = {compiled.__file__} | {str(file) for file in folder.glob("*/shared.py")}
+    files = [file for file in folder.rglob("*.py") if str(file) not in excused and "cuda.jit" not in file.read_text()]
+    assert {file.name: bare(ast.parse(file.read_text())) for file in files} == {file.name: [] for file in files}
+    assert len(files) > 20
 
 
 def test_names_are_the_same_in_another_process():

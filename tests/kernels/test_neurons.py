@@ -133,7 +133,8 @@ def test_nothing_is_read_or_written_beyond_the_end(backend):
     ("change", "error", "told"),
     [
         ({"activation": "swish"}, UserError, "unknown activation 'swish'"),
-        ({"backend": "cuda"}, UserError, "unknown backend 'cuda'; choose from: auto, avx2, portable"),
+        ({"backend": "cude"}, UserError, "unknown backend 'cude'; choose from: auto, avx2, cuda, portable"),
+        ({"backend": "cuda"}, UserError, "backend 'cuda' (needs|works)"),
         ({"bundles": torch.ones(4, 25)}, ValueError, "expected torch.float32 \\[4, 24\\]"),
         ({"bundles": torch.ones(4, 64)}, ValueError, "expected fp32, fp16 or bf16, \\[rows, 24\\]"),
         ({"bundles": torch.ones(4, 16).double()}, ValueError, "expected fp32, fp16 or bf16"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.families import needs_numba_cuda, run_cuda_checks
+from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.common import backends
@@ -34,17 +34,6 @@ def kernels():
     return cuda
 
 
-def compiled(kernel, cc, *arrays):
-    """The PTX, made without a GPU, of a kernel for arrays of these elements and dimensions."""
-    from numba import cuda, types
-
-    arguments = [types.Array(getattr(types, element), dimensions, "C") for element, dimensions in arrays]
-    ptx, _ = cuda.compile_ptx(kernel.py_func, types.void(*arguments), cc=cc)
-    assert f".target sm_{cc[0]}{cc[1]}" in ptx
-    assert not re.search(r"\.local|\bcall\b", ptx), "arrays in memory that should be in registers, or calls"
-    return ptx
-
-
 MATRIX = (("uint64", 3), ("int32", 1))
 
 
@@ -52,7 +41,7 @@ MATRIX = (("uint64", 3), ("int32", 1))
 @pytest.mark.parametrize(("cc", "by_table", "batch"), [((8, 0), True, 1), ((8, 9), False, 1), ((9, 0), True, 16)])
 def test_products_compile_to_what_they_should_be(kernels, cc, by_table, batch):
     kernel = kernels.matvec_kernel(by_table, "csr", 16, torch.float16, batch)
-    ptx = compiled(kernel, cc, *MATRIX, ("uint32", 1), ("uint16", 2), ("float32", 2))
+    ptx = ptx_of(kernel, cc, *MATRIX, ("uint32", 1), ("uint16", 2), ("float32", 2))
     assert len(re.findall(r"shfl\.sync\.bfly", ptx)) == 3 + batch, "a tile's statistics, and the sums at the end"
     assert len(re.findall(r"fma\.rn\.f32", ptx)) >= 2 * batch
     assert "ld.global.u64" in ptx, "a word as one"
@@ -67,14 +56,14 @@ def test_products_compile_to_what_they_should_be(kernels, cc, by_table, batch):
 
 @needs_numba_cuda
 def test_other_kernels_compile(kernels):
-    ptx = compiled(
+    ptx = ptx_of(
         kernels.decode_kernel(False, "ptcsr", 32, torch.bfloat16), (9, 0), *MATRIX, ("uint64", 1), ("uint16", 2)
     )
     assert len(re.findall(r"shfl\.sync\.bfly", ptx)) in (3, 6), "a tile's statistics; the loop may be there twice"
     from toolkit.kernels.csr import cuda
 
     kernel = cuda.add_matvec_kernel("csr", 32, torch.float32, 3)
-    ptx = compiled(kernel, (9, 0), ("int32", 1), ("uint64", 1), ("uint32", 2), ("float32", 2))
+    ptx = ptx_of(kernel, (9, 0), ("int32", 1), ("uint64", 1), ("uint32", 2), ("float32", 2))
     assert len(re.findall(r"shfl\.sync\.bfly", ptx)) == 3
 
 

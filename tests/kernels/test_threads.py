@@ -34,8 +34,8 @@ def fail_at(visits, place, first, last):
 def team(request, monkeypatch):
     """The two kinds of threads; more of them than cores."""
     if request.param == "pool":
-        monkeypatch.setattr(threads, "_fork_address", lambda: None)
-    elif threads._fork_address() is None:
+        monkeypatch.setattr(threads, "fork_address", lambda: None)
+    elif threads.fork_address() is None:
         pytest.skip("this torch has no OpenMP threads that C can call")
     before = torch.get_num_threads()
     torch.set_num_threads(3)

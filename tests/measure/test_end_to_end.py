@@ -12,6 +12,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import end_to_end, repetitions
 from toolkit.measure.end_to_end import (
+    PLAIN_TYPES,
     Passes,
     default_ways,
     goal_ratios,
@@ -23,7 +24,6 @@ from toolkit.measure.end_to_end import (
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.papers.endor import GOALS
-from toolkit.policies.methods import LLAMA_CPP
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.timeline.tables import LABELS
@@ -195,7 +195,7 @@ def test_seconds_from_disk_in_one_table(table):
 def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
     monkeypatch.setattr(end_to_end, "missing", lambda: reason)
     found = [way.method for way, _ in software_ways(["dense", "endor"])]
-    assert found == ["dense", "endor", "accelerate", *([] if reason else LLAMA_CPP)]
+    assert found == ["dense", "endor", "accelerate", *([] if reason else PLAIN_TYPES)]
 
 
 @pytest.mark.parametrize(

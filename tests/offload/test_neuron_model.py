@@ -8,7 +8,6 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -19,7 +18,8 @@ from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import neuron_model
-from toolkit.offload.neuron_model import NeuronModel
+from toolkit.offload.neuron_model import PREDICTORS, NeuronModel
+from toolkit.predictors import Gate, Oracle, Predictors
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.storage.readers.threads import Threads
@@ -36,17 +36,10 @@ MODELS = {
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-class Exact:
-    """Predicts the neurons that exceed a threshold, from the weights themselves."""
+class Exact(Oracle):
+    """Predicts exactly the active neurons, as if that took no memory."""
 
     nbytes = 0
-
-    def __init__(self, ffn, activation, threshold):
-        self.ffn, self.activation, self.threshold = ffn, activation, threshold
-
-    def predict(self, x):
-        outputs = self.activation(self.ffn.gate(x)) * self.ffn.up(x) if self.ffn.gate else torch.relu(self.ffn.up(x))
-        return np.flatnonzero(outputs.abs() > self.threshold)
 
 
 class Packed:
@@ -59,7 +52,7 @@ class Packed:
         self.needs = [round(NEURONS * (1 - ZEROS))] * len(self.thresholds)
         pack_neurons(self.model, folder, family, thresholds=self.thresholds.tolist(), needs=self.needs)
         self.predictors = [
-            Exact(ffn, torch.nn.functional.silu, limit)
+            Exact(limit, ffn, "silu" if family == "llama" else "relu")
             for ffn, limit in zip(decoder_ffns(self.model), self.thresholds.tolist(), strict=True)
         ]
 
@@ -119,14 +112,14 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
 
 def test_what_is_read_and_held(llama):
     """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
-    with NeuronModel.open(llama.folder, llama.predictors) as ours:
+    with NeuronModel.open(llama.folder, llama.predictors, window=50) as ours:
         ours.generate(PROMPT, **GREEDY)
         reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
         loaded = sum(ffn.store.rows_loaded for ffn in ours.ffns)
         assert reads == 4096 * loaded  # a bundle takes a block
         assert {ffn.store.window.rows for ffn in ours.ffns} == {NEURONS}
     tight = least_bytes(llama, predictors=llama.predictors)
-    with NeuronModel.open(llama.folder, llama.predictors, tight) as ours:
+    with NeuronModel.open(llama.folder, llama.predictors, tight, window=50) as ours:
         rows = sum(ffn.store.window.rows for ffn in ours.ffns)
         assert sum(llama.needs) <= rows < NEURONS * len(ours.ffns)
         ours.generate(PROMPT, **GREEDY)
@@ -141,9 +134,27 @@ def test_a_budget_below_one_token_is_refused_with_what_is_needed(llama):
         NeuronModel.open(llama.folder, llama.predictors, least - 3 * HUGE_PAGE_BYTES // 2)
 
 
-def test_predictors_of_another_number_of_layers_are_refused(llama):
+def test_predictors_of_another_model_are_refused(llama, tmp_path):
     with pytest.raises(UserError, match="3 predictors for 4 layers"):
         NeuronModel.open(llama.folder, llama.predictors[1:])
+    small = decoder_ffns(pruned("llama"))[0]
+    with pytest.raises(UserError, match="predictor of layer 0 is for 70 neurons"):
+        NeuronModel.open(llama.folder, [Exact(0.0, small, "silu"), *llama.predictors[1:]])
+
+
+def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
+    gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
+    save = Predictors("tiny", (*gates[:3], None)).save
+    settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: save(place / PREDICTORS)}
+    pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
+    with NeuronModel.open(tmp_path / "store") as ours:
+        found = [ffn.predictor for ffn in ours.ffns]
+        assert found[3] is None
+        assert all(torch.equal(mine.weight, gate.weight) for mine, gate in zip(found[:3], gates[:3], strict=True))
+        assert ours.budget.taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
+    pack_neurons(llama.model, tmp_path / "other", "large", **settings)
+    with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
+        NeuronModel.open(tmp_path / "other")
 
 
 def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monkeypatch):
@@ -232,7 +243,7 @@ def test_a_damaged_folder_is_refused(harm, tmp_path):
     with pytest.raises(FormatError, match=file.name):
         NeuronModel.open(folder)
     if harm == "threshold":
-        with pytest.raises(FormatError, match="expected 4 numbers from 0"):
+        with pytest.raises(UserError, match="expected a list of 4 finite numbers"):
             NeuronModel.open(folder, verify=False)
 
 

@@ -57,7 +57,7 @@ def test_every_format_is_a_method_and_every_product_one_more():
         assert find_method(name).format == name
         assert Options(name).way.stored == find_method(name)
         assert find_method(name) == METHODS.get(name, Method(name, "dram"))
-        if form.has_matvec and not form.is_dense:
+        if form.has_matvec:
             assert find_method(f"{name}_packed").used_packed
         else:
             with pytest.raises(UserError, match=f"unknown method '{name}_packed'"):

@@ -1,5 +1,6 @@
 """The step for single tokens gives what transformers gives, and only steps in where it can."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -102,9 +103,10 @@ def test_room_grows(monkeypatch):
     for _ in range(20):
         key, value = torch.randn(2, 3), torch.randn(2, 3)
         expected = torch.cat([expected, key[None, :, None]], dim=2)
-        keys, _, length = layer.append(key, value)
+        length = layer.append(torch.stack([key, value]))
         assert torch.equal(layer.keys, expected)
-        assert torch.equal(keys[:, :length], expected[0])
+        assert torch.equal(layer.values[0, :, -1], value)
+        assert np.array_equal(layer.stored[0][:, :length], expected[0].view(torch.uint32).numpy())
 
 
 @pytest.mark.parametrize(

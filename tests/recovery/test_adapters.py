@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toolkit import tensor_files
-from toolkit.activations import thresholded, thresholds_of
+from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.errors import UserError
 from toolkit.models import load_model
 from toolkit.models.adapters import KIND, Adapters, LowRank, fingerprint, merge, named_linears, save
@@ -120,12 +120,23 @@ def test_thresholds_that_make_no_sense_are_refused(saved, tmp_path, entry):
         load_model(str(tmp_path / "model"))
 
 
-@pytest.mark.parametrize("family", ["llama", "opt", "gemma2", "qwen3"])
+RELU = [
+    ("opt", {}),
+    ("llama", {"hidden_act": "relu"}),
+    ("qwen3", {"hidden_act": "relu"}),
+]  # FC1, FC2 with biases; gates
+
+
+@pytest.mark.parametrize(("family", "options"), RELU)
 @torch.no_grad()
-def test_thresholds_of_zero_change_nothing(tiny, tokens, family):
-    """What a ReLU has set to zero is zero, and is not active; so models with ReLU need no threshold of their own."""
-    model = tiny(family)
-    dense = model(tokens[None, :16]).logits
-    model.config.activation_thresholds = [0, 0, 0]
-    cut_for_good(model)
-    assert torch.equal(model(tokens[None, :16]).logits, dense)
+def test_models_with_relu_have_thresholds_of_zero(tiny, tokens, tmp_path, family, options):
+    """What a ReLU has set to zero is not active: a threshold of 0 says so, changes nothing, and is fitted."""
+    tiny(family, **options).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"activation_thresholds": [0, 0, 0]}))
+    load_model("smollm2-135m")[1].save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path), torch.float32)
+    assert thresholds_of(model).tolist() == [0, 0, 0]
+    dense = tiny(family, **options)
+    assert torch.equal(model(tokens[None, :16]).logits, dense(tokens[None, :16]).logits)
+    assert Magnitudes.measure(model, tokens, sequence_length=16).thresholds(0.1).tolist() == [0, 0, 0]

@@ -141,6 +141,9 @@ def test_bad_input_is_refused(tiny, tokens, tmp_path):
     distil(model, tokens, ZEROS, start, replace(TRAINING, steps=1), state)
     with pytest.raises(UserError, match="holds another training"):
         distil(model, tokens, ZEROS, start, TRAINING, state)
+    other = fresh(model, rank=3, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    with pytest.raises(UserError, match="holds another training"):
+        distil(model, tokens, ZEROS, other, replace(TRAINING, steps=1), state)
     state.write_bytes(state.read_bytes()[:-1] + b"x")
     with pytest.raises(UserError, match="damaged"):
         distil(model, tokens, ZEROS, start, replace(TRAINING, steps=1), state)

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from toolkit.formats.packed import Packed, dense_matvec, expect
+from toolkit.kernels import dense, int8
+from toolkit.kernels.common.program import Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,11 @@ class Dense(Packed):
     def matvec(self, x: Tensor) -> Tensor:
         """torch's product of the stored values and `x` [columns], as fp32 [rows]."""
         return dense_matvec(self.values, x)
+
+    def product(self, x: Tensor, out: Tensor) -> Product | None:
+        """The product with fp32 sums of the stored values, in another order than torch's."""
+        kernels = int8 if self.dtype == torch.int8 else dense
+        return kernels.product(self.values, x, out)
 
     def check(self) -> None:
         """Any values are good."""

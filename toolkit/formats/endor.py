@@ -11,6 +11,7 @@ from toolkit.formats.packed import Packed
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import Bitmap
 from toolkit.kernels.bitmap.layout import block_count
+from toolkit.kernels.common.program import Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +45,10 @@ class Endor(Bitmap, Packed):
     def matvec(self, x: Tensor) -> Tensor:
         """The product with `x` [columns], read straight from the packed form, as fp32 [rows]."""
         return bitmap.matvec(self, x)
+
+    def product(self, x: Tensor, out: Tensor) -> Product:
+        """The same, to be run again and again."""
+        return bitmap.product(self, x, out)
 
     @classmethod
     def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:

@@ -20,6 +20,7 @@ from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.kernels import int8
 from toolkit.kernels.common.contracts import check_operand
+from toolkit.kernels.common.program import Product
 from toolkit.records import line
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
@@ -108,6 +109,14 @@ class Packed(ABC):
     def matvec(self, x: Tensor) -> Tensor:
         """The matrix times a vector: `x` [columns] → fp32 [rows]. The default decodes the matrix and multiplies."""
         return dense_matvec(self.decode(), x)
+
+    def product(self, x: Tensor, out: Tensor) -> Product | None:
+        """What multiplies the matrix with whatever fp32 `x` [columns] holds when it is run, into fp32 `out` [rows].
+
+        The tensors are on the CPU, contiguous and share no memory; sums are in fp32. So nothing is looked up, checked
+        or allocated for each product (`toolkit.kernels.common.program`). None where `matvec` is all there is.
+        """
+        return None
 
     @classmethod
     def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:

@@ -1,7 +1,7 @@
 """int8 weights: a packed matrix of integers and one scale for each row."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -12,6 +12,8 @@ from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.formats.dense import Dense
 from toolkit.formats.packed import Packed, carve
+from toolkit.kernels.common.program import Product, Task
+from toolkit.kernels.int8.cpu import scale_rows
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 
 SCALES = "row_scales"  # the scales' name in a store
@@ -89,6 +91,12 @@ class Scaled(Packed):
     def matvec(self, x: Tensor) -> Tensor:
         """The integers times `x` [columns], then each row times its scale, in fp32 [rows]."""
         return self.packed.matvec(x).mul_(self.scales)
+
+    def product(self, x: Tensor, out: Tensor) -> Product | None:
+        """The product of the integers, and a task that multiplies with the scales."""
+        found = self.packed.product(x, out)
+        scaling = Task(scale_rows, (out.numpy(), self.scales.float().numpy()))
+        return found and replace(found, after=(*found.after, scaling))
 
     def check(self) -> None:
         """The packed integers agree with each other."""

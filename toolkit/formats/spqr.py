@@ -14,6 +14,7 @@ from toolkit.formats.packed import Packed, expect
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.common import tuning
 from toolkit.kernels.common.contracts import check_operand
+from toolkit.kernels.common.program import Product
 from toolkit.kernels.csr.layout import word_dtype
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
@@ -106,6 +107,10 @@ class SpQR(Packed):
         """The matrix times `x` [columns] in fp32, read straight from the packed form."""
         check_operand(x)
         return spqr.matvec(self.words, self.outliers, x if self.permutation is None else x[self.permutation])
+
+    def product(self, x: Tensor, out: Tensor) -> Product:
+        """The same, to be run again and again."""
+        return spqr.product(self.words, self.outliers, x, out, self.permutation)
 
     def check(self) -> None:
         """Words are padded with zeros and hold finite statistics; outliers are finite, in order and in the matrix.

@@ -6,7 +6,7 @@ The matrices of the layers take the named type; embeddings and head stay F16, no
 writes them. Names and the order of rows follow that converter (`convert_hf_to_gguf.py`, class `LlamaModel`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, replacing
 
-QUANTIZATIONS = ("F16", "Q8_0", "Q4_0")  # types of a matrix, from the most bytes to the fewest
+# types of a matrix, from the most bytes to the fewest, and what GGUF calls a file of them
+QUANTIZATIONS = {"F16": "F16", "Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S"}
 LINEARS = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -26,14 +27,19 @@ LINEARS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+LAYERS = "blk."  # how the names of their tensors begin
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
-def write_gguf(model: nn.Module, file: Path, quantization: str = "F16") -> int:
-    """Write a `LlamaForCausalLM` and return the bytes of its layers' tensors, as they are stored.
+Quantise = Callable[[np.ndarray, str], np.ndarray]
 
-    The vocabulary is made up (`t7` is token 7): prompts must be given as numbers. Raises `UserError` for another kind
-    of model, an unknown type or a disk that is too small.
+
+def write_gguf(model: nn.Module, file: Path, quantization: str = "F16", quantise: Quantise | None = None) -> int:
+    """Write a `LlamaForCausalLM`; `layer_bytes` are returned.
+
+    `quantise(matrix, type)` gives the blocks of a matrix, uint8 [rows, bytes]. Without it the package `gguf` does that,
+    which has no types with a K. The vocabulary is made up (`t7` is token 7): prompts must be given as numbers. Raises
+    `UserError` for another kind of model, an unknown type or a disk that is too small.
     """
     import gguf
 
@@ -42,22 +48,31 @@ def write_gguf(model: nn.Module, file: Path, quantization: str = "F16") -> int:
     if model.config.model_type != "llama":
         raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama'")
     kind = gguf.GGMLQuantizationType[quantization]
+    if quantise is None and quantization.endswith("_K"):
+        raise UserError(f"type {quantization}: the package gguf cannot quantise to it; choose Q4_0, or give `quantise`")
     linear_dtype = np.float16 if quantization == "F16" else np.float32
     check_space(file.parent, 2 * sum(parameter.numel() for parameter in model.parameters()))
-    layer_bytes = 0
     with replacing(file) as temporary:
         writer = gguf.GGUFWriter(temporary, "llama")
-        _describe(writer, model.config, gguf.LlamaFileType[f"MOSTLY_{quantization}"])
+        _describe(writer, model.config, gguf.LlamaFileType[f"MOSTLY_{QUANTIZATIONS[quantization]}"])
         for name, tensor, linear in _tensors(model, linear_dtype):
             quantized = linear and quantization != "F16"
-            values = gguf.quants.quantize(tensor, kind) if quantized else tensor
+            values = tensor
+            if quantized:
+                values = quantise(tensor, quantization) if quantise else gguf.quants.quantize(tensor, kind)
             writer.add_tensor(name, values, raw_dtype=kind if quantized else None)
-            layer_bytes += values.nbytes * name.startswith("blk.")
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
-    return layer_bytes
+    return layer_bytes(file)
+
+
+def layer_bytes(file: Path) -> int:
+    """The bytes of the layers' tensors in a file."""
+    import gguf
+
+    return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors if tensor.name.startswith(LAYERS))
 
 
 def _describe(writer, config, file_type: int) -> None:

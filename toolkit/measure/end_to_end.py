@@ -22,7 +22,7 @@ from toolkit.measure.rates import this_machine
 from toolkit.measure.repetitions import kept_spans, median_stages
 from toolkit.measure.turns import PLACED, pass_spans, read_shares, turn_seconds
 from toolkit.models.workload import Workload
-from toolkit.policies.methods import LLAMA_CPP, METHODS, RIVALS
+from toolkit.policies.methods import METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
 from toolkit.simulation.cost_model import predict
@@ -32,6 +32,7 @@ from toolkit.timeline.tables import beside_dense, beside_measured
 
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 REPETITIONS = 5
+PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
 Goals = Mapping[tuple[tuple[str, str], tuple[str, str]], float]
 
 
@@ -142,13 +143,13 @@ def default_ways(methods: Sequence[str]) -> list[Placed]:
     return found + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
 
 
-def software_ways(methods: Sequence[str]) -> list[Placed]:
-    """Every method, pipelined from disk, Accelerate, and llama.cpp where it can run (`llama_cpp.missing`).
+def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -> list[Placed]:
+    """Every method, pipelined from disk, Accelerate, and llama.cpp's `rivals` where it can run (`llama_cpp.missing`).
 
     llama.cpp runs Llama decoders only.
     """
     found = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
-    return found + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in LLAMA_CPP])
+    return found + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])
 
 
 def _spans(passes: Passes, fresh: bool) -> pd.DataFrame:

@@ -28,7 +28,12 @@ from toolkit.quantization.quantised import QuantisedModel, load_quantised
 from toolkit.quantization.spqr import SpQR
 from toolkit.storage.packing import pack_model
 
-METHODS = {"dense": "dense", "spqr_packed": "spqr", "spqr_ptcsr_packed": "spqr_ptcsr"}  # with the variant they read
+# with the variant they read and how it is run: all by the toolkit's kernels, in the same step for single tokens
+METHODS = {
+    "dense": ("dense", "dense_packed"),
+    "spqr_packed": ("spqr", "spqr_packed"),
+    "spqr_ptcsr_packed": ("spqr_ptcsr", "spqr_ptcsr_packed"),
+}
 TOKEN = 7
 NEAR = 0.05  # of the largest logit: the products add in another order, and dense weights are rounded to 16 bits
 
@@ -68,9 +73,9 @@ def _turns(quantised: QuantisedModel, tokens: int, dropped: int, repetitions: in
         pack_model(quantised.model, folder / "store", _variants(quantised))
         expected = None
         for repetition in range(1, repetitions + 1):
-            for method, variant in METHODS.items():
+            for method, (variant, way) in METHODS.items():
                 where = LayerMap(0, layers, 0)
-                with OffloadedModel.open(folder / "store", method, placement=where, verify=False) as ours:
+                with OffloadedModel.open(folder / "store", way, placement=where, verify=False) as ours:
                     nbytes = sum(layer.nbytes for layer in ours.store.layers_of(variant))
                     seconds, logits = _decode(ours.model, tokens)
                 expected = logits if expected is None else expected

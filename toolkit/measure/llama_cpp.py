@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from toolkit.cache import cached
 from toolkit.errors import UserError
-from toolkit.interchange.gguf import write_gguf
+from toolkit.interchange.gguf import layer_bytes, write_gguf
 from toolkit.measure import llama_cpp_driver
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.timeline.spans import Span, Timeline
@@ -52,25 +52,31 @@ def library() -> Path:
 class LlamaCpp:
     """A Llama decoder in llama.cpp, its weights mapped from a GGUF file of the type that `method` names.
 
-    Opening it writes the file into `folder` and starts the process, with as many threads as torch has. F16 is refused
-    with `UserError` unless the logits of `PROMPT` are those of the model in memory, up to `NEAR`; Q8_0 and Q4_0 change
-    the weights and are not compared. `stored_bytes` are those of the layers in the file. Raises `UserError` if
-    llama.cpp cannot be installed or cannot run the file, or for a model of another kind than Llama.
+    Opening it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
+    with as many threads as torch has. F16 is refused with `UserError` unless the logits of `PROMPT` are those of the
+    model in memory, up to `NEAR`; the others change the weights and are not compared. Types with a K get blocks that
+    repeat (`llama_cpp_quantiser.repeated`): good for timing only. `stored_bytes` are those of the layers in the file.
+    Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest products want, as it
+    does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, or for a model of
+    another kind than Llama.
     """
 
-    def __init__(self, model: nn.Module, method: str, folder: Path):
+    def __init__(self, model: nn.Module | None, method: str, folder: Path, mapped: bool = True):
         self.method, python = method, _python()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         file = folder / f"{LLAMA_CPP[method]}.gguf"
-        self.stored_bytes = write_gguf(model, file, LLAMA_CPP[method])
+        if model is not None:
+            write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
+        self.stored_bytes = layer_bytes(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
         command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
+        command += [] if mapped else [llama_cpp_driver.LOADED]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._process = subprocess.Popen(command, text=True, **pipes)
         try:
             self._answer()
-            if LLAMA_CPP[method] == "F16":
+            if LLAMA_CPP[method] == "F16" and model is not None:
                 self._check(model)
         except BaseException:
             self.close()
@@ -134,6 +140,15 @@ class LlamaCpp:
             said = self._errors.read().decode(errors="replace").strip().splitlines()
             raise UserError(f"{self.method} ended: {' / '.join(said[-3:]) or 'it says nothing'}")
         return json.loads(line)
+
+
+def _quantise(method: str):
+    """What makes the blocks of types that the package `gguf` does not quantise to; None for the others."""
+    if not LLAMA_CPP[method].endswith("_K"):
+        return None
+    from toolkit.measure.llama_cpp_quantiser import repeated  # which needs this module
+
+    return repeated
 
 
 @functools.cache

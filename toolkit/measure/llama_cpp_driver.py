@@ -1,6 +1,6 @@
 """Runs llama.cpp in its own environment, which has `xllamacpp` and nothing of this toolkit.
 
-    python llama_cpp_driver.py FILE.gguf THREADS
+    python llama_cpp_driver.py FILE.gguf THREADS [loaded]
 
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
 tokens through the model in one pass from the disk: the file's pages are dropped before it. The answer has `seconds` of
@@ -16,6 +16,7 @@ import sys
 import time
 
 MADV_DONTNEED = 4
+LOADED = "loaded"
 
 
 def main() -> None:
@@ -23,7 +24,7 @@ def main() -> None:
     file, threads = os.path.realpath(sys.argv[1]), int(sys.argv[2])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what llama.cpp prints must not come between the answers
-    server = open_server(file, threads)
+    server = open_server(file, threads, mapped=LOADED not in sys.argv[3:])
     answers.write("{}\n")
     for line in sys.stdin:
         answers.write(json.dumps(answer(server, file, json.loads(line))) + "\n")
@@ -31,14 +32,15 @@ def main() -> None:
     os._exit(0)  # its threads need not be waited for
 
 
-def open_server(file: str, threads: int):
-    """llama.cpp with the model mapped, not copied: without the repacked copies of weights that it keeps in memory."""
+def open_server(file: str, threads: int, mapped: bool):
+    """llama.cpp with the model mapped, without the repacked copies of weights that it would keep; or else loaded."""
     import xllamacpp
 
     params = xllamacpp.CommonParams()
     params.model.path = file
-    params.load_mode = xllamacpp.llama_load_mode.LLAMA_LOAD_MODE_MMAP
-    params.no_extra_bufts = True
+    modes = xllamacpp.llama_load_mode
+    params.load_mode = modes.LLAMA_LOAD_MODE_MMAP if mapped else modes.LLAMA_LOAD_MODE_NONE
+    params.no_extra_bufts = mapped
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_parallel, params.n_ctx = 1, 64
     params.cache_prompt, params.cache_ram_mib = False, 0

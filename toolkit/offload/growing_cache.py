@@ -6,20 +6,25 @@ and stay what transformers expects: `keys` and `values` are views of the positio
 
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicLayer
+
+from toolkit.kernels.single_token import bits
 
 ROOM = 256  # positions: so often is the cache copied, and so much memory waits
 
 
 class GrowingLayer(DynamicLayer):
-    """The keys and values of one layer, for one sequence.
+    """The keys and values of one layer, for one sequence. Both have the same shape and type.
 
     Whatever transformers does to `keys` and `values` (longer, shorter, other ones) is noticed at the next `append`.
     """
 
-    room: tuple[Tensor, Tensor] | None = None  # [1, key heads, positions, size] of keys and of values
+    room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values
+    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both, as `attend_stored` takes them
+    left: tuple[Tensor, Tensor] | None = None  # `keys` and `values` as the last `append` left them
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> Self:
@@ -28,26 +33,27 @@ class GrowingLayer(DynamicLayer):
         made.__dict__.update(layer.__dict__)
         return made
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int]:
-        """Write one more position, [key heads, size], and return keys and values with their room, and the length."""
+    def append(self, pair: Tensor) -> int:
+        """Write the key and the value of one more position, [2, key heads, size], and return the new length."""
         length = self.keys.shape[-2]
-        if self.room is None or length == self.room[0].shape[-2] or not self._in_room(length):
-            self.room = tuple(_with_room(held, length) for held in (self.keys, self.values))
-        keys, values = self.room
-        keys[0, :, length], values[0, :, length] = key, value
-        self.keys, self.values = keys[:, :, : length + 1], values[:, :, : length + 1]
-        return keys[0], values[0], length + 1
+        if self.room is None or length == self.room.shape[-2] or not self._in_room():
+            self.room = _with_room(self.keys, self.values, length)
+            self.stored = tuple(bits(each[0]) for each in self.room)
+        self.room[:, 0, :, length] = pair
+        self.left = self.keys, self.values = self.room[:, :, :, : length + 1].unbind(0)
+        return length + 1
 
-    def _in_room(self, length: int) -> bool:
+    def _in_room(self) -> bool:
         """Whether `keys` and `values` still are the first positions of the room."""
-        held = zip((self.keys, self.values), self.room, strict=True)
+        if self.left is not None and self.keys is self.left[0] and self.values is self.left[1]:
+            return True
         return all(
             now.data_ptr() == room.data_ptr() and now.stride() == room.stride() and now.shape[:2] == room.shape[:2]
-            for now, room in held
+            for now, room in zip((self.keys, self.values), self.room, strict=True)
         )
 
 
-def _with_room(held: Tensor, length: int) -> Tensor:
-    room = torch.empty(*held.shape[:2], length + ROOM, held.shape[3], dtype=held.dtype)
-    room[:, :, :length] = held
+def _with_room(keys: Tensor, values: Tensor, length: int) -> Tensor:
+    room = torch.empty(2, *keys.shape[:2], length + ROOM, keys.shape[3], dtype=keys.dtype)
+    room[0, :, :, :length], room[1, :, :, :length] = keys, values
     return room

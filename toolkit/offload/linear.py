@@ -34,24 +34,29 @@ class OffloadedLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         self.name, self.layer, self.packed = name, layer, packed
-        self._fetch, self._scratch, self._recorder, self._device = fetch, scratch, recorder, device
+        self.recorder = recorder
+        self._fetch, self._scratch, self._device = fetch, scratch, device
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
-        weight = self._fetch()
+        weight = self.weight()
         if self.packed and weight.has_matvec and x.numel() == self.in_features:
             y = self._product(weight, x.reshape(-1)).to(x.dtype)
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
         dense = self._dense(weight)
-        begun_s = self._recorder.now_s()
+        begun_s = self.recorder.now_s()
         y = functional.linear(x, dense, self.bias)
-        self._ended("compute", begun_s, dense.nbytes)
+        self.ended("compute", begun_s, dense.nbytes)
         return y
 
-    def product(self, x: Tensor) -> Tensor:
-        """The packed weight times `x` [in_features], plus the bias: fp32 [out_features]. Its format has a product."""
-        y = self._product(self._fetch(), x)
-        return y if self.bias is None else y.add_(self.bias)
+    def weight(self) -> Packed:
+        """The packed weight, good until that of another layer is asked for."""
+        return self._fetch()
+
+    def ended(self, stage: str, begun_s: float, nbytes: int, name: str | None = None) -> None:
+        """Record a span that ends when the work is done. Copies to the device go on meanwhile."""
+        self._device.wait()
+        self.recorder.record(stage, name or self.name, self._device.tier, begun_s, nbytes, self.layer)
 
     def close(self) -> None:
         """Release the memory. Running the layer afterwards raises `UserError`."""
@@ -62,23 +67,18 @@ class OffloadedLinear(nn.Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
     def _product(self, weight: Packed, x: Tensor) -> Tensor:
-        begun_s = self._recorder.now_s()
+        begun_s = self.recorder.now_s()
         y = weight.matvec(x)
-        self._ended("compute", begun_s, weight.nbytes)
+        self.ended("compute", begun_s, weight.nbytes)
         return y
 
     def _dense(self, weight: Packed) -> Tensor:
         if weight.is_dense:
             return weight.dense_in(self._scratch)
-        begun_s = self._recorder.now_s()
+        begun_s = self.recorder.now_s()
         dense = weight.dense_in(self._scratch)
-        self._ended("decode", begun_s, dense.nbytes)
+        self.ended("decode", begun_s, dense.nbytes)
         return dense
-
-    def _ended(self, stage: str, begun_s: float, nbytes: int) -> None:
-        """Record a span that ends when the work is done. Copies to the device go on meanwhile."""
-        self._device.wait()
-        self._recorder.record(stage, self.name, self._device.tier, begun_s, nbytes, self.layer)
 
 
 def _closed() -> Packed:

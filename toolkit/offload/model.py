@@ -56,6 +56,7 @@ class OffloadedModel:
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
     _layer: tuple[int, Mapping[str, Packed]] | None = None
+    _step: SingleToken | None = None
 
     @classmethod
     def open(cls, folder: str | Path, method: str = "endor", **settings: object) -> Self:
@@ -129,6 +130,8 @@ class OffloadedModel:
         for module in self.model.modules():
             if isinstance(module, OffloadedLinear):
                 module.close()
+        if self._step:
+            self._step.close()
 
     def __enter__(self) -> Self:
         """The model itself."""
@@ -153,8 +156,8 @@ class OffloadedModel:
         if left:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
-        step = SingleToken.of(self.model) if packed and isinstance(self.device, Cpu) else None
-        forward = step.guard(self.model.forward) if step else self.model.forward
+        self._step = SingleToken.of(self.model) if packed and isinstance(self.device, Cpu) else None
+        forward = self._step.guard(self.model.forward) if self._step else self.model.forward
         self.model.forward = self._turn.guard(forward)
 
     def _on_device(self, value: object) -> object:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
@@ -11,27 +10,12 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
+from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.predictors import Predictor
 from toolkit.timeline.spans import Recorder
 
 FEW = 8  # tokens; more of them multiply by torch's matrix product
-TORCH = {
-    "relu": functional.relu,
-    "relu2": lambda x: functional.relu(x).square(),
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_new": lambda x: functional.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: functional.gelu(x, approximate="tanh"),
-}
-
-
-class Predictor(Protocol):
-    """Tells which neurons of a layer a token needs. It stays in memory."""
-
-    nbytes: int
-
-    def predict(self, x: Float[Tensor, " hidden"]) -> Int64[np.ndarray, " neurons"]:
-        """The neurons, rising, for the FFN's input of one token."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +32,7 @@ class NeuronFFN(nn.Module):
 
     `store` holds neurons; it is emptied before each use if it `passes`, since other layers share its memory then.
     Without a `predictor` the layer needs all its neurons. If tokens need more neurons than memory holds, the neurons
-    come in parts, whose sums are added up.
+    come in parts, whose sums are added up. While `reads` is False, it computes with what memory holds.
     """
 
     def __init__(
@@ -65,6 +49,7 @@ class NeuronFFN(nn.Module):
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.window.neurons)
+        self.reads, self._of_tokens = True, []
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., hidden], in the type of `x`."""
@@ -80,6 +65,8 @@ class NeuronFFN(nn.Module):
         self.store, self._run = None, _closed
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        if not self.reads:
+            return self._with_bias(self._sum(x))
         active = self._needed(x)
         if self.passes:
             self.store.clear()
@@ -92,19 +79,27 @@ class NeuronFFN(nn.Module):
             found = self._sum(x)
             total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
-        return total if self._bias is None else total.add_(self._bias)
+        return self._with_bias(total)
+
+    def keep(self, tokens: int) -> None:
+        """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
+        if self._of_tokens[tokens:]:
+            useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
+            self.store.window.forget(useless[self.store.window.held[useless]])
+
+    def _with_bias(self, sums: Float32[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
+        return sums if self._bias is None else sums.add_(self._bias)
 
     def _needed(self, x: Float[Tensor, "tokens hidden"]) -> Int64[np.ndarray, " active"]:
         """The neurons that any of the tokens needs, rising."""
         if self.predictor is None:
             return self._every
         begun_s = self._recorder.now_s()
-        if len(x) == 1:
-            needed = self.predictor.predict(x[0].float())
-        else:
+        self._of_tokens = [self.predictor.predict(token) for token in x.float()]
+        needed = self._of_tokens[0]
+        if len(x) > 1:
             mask = np.zeros(len(self._every), dtype=bool)
-            for token in x.float():
-                mask[self.predictor.predict(token)] = True
+            mask[np.concatenate(self._of_tokens)] = True
             needed = np.flatnonzero(mask)
         self._recorder.record("compute", "predictor", "dram", begun_s, self.predictor.nbytes, self.layer)
         return needed
@@ -135,7 +130,7 @@ class NeuronFFN(nn.Module):
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
     """The same by torch's matrix products, in the type of the rows."""
     *ups, down = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
-    outputs = TORCH[maths.activation](functional.linear(x, ups[0], bias if len(ups) == 1 else None))
+    outputs = activation(maths.activation)(functional.linear(x, ups[0], bias if len(ups) == 1 else None))
     if maths.gated:
         outputs *= functional.linear(x, ups[1])
     outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)

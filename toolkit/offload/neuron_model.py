@@ -9,10 +9,9 @@ tokens used. `toolkit.storage.neuron_packing` writes the folder.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -22,27 +21,31 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
-from toolkit.formats import FormatError
+from toolkit.formats.dense import Dense
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.activation import activation_name
+from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.skeleton import CONFIG, empty_model, read_config, read_generation_config
+from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget, check_bytes
 from toolkit.offload.device import Cpu
-from toolkit.offload.neuron_ffn import Maths, NeuronFFN, Predictor
+from toolkit.offload.linear import OffloadedLinear
+from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.offload.plan import OF_FREE
-from toolkit.offload.resident_linear import ResidentLinear
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.predictors import Predictor, Predictors
+from toolkit.predictors.evaluation import check_fits as check_predictors
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.neuron_packing import LAYOUT, NEEDS, THRESHOLDS, check_fits, width
+from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
 from toolkit.storage.readers import open_reader
 from toolkit.storage.readers.base import HostReader
 from toolkit.storage.runs import Layer
@@ -50,11 +53,12 @@ from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
+GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
 THREADS = 32  # of the reader: small reads need many at once (section 2.2)
-ACTIVATION = ("hidden_act", "activation_function", "activation")  # entries of a configuration that name it
+PREDICTORS = "predictors.safetensors"  # beside the configuration
 WINDOW = 5  # tokens (section 3.1)
 
-Predictors = Sequence[Predictor | None]
+ForLayers = Sequence[Predictor | None]
 
 
 @dataclass(eq=False, repr=False)
@@ -73,12 +77,13 @@ class NeuronModel:
     mode: str  # how the disk is really read, as `Reader.mode`
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
+    _step: SingleToken | None = None
 
     @classmethod
     def open(
         cls,
         folder: str | Path,
-        predictors: Predictors | None = None,
+        predictors: ForLayers | None = None,
         dram_bytes: int | None = None,
         window: int = WINDOW,
         reader: str = "threads",
@@ -88,8 +93,8 @@ class NeuronModel:
 
         Args:
             folder: what it wrote.
-            predictors: one for each layer. A layer without one needs all its neurons for each token: it stays in memory
-                whole, or is read whole each time.
+            predictors: one for each layer; None takes those that were packed with the model, if any. A layer without
+                one needs all its neurons for each token: it stays in memory whole, or is read whole each time.
             dram_bytes: hard budget for all weights and buffers, but not for activations and the key-value cache. None
                 takes nine tenths of what is free.
             window: how many tokens a neuron stays after its last use, if memory allows. 0 keeps nothing.
@@ -110,10 +115,9 @@ class NeuronModel:
                 store.verify()
             model = _model(store)
             ffns = decoder_ffns(model)
-            maths = _maths(store, model.config, ffns)
-            found = [None] * len(ffns) if predictors is None else list(predictors)
-            if len(found) != len(ffns):
-                raise UserError(f"{len(found)} predictors for {len(ffns)} layers: they are another model's")
+            maths = _maths(model, ffns)
+            found = _packed_predictors(store, len(ffns)) if predictors is None else list(predictors)
+            check_predictors(model, found)
             budget = Budget("DRAM", int(OF_FREE * Cpu().free_bytes) if dram_bytes is None else dram_bytes)
             shares = _shares(store, ffns, found, budget, window)
             options = {"threads": THREADS} if reader == "threads" else {}
@@ -151,12 +155,28 @@ class NeuronModel:
         with self._turn.taken(), torch.no_grad():
             return self.model.generate(*arguments, **named)
 
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Inside the block nothing is read: FFNs compute with the neurons that memory holds."""
+        for ffn in self.ffns:
+            ffn.reads = False
+        try:
+            yield
+        finally:
+            for ffn in self.ffns:
+                ffn.reads = True
+
+    def keep(self, tokens: int) -> None:
+        """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
+        for ffn in self.ffns:
+            ffn.keep(tokens)
+
     def close(self) -> None:
         """Wait for the pass under way, close the files and release the memory. The model cannot run again."""
         self._turn.end()
         self._stack.close()
-        for ffn in self.ffns:
-            ffn.close()
+        for part in (*self.ffns, *([self._step] if self._step else [])):
+            part.close()
 
     def __enter__(self) -> Self:
         """The model itself."""
@@ -168,13 +188,14 @@ class NeuronModel:
 
     def _take_over(self) -> None:
         """Put our modules in the places of the model's FFNs and other linears of its decoder."""
-        for block, ffn, ours in zip(decoder_blocks(self.model), decoder_ffns(self.model), self.ffns, strict=True):
+        ffns = zip(decoder_blocks(self.model), decoder_ffns(self.model), self.ffns, strict=True)
+        for number, (block, ffn, ours) in enumerate(ffns):
             ours._run = self._turn.guard(ours._run)  # blocks can be called by themselves
             _replace_ffn(block, ffn, ours)
             for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, ResidentLinear(linear))
-        step = SingleToken.of(self.model)
-        forward = step.guard(self.model.forward) if step else self.model.forward
+                block.set_submodule(name, _resident(linear, name, number, self.recorder))
+        self._step = SingleToken.of(self.model)
+        forward = self._step.guard(self.model.forward) if self._step else self.model.forward
         self.model.forward = self._turn.guard(forward)
 
 
@@ -190,22 +211,25 @@ def _model(store: Store) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def _maths(store: Store, config, ffns: Sequence[FFN]) -> list[Maths]:
-    """What each layer computes, as the configuration says. Raises `UserError` for an activation that has no kernel."""
-    name = next((getattr(config, entry) for entry in ACTIVATION if hasattr(config, entry)), None)
+def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
+    """What each layer computes, as the configuration says. Raises `UserError` for what has no kernel."""
+    name = activation_name(model)
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS)
-    thresholds = getattr(config, THRESHOLDS, None) or [0.0] * len(ffns)
-    positive = isinstance(thresholds, list) and all(isinstance(t, int | float) and 0 <= t < inf for t in thresholds)
-    if not positive or len(thresholds) != len(ffns):
-        file = store.model_folder / CONFIG
-        raise FormatError(f"{file}: {THRESHOLDS}: expected {len(ffns)} numbers from 0, one for each layer")
+    limits = thresholds_of(model)
     return [
-        Maths(name, ffn.gate is not None, float(threshold)) for ffn, threshold in zip(ffns, thresholds, strict=True)
+        Maths(name, ffn.gate is not None, 0.0 if limits is None else float(limits[layer]))
+        for layer, ffn in enumerate(ffns)
     ]
 
 
-def _shares(store: Store, ffns: Sequence[FFN], predictors: Predictors, budget: Budget, window: int) -> Shares:
+def _packed_predictors(store: Store, layers: int) -> list[Predictor | None]:
+    """Raises `UserError` for a file that is damaged or of another model."""
+    file = store.model_folder / PREDICTORS
+    return list(Predictors.load(file, str(store.model.get("name")))) if file.exists() else [None] * layers
+
+
+def _shares(store: Store, ffns: Sequence[FFN], predictors: ForLayers, budget: Budget, window: int) -> Shares:
     """Take all memory from the budget, and share what is left for neurons. Raises `UserError` if it is too small."""
     neurons = [ffn.neurons for ffn in ffns]
     passing = min(STAGED, max(neurons))
@@ -227,7 +251,7 @@ def _shares(store: Store, ffns: Sequence[FFN], predictors: Predictors, budget: B
     return shares
 
 
-def _needs(store: Store, neurons: Sequence[int], predictors: Predictors) -> list[int]:
+def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[int]:
     """How many neurons a token needs of each layer. It is 1 where a predictor decides and nobody has counted."""
     told = store.model.get(NEEDS)
     count = isinstance(told, list) and len(told) == len(neurons) and all(isinstance(need, int) for need in told)
@@ -261,7 +285,8 @@ def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float
 
 
 def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
-    return bundles.buffer_bytes(store.layer(0, LAYOUT), min(STAGED, max(ffn.neurons for ffn in ffns)))
+    most = min(STAGED, max(ffn.neurons for ffn in ffns))
+    return bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
 
 
 def _up(nbytes: int) -> int:
@@ -283,8 +308,14 @@ class _Fetch:
         for first in range(0, len(neurons), STAGED):
             part = slice(first, first + STAGED)
             begun_s = self.recorder.now_s()
-            bundles.read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer)
+            bundles.read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer, GAP_BYTES)
             self.recorder.record("read", "neurons", "storage", begun_s, len(neurons[part]) * bundle_bytes, self.number)
+
+
+def _resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
+    """A linear whose weight is dense and stays in memory."""
+    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())
 
 
 def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:

@@ -10,16 +10,19 @@ import functools
 from collections.abc import Callable
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, MistralForCausalLM, PretrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from toolkit.kernels import dense
-from toolkit.kernels.single_token import add_and_normalise, attend, normalise, rotate
+from toolkit.kernels.common.program import Program, Task
+from toolkit.kernels.single_token import add_and_normalise, attend_stored, normalise, rotate
 from toolkit.models import decoder_blocks
+from toolkit.offload.group import Group
 from toolkit.offload.growing_cache import GrowingLayer
 
 # RMSNorm, rotary embeddings, attention with grouped heads, SwiGLU; some with biases or norms of queries and keys
@@ -28,16 +31,17 @@ WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"
 
 
 class SingleToken:
-    """The decoder's step.
+    """The decoder's step. Its linears are `OffloadedLinear`s whose weights are used packed, in DRAM.
 
-    Its linears, or its whole FFNs, have a method `product` for one fp32 vector: `OffloadedLinear`s whose weights are
-    used packed, in DRAM; `ResidentLinear`s and `NeuronFFN`s.
+    An MLP may be something else that has `product`, which takes a vector and gives one, both fp32 [hidden].
     """
 
     def __init__(self, model: nn.Module):
         self.model = model
-        self.blocks = [_Block(block) for block in decoder_blocks(model)]
-        self.norm, self.head = _Norm(model.model.norm), model.lm_head.weight
+        blocks = decoder_blocks(model)
+        self.of = _Vectors(blocks[0], model.config)
+        self.blocks = [_Block(block, self.of) for block in blocks]
+        self.norm, self.head = Program([[_adding(model.model.norm, self.of)]]), model.lm_head.weight
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ][2:]  # not the model's own, which its caller runs
@@ -70,14 +74,23 @@ class SingleToken:
         for number, layer in enumerate(cache.layers):
             if type(layer) is not GrowingLayer:
                 cache.layers[number] = GrowingLayer.of(layer)
-        x = self.model.model.embed_tokens(token)[0].float()
+        of = self.of
+        of.x.copy_(self.model.model.embed_tokens(token)[0])
+        of.more.zero_()
         position = torch.tensor([[cache.get_seq_length()]]) if position is None else position
-        angles = tuple(each[0, 0].numpy() for each in self.model.model.rotary_emb(x, position))
-        more = torch.zeros_like(x)
+        for angles, kept in zip(self.model.model.rotary_emb(of.x, position), (of.cosine, of.sine), strict=True):
+            kept.copy_(angles[0, 0])
         for block, layer in zip(self.blocks, cache.layers, strict=True):
-            more = block(x, more, angles, layer)
-        logits = dense.matvec(self.head, self.norm.of_sum(x, more)).to(self.head.dtype)
+            block(layer)
+        self.norm.run()
+        logits = dense.matvec(self.head, of.given).to(self.head.dtype)
         return CausalLMOutputWithPast(logits=logits.view(1, 1, -1), past_key_values=cache)
+
+    def close(self) -> None:
+        """Release the weights."""
+        for block in self.blocks:
+            for group in block.groups:
+                group.close()
 
     def _serves(self, input_ids=None, past_key_values=None, attention_mask=None, position_ids=None, **named) -> bool:
         """Whether these arguments ask for a single token after others, and for nothing that the step does not give."""
@@ -97,51 +110,89 @@ class SingleToken:
         )
 
 
+class _Vectors:
+    """The vectors that a step writes to, fp32. All blocks have the same sizes and use them in turn.
+
+    `x` is what goes from block to block, and `more` what the last part of one adds to it, both [1, hidden].
+    """
+
+    def __init__(self, block: nn.Module, config: PretrainedConfig):
+        attention, hidden = block.self_attn, config.hidden_size
+        self.x, self.more = torch.zeros(1, hidden), torch.zeros(1, hidden)
+        self.given, self.cosine, self.sine = (torch.empty(n) for n in (hidden, attention.head_dim, attention.head_dim))
+        self.q, self.attended = torch.empty(2, attention.q_proj.out_features)
+        self.key_value = torch.empty(2, attention.k_proj.out_features)
+        self.k, self.v = self.key_value
+        self.gate, self.up = torch.empty(2, config.intermediate_size)
+
+
 class _Block:
-    """A decoder block, with the arrays that its step writes to."""
+    """A decoder block: attention between two groups of products, then the FFN."""
 
-    def __init__(self, block: nn.Module):
-        attention, mlp = block.self_attn, block.mlp
-        self.before, self.between = _Norm(block.input_layernorm), _Norm(block.post_attention_layernorm)
-        self.q, self.k, self.v, self.o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-        self.ffn = mlp.product if hasattr(mlp, "product") else functools.partial(_swiglu, mlp)
-        self.size, self.scale = attention.head_dim, attention.scaling
-        self.norms = [_Norm(norm) for norm in (getattr(attention, f"{name}_norm", None) for name in "qk") if norm]
-        self.attended = torch.empty(self.q.out_features)
-        self.out = self.attended.view(-1, self.size).numpy()
+    def __init__(self, block: nn.Module, of: _Vectors):
+        attention = block.self_attn
+        self.of, size, self.scale = of, attention.head_dim, attention.scaling
+        self.query, key, self.out = (each.view(-1, size).numpy() for each in (of.q, of.k, of.attended))
+        self.key_value = of.key_value.view(2, -1, size)
+        heads = (self.query, key)
+        norms = [getattr(attention, f"{name}_norm", None) for name in "qk"]
+        after = [_normalising(norm, each) for norm, each in zip(norms, heads, strict=True) if norm]
+        after += [Task(rotate, (each, of.cosine.numpy(), of.sine.numpy())) for each in heads]
+        projections = attention.q_proj, attention.k_proj, attention.v_proj
+        self.projections = Group(projections, of.given, (of.q, of.k, of.v), [_adding(block.input_layernorm, of)], after)
+        self.output = Group([attention.o_proj], of.attended, [of.more[0]])
+        self.ffn = (_Neurons if hasattr(block.mlp, "product") else _SwiGLU)(block, of)
+        self.groups = self.projections, self.output, *self.ffn.groups
 
-    def __call__(self, x: Tensor, more: Tensor, angles: tuple, layer: GrowingLayer) -> Tensor:
-        """Add `more` [1, hidden] and the attention to `x` in place, and return what the MLP would add."""
-        given = self.before.of_sum(x, more)
-        q, k, v = (linear.product(given) for linear in (self.q, self.k, self.v))
-        heads = [each.view(-1, self.size).numpy() for each in (q, k)]
-        for norm, each in zip(self.norms, heads, strict=False):
-            norm.of_rows(each)
-        for each in heads:
-            rotate(each, *angles)
-        keys, values, length = layer.append(k.view(-1, self.size), v.view(-1, self.size))
-        attend(heads[0], keys, values, length, self.scale, self.out)
-        return self.ffn(self.between.of_sum(x, self.o.product(self.attended))).view(1, -1)
-
-
-def _swiglu(mlp: nn.Module, given: Tensor) -> Tensor:
-    gate, up = mlp.gate_proj.product(given), mlp.up_proj.product(given)
-    return mlp.down_proj.product(functional.silu(gate, inplace=True).mul_(up))
+    def __call__(self, layer: GrowingLayer) -> None:
+        """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
+        self.projections()
+        length = layer.append(self.key_value)
+        attend_stored(layer.keys.dtype, self.query, *layer.stored, length, self.scale, self.out)
+        self.output()
+        self.ffn()
 
 
-class _Norm:
-    """An RMSNorm, with the vector that it writes to."""
+class _SwiGLU:
+    """An FFN of three linears, in two groups of products."""
 
-    def __init__(self, norm: nn.Module):
-        self.weight, self.epsilon = norm.weight.float().numpy(), float(norm.variance_epsilon)
-        self.given = torch.empty(len(self.weight))
-        self.out = self.given.view(1, -1).numpy()
+    def __init__(self, block: nn.Module, of: _Vectors):
+        mlp, self.of = block.mlp, of
+        gated = mlp.gate_proj, mlp.up_proj
+        self.gates = Group(gated, of.given, (of.gate, of.up), [_adding(block.post_attention_layernorm, of)])
+        self.down = Group([mlp.down_proj], of.gate, [of.more[0]])
+        self.groups = self.gates, self.down
 
-    def of_sum(self, x: Tensor, more: Tensor) -> Tensor:
-        """Add `more` to `x`, both [1, size], and return the norm of the sum, [size]."""
-        add_and_normalise(x.numpy(), more.view(1, -1).numpy(), self.weight, self.epsilon, self.out)
-        return self.given
+    def __call__(self) -> None:
+        self.gates()
+        functional.silu(self.of.gate, inplace=True).mul_(self.of.up)
+        self.down()
 
-    def of_rows(self, x) -> None:
-        """Normalise the rows of an array in place."""
-        normalise(x, self.weight, self.epsilon, x)
+
+class _Neurons:
+    """An FFN whose neurons come from disk: it is asked as a whole."""
+
+    groups = ()
+
+    def __init__(self, block: nn.Module, of: _Vectors):
+        self.norm = Program([[_adding(block.post_attention_layernorm, of)]])
+        self.of, self.product = of, block.mlp.product
+
+    def __call__(self) -> None:
+        self.norm.run()
+        self.of.more[0].copy_(self.product(self.of.given))
+
+
+def _adding(norm: nn.Module, of: _Vectors) -> Task:
+    """Add `more` to `x` and put the RMSNorm of the sum into `given`."""
+    x, more, given = of.x.numpy(), of.more.numpy(), of.given[None].numpy()
+    return Task(add_and_normalise, (x, more, *_settings(norm), given))
+
+
+def _normalising(norm: nn.Module, rows: np.ndarray) -> Task:
+    """The RMSNorm of each row, in place."""
+    return Task(normalise, (rows, *_settings(norm), rows))
+
+
+def _settings(norm: nn.Module) -> tuple[np.ndarray, float]:
+    return norm.weight.float().numpy(), float(norm.variance_epsilon)

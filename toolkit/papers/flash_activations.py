@@ -158,14 +158,18 @@ def friends_figure(found: Trace, table: pd.DataFrame, layer: int, neuron: int) -
     together = coactivation(found, layer)[neuron].sort(descending=True).values
     left.loglog(np.arange(1, len(together) + 1), together.clamp(min=1e-3), color="C0")
     left.set(
-        xlabel="other neurons, by rank", ylabel="share of its tokens", title=f"(a) neuron {neuron} of layer {layer}"
+        xlabel="other neurons, by rank",
+        ylabel="share of its tokens",
+        ylim=(0.01, 1),
+        title=f"(a) neuron {neuron} of layer {layer}",
     )
     pairs = table[table["row"] == "friend"]
     for number, (rank, rows) in enumerate(pairs.groupby("rank")):
-        right.hist(rows["together"], np.linspace(0, 1, 41), color=f"C{number}", alpha=0.55, label=f"friend {rank:.0f}")
+        style = {"histtype": "step", "linewidth": 1.6, "color": f"C{number}"}
+        right.hist(rows["together"], np.linspace(0, 1, 101), label=f"friend {rank:.0f}", **style)
     first = pairs[pairs["rank"] == 1]
     right.axvline(first["usage"].mean(), color="black", linewidth=0.8, linestyle=":", label="closest, by chance")
-    right.set(xlabel="share of a neuron's tokens", ylabel="neurons", title="(b) its closest friends")
+    right.set(xlabel="share of a neuron's tokens", ylabel="neurons", title="(b) friends of all neurons", xlim=(0, 1))
     right.xaxis.set_major_formatter(PercentFormatter(1, 0))
     right.legend()
     return figure
@@ -177,7 +181,7 @@ def friends_sentence(table: pd.DataFrame) -> str:
     ranks = [name for name in told.index if name.startswith("friend ")]
     words = ", ".join(f"{name} {told[name]:.0f} %" for name in ranks)
     return (
-        f"A neuron's tokens are shared with {words} (the closest by chance: {told['by chance']:.0f} %). For "
+        f"Shares of a neuron's tokens that friends have: {words} (friend 1 by chance {told['by chance']:.0f} %). For "
         f"{told['hot friends']:.0f} % of the neurons the closest friend is one of the most used hundredth, so bundles "
         f"of friends read {told['read over needed']:.2f} times the neurons needed, and "
         f"{told['read over needed, friends not read twice']:.2f} times if none that came as a friend is read again."

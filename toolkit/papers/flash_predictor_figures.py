@@ -4,7 +4,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
 GOAL = 0.03  # of perplexity, above the thresholded model's
 COLOURS = {"none": "black", "low_rank": "C0", "gate": "C1", "few_bits": "C2"}
@@ -12,33 +12,31 @@ NAMES = {"none": "thresholds alone", "low_rank": "low rank", "gate": "gate", "fe
 
 
 def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
-    """(a) Outputs of one layer's neurons by whether they were predicted; (b) misses and false alarms by layer."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained")
-    active = outputs["magnitude"] > 1
+    """(a) Outputs of one layer's neurons by whether they were predicted; (b), (c) misses and false alarms by layer."""
+    figure, (sizes, *errors) = plt.subplots(1, 3, figsize=(10.5, 4.2), layout="constrained", width_ratios=(1.3, 1, 1))
+    active, found = outputs["magnitude"] > 1, outputs["predicted"]
     parts = {
-        ("active, predicted", "C2"): outputs["predicted"] & active,
-        ("active, missed", "C3"): ~outputs["predicted"] & active,
-        ("not active, predicted", "C1"): outputs["predicted"] & ~active,
-        ("not active, not predicted", "C7"): ~outputs["predicted"] & ~active,
+        "active, predicted": (active & found, "C2"),
+        "active, missed": (active & ~found, "C3"),
+        "not active, predicted": (~active & found, "C1"),
+        "not active, not predicted": (~active & ~found, "C7"),
     }
-    for (name, colour), chosen in parts.items():
+    for name, (chosen, colour) in parts.items():
         rows = outputs[chosen]
-        left.plot(rows["magnitude"], rows["share"], color=colour, drawstyle="steps-mid", label=name)
-    left.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    title = f"(a) layer {outputs['layer'].iloc[0]}, {outputs['label'].iloc[0]}"
-    left.set(
-        xscale="log", xlabel="output of a neuron over the threshold", ylabel="share of neurons and tokens", title=title
-    )
-    left.yaxis.set_major_formatter(PercentFormatter(1, 1))
-    left.legend()
-    for label, rows in layers.groupby("label", sort=False):
-        colour = COLOURS[rows["kind"].iloc[0]]
-        style = "-" if rows["label"].iloc[0] == outputs["label"].iloc[0] or rows["kind"].iloc[0] != "low_rank" else ":"
-        right.plot(rows["layer"], rows["false_negatives"], style, color=colour, label=label)
-        right.plot(rows["layer"], rows["false_positives"], style, color=colour, alpha=0.35, label="_nolegend_")
-    _percent(right, "false negatives (pale: false positives)")
-    right.set_title("(b) errors by layer")
-    right.legend(fontsize=8)
+        sizes.plot(rows["magnitude"], rows["share"], color=colour, drawstyle="steps-mid", label=name)
+    sizes.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    sizes.set(xscale="log", xlabel="output over the threshold", ylabel="share of neurons and tokens", ylim=(0, None))
+    sizes.set_title(f"(a) layer {outputs['layer'].iloc[0]}, {outputs['label'].iloc[0]}")
+    sizes.yaxis.set_major_formatter(PercentFormatter(1, 1))
+    for axes, column, title in zip(errors, ("negatives", "positives"), ("(b) missed", "(c) false alarms"), strict=True):
+        for label, rows in layers.groupby("label", sort=False):
+            style = "--" if rows["kind"].iloc[0] == "low_rank" and label != outputs["label"].iloc[0] else "-"
+            colour = COLOURS[rows["kind"].iloc[0]]
+            axes.plot(rows["layer"], rows[f"false_{column}"], style, color=colour, label=label)
+        _percent(axes, "of the active" if column == "negatives" else "of those not active")
+        axes.set_title(title)
+    figure.legend(*sizes.get_legend_handles_labels(), loc="outside lower left", ncols=2)
+    figure.legend(*errors[0].get_legend_handles_labels(), loc="outside lower right", ncols=2)
     return figure
 
 
@@ -51,33 +49,38 @@ def fired_figure(layers: pd.DataFrame, rows_held: pd.DataFrame) -> Figure:
         left.plot(rows["layer"], rows["predicted"], color=COLOURS[rows["kind"].iloc[0]], label=label)
     _percent(left, "share of the layer's neurons")
     left.set_title("(a) fired and predicted")
-    left.legend(fontsize=8)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
     chosen = sorted({0, rows_held["layer"].max() // 2, rows_held["layer"].max()})
     for number, layer in enumerate(chosen):
         rows = rows_held[rows_held["layer"] == layer]
         right.plot(rows["token"], rows["held"], color=f"C{number}", linewidth=1, label=f"layer {layer}")
     right.set(xlabel="token", ylim=(0, 1), title=f"(b) in memory, {rows_held['label'].iloc[0]}")
     right.yaxis.set_major_formatter(PercentFormatter(1, 0))
-    right.legend()
+    right.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     return figure
 
 
-def cost_figure(table: pd.DataFrame) -> Figure:
-    """What predictors cost in perplexity: over the share of neurons predicted, and over the bytes of the FFNs."""
-    figure, panels = plt.subplots(1, 2, figsize=(9.2, 3.9), layout="constrained", sharey=True)
-    bytes_ = table["resident_share"] + table["read_share"]
-    for axes, x in zip(panels, (table["predicted"], bytes_), strict=True):
-        for (kind, cut), rows in table.assign(x=x).groupby(["kind", "cut"], sort=False):
+def cost_figure(table: pd.DataFrame, dense: float) -> Figure:
+    """Perplexity with predictors, over the share of neurons predicted and over the bytes of the FFNs."""
+    figure, panels = plt.subplots(1, 2, figsize=(9.2, 4.4), layout="constrained", sharey=True)
+    alone, told = table[table["kind"] == "none"].iloc[0], table[table["kind"] != "none"]
+    bytes_ = told["resident_share"] + told["read_share"]
+    for axes, x in zip(panels, (told["predicted"], bytes_), strict=True):
+        for (kind, cut), rows in told.assign(x=x).groupby(["kind", "cut"], sort=False):
             rows, style = rows.sort_values("x"), "o-" if cut else "o--"
             label = NAMES[kind] + ("" if cut else ", all used")
-            axes.plot(rows["x"], rows["over_thresholds"], style, color=COLOURS[kind], label=label, markersize=4)
-        axes.axhline(GOAL, color="gray", linewidth=0.8, linestyle="--")
-        axes.set_yscale("symlog", linthresh=0.01)
+            axes.plot(rows["x"], rows["perplexity"], style, color=COLOURS[kind], label=label, markersize=4)
+        axes.axhline(alone["perplexity"], color="black", linewidth=0.9, label="thresholds alone")
+        axes.axhline((1 + GOAL) * alone["perplexity"], color="black", linewidth=0.9, linestyle="--", label="3 % above")
+        axes.axhline(dense, color="gray", linewidth=0.9, linestyle=":", label="dense")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
+        axes.yaxis.set_major_formatter("{x:.0f}")
+        axes.yaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(PercentFormatter(1, 0))
-        axes.yaxis.set_major_formatter(PercentFormatter(1, None))
-    panels[0].set(xlabel="neurons predicted", ylabel="perplexity above thresholds alone", title="(a) over predictions")
+    panels[0].set(xlabel="neurons predicted", ylabel="perplexity (log)", title="(a) over predictions")
     panels[1].set(xlabel="FFN bytes: resident + read a token", title="(b) over bytes")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -140,4 +143,78 @@ def criteria_sentence(criteria: pd.DataFrame) -> str:
     return (
         f"Perplexity is {told['dense']:.1f} dense, {told['output']:.1f} with thresholds on the outputs and "
         f"{told['gate']:.1f} with as many zeros by thresholds on the gates."
+    )
+
+
+def accuracy_figure(accuracy: pd.DataFrame, table: pd.DataFrame) -> Figure:
+    """Accuracy on each task with its standard error, a row a variant, and what each variant predicts."""
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(9.2, 3.6), layout="constrained", sharey=True, width_ratios=(3, 1)
+    )
+    labels = list(dict.fromkeys(accuracy["label"]))
+    places = {label: place for place, label in enumerate(labels)}
+    for number, (task, rows) in enumerate(accuracy.groupby("task", sort=False)):
+        y = rows["label"].map(places) + 0.15 * number - 0.15
+        left.errorbar(100 * rows["value"], y, xerr=100 * rows["standard_error"], fmt="o", markersize=4, label=task)
+        left.axvline(100 * rows["chance"].iloc[0], color=f"C{number}", linewidth=0.7, linestyle=":")
+    told = table[table["label"].isin(places)]
+    right.barh(told["label"].map(places), 100 * told["predicted"], color="C7", height=0.6)
+    left.set_yticks(range(len(labels)), labels)
+    left.invert_yaxis()
+    left.set(xlabel="% right (dotted: by chance)", title="(a) accuracy")
+    right.set(xlabel="% of the neurons", title="(b) predicted", xlim=(0, 100))
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=3)
+    return figure
+
+
+def accuracy_sentence(accuracy: pd.DataFrame, table: pd.DataFrame) -> str:
+    """Mean accuracy of each variant, what it predicts, and whether the fall is more than chance."""
+    means = accuracy.groupby("label", sort=False)["value"].mean()
+    errors = accuracy.groupby("label", sort=False)["standard_error"].apply(lambda one: (one**2).sum() ** 0.5 / len(one))
+    alone = table.loc[table["kind"] == "none", "label"].iloc[0]
+    shares = table.set_index("label")["predicted"]
+    words, fallen = [], []
+    for label in means.index:
+        share = f" ({shares[label]:.0%} predicted)" if label in shares and label != alone else ""
+        words.append(f"{'thresholds alone' if label == alone else label} {means[label]:.1%}{share}")
+        if means[alone] - means[label] > 2 * (errors[alone] ** 2 + errors[label] ** 2) ** 0.5:
+            fallen.append(label)
+    told = (
+        f"clearly below thresholds alone: {', '.join(fallen)}" if fallen else "none is clearly below thresholds alone"
+    )
+    return f"Mean accuracy on the local tasks: {', '.join(words)}. By two standard errors {told}."
+
+
+def rank_figure(results: pd.DataFrame) -> Figure:
+    """Accuracy and perplexity over the rank of the last layers' predictors."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.6), layout="constrained")
+    ranked = results[results["kind"] == "low_rank"]
+    for number, (task, rows) in enumerate(ranked.groupby("task", sort=False)):
+        style = {"color": f"C{number}", "label": task, "markersize": 4, "capsize": 2}
+        left.errorbar(rows["sensitive_rank"], 100 * rows["value"], yerr=100 * rows["standard_error"], fmt="o-", **style)
+        alone = results[(results["label"] == "none") & (results["task"] == task)]
+        left.axhline(100 * alone["value"].iloc[0], color=f"C{number}", linewidth=0.8, linestyle="--")
+    rows = ranked.drop_duplicates("label")
+    right.plot(rows["sensitive_rank"], 100 * rows["over_thresholds"], "o-", color="C3", markersize=4)
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set_xlabel("rank in the last layers")
+    left.set(ylabel="% right (dashed: thresholds alone)", title="(a) accuracy")
+    right.set(ylabel="% above thresholds alone", title="(b) perplexity", ylim=(0, None))
+    left.legend()
+    return figure
+
+
+def rank_sentence(results: pd.DataFrame, last: pd.DataFrame) -> str:
+    """What the rank of the last layers changes, from the smallest to the largest."""
+    ranked = results[results["kind"] == "low_rank"].sort_values("sensitive_rank")
+    means = ranked.groupby("sensitive_rank").agg(value=("value", "mean"), cost=("over_thresholds", "first"))
+    missed = last[last["kind"] == "low_rank"].groupby("sensitive_rank")["false_negatives"].mean()
+    low, high = means.index.min(), means.index.max()
+    return (
+        f"From rank {low} to {high} in the last layers, the active neurons missed there fall from {missed[low]:.0%} to "
+        f"{missed[high]:.0%}, the cost in perplexity goes from {means['cost'][low]:+.1%} to {means['cost'][high]:+.1%} "
+        f"and mean accuracy from {means['value'][low]:.1%} to {means['value'][high]:.1%}; thresholds alone reach "
+        f"{results.loc[results['label'] == 'none', 'value'].mean():.1%}."
     )

@@ -1,5 +1,6 @@
 """LLM in a flash: predictors of active neurons (sections 3.1, B and C), as its notebooks train and compare them."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -12,11 +13,11 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from toolkit import sources
-from toolkit.activations import Magnitudes
+from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.activations.thresholds import CRITERIA
 from toolkit.cache import cached, cached_table
 from toolkit.errors import unknown
-from toolkit.evaluation import perplexity
+from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
@@ -48,7 +49,7 @@ class Setting:
     model: str = "smollm2-135m"
     corpus: str = "wiki-slice"
     zeros: float = 0.8
-    """Share of the outputs that each layer's threshold sets to zero."""
+    """Share of the outputs that each layer's threshold sets to zero; a model with thresholds of its own keeps them."""
     windows: int = 8
     """Of calibration text."""
     sequence_length: int = 512
@@ -62,14 +63,16 @@ class Variant:
     """A kind of predictor and how its limits are chosen.
 
     `kind` is "none" (thresholds alone), "low_rank", "gate" or "few_bits". `ranks` are a low-rank predictor's in the
-    first layers and in the last `sensitive` ones. `kept` is the share of the magnitudes that limits keep on calibration
-    text; None takes the limits that come with the kind: 0 for a logit, the threshold for the others. With `cut`, a
-    predicted neuron counts only if it exceeds the threshold; without, all that is loaded counts, which costs no byte.
+    first layers and in the last `sensitive` ones; it predicts where the sigmoid of the score exceeds `sigmoid`. The
+    others predict where the score exceeds the layer's threshold. If `kept` is given, limits are chosen instead so that
+    they keep this share of the magnitudes on calibration text. With `cut`, a predicted neuron counts only if it exceeds
+    the threshold; without, all that is loaded counts, which costs no byte.
     """
 
     kind: str = "none"
     ranks: tuple[int, int] = (0, 0)
     sensitive: int = 0
+    sigmoid: float = 0.5
     kept: float | None = None
     cut: bool = True
 
@@ -77,9 +80,10 @@ class Variant:
     def label(self) -> str:
         """In tables and figures."""
         ranks = "-".join(map(str, dict.fromkeys(self.ranks))) if self.kind == "low_rank" else ""
-        kept = "" if self.kept is None else f"{self.kept:.0%}".replace("%", " %")
+        kept = "" if self.kept is None else f"keeps {self.kept:.0%}".replace("%", " %")
+        limit = f"above {self.sigmoid:g}" if self.kind == "low_rank" and not kept else ""
         used = "" if self.cut else "all used"
-        return " ".join(filter(None, [self.kind.replace("_", " "), ranks, kept and f"keeps {kept}", used]))
+        return " ".join(filter(None, [self.kind.replace("_", " "), ranks, limit or kept, used]))
 
 
 ALONE = Variant()  # thresholds without a predictor, as if an oracle told which neurons to load
@@ -98,7 +102,10 @@ def tokens_of(setting: Setting, split: str) -> Tensor:
 
 
 def thresholds(setting: Setting) -> Float32[Tensor, " layers"]:
-    """The threshold of each layer, kept; 0 where no zeros are asked for."""
+    """The threshold of each layer, kept; those of the model itself, if it has any, and 0 if no zeros are asked for."""
+    own = thresholds_of(loaded(setting.model)[0])
+    if own is not None:
+        return own
     if setting.zeros == 0:
         return torch.zeros(len(decoder_ffns(loaded(setting.model)[0])))
 
@@ -157,7 +164,7 @@ def _low_rank(setting: Setting, variant: Variant, layers: int) -> list[Predictor
     if variant.sensitive and last != first:
         start = layers - variant.sensitive
         found[start:] = _trained(setting, last, (start, layers))
-    return found
+    return [predictor.at(math.log(variant.sigmoid / (1 - variant.sigmoid))) for predictor in found]
 
 
 def _trained(setting: Setting, rank: int, layers: tuple[int, int]) -> Predictors:
@@ -206,12 +213,8 @@ MEANS = ["active", "predicted", "recall", "precision", "false_negatives", "false
 
 def _labels(setting: Setting, variant: Variant) -> dict:
     named = {"model": setting.model, "zeros": setting.zeros, "criterion": setting.criterion, "label": variant.label}
-    return named | {
-        "kind": variant.kind,
-        "cut": variant.cut,
-        "rank": variant.ranks[0],
-        "sensitive_rank": variant.ranks[1],
-    }
+    ranks = {"rank": variant.ranks[0], "sensitive_rank": variant.ranks[1]}
+    return named | ranks | {"kind": variant.kind, "sigmoid": variant.sigmoid, "cut": variant.cut}
 
 
 def _nll(rows: pd.DataFrame) -> np.ndarray:
@@ -222,11 +225,9 @@ def _measured(setting: Setting, variant: Variant, windows: int) -> pd.DataFrame:
     """Rows of windows, of layers and of the whole, for one variant; kept."""
 
     def measure() -> pd.DataFrame:
-        model, limits = loaded(setting.model)[0], thresholds(setting)
+        model, found = loaded(setting.model)[0], _found(setting, variant)
         text = (tokens_of(setting, "evaluation"), setting.sequence_length, windows)
-        found = [None] * len(limits) if variant == ALONE else predictors(setting, variant)
-        used = limits if variant.cut else torch.full_like(limits, -1)
-        with predicted(model, used, found, setting.criterion):
+        with _in_place(setting, variant, found):
             by_window = pd.DataFrame({"row": WINDOW, "nll": perplexity(model, *text).window_nll})
         by_layer = quality(found, _few(setting, "evaluation")).assign(row=LAYER)
         if variant == ALONE:  # an oracle
@@ -235,8 +236,48 @@ def _measured(setting: Setting, variant: Variant, windows: int) -> pd.DataFrame:
         return pd.concat([by_window, by_layer, whole])
 
     key = key_of(setting) | asdict(variant) | {"evaluation_windows": windows}
-    code = sources.dependencies("toolkit.predictors", "toolkit.evaluation", without=("toolkit.models.loading",))
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("predictions", key, code, measure)
+
+
+def compare_accuracy(
+    setting: Setting, variants: Sequence[Variant], tasks: Sequence[str], task_limit: int | None
+) -> pd.DataFrame:
+    """Zero-shot accuracy of the dense model, with thresholds alone and with predictors; kept, a variant by itself.
+
+    Columns: `_labels` (the dense model's label is "dense"), those of `evaluate_tasks`, and evidence. Raises what
+    `predictors` and `evaluate_tasks` raise.
+    """
+    dense = replace(setting, zeros=0.0)
+    chosen = [(dense, ALONE, "dense"), *((setting, variant, variant.label) for variant in (ALONE, *variants))]
+    tables = []
+    for of, variant, label in chosen:
+        rows = _accuracy(of, variant, tasks, task_limit)
+        tables.append(rows.assign(**_labels(of, variant) | {"label": label}))
+    return pd.concat(tables, ignore_index=True).assign(evidence="measured")
+
+
+def _accuracy(setting: Setting, variant: Variant, tasks: Sequence[str], task_limit: int | None) -> pd.DataFrame:
+    def measure() -> pd.DataFrame:
+        model, tokenizer, _ = loaded(setting.model)
+        with _in_place(setting, variant, _found(setting, variant)):
+            return evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
+
+    key = key_of(setting) | asdict(variant) | {"tasks": list(tasks), "task_limit": task_limit}
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
+    return cached_table("predicted_tasks", key, code, measure)
+
+
+def _found(setting: Setting, variant: Variant) -> Sequence[Predictor | None]:
+    """The predictors, or none at all for `ALONE`."""
+    return [None] * len(thresholds(setting)) if variant == ALONE else predictors(setting, variant)
+
+
+def _in_place(setting: Setting, variant: Variant, found: Sequence[Predictor | None]):
+    """The model with predictors in place, as a block."""
+    limits = thresholds(setting)
+    used = limits if variant.cut else torch.full_like(limits, -1)
+    return predicted(loaded(setting.model)[0], used, found, setting.criterion)
 
 
 def _bytes(ffns: Sequence[FFN], found: Sequence[Predictor | None], share: float) -> dict[str, float]:
@@ -319,7 +360,7 @@ def cached_rows(setting: Setting, variant: Variant, window: int, tokens: int) ->
         return pd.concat(tables, ignore_index=True).assign(label=variant.label)
 
     key = key_of(setting) | asdict(variant) | {"window": window, "tokens": tokens}
-    code = sources.dependencies(__name__, "toolkit.policies.sliding_window", without=("toolkit.models.loading",))
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("cached_rows", key, code, measure)
 
 

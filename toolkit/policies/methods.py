@@ -10,20 +10,24 @@ PACKED = "_packed"  # behind a format's name: products are taken with the packed
 
 @dataclass(frozen=True)
 class Method:
-    """The format that a weight is stored in, and the tier whose processor makes it dense; None if nothing does."""
+    """The format that a weight is stored in, and the tier whose processor makes it dense; None if nothing does.
+
+    `by_torch`: products are torch's, of the stored matrix, which is dense.
+    """
 
     format: str
     decoded_in: str | None = None
+    by_torch: bool = False
 
     @property
     def used_packed(self) -> bool:
         """Whether products are taken with the packed form."""
-        return self.decoded_in is None and self.format != "dense"
+        return self.decoded_in is None and not self.by_torch
 
 
 # those that the figures compare; `find_method` knows more
 METHODS = {
-    "dense": Method("dense"),
+    "dense": Method("dense", by_torch=True),
     "zstd": Method("zstd", "dram"),
     "endor_cpu": Method("endor", "dram"),
     "endor": Method("endor", "device"),
@@ -31,16 +35,19 @@ METHODS = {
 }
 
 ACCELERATE = "accelerate"
-LLAMA_CPP = {"llama.cpp F16": "F16", "llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}  # method -> GGUF type
-# Runtimes of others, with the format they store (GGUF: 2, 1.0625 and 0.5625 bytes a weight); measured, not modelled
-RIVALS = {ACCELERATE: Method("dense")} | {name: Method(f"gguf {kind}") for name, kind in LLAMA_CPP.items()}
+LLAMA_CPP = {f"llama.cpp {kind}": kind for kind in ("F16", "Q8_0", "Q4_0", "Q4_K", "Q3_K")}  # method -> GGUF type
+# runtimes of others, with the format they store (GGUF: 16, 8.5, 4.5, 4.5, 3.44 bits a weight): measured, not modelled
+RIVALS = {ACCELERATE: Method("dense", by_torch=True)} | {
+    name: Method(f"gguf {kind}") for name, kind in LLAMA_CPP.items()
+}
 
 
 def find_method(name: str) -> Method:
     """The method of this name.
 
     Every registered format is a method by its own name: a CPU makes it dense. Every format with a product of its own
-    is one with `_packed` behind its name. Raises `UserError`, which lists all of them, for any other name.
+    is one with `_packed` behind its name: products are our kernels' there, even those of dense matrices. Raises
+    `UserError`, which lists all of them, for any other name.
     """
     known = _every_method()
     if name not in known:
@@ -50,7 +57,5 @@ def find_method(name: str) -> Method:
 
 def _every_method() -> dict[str, Method]:
     decoded = {name: Method(name, "dram") for name in READABLE}
-    packed = {
-        f"{name}{PACKED}": Method(name) for name, form in READABLE.items() if form.has_matvec and not form.is_dense
-    }
+    packed = {f"{name}{PACKED}": Method(name) for name, form in READABLE.items() if form.has_matvec}
     return decoded | packed | METHODS

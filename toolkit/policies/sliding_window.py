@@ -76,6 +76,10 @@ class SlidingWindow:
         self.now += 1
         return Change(dropped, loaded, allowed)
 
+    def forget(self, neurons: Int64[np.ndarray, " some"]) -> None:
+        """Let some of the neurons that are held go at the next step, as if no token of the window had used them."""
+        self.last_active[neurons] = max(0, self.now - self.tokens)
+
     def _checked(self, active: Int64[np.ndarray, " active"]) -> Int64[np.ndarray, " active"]:
         """The neurons, rising and each once."""
         active = np.unique(np.asarray(active, dtype=np.int64))

@@ -45,7 +45,7 @@ class Training:
     follow: float = 0.05
     """How far a sequence draws a threshold towards its own quantile."""
     seed: int = 0
-    keep_every: int = 10
+    keep_every: int = 5
     """Steps from one state on disk to the next."""
 
     def rate(self, step: int) -> float:
@@ -140,6 +140,7 @@ class _Run:
         sides = {f"{name}.left": low.left for name, low in self.lows.items()}
         return sides | {f"{name}.right": low.right for name, low in self.lows.items()}
 
+    @torch.enable_grad()
     def step(self, windows: Int64[Tensor, "batch tokens"]) -> None:
         """One step of the optimiser; sequences run one by one, which bounds the memory."""
         rate, total = self.training.rate(len(self.curve)), 0.0
@@ -171,7 +172,9 @@ class _Run:
     def resume(self, file: Path, key: dict) -> None:
         """Go on from a state. Raises `UserError` if it is damaged or another training's."""
         about, tensors = tensor_files.load(file, KIND)
-        if json.loads(about["key"]) != json.loads(json.dumps(key)):
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        ours = {name: parameter.shape for name, parameter in self.parameters().items()}
+        if json.loads(about["key"]) != json.loads(json.dumps(key)) or not ours.items() <= shapes.items():
             raise UserError(f"{file} holds another training: remove it, or name another file")
         self.curve = json.loads(about["curve"])
         self.running.limits.copy_(tensors["limits"])

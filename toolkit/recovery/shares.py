@@ -20,11 +20,16 @@ def shares(model: nn.Module, windows: Int64[Tensor, "windows tokens"], zeros: Se
 
     Raises `UserError` for a share outside of `LEVELS`, or windows that do not fit the model.
     """
-    if wrong := [share for share in zeros if not LEVELS[0] <= share <= LEVELS[-1]]:
-        raise UserError(f"share of zeros {wrong[0]}: expected one from {LEVELS[0]} to {LEVELS[-1]}")
+    check_range(zeros)
     sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
     levels, losses = finer(LEVELS, fisher_losses(model, sizes, windows, LEVELS))
     return [share_out(losses, levels, share) for share in zeros]
+
+
+def check_range(zeros: Sequence[float]) -> None:
+    """Raise `UserError` for a share outside of `LEVELS`."""
+    if wrong := [share for share in zeros if not LEVELS[0] <= share <= LEVELS[-1]]:
+        raise UserError(f"share of zeros {wrong[0]}: expected one from {LEVELS[0]} to {LEVELS[-1]}")
 
 
 def finer(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from toolkit.errors import UserError
+from toolkit.models.cutting import ENTRY
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
@@ -18,7 +19,6 @@ from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 LAYOUT = "bundled"
-THRESHOLDS = "activation_thresholds"  # the entry of a model's configuration: one number a layer
 NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how many a token needs, by layer
 
 
@@ -53,7 +53,7 @@ def pack_neurons(
     check_reopens(model)
     config = copy.deepcopy(model.config)
     if thresholds is not None:
-        setattr(config, THRESHOLDS, [float(threshold) for threshold in thresholds])
+        setattr(config, ENTRY, [float(threshold) for threshold in thresholds])
 
     def write_files(place: Path) -> None:
         for part in (config, getattr(model, "generation_config", None), tokenizer):

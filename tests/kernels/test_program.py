@@ -1,0 +1,134 @@
+"""A program gives what its functions give one by one, on both kinds of threads, whatever happens."""
+
+import numba
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.test_threads import count, fail_at, team
+from toolkit.formats import FORMATS, QUANTISED, READABLE, encode
+from toolkit.formats.scaled import Scaled
+from toolkit.kernels.common import threads
+from toolkit.kernels.common.compiled import COMPILE
+from toolkit.kernels.common.program import Product, Program, Task, stages
+
+__all__ = ["team"]
+MUCH = 1 << 30  # bytes of work: as many threads as there are
+SHAPES = [(1, 1), (5, 3), (16, 16), (17, 40), (70, 130)]
+
+
+@numba.njit(**COMPILE)
+def multiply(values, factor):
+    for row in range(values.size):
+        values[row] *= factor
+
+
+def random(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_stages_follow_each_other_and_rows_are_shared_by_hand(team):
+    """(1 + 1) · 3 and (0 + 0.5) · 3, then once more from there."""
+    first, second = np.ones(100, np.int64), np.zeros(7, np.float32)
+    adding = [Task(count, (first, 1), 100, MUCH), Task(count, (second, np.float32(0.5)), 7, MUCH // 50)]
+    program = Program([adding, [Task(multiply, (first, 3))], [Task(multiply, (second, np.float32(3)))]])
+    for expected in ((6, 1.5), (21, 6)):
+        program.run()
+        assert (first == expected[0]).all()
+        assert (second == expected[1]).all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1001])
+@pytest.mark.parametrize("nbytes", [0, 1, MUCH])
+def test_each_row_is_visited_once(team, rows, nbytes):
+    visits, others = np.zeros(rows, np.int64), np.zeros(5, np.int64)
+    Program([[Task(count, (visits, 2), rows, nbytes), Task(count, (others, 1), 5, MUCH)], []]).run()
+    assert (visits == 2).all()
+    assert (others == 1).all()
+
+
+def test_an_error_is_raised_and_what_follows_is_left_out(team):
+    visits, later = np.zeros(100, np.int64), np.zeros(3, np.int64)
+    program = Program([[Task(fail_at, (visits, 70), 100, MUCH)], [Task(multiply, (later, 0))], []])
+    later[:] = 1
+    with pytest.raises(ValueError, match="row of no use"):
+        program.run()
+    assert (later == 1).all()
+
+
+def test_functions_that_are_not_compiled_take_part():
+    visits, seen = np.zeros(3, np.int64), []
+    Program([[Task(seen.append, (1,))], [Task(count, (visits, 2), 3, MUCH)]]).run()
+    assert seen == [1]
+    assert (visits == 2).all()
+
+
+def test_a_program_outlives_the_names_of_its_arrays():
+    def made():
+        x = np.arange(1000, dtype=np.float32)
+        return Program([[Task(multiply, (x, np.float32(2)))]]), x.ctypes.data, x.size
+
+    program, place, size = made()
+    rubbish = [np.full(1000, 7, np.float32) for _ in range(50)]
+    program.run()
+    found = np.ctypeslib.as_array((np.ctypeslib.ctypes.c_float * size).from_address(place))
+    assert np.array_equal(found, 2 * np.arange(1000))
+    assert all((each == 7).all() for each in rubbish)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("form", [name for name, form in READABLE.items() if form.has_matvec])
+def test_products_of_formats_are_those_of_matvec(form, dtype, shape, team):
+    if form in QUANTISED and dtype == torch.int8:
+        pytest.skip("holds no integers")
+    dense = random(*shape)
+    weight = (20 * dense).to(dtype).masked_fill(random(*shape, seed=1) < 0, 0)
+    check(encode(form, weight), (weight if form in FORMATS else encode(form, weight).decode()).double())
+
+
+def test_formats_without_a_kernel_have_none():
+    assert encode("csr", random(4, 4)).product(torch.zeros(4), torch.zeros(4)) is None
+
+
+@pytest.mark.parametrize("form", ["dense", "endor"])
+def test_scales_are_multiplied(form, team):
+    packed = Scaled.encode(form, random(33, 70).to(torch.bfloat16))
+    check(packed, packed.packed.decode().double() * packed.scales.double()[:, None])
+
+
+def test_a_permuted_matrix_reads_permuted_inputs(team):
+    packed = encode("spqr", random(20, 37))
+    order = torch.randperm(37, generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    permuted = type(packed)(packed.shape, packed.dtype, packed.words, packed.offsets, packed.col_vals, order)
+    check(permuted, permuted.decode().double())
+    foreign = order.masked_fill(order > 30, 1 << 30).masked_fill(order < 3, -5)
+    damaged = type(packed)(packed.shape, packed.dtype, packed.words, packed.offsets, packed.col_vals, foreign)
+    Program(stages([damaged.product(torch.ones(37), torch.empty(20))])).run()  # reads within x
+
+
+def check(packed, weight):
+    """Twice, with other inputs in the same place; beside another product in the same stage."""
+    x, y, other = torch.zeros(weight.shape[1]), torch.empty(len(weight)), np.zeros(9, np.int64)
+    program = Program(stages([packed.product(x, y), Product(Task(count, (other, 1), 9, MUCH))]))
+    for seed in (2, 3):
+        x.copy_(random(len(x), seed=seed))
+        program.run()
+        expected = weight @ x.double()
+        scale = float((weight.abs() @ x.double().abs()).max()) + 1e-6
+        assert float((y - expected).abs().max()) <= 2e-3 * scale
+        torch.testing.assert_close(y, packed.matvec(x).float(), rtol=0, atol=1e-2 * scale)
+    assert (other == 2).all()
+
+
+def test_few_bytes_take_one_part_each_and_many_are_shared_by_bytes(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    from toolkit.kernels.common.program import _parts
+
+    values = np.zeros(1, np.int64)
+    stage = [Task(count, (values, 1), 1000, 3 * MUCH), Task(count, (values, 1), 999, MUCH), Task(multiply, (values, 1))]
+    found = _parts(stage)
+    assert [sum(each[0] is task for each in found) for task in stage] == [6, 2, 1]
+    assert found[0][1:] == (0, 166)
+    assert found[-2][1:] == (499, 999)
+    assert threads.PARTS * 2 == 8

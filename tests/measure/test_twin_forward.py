@@ -1,0 +1,63 @@
+"""Twins run in every way and place, with the same logits from the disk as from memory."""
+
+import pytest
+
+from tests.models.test_twins import TOYS
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.measure import repetitions, twin_forward
+from toolkit.measure.twin_forward import PLACES, WAYS, Twin, twin_measurements
+from toolkit.models import shapes
+
+TWIN = Twin("toy-llama", 3, 100)
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+
+
+def test_every_way_runs_in_every_place_and_is_kept():
+    table = twin_measurements(TWIN, list(WAYS), places=PLACES, tokens=4, repetitions=2)
+    assert len(table) == len(WAYS) * len(PLACES) * 2
+    assert (table["seconds"] > 0).all()
+    bits = (8 * table.groupby("way")["layer_bytes"].first() / table["weights"].iloc[0]).to_dict()
+    assert bits["dense"] == 16
+    assert 8 < bits["int8"] < 10  # with a scale for each short row
+    assert 4 < bits["spqr"] <= bits["spqr_ptcsr"] < 10
+    again = twin_measurements(TWIN, list(WAYS), places=PLACES, tokens=4, repetitions=2)
+    assert again["seconds"].tolist() == table["seconds"].tolist()
+
+
+def test_layers_that_are_alike_share_their_weights_and_have_their_own_codes():
+    table = twin_measurements(Twin("toy-llama", 3, 100, alike=True), ["spqr"], tokens=4, repetitions=1)
+    assert len(table) == 1
+
+
+def test_other_logits_from_the_disk_are_refused(monkeypatch):
+    decode = twin_forward._Ours._decode
+
+    def altered(self, tokens):
+        seconds, logits = decode(self, tokens)
+        return seconds, logits + self.streamed
+
+    monkeypatch.setattr(twin_forward._Ours, "_decode", altered)
+    with pytest.raises(UserError, match="spqr gives other logits from the disk than from memory"):
+        twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"ways": ["int2"]}, "unknown way 'int2'"),
+        ({"ways": ["spqr"], "rivals": ["llama.cpp Q1"]}, "unknown way 'llama.cpp Q1'"),
+        ({"ways": ["spqr"], "places": ["tape"]}, "unknown way 'tape'"),
+        ({"ways": ["spqr"], "tokens": 3}, "tokens=3, repetitions=3: expected 4 or more, and 1 or more"),
+        ({"ways": ["spqr"], "repetitions": 0}, "repetitions=0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(named, told):
+    with pytest.raises(UserError, match=told):
+        twin_measurements(TWIN, **named)

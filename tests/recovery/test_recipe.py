@@ -1,0 +1,106 @@
+"""The recipe on a toy model: shares worked through, folders written whole, and nothing done twice."""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+
+from toolkit.activations import thresholds_of
+from toolkit.errors import UserError
+from toolkit.models.adapters import merge
+from toolkit.models.cutting import cut_for_good
+from toolkit.pruning.calibration import Calibration
+from toolkit.recovery import card, recipe
+from toolkit.recovery.__main__ import main
+from toolkit.recovery.distillation import Training, adapted
+from toolkit.recovery.recipe import Recipe, recover
+
+TRAINING = Training(steps=3, batch=1, sequence_length=16, learning_rate=0.01, keep_every=1)
+SMALL = Recipe("tiny", (0.7, 0.8), rank=2, down_rank=3, training=TRAINING, later_steps=2)
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(recipe, "FITTED_ON", Calibration(windows=4, sequence_length=16))
+
+
+@torch.no_grad()
+def test_a_recipe_makes_folders_that_load(tiny, tokens, tmp_path):
+    model = tiny("llama").requires_grad_(False)
+    on = card.Evaluation(tokens, None, windows=2, sequence_length=16)
+    dense = on.of(model)
+    for made, expected in zip(recover(SMALL, model, tokens), (0.7, 0.8), strict=True):
+        quality = card.table(model, dense, made, on)
+        folder = tmp_path / SMALL.name(made.zeros)
+        card.write(folder, model, SMALL, made, quality, on)
+        assert made.zeros == expected
+        assert quality["zeros"].iloc[2] == pytest.approx(expected, abs=0.1)
+        sparse = tiny("llama")
+        merge(sparse, folder / card.ADAPTERS)
+        cut_for_good(sparse)
+        found = card.Evaluation(tokens, None, 2, 16).of(sparse)
+        assert found["perplexity"] == pytest.approx(quality["perplexity"].iloc[2], rel=1e-2)
+        assert torch.equal(thresholds_of(sparse), made.adapters.thresholds)
+        assert len(pd.read_csv(folder / card.CURVE)) == len(made.curve)
+        assert f"# tiny-sparse{expected * 100:g}" in (folder / card.CARD).read_text()
+    with pytest.raises(UserError, match="exists already"):
+        card.write(folder, model, SMALL, made, quality, on)
+
+
+def test_the_next_share_starts_from_the_last_ones_adapters(tiny, tokens):
+    model = tiny("llama").requires_grad_(False)
+    first, second = recover(SMALL, model, tokens)
+    assert [len(first.curve), len(second.curve)] == [3, 2]
+    for name, low in first.adapters.differences.items():
+        assert torch.equal(low.left, second.start.differences[name].left)
+    assert (second.start.thresholds > first.adapters.thresholds).all()
+
+
+def test_a_second_call_trains_nothing_again(tiny, tokens, monkeypatch):
+    model = tiny("llama").requires_grad_(False)
+    made = list(recover(SMALL, model, tokens))
+    monkeypatch.setattr("toolkit.recovery.distillation._Run.step", None)
+    for one, other in zip(made, recover(SMALL, model, tokens), strict=True):
+        assert one.curve == other.curve
+        assert torch.equal(one.adapters.thresholds, other.adapters.thresholds)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"zeros": (0.9, 0.8)}, "expected one or more, rising"),
+        ({"zeros": ()}, "expected one or more, rising"),
+        ({"zeros": (0.2,)}, "share of zeros 0.2: expected one from 0.6 to 0.96"),
+        ({"rank": 0}, "rank 0: expected more than 0"),
+        ({"training": Training(steps=0)}, "steps 0: expected more than 0"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(change, told):
+    with pytest.raises(UserError, match=told):
+        Recipe("tiny", **change)
+
+
+def test_the_command_refuses_before_work_starts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("toolkit.models.load_model", None)
+    (tmp_path / "smollm2-135m-sparse80").mkdir()
+    for arguments, told in (
+        (["--out", str(tmp_path / "no")], "expected a folder that is there"),
+        (["--out", str(tmp_path)], "exists already"),
+        (["--out", str(tmp_path), "--zeros", "0.3"], "share of zeros 0.3"),
+        (["--out", str(tmp_path), "--zeros", "0.7", "--device", "cuda:99"], "torch sees no CUDA device"),
+    ):
+        assert main(["smollm2-135m", *arguments]) == 2
+        assert told in capsys.readouterr().err
+
+
+def test_differences_alone_change_a_model(tiny, tokens):
+    """`adapted` is what training and evaluation share."""
+    model = tiny("llama").requires_grad_(False)
+    (made, *_) = recover(SMALL, model, tokens)
+    dense = model(tokens[None, :16]).logits
+    with adapted(model, made.adapters.differences):
+        assert not torch.equal(model(tokens[None, :16]).logits, dense)
+    assert torch.equal(model(tokens[None, :16]).logits, dense)
+    assert json.loads(json.dumps(made.curve)) == made.curve

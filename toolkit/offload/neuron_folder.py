@@ -1,0 +1,81 @@
+"""From the name of a model to a folder that `NeuronModel` runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from toolkit.activations import Magnitudes, thresholds_of
+from toolkit.errors import UserError, unknown
+from toolkit.models import fast_dtype, load_model
+from toolkit.models.activation import activation_name
+from toolkit.models.ffn import decoder_ffns
+from toolkit.offload.neuron_model import PREDICTORS
+from toolkit.predictors import FewBits, Gate, Predictor, Predictors, Samples, train, with_limits
+from toolkit.pruning.calibration import Calibration
+from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.text import load_tokens
+
+KINDS = ("few_bits", "low_rank", "gate", "none")
+RANK, KEPT = 128, 0.99  # of low-rank predictors; of the magnitudes that limits keep
+SAMPLED = 2  # windows at most, on which limits are chosen and neurons are counted
+
+
+def make_folder(
+    name: str,
+    folder: Path,
+    zeros: float,
+    kind: str,
+    calibration: Calibration,
+    dtype: torch.dtype | None = None,
+) -> tuple[nn.Module, object]:
+    """Write a model by neuron, with thresholds and predictors fitted on calibration text.
+
+    Args:
+        name: as `load_model` takes it. A model that has thresholds of its own keeps them.
+        folder: must not exist.
+        zeros: the share of each layer's outputs that its threshold sets to zero. With 0 all thresholds are 0.
+        kind: of predictors, one of `KINDS`.
+        calibration: its first windows are taken.
+        dtype: of the weights; None takes the quickest here.
+
+    Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
+    `pack_neurons` raise, and `UserError` for an unknown kind or a share outside [0, 1).
+    """
+    if kind not in KINDS:
+        raise unknown("predictors", kind, KINDS)
+    if not 0 <= zeros < 1:
+        raise UserError(f"share of zeros {zeros}: expected at least 0 and less than 1")
+    model, tokenizer = load_model(name, dtype or fast_dtype())
+    tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
+    cut = {"windows": calibration.windows, "sequence_length": calibration.sequence_length}
+    if (thresholds := thresholds_of(model)) is None:
+        thresholds = Magnitudes.measure(model, tokens, **cut).thresholds(zeros)
+    trained_on = cut if kind == "low_rank" else cut | {"windows": min(SAMPLED, calibration.windows or SAMPLED)}
+    samples = Samples.record(model, thresholds, tokens, **trained_on)
+    found = _predictors(model, kind, thresholds.tolist(), samples)
+    save = Predictors(name, tuple(found)).save if kind != "none" else None
+    needs = [needed(samples, layer, predictor) for layer, predictor in enumerate(found)]
+    pack_neurons(
+        model, folder, name, tokenizer, thresholds.tolist(), needs, save and (lambda place: save(place / PREDICTORS))
+    )
+    return model, tokenizer
+
+
+def needed(samples: Samples, layer: int, predictor: Predictor | None) -> int:
+    """How many neurons of a layer a token needs on average, rounded up: those predicted, or those active."""
+    inputs = samples.inputs[layer]
+    bits = samples.active(layer) if predictor is None else predictor.scores(inputs) > predictor.limit
+    return -(-int(bits.sum()) // len(inputs))
+
+
+def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Predictor | None]:
+    ffns, act = decoder_ffns(model), activation_name(model)
+    if kind == "few_bits":
+        return [FewBits.of(ffn, act, limit) for ffn, limit in zip(ffns, limits, strict=True)]
+    if kind == "low_rank":
+        return with_limits(train(samples, RANK), samples, KEPT)
+    if kind == "gate":
+        return with_limits([Gate.of(ffn, act, 0.0) for ffn in ffns], samples, KEPT)
+    return [None] * len(ffns)

@@ -1,0 +1,210 @@
+"""What fewer neurons cost and save beside fewer bits: tables, figure and sentences of `beyond/sparse_curve`.
+
+Bytes are those of a token's FFN weights: of the neurons that are active, as bundles in fp16 on whole blocks of the
+disk, or of all neurons in fewer bits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from functools import partial
+
+import pandas as pd
+import seaborn as sns
+import torch
+from jaxtyping import Int64
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+from toolkit import sources
+from toolkit.activations import Magnitudes, thresholded, thresholds_of
+from toolkit.activations.relu import fatrelu, gate_limits
+from toolkit.activations.thresholds import watched
+from toolkit.cache import cached_table
+from toolkit.errors import unknown
+from toolkit.evaluation import perplexity
+from toolkit.formats.quality import Settings
+from toolkit.models import MODELS, fast_dtype, load_model
+from toolkit.models.activation import activation_name
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.predictors import FewBits, predicted
+from toolkit.pruning.calibration import Calibration
+from toolkit.pruning.pruned import weights_sha256
+from toolkit.recovery.shares import shares
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.text import load_tokens
+
+FITTED_ON = Calibration(windows=8, sequence_length=256)
+HALF_BYTES = 2
+RECOVERED, FEW_BITS = "recovered by distillation", "fewer bits, all neurons"
+
+
+@contextmanager
+def _even(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
+    with thresholded(model, sizes.thresholds(zeros)):
+        yield
+
+
+@contextmanager
+def _shared_out(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
+    (by_layer,) = shares(model, windows, [zeros])
+    with thresholded(model, sizes.thresholds(by_layer)):
+        yield
+
+
+@contextmanager
+def _predicted(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+    """What the predictor loads, counts: neurons below the threshold, too."""
+    limits = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1]).thresholds(zeros)
+    act, pairs = activation_name(model), zip(decoder_ffns(model), limits.tolist(), strict=True)
+    with predicted(model, torch.zeros_like(limits), [FewBits.of(ffn, act, limit) for ffn, limit in pairs]):
+        yield
+
+
+@contextmanager
+def _fatrelu(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+    with fatrelu(model, gate_limits(model, windows, zeros)):
+        yield
+
+
+# how a dense model gets zeros without training
+WAYS = {
+    "threshold": _even,
+    "threshold, by sensitivity": _shared_out,
+    "threshold, few-bit predictor": _predicted,
+    "FATReLU for SiLU, untrained": _fatrelu,
+}
+
+
+def dense_model(settings: Settings) -> tuple[nn.Module, Int64[Tensor, "windows tokens"], Int64[Tensor, " n"]]:
+    """The dense model, the windows that thresholds are fitted on, and the evaluation tokens."""
+    model, tokenizer = load_model(settings.model, fast_dtype())
+    windows = FITTED_ON.draw(load_tokens(settings.corpus, tokenizer, "calibration"))
+    return model, windows, load_tokens(settings.corpus, tokenizer, "evaluation")
+
+
+def sparse_rows(settings: Settings, ways: Sequence[str], sparsities: Sequence[float]) -> pd.DataFrame:
+    """A row for the dense model, for each way and share of zeros, and for each recovered version. Kept in the cache.
+
+    Columns: family, asked (share of zeros asked for), zeros (share on the evaluation text), perplexity, ffn_bytes (of
+    the neurons that are active for a token), bits_per_weight (these bytes over all FFN weights), evidence. Raises
+    `UserError` for an unknown way or model.
+    """
+    model, windows, tokens = dense_model(settings)
+    measure = partial(_row, settings=settings, tokens=tokens)
+    rows = [measure("dense", 0.0, model, nullcontext)]
+    for way in ways:
+        if way not in WAYS:
+            raise unknown("way to get zeros", way, WAYS)
+        rows += [measure(way, zeros, model, partial(WAYS[way], model, windows, zeros)) for zeros in sparsities]
+    for zeros, name in recovered(settings.model):
+        rows.append(measure(RECOVERED, zeros, load_model(name, fast_dtype())[0], nullcontext))
+    found, weights = pd.DataFrame(rows), ffn_weights(model)
+    whole = found["family"].eq("dense")
+    bundles = sum(bundle_bytes(ffn) * ffn.neurons for ffn in decoder_ffns(model))
+    nbytes = ((1 - found["zeros"]) * bundles).where(~whole, weights * HALF_BYTES)
+    return found.assign(ffn_bytes=nbytes, bits_per_weight=8 * nbytes / weights, evidence="measured")
+
+
+def few_bits_rows(quality: pd.DataFrame, weights: int) -> pd.DataFrame:
+    """The same columns for models with fewer bits, which read every neuron, from the table of `compare_variants`.
+
+    `weights` are those of all FFNs. The perplexity is that of a model whose attention has fewer bits, too.
+    """
+    lost = quality[quality["metric"].eq("perplexity") & quality["form"].ne("fp16")]
+    rows = lost[["form", "bits_per_weight", "evidence"]].assign(perplexity=lost["value"], family=FEW_BITS, zeros=0.0)
+    return rows.assign(ffn_bytes=rows["bits_per_weight"] * weights / 8)
+
+
+def recovered(model: str) -> list[tuple[float, str]]:
+    """The shares of zeros and the names of a model's recovered versions, from the lowest share."""
+    start = f"{model}-sparse"
+    return sorted((int(name.removeprefix(start)) / 100, name) for name in MODELS if name.startswith(start))
+
+
+def ffn_weights(model: nn.Module) -> int:
+    """Weights of all FFNs."""
+    linears = [linear for ffn in decoder_ffns(model) for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
+    return sum(linear.weight.numel() for linear in linears)
+
+
+def bundle_bytes(ffn: FFN) -> int:
+    """What a neuron takes on disk in fp16: its rows and its column, filled up to whole blocks."""
+    nbytes = (2 if ffn.gate is None else 3) * ffn.down.out_features * HALF_BYTES
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def joined(sparse: pd.DataFrame, few_bits: pd.DataFrame) -> pd.DataFrame:
+    """Both tables, with `relative` (perplexity over the dense model's) and `beaten_by`.
+
+    That is the form with fewer bits that has a lower perplexity at no more bytes, the best of them; empty for none.
+    """
+    table = pd.concat([sparse, few_bits], ignore_index=True)
+    table["relative"] = table["perplexity"] / table.loc[table["family"].eq("dense"), "perplexity"].item()
+    table["beaten_by"] = [_rival(row, few_bits) if pd.notna(row.asked) else "" for row in table.itertuples()]
+    return table
+
+
+def draw(axes: Axes, table: pd.DataFrame, x: str) -> None:
+    """Perplexity over a column, a line for each family; the dense model is a dotted line."""
+    shown = table[table["family"].ne("dense")]
+    families = list(dict.fromkeys(shown["family"]))
+    colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
+    for family, rows in shown.groupby("family", sort=False):
+        if x == "zeros" and family == FEW_BITS:
+            continue
+        line = rows.sort_values(x)
+        style = "s--" if family == FEW_BITS else "o-"
+        axes.plot(line[x], line["perplexity"], style, color=colours[family], markersize=5, label=family)
+        for row in line[line["family"].eq(FEW_BITS)].itertuples():
+            place = (getattr(row, x), row.perplexity)
+            axes.annotate(row.form, place, xytext=(4, 5), textcoords="offset points", fontsize=8)
+    axes.axhline(table.loc[table["family"].eq("dense"), "perplexity"].item(), color="gray", linestyle=":")
+
+
+def sentence(table: pd.DataFrame) -> str:
+    """What the table says: the cost of zeros by family, and where fewer bits beat fewer neurons."""
+    parts = []
+    for family, rows in table[table["asked"].gt(0)].groupby("family", sort=False):
+        shown = ", ".join(f"{row.relative:.2f} at {row.zeros:.0%}" for row in rows.itertuples())
+        parts.append(f"{family} {shown}")
+    return f"perplexity over the dense model's, by share of zeros: {'; '.join(parts)}. {rival_sentence(table)}"
+
+
+def rival_sentence(table: pd.DataFrame) -> str:
+    """Of how many models with fewer neurons a model with fewer bits is better at no more bytes."""
+    sparse = table[table["asked"].gt(0)]
+    beaten = sparse[sparse["beaten_by"].ne("")]
+    rivals = ", ".join(dict.fromkeys(beaten["beaten_by"]))
+    which = f" ({rivals})" if rivals else ""
+    return (
+        f"A model with fewer bits that reads no more FFN bytes a token{which} has a lower perplexity than "
+        f"{len(beaten)} of {len(sparse)} models with fewer neurons."
+    )
+
+
+def _row(
+    family: str, asked: float, model: nn.Module, prepare: Callable, settings: Settings, tokens: Tensor
+) -> dict[str, object]:
+    limits = thresholds_of(model)
+    key = {"family": family, "asked": asked, "settings": asdict(settings), "dtype": str(fast_dtype())}
+    key |= {"weights_sha256": weights_sha256(model), "thresholds": None if limits is None else limits.tolist()}
+    measure = partial(_measured, model, prepare, tokens, settings)
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))  # the key has the weights
+    found = cached_table("sparse_curve", key, code, measure)
+    return {"family": family, "asked": asked} | found.iloc[0].to_dict()
+
+
+def _measured(model: nn.Module, prepare: Callable, tokens: Tensor, settings: Settings) -> pd.DataFrame:
+    zeros: list[float] = []
+    see = lambda _, outputs: zeros.append((outputs == 0).double().mean().item())  # noqa: E731
+    with prepare(), watched(model, see):
+        lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
+    return pd.DataFrame([{"zeros": sum(zeros) / len(zeros), "perplexity": float(lost)}])
+
+
+def _rival(row, few_bits: pd.DataFrame) -> str:
+    better = few_bits[few_bits["perplexity"].lt(row.perplexity) & few_bits["ffn_bytes"].le(row.ffn_bytes)]
+    return "" if better.empty else better.loc[better["perplexity"].idxmin(), "form"]

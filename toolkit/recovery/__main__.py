@@ -1,0 +1,88 @@
+"""Make sparse versions of a model: `python -m toolkit.recovery smollm2-135m --out data/models`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from toolkit.errors import UserError, run_command
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse and run; 0 if all is well, 2 for bad input, 130 when interrupted."""
+    options = _parser().parse_args(arguments)
+    return run_command(lambda: make(options), stopped="stopped; the same command goes on at the last step kept")
+
+
+def make(options: argparse.Namespace) -> None:
+    """Make each version, evaluate it and write its folder."""
+    from toolkit.evaluation import LOCAL_TASKS
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.recovery import card
+    from toolkit.recovery.recipe import recover
+    from toolkit.text import load_tokens
+
+    recipe = _recipe(options)
+    folders = {share: options.out / recipe.name(share) for share in recipe.zeros}
+    _check(options, folders)
+    model, tokenizer = load_model(recipe.model, fast_dtype())
+    model.to(options.device)
+    tokens, evaluation = (load_tokens(recipe.corpus, tokenizer, split) for split in ("calibration", "evaluation"))
+    tasks = tuple(LOCAL_TASKS) if options.tasks else ()
+    limits = {"windows": options.evaluation_windows, "task_limit": options.task_limit}
+    on = card.Evaluation(evaluation, tokenizer, tasks=tasks, **limits)
+    dense = None
+    for made in recover(recipe, model, tokens):
+        dense = dense or on.of(model)
+        quality = card.table(model, dense, made, on)
+        card.write(folders[made.zeros], model, recipe, made, quality, on)
+        print(f"{folders[made.zeros]}:\n{quality.round(3).to_string(index=False)}", flush=True)
+
+
+def _recipe(options: argparse.Namespace):
+    from toolkit.recovery.distillation import Training
+    from toolkit.recovery.recipe import Recipe
+
+    names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
+    training = Training(**{name: getattr(options, name) for name in names})
+    later = options.later_steps or options.steps
+    ranks = {"rank": options.rank, "down_rank": options.down_rank}
+    return Recipe(options.model, tuple(options.zeros), **ranks, training=training, later_steps=later)
+
+
+def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
+    """Refuse what could not be written or run, before the work."""
+    import torch
+
+    if not options.out.is_dir():
+        raise UserError(f"--out {options.out}: expected a folder that is there, such as data/models")
+    if taken := [folder for folder in folders.values() if os.path.lexists(folder)]:
+        raise UserError(f"{taken[0]} exists already: name another place with --out, or remove it first")
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {options.device}: torch sees no CUDA device here; leave --device out for the CPU")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m toolkit.recovery", description=__doc__)
+    parser.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
+    parser.add_argument("--out", type=Path, required=True, help="where a folder for each share of zeros is made")
+    shares = "shares of zeros, rising (default: 0.8 0.85 0.9)"
+    parser.add_argument("--zeros", type=float, nargs="+", default=[0.8, 0.85, 0.9], help=shares)
+    parser.add_argument("--steps", type=int, default=100, help="of the first training (default: 100)")
+    parser.add_argument("--later-steps", type=int, help="of each other one (default: as many)")
+    parser.add_argument("--batch", type=int, default=4, help="sequences a step (default: 4)")
+    parser.add_argument("--sequence-length", type=int, default=512, help="tokens of a sequence (default: 512)")
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (default: 0.001)")
+    parser.add_argument("--rank", type=int, default=16, help="of each linear's difference (default: 16)")
+    parser.add_argument("--down-rank", type=int, default=48, help="of each down projection's (default: 48)")
+    parser.add_argument("--seed", type=int, default=0, help="of the text's order (default: 0)")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, or one of several GPUs as cuda:1")
+    parser.add_argument("--evaluation-windows", type=int, default=6, help="of 1024 tokens, for perplexity (default: 6)")
+    parser.add_argument("--no-tasks", dest="tasks", action="store_false", help="do not evaluate the local tasks")
+    parser.add_argument("--task-limit", type=int, help="only so many items of each task (default: all)")
+    return parser
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads sleep, beside other work on the machine
+    sys.exit(main())
