@@ -163,8 +163,10 @@ def trade_off_figure(table: pd.DataFrame, bytes_of: dict[str, float]) -> Figure:
         rows = rows.assign(share=100 * rows["memory_gb"] / whole)
         for evidence, style in (("measured", "o-"), ("modelled", "s--")):
             found = rows[rows["evidence"] == evidence]
+            if found.empty:
+                continue
             axes.plot(found["share"], found["io_ms"], style, color="C0", label=f"reading, {evidence}")
-            if evidence == "measured" and len(found):
+            if evidence == "measured":
                 axes.plot(found["share"], found["total_ms"], style, color="C1", label="whole token, measured")
         for row in rows[rows["evidence"] == rows["evidence"].iloc[0]].itertuples():
             place = {"textcoords": "offset points", "xytext": (3, 5), "fontsize": 8}

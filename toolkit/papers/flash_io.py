@@ -115,7 +115,7 @@ def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     axes.grid(visible=False, axis="y")
     model, layers = rows[["model", "layers"]].iloc[0]
     axes.set(xlabel="ms a token", title=f"this machine, {layers} layers of {model}")
-    axes.legend(loc="lower right")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3)
 
 
 def ladder_words(table: pd.DataFrame, machine: str) -> str:
