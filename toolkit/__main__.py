@@ -106,7 +106,8 @@ def run(options: argparse.Namespace) -> None:
             stack.enter_context(hub.lean())  # before anything imports transformers' models
             from toolkit.offload.model import OffloadedModel
 
-            settings = {name: getattr(options, name) for name in ("policy", "reader", "verify", "device")}
+            settings = {name: getattr(options, name) for name in ("policy", "verify", "device")}
+            settings |= {"reader": options.reader} if options.reader else {}
             method = _method(form, options.weights, options.device)
             opened = OffloadedModel.open(options.folder, method, **budgets, **settings)
             model = stack.enter_context(opened)
@@ -528,7 +529,7 @@ def _parser() -> argparse.ArgumentParser:
     running.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
     running.add_argument("--policy", default="pipelined", choices=[*POLICIES], help="default: pipelined")
     running.add_argument(
-        "--reader", default="threads", choices=READERS, help="default: threads; kvikio reads straight into a GPU"
+        "--reader", choices=READERS, help="default: threads, or aio for neurons; kvikio reads straight into a GPU"
     )
     running.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     running.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")

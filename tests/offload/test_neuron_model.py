@@ -22,7 +22,7 @@ from toolkit.offload.neuron_model import PREDICTORS, NeuronModel
 from toolkit.predictors import Gate, Oracle, Predictors
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import pack_neurons
-from toolkit.storage.readers.threads import Threads
+from toolkit.storage.readers import READERS
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
@@ -157,8 +157,9 @@ def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
         NeuronModel.open(tmp_path / "other")
 
 
-def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monkeypatch):
-    fetch, calls = Threads._fetch, []
+@pytest.mark.parametrize("reader", ["threads", "aio"])
+def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monkeypatch, reader):
+    fetch, calls = READERS[reader]._fetch, []
 
     def fails_once(self, *arguments):
         calls.append(1)
@@ -166,8 +167,8 @@ def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monke
             raise OSError(errno.EIO, "bad sector")
         fetch(self, *arguments)
 
-    monkeypatch.setattr(Threads, "_fetch", fails_once)
-    with NeuronModel.open(llama.folder, llama.predictors, verify=False) as ours:
+    monkeypatch.setattr(READERS[reader], "_fetch", fails_once)
+    with NeuronModel.open(llama.folder, llama.predictors, reader=reader, verify=False) as ours:
         with pytest.raises(OSError, match="bad sector"):
             ours.generate(PROMPT, **GREEDY)
         assert 0 in {ffn.store.num_used for ffn in ours.ffns}

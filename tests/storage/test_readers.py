@@ -22,7 +22,7 @@ from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.readers.base import Chunks
 
-HOST = ("threads", "io_uring")  # kvikio has its own tests
+HOST = ("threads", "aio", "io_uring")  # kvikio has its own tests
 
 
 @pytest.fixture(params=HOST)
@@ -50,7 +50,7 @@ def parts(shard):
     lanes=st.integers(1, 5),
 )
 def test_any_ranges_as_slices_of_the_files(name, stored, ranges, chunk, lanes):
-    lanes_of = {"threads": "threads", "io_uring": "depth"}
+    lanes_of = {"threads": "threads", "aio": "depth", "io_uring": "depth"}
     wanted = expected(stored, ranges)
     target = aligned_buffer(len(wanted) + BLOCK_BYTES)
     target[:] = 7
@@ -304,7 +304,7 @@ def test_bad_arguments(name, store, stored):
     with pytest.raises(UserError, match="chunk of 1000 bytes: expected a multiple of 4096"):
         READERS[name](stored, chunk_bytes=1000)
     with pytest.raises(UserError, match="0: expected at least 1"):
-        READERS[name](stored, **{{"threads": "threads", "io_uring": "depth"}[name]: 0})
+        READERS[name](stored, **{{"threads": "threads", "aio": "depth", "io_uring": "depth"}[name]: 0})
     with pytest.raises(UserError, match="unknown variant"):
         open_reader(name, store, "int8")
     whole = Part("b", 0, BLOCK_BYTES)
@@ -324,6 +324,6 @@ def test_bad_arguments(name, store, stored):
 
 
 def test_unknown_readers(store):
-    with pytest.raises(UserError, match="unknown reader 'aio'; choose from: io_uring, kvikio, threads"):
-        open_reader("aio", store)
+    with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, io_uring, kvikio, threads"):
+        open_reader("mmap", store)
     assert all(READERS[key].name == key for key in READERS)

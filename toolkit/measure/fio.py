@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
+from toolkit.storage.readers import Reader
 
 FLAGS = ("--readonly", "--thread", "--group_reporting", "--output-format=json", "--name=read", "--randrepeat=0")
 
@@ -16,13 +17,15 @@ def installed() -> bool:
     return shutil.which("fio") is not None
 
 
-def random_read_gb_s(file: Path, mode: str, chunk_bytes: int, threads: int, seconds: float) -> float:
-    """GB/s of random reads of a file into huge pages by so many threads, each waiting for one chunk at a time.
+def random_read_gb_s(file: Path, like: Reader, chunk_bytes: int, depth: int, seconds: float) -> float:
+    """GB/s of random reads of a file into huge pages, so many under way at once.
 
-    `mode` is "direct" or "buffered", as our own reads really are.
+    It reads in the mode of our reader `like`, and by the same interface: asynchronous I/O, or threads that each wait
+    for one chunk.
     """
-    words = {"filename": file, "rw": "randread", "bs": chunk_bytes, "numjobs": threads, "ioengine": "psync"}
-    words |= {"direct": int(mode == "direct"), "iomem_align": HUGE_PAGE_BYTES}
+    words = {"filename": file, "rw": "randread", "bs": chunk_bytes, "direct": int(like.mode == "direct")}
+    words |= {"ioengine": "libaio", "iodepth": depth} if like.name == "aio" else {"ioengine": "psync", "numjobs": depth}
+    words |= {"iomem_align": HUGE_PAGE_BYTES}
     words |= {"time_based": 1, "runtime": f"{seconds * 1000:.0f}ms"}
     command = ["fio", *FLAGS, *(f"--{name}={value}" for name, value in words.items())]
     huge = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}

@@ -38,7 +38,7 @@ from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.neuron_reads import part_bytes
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import read_neurons
-from toolkit.storage.readers import Reader, open_reader
+from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Part
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
@@ -59,7 +59,7 @@ class Replay:
         window: tokens whose neurons stay, the current one among them.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
             without one take `passes`, since each of their tokens costs the same.
-        threads: that read.
+        threads: reads under way at once, as by so many threads.
     """
 
     model: str
@@ -100,7 +100,7 @@ class Replay:
 def replay_measurements(replay: Replay, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, repetition, token and stage of `Timeline.stages()`, measured here or from the cache.
 
-    Columns more: neurons (read), memory_bytes (weights held or in buffers), mode. Raises
+    Columns more: neurons (read), memory_bytes (weights held or in buffers), mode and reader. Raises
     `UserError` as `Replay` and `twin_bundles` do.
     """
     code = sources.dependencies("toolkit.measure.replay")
@@ -115,14 +115,15 @@ def replay_measurements(replay: Replay, fresh: bool = False) -> pd.DataFrame:
 def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(open_reader("threads", store, threads=replay.threads))
+        reader = stack.enter_context(open_scattered(store, depth=replay.threads))
         twin = Twin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
         for repetition in range(1, replay.repetitions + 1):
             for way in replay.ways:
                 first = (repetition - 1) * (replay.window + replay.tokens)
                 for number, run in enumerate(twin.run(way, first)):
                     labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
-                    numbers = {"neurons": run.neurons, "memory_bytes": run.memory_bytes, "mode": reader.mode}
+                    numbers = {"neurons": run.neurons, "memory_bytes": run.memory_bytes}
+                    numbers |= {"mode": reader.mode, "reader": reader.name}
                     yield run.timeline.stages().assign(**labels, token=number, **numbers)
 
 

@@ -1,4 +1,4 @@
-"""Scattered neurons read from a twin's bundles, in both layouts, beside fio at the same chunk and threads.
+"""Scattered neurons read from a twin's bundles, in both layouts, beside fio with the same chunks and depth.
 
 scattered_reads(Scattered("opt-6.7b", layers=4))
 """
@@ -19,7 +19,7 @@ from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
 from toolkit.simulation.neuron_reads import neuron_bytes
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import LAYOUTS, read_neurons
-from toolkit.storage.readers import Reader, open_reader
+from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.store import Store
 
 
@@ -30,7 +30,7 @@ class Scattered:
     model: str
     layers: int
     share: float = 0.024
-    threads: int = 32
+    threads: int = 32  # reads under way at once, as by so many threads
     read_s: float = 0.4
     repetitions: int = 5
     seed: int = 0
@@ -49,7 +49,7 @@ def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
 
 def _rows(scattered: Scattered) -> Iterator[dict]:
     store, generator = twin_bundles(scattered.model, scattered.layers), np.random.default_rng(scattered.seed)
-    with open_reader("threads", store, *LAYOUTS, threads=scattered.threads) as reader:
+    with open_scattered(store, *LAYOUTS, depth=scattered.threads) as reader:
         for repetition in range(scattered.repetitions):
             for layout in LAYOUTS:
                 chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
@@ -58,7 +58,7 @@ def _rows(scattered: Scattered) -> Iterator[dict]:
                 yield labels | {"tool": "toolkit", "gb_s": _ours(scattered, store, reader, layout, generator)}
                 if fio.installed():
                     file = store.shards[store.layer(0, layout).shard].path
-                    found = fio.random_read_gb_s(file, reader.mode, chunk, scattered.threads, scattered.read_s)
+                    found = fio.random_read_gb_s(file, reader, chunk, scattered.threads, scattered.read_s)
                     yield labels | {"tool": "fio", "gb_s": found}
 
 

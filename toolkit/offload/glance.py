@@ -14,7 +14,7 @@ from toolkit.offload.budget import Budget
 from toolkit.policies.placement import needed_bytes
 
 POLICIES = {"pipelined": 2, "sequential": 1}  # slots, as `toolkit.policies.ways.POLICIES` has them
-READERS = ("threads", "io_uring", "kvikio")
+READERS = ("threads", "aio", "io_uring", "kvikio")
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 FAVOURITE = "endor"
 STRANGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)

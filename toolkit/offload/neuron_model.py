@@ -46,7 +46,7 @@ from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
-from toolkit.storage.readers import open_reader
+from toolkit.storage.readers import Reader, open_reader, open_scattered
 from toolkit.storage.readers.base import HostReader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
@@ -54,7 +54,7 @@ from toolkit.timeline.spans import Recorder, Timeline
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
 GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
-THREADS = 32  # of the reader: small reads need many at once (section 2.2)
+DEPTH = 128  # reads under way at once: short ones need many (section 2.2)
 PREDICTORS = "predictors.safetensors"  # beside the configuration
 WINDOW = 5  # tokens (section 3.1)
 
@@ -86,7 +86,7 @@ class NeuronModel:
         predictors: ForLayers | None = None,
         dram_bytes: int | None = None,
         window: int = WINDOW,
-        reader: str = "threads",
+        reader: str | None = None,
         verify: bool = True,
     ) -> Self:
         """Open a model that `pack_neurons` wrote.
@@ -98,7 +98,8 @@ class NeuronModel:
             dram_bytes: hard budget for all weights and buffers, but not for activations and the key-value cache. None
                 takes nine tenths of what is free.
             window: how many tokens a neuron stays after its last use, if memory allows. 0 keeps nothing.
-            reader: a key of `toolkit.storage.readers.READERS` that reads into DRAM.
+            reader: a key of `toolkit.storage.readers.READERS` that reads into DRAM; None takes what is best for many
+                short reads, `open_scattered`.
             verify: read the whole folder first and compare checksums; as for `toolkit.offload.options.Options`.
 
         Raises `FormatError` for a damaged folder, and `UserError` for a folder of another model, predictors of another
@@ -120,8 +121,7 @@ class NeuronModel:
             check_predictors(model, found)
             budget = Budget("DRAM", int(OF_FREE * Cpu().free_bytes) if dram_bytes is None else dram_bytes)
             shares = _shares(store, ffns, found, budget, window)
-            options = {"threads": THREADS} if reader == "threads" else {}
-            files = stack.enter_context(open_reader(reader, store, LAYOUT, **options))
+            files = stack.enter_context(_reader(store, reader))
             stores = _stores(store, ffns, shares, window, files, recorder)
             ours = [
                 NeuronFFN(
@@ -209,6 +209,12 @@ def _model(store: Store) -> nn.Module:
     model.load_state_dict(dict(store.rest()), strict=False, assign=True)
     model.tie_weights()
     return model.eval().requires_grad_(False)
+
+
+def _reader(store: Store, name: str | None) -> Reader:
+    if name is None:
+        return open_scattered(store, LAYOUT, depth=DEPTH)
+    return open_reader(name, store, LAYOUT, **({"threads": DEPTH} if name == "threads" else {"depth": DEPTH}))
 
 
 def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:

@@ -5,16 +5,21 @@ with open_reader("threads", store, "endor") as reader:
     future.result()
 """
 
-from toolkit.errors import unknown
+import logging
+
+from toolkit.errors import UserError, unknown
+from toolkit.storage.readers.aio import Aio
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.readers.io_uring import IoUring
 from toolkit.storage.readers.kvikio import KvikIO
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
 
-__all__ = ["READERS", "Reader", "open_reader"]
+__all__ = ["READERS", "Reader", "open_reader", "open_scattered"]
 
-READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, IoUring, KvikIO)}
+log = logging.getLogger(__name__)
+
+READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, IoUring, KvikIO)}
 
 
 def open_reader(name: str, store: Store, *variants: str, **options: int) -> Reader:
@@ -26,3 +31,15 @@ def open_reader(name: str, store: Store, *variants: str, **options: int) -> Read
     if name not in READERS:
         raise unknown("reader", name, READERS)
     return READERS[name](store.files(*variants), **options)
+
+
+def open_scattered(store: Store, *variants: str, depth: int) -> Reader:
+    """Open a reader for many short reads, `depth` of them under way at once.
+
+    It is "aio", or as many threads where the system refuses that: threads must be woken for each call.
+    """
+    try:
+        return open_reader("aio", store, *variants, depth=depth)
+    except UserError as error:
+        log.info("%s", error)
+        return open_reader("threads", store, *variants, threads=depth)

@@ -1,0 +1,98 @@
+"""Asynchronous I/O: what happens when reads fail or signals come, and where the system refuses it."""
+
+import errno
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.storage.conftest import Part, expected
+from toolkit.errors import UserError
+from toolkit.kernels.common import async_reads
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.readers import READERS, open_scattered
+
+RANGES = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """The compiled loop in Python, which reads backwards; `stand_in(failing)` has some of its reads fail."""
+
+    def install(failing):
+        def read_many(context, depth, descriptor, offsets, sizes, places, target, results):
+            for index in reversed(range(min(depth, len(sizes)))):
+                part = memoryview(target)[places[index] : places[index] + sizes[index]]
+                results[index] = failing() or os.preadv(descriptor, [part], offsets[index])
+
+        monkeypatch.setattr(async_reads, "read_many", read_many)
+
+    return install
+
+
+def test_what_failed_once_or_was_not_started_is_read_again(stored, stand_in):
+    calls = iter(range(10_000))
+    stand_in(lambda: -errno.EINTR if next(calls) % 3 == 0 else None)
+    target = aligned_buffer(95 * BLOCK_BYTES)
+    for depth in (1, 2, 7):
+        target[:] = 0
+        with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
+            reader.read(RANGES, target)
+        assert target.tobytes() == expected(stored, RANGES)
+
+
+def test_a_read_that_fails_again_is_raised_with_its_reason(stored, stand_in, monkeypatch):
+    stand_in(lambda: -errno.EIO)
+
+    def broken(descriptor, buffers, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with READERS["aio"](stored, depth=4) as reader:
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            reader.read(RANGES, aligned_buffer(95 * BLOCK_BYTES))
+
+
+def test_after_a_failure_no_more_reads_are_started(stored):
+    """The first range lies beyond the end of the file: of the 60 others only those under way are read."""
+    with READERS["aio"](stored, depth=2) as reader:
+        offsets = np.arange(61) * BLOCK_BYTES
+        offsets[0] = 1 << 40
+        target, results = aligned_buffer(61 * BLOCK_BYTES), np.full(61, -99)
+        sizes, places = np.full(61, BLOCK_BYTES), np.arange(61) * BLOCK_BYTES
+        async_reads.read_many(reader._context, 2, reader._descriptor("c"), offsets, sizes, places, target, results)
+    assert results[0] == 0
+    assert (results == -99).sum() >= 40
+    assert set(results[1:]) == {-99, BLOCK_BYTES}
+
+
+def test_signals_interrupt_nothing(stored):
+    wanted, heard = expected(stored, RANGES), []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+    signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-4)
+    try:
+        with READERS["aio"](stored, chunk_bytes=BLOCK_BYTES, depth=3) as reader:
+            while len(heard) < 20:
+                target = aligned_buffer(95 * BLOCK_BYTES)
+                reader.read(RANGES, target)
+                assert target.tobytes() == wanted
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(("number", "reason"), [(-1, "unknown processor"), (1 << 20, os.strerror(errno.ENOSYS))])
+def test_where_the_system_refuses_it_threads_read(stored, monkeypatch, number, reason):
+    monkeypatch.setattr(async_reads, "SETUP", number)
+    with pytest.raises(UserError, match=f"{reason}.*use reader 'threads'"):
+        READERS["aio"](stored)
+    store = type("Store", (), {"files": lambda self, *variants: stored})()
+    with open_scattered(store, depth=3) as reader:
+        assert (reader.name, reader.threads) == ("threads", 3)
+
+
+def test_a_depth_of_no_reads_is_refused(stored):
+    with pytest.raises(UserError, match="depth 0: expected at least 1"):
+        READERS["aio"](stored, depth=0)

@@ -1,0 +1,68 @@
+"""Linux's native asynchronous I/O: one thread keeps many chunks under way, in a compiled loop.
+
+For thousands of short reads it is quicker than threads, which must be woken for each call. It needs no package, and
+containers that refuse io_uring allow it. Reads are asynchronous past the page cache only.
+"""
+
+import ctypes
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import numpy as np
+from jaxtyping import UInt8
+
+from toolkit.errors import UserError
+from toolkit.storage.direct import StoredFile
+from toolkit.storage.preads import read_one
+from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+
+CHUNK_BYTES = 1 << 20
+DEPTH = 64
+NOT_STARTED = -1 << 62
+
+
+class Aio(HostReader):
+    """One context with `depth` chunks under way. Raises `UserError` where the system refuses it."""
+
+    name = "aio"
+
+    def __init__(self, files: Mapping[str, StoredFile], chunk_bytes: int = CHUNK_BYTES, depth: int = DEPTH):
+        self.depth = at_least_one("depth", depth)
+        super().__init__(files, chunk_bytes)
+
+    def _open(self, stack: ExitStack) -> str:
+        from toolkit.kernels.common.async_reads import read_many  # Numba takes a while to import
+
+        self._context, none = _context(stack, self.depth), np.zeros(0, np.int64)
+        # compiled before a clock is started
+        read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none)
+        return super()._open(stack)
+
+    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+        from toolkit.kernels.common.async_reads import read_many
+
+        left = chunks.offsets, chunks.sizes, chunks.places
+        while True:
+            offsets, sizes, places = map(np.ascontiguousarray, left)
+            results = np.full(len(sizes), NOT_STARTED)
+            read_many(self._context, self.depth, descriptor, offsets, sizes, places, target, results)
+            again = np.flatnonzero(results != sizes)
+            if not len(again):
+                return
+            first, *rest = again
+            # a signal may have cut it short: read it again, or raise the reason
+            read_one(descriptor, int(offsets[first]), target[places[first] : places[first] + sizes[first]])
+            left = offsets[rest], sizes[rest], places[rest]
+
+
+def _context(stack: ExitStack, depth: int) -> int:
+    """A context of the kernel's, destroyed with the stack."""
+    from toolkit.kernels.common.async_reads import DESTROY, SETUP
+
+    library, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(0)
+    if SETUP < 0 or library.syscall(SETUP, depth, ctypes.byref(context)) < 0:
+        reason = os.strerror(ctypes.get_errno()) if SETUP >= 0 else "unknown processor"
+        raise UserError(f"this system refuses asynchronous I/O ({reason}): use reader 'threads'")
+    stack.callback(library.syscall, DESTROY, context)
+    return context.value
