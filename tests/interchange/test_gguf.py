@@ -69,7 +69,7 @@ def test_what_cannot_be_written_is_refused(model, tmp_path, kind, quantization, 
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize("quantization", QUANTIZATIONS.keys() - BYTES.keys())
+@pytest.mark.parametrize("quantization", sorted(QUANTIZATIONS.keys() - BYTES.keys()))
 def test_types_that_the_package_cannot_make_take_the_blocks_they_are_given(model, tmp_path, quantization):
     with pytest.raises(UserError, match=f"type {quantization}: the package gguf cannot quantise"):
         write_gguf(model, tmp_path / "toy.gguf", quantization)
