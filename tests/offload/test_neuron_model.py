@@ -185,9 +185,13 @@ def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
         return sums(self, x)
 
     monkeypatch.setattr(neuron_model.NeuronFFN, "_sum", stopped_once)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with NeuronModel.open(llama.folder, llama.predictors) as ours:
-        with pytest.raises(KeyboardInterrupt):
-            ours.generate(PROMPT, **GREEDY)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                ours.generate(PROMPT, **GREEDY)
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
 
 
