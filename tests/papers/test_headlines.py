@@ -1,6 +1,6 @@
 import pandas as pd
 
-from toolkit.papers.headlines import layer_headline, pass_headline, quality_headline, size_headline
+from toolkit.papers.headlines import generation_headline, layer_headline, pass_headline, quality_headline, size_headline
 
 
 def passes(**seconds):
@@ -60,3 +60,10 @@ def test_sizes_are_shares_of_the_dense_bytes():
         "bytes (modelled)."
     }
     assert size_headline(table.iloc[:0]) == {}
+
+
+def test_guessing_ahead_is_told_where_it_loses():
+    ways = pd.DataFrame({"way": ["naive", "all", "speculative"], "total_ms": [200.0, 100.0, 250.0]})
+    assert "of tiny take 2.5 times as long" in generation_headline(ways, "tiny")["negative"]
+    assert generation_headline(ways.replace(250.0, 90.0), "tiny") == {}
+    assert generation_headline(ways[:2], "tiny") == {}

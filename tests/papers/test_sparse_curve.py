@@ -40,6 +40,10 @@ def test_rivals_are_better_at_no_more_bytes():
     assert table["beaten_by"].tolist() == ["", "int4, hqq", "", "", ""]
     assert "(int4, hqq) has a lower perplexity than 1 of 2 models" in sparse_curve.sentence(table)
     assert "threshold 1.20 at 71%, 3.00 at 90%" in sparse_curve.sentence(table)
+    found = sparse_curve.headline(table, "tiny")
+    assert found["cost"].startswith("With 71% of the FFN outputs zero, tiny has a perplexity of")
+    assert "1 of 2 models" in found["negative"]
+    assert "negative" not in sparse_curve.headline(table.assign(beaten_by=""), "tiny")
 
 
 def toy():

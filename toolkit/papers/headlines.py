@@ -119,6 +119,20 @@ def neuron_headline(ways: pd.DataFrame) -> dict[str, str]:
     }
 
 
+def generation_headline(ways: pd.DataFrame, model: str) -> dict[str, str]:
+    """What guessing ahead costs a real model whose neurons come from disk, where it does not pay.
+
+    `ways` has a row for each way, with `way` and `total_ms`.
+    """
+    total = ways.set_index("way")["total_ms"]
+    if not {"all", "speculative"} <= set(total.index) or total["speculative"] <= total["all"]:
+        return {}
+    return {
+        "negative": f"Guessing ahead makes a token of {model} take {total['speculative'] / total['all']:.1f} times as "
+        "long: neurons that happen to be in memory guess too badly (measured)."
+    }
+
+
 def _listed(words: Iterable[str]) -> str:
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last

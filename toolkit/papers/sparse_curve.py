@@ -185,6 +185,17 @@ def rival_sentence(table: pd.DataFrame) -> str:
     )
 
 
+def headline(table: pd.DataFrame, model: str) -> dict[str, str]:
+    """What the fewest zeros cost, and where fewer bits are better than fewer neurons, if anywhere."""
+    sparse, dense = table[table["asked"].gt(0)], table.loc[table["family"].eq("dense"), "perplexity"].item()
+    best = sparse.sort_values(["asked", "perplexity"]).iloc[0]
+    found = {
+        "cost": f"With {best['zeros']:.0%} of the FFN outputs zero, {model} has a perplexity of "
+        f"{best['perplexity']:.1f} instead of {dense:.1f} ({best['family']}, measured)."
+    }
+    return found | ({"negative": rival_sentence(table)} if sparse["beaten_by"].ne("").any() else {})
+
+
 def _row(
     family: str, asked: float, model: nn.Module, prepare: Callable, settings: Settings, tokens: Tensor
 ) -> dict[str, object]:
