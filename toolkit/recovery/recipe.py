@@ -30,9 +30,9 @@ class Recipe:
     model: str
     zeros: tuple[float, ...] = (0.8, 0.85, 0.9)
     """Mean shares of zeros over the layers, rising."""
-    rank: int = 16
+    rank: int = 24
     """Of the difference of each decoder linear but the down projections."""
-    down_rank: int = 48
+    down_rank: int = 80
     training: Training = field(default_factory=Training)
     later_steps: int = 100
     """Steps of each training but the first."""
