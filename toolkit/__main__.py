@@ -22,6 +22,7 @@ QUANTISES = {"bits": 3, "outliers": 0.01}  # options of SpQR, and their defaults
 BY_NEURON = {"sparsity": 0.8, "predictors": "few_bits"}  # options of the method neurons, and their defaults
 BUNDLED = "bundled"  # the variant that this method writes
 DTYPES = ("float32", "float16", "bfloat16")
+WRITTEN = "bfloat16"  # the type of packed weights, unless asked for: bytes count, whatever is quickest to prune in
 
 FORMATS_HELP = """\
 formats of `pack --format`, of which several can lie side by side; `run` takes each of them:
@@ -77,7 +78,7 @@ def pack(options: argparse.Namespace) -> None:
         _check_formats(options)
         print(f"{options.model}: pruning by {options.method} (kept, if it was done before)", file=sys.stderr)
         model, tokenizer = _pruned(options, dtype)
-        _write(options, model, tokenizer)
+        _write(options, model.to(dtype or _dtype(WRITTEN)), tokenizer)
     told = _sizes(options.out, model)
     del model
     if options.evaluate:
@@ -246,6 +247,7 @@ def _write_quantised(options: argparse.Namespace, dtype) -> tuple:
     print(f"{options.model}: quantising by SpQR (kept, block by block)", file=sys.stderr)
     calibration = Calibration(options.corpus, options.windows, options.sequence_length)
     found = load_quantised(options.model, SpQR(options.outliers), calibration, dtype)
+    found.model.to(dtype or _dtype(WRITTEN))
     made = {name: getattr(options, name) for name in ("method", *QUANTISES)}
     pack_quantised(found, options.out, SPQR, fastest, options.model, made)
     return found.model, found.tokenizer
@@ -505,7 +507,7 @@ def _parser() -> argparse.ArgumentParser:
         "--predictors", help="of neurons: few_bits (default; a copy in 4 bits), low_rank, gate or none"
     )
     packing.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
-    packing.add_argument("--dtype", help="float32, float16 or bfloat16 (default: the quickest here)")
+    packing.add_argument("--dtype", help=f"float32, float16 or bfloat16 (default: {WRITTEN})")
     packing.add_argument(
         "--int8", action="store_true", default=None, help="decoder weights in int8, smoothed by SmoothQuant first"
     )

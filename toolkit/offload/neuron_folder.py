@@ -38,7 +38,7 @@ def make_folder(
         zeros: the share of each layer's outputs that its threshold sets to zero. With 0 all thresholds are 0.
         kind: of predictors, one of `KINDS`.
         calibration: its first windows are taken.
-        dtype: of the weights; None takes the quickest here.
+        dtype: of the weights; None calculates in the quickest here and writes bfloat16.
 
     Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
     `pack_neurons` raise, and `UserError` for an unknown kind or a share outside [0, 1).
@@ -56,6 +56,7 @@ def make_folder(
     samples = Samples.record(model, thresholds, tokens, **trained_on)
     found = _predictors(model, kind, thresholds.tolist(), samples)
     save = Predictors(name, tuple(found)).save if kind != "none" else None
+    model.to(dtype or torch.bfloat16)
     needs = [needed(samples, layer, predictor) for layer, predictor in enumerate(found)]
     pack_neurons(
         model, folder, name, tokenizer, thresholds.tolist(), needs, save and (lambda place: save(place / PREDICTORS))
