@@ -8,7 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
-from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, _method, main
+from toolkit.__main__ import main
+from toolkit.commands.pack import SPARSE_BITMASK
+from toolkit.commands.run import UNITS, _bytes, _method
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
