@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from toolkit.activations.synthetic import UsageLaw
-from toolkit.evidence.figures import HATCHES
+from toolkit.evidence.figures import HATCHES, first_on_top
 from toolkit.machines.machine import Profile
 from toolkit.measure.replay import Replay
 from toolkit.measure.rewriting import MANAGER, REALLOCATION
@@ -71,9 +71,7 @@ def throughput_figure(table: pd.DataFrame) -> Figure:
         for bar, kind in zip(bars, rows["evidence"], strict=True):
             bar.set(hatch=HATCHES[kind], edgecolor="white")
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)
     axes.set(xlabel="GB/s of scattered reads; model hatched")
     axes.legend(title="a neuron's row and column")
     return figure
