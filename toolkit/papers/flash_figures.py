@@ -35,15 +35,15 @@ def chunk_sizes() -> pd.DataFrame:
 
 
 def modelled_throughput(machine: Profile, cells: pd.DataFrame) -> pd.DataFrame:
-    """GB/s of a machine's disk for the chunks and threads of measured `cells`."""
-    chosen = cells.drop_duplicates("layout")[["model", "layout", "chunk_bytes", "threads"]]
-    rates = [machine.storage.read_gb_s(row.chunk_bytes, row.threads) for row in chosen.itertuples()]
+    """GB/s of a machine's disk for the chunks and the depth of measured `cells`."""
+    chosen = cells.drop_duplicates("layout")[["model", "layout", "chunk_bytes", "depth"]]
+    rates = [machine.storage.read_gb_s(row.chunk_bytes, row.depth) for row in chosen.itertuples()]
     return chosen.assign(gb_s=rates, profile=machine.id, evidence="modelled", tool="model")
 
 
 def measured_throughput(turns: pd.DataFrame) -> pd.DataFrame:
     """Medians over the turns of `toolkit.measure.scattered.scattered_reads`, with their quartiles."""
-    keys = ["model", "tool", "layout", "chunk_bytes", "threads", "mode"]
+    keys = ["model", "tool", "layout", "chunk_bytes", "depth", "mode"]
     groups = turns.groupby(keys, sort=False)["gb_s"]
     found = pd.DataFrame({"gb_s": groups.median(), "low": groups.quantile(0.25), "high": groups.quantile(0.75)})
     return found.reset_index().assign(profile="this-machine", evidence="measured")
@@ -120,7 +120,7 @@ def for_window(replay: Replay, window: int, tokens: int) -> Replay:
     """The same trace's law with another window."""
     law = UsageLaw.fit(replay.active, exponent=1, new=replay.new, tokens=replay.window + 1)
     given = {"active": replay.active, "fired": replay.fired, "new": law.new(window + 1), "window": window}
-    shared = {"repetitions": replay.repetitions, "threads": replay.threads, "seed": replay.seed, "tokens": tokens}
+    shared = {"repetitions": replay.repetitions, "depth": replay.depth, "seed": replay.seed, "tokens": tokens}
     return Replay(replay.model, replay.layers, ("bundling",), **given, **shared)
 
 

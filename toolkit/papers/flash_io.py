@@ -38,7 +38,7 @@ def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(W
 def reads_of(replay: Replay) -> Reads:
     """The same token for the cost model."""
     shares = {"active": replay.active, "new": replay.new, "window": replay.window}
-    return Reads(replay.model, replay.layers, threads=replay.threads, **shares)
+    return Reads(replay.model, replay.layers, depth=replay.depth, **shares)
 
 
 def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
