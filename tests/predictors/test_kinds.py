@@ -12,7 +12,7 @@ from toolkit.activations import thresholded
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import FewBits, Gate, LowRank, predicted, quality, with_limits
+from toolkit.predictors import COPIED, FewBits, Gate, LowRank, copied, predicted, quality, with_limits
 
 
 @pytest.fixture(params=["llama", "opt"])
@@ -25,6 +25,17 @@ def kind(request, family):
     if request.param == "gate" and family == "opt":
         pytest.skip("OPT's FFN has no gate")
     return request.param
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_copies_are_those_of_each_layer(setting, predictors_of, kind):
+    model, limits, samples = setting()
+    found, wanted = copied(kind, model, limits.tolist()), predictors_of(kind, model, limits, samples)
+    for one, other, x in zip(found, wanted, samples.inputs, strict=True):
+        assert (type(one), one.limit) == (type(other), other.limit)
+        assert torch.equal(one.scores(x), other.scores(x))
+    with pytest.raises(ValueError, match="shorter"):
+        copied(kind, model, limits.tolist()[:-1])
 
 
 def test_one_token_gets_what_many_get(setting, predictors_of, family, kind):

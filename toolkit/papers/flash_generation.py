@@ -20,7 +20,7 @@ from toolkit.evidence.claims import claims
 from toolkit.machines.hardware import profile
 from toolkit.measure.replay import Replay, replay_measurements
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload.neuron_folder import needed
+from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.neuron_model import NeuronModel
 from toolkit.offload.speculative import speculate
 from toolkit.papers.flash_io import measured_ways, modelled_reads
@@ -87,7 +87,7 @@ def bundle_folder(setting: Setting, variant: Variant) -> Path:
     def make(folder: Path) -> None:
         model, tokenizer, _ = loaded(setting.model)
         seen, found = samples(setting, "limits"), predictors(setting, variant)
-        needs = [needed(seen, layer, predictor) for layer, predictor in enumerate(found)]
+        needs = neurons_needed(seen, found)
         pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
 
     code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))

@@ -23,12 +23,13 @@ from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors import (
-    FewBits,
+    COPIED,
     Gate,
     Oracle,
     Predictor,
     Predictors,
     Samples,
+    copied,
     predicted,
     quality,
     train,
@@ -147,14 +148,12 @@ def predictors(setting: Setting, variant: Variant) -> Predictors:
 
 
 def _without_limits(setting: Setting, variant: Variant) -> Sequence[Predictor]:
-    model = loaded(setting.model)[0]
-    ffns, limits, act = decoder_ffns(model), thresholds(setting).tolist(), activation_name(model)
+    limits = thresholds(setting).tolist()
     if variant.kind == "low_rank":
-        return _low_rank(setting, variant, len(ffns))
-    kinds = {"gate": Gate, "few_bits": FewBits}
-    if variant.kind not in kinds:
-        raise unknown("predictor", variant.kind, ["low_rank", *kinds])
-    return [kinds[variant.kind].of(ffn, act, limit) for ffn, limit in zip(ffns, limits, strict=True)]
+        return _low_rank(setting, variant, len(limits))
+    if variant.kind not in COPIED:
+        raise unknown("predictor", variant.kind, ["low_rank", *COPIED])
+    return copied(variant.kind, loaded(setting.model)[0], limits)
 
 
 def _low_rank(setting: Setting, variant: Variant, layers: int) -> list[Predictor]:

@@ -25,9 +25,8 @@ from toolkit.errors import unknown
 from toolkit.evaluation import perplexity
 from toolkit.formats.quality import Settings
 from toolkit.models import MODELS, fast_dtype, load_model
-from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.predictors import FewBits, predicted
+from toolkit.predictors import copied, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.recovery.shares import shares
@@ -58,8 +57,7 @@ def _shared_out(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[Non
 def _predicted(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
     """What the predictor loads, counts: neurons below the threshold, too."""
     limits = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1]).thresholds(zeros)
-    act, pairs = activation_name(model), zip(decoder_ffns(model), limits.tolist(), strict=True)
-    with predicted(model, torch.zeros_like(limits), [FewBits.of(ffn, act, limit) for ffn, limit in pairs]):
+    with predicted(model, torch.zeros_like(limits), copied("few_bits", model, limits.tolist())):
         yield
 
 
