@@ -239,20 +239,22 @@ def _write_neurons(options: argparse.Namespace, dtype) -> tuple:
 
 
 def _sizes(folder: Path, model) -> list[str]:
-    """What was written, beside the dense weights."""
-    from toolkit.models import decoder_blocks, decoder_linears
+    """What was written, beside the dense weights of the same matrices."""
     from toolkit.storage.store import Store
 
-    weights = [linear.weight for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
-    dense, count = sum(weight.nbytes for weight in weights), sum(weight.numel() for weight in weights)
     if not (folder / "index.json").is_file():
         packed = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return [f"{packed / 1e6:.1f} MB in all; dense {sum(p.nbytes for p in model.parameters()) / 1e6:.1f} MB"]
-    store, found = Store.open(folder), [f"decoder weights dense {dense / 1e6:.1f} MB"]
+    store = Store.open(folder)
+    rest = {run.name for run in store.index.rest}
+    weights = [parameter for name, parameter in model.named_parameters() if name not in rest]
+    dense, count = sum(weight.nbytes for weight in weights), sum(weight.numel() for weight in weights)
+    found = [f"packed matrices dense {dense / 1e6:.1f} MB"]
     for variant in store.variants:
         packed = store.nbytes(variant)
-        bits = 8 * packed / count
-        found.append(f"{variant} {packed / 1e6:.1f} MB ({packed / dense:.1%}, {bits:.2f} bits a weight on disk)")
+        bits, on_disk = (8 * nbytes / count for nbytes in (store.tensor_bytes(variant), packed))
+        sizes = f"{packed / dense:.1%}; {bits:.2f} bits a weight, {on_disk:.2f} on disk with padding"
+        found.append(f"{variant} {packed / 1e6:.1f} MB ({sizes})")
     return [*found, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
