@@ -58,7 +58,7 @@ def test_each_way_gives_the_share_of_zeros(one_thread, way):
     model, windows = toy(), torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))
     counts = []
     see = lambda _, outputs: counts.append((outputs == 0).double().mean().item())  # noqa: E731
-    with sparse_curve.WAYS[way](model, windows, 0.8), watched(model, see):
+    with sparse_curve.WAYS[way](sparse_curve.Fitted(model, windows), 0.8), watched(model, see):
         for window in windows:
             run_decoder(model, window)
     assert sum(counts) / len(counts) == pytest.approx(0.8, abs=0.05)

@@ -6,19 +6,20 @@ disk, or of all neurons in fewer bits.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 
 import pandas as pd
 import seaborn as sns
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from matplotlib.axes import Axes
 from torch import Tensor, nn
 
 from toolkit import sources
 from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.activations.relu import fatrelu, gate_limits
+from toolkit.activations.sensitivity import fisher_losses
 from toolkit.activations.thresholds import watched
 from toolkit.cache import cached_table
 from toolkit.errors import unknown
@@ -30,7 +31,7 @@ from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
-from toolkit.recovery.shares import shares
+from toolkit.recovery.shares import LEVELS, check_range, shares_of
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.text import load_tokens
 
@@ -39,33 +40,51 @@ HALF_BYTES = 2
 RECOVERED, FEW_BITS = "recovered by distillation", "fewer bits, all neurons"
 
 
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A dense model and the windows that thresholds are fitted on; what several ways need is measured once."""
+
+    model: nn.Module
+    windows: Int64[Tensor, "windows tokens"]
+
+    @cached_property
+    def sizes(self) -> Magnitudes:
+        """Magnitudes of the neurons' outputs."""
+        return Magnitudes.measure(self.model, self.windows.flatten(), *self.windows.shape)
+
+    @cached_property
+    def losses(self) -> Float64[Tensor, "layers levels"]:
+        """What zeros cost each layer, foretold."""
+        return fisher_losses(self.model, self.sizes, self.windows, LEVELS)
+
+
 @contextmanager
-def _even(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
-    with thresholded(model, sizes.thresholds(zeros)):
+def _even(dense: Fitted, zeros: float) -> Iterator[None]:
+    with thresholded(dense.model, dense.sizes.thresholds(zeros)):
         yield
 
 
 @contextmanager
-def _shared_out(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
-    (by_layer,) = shares(model, windows, [zeros])
-    with thresholded(model, sizes.thresholds(by_layer)):
+def _shared_out(dense: Fitted, zeros: float) -> Iterator[None]:
+    check_range([zeros])
+    (by_layer,) = shares_of(dense.losses, [zeros])
+    with thresholded(dense.model, dense.sizes.thresholds(by_layer)):
         yield
 
 
 @contextmanager
-def _predicted(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+def _predicted(dense: Fitted, zeros: float) -> Iterator[None]:
     """What the predictor loads, counts: neurons below the threshold, too."""
-    limits = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1]).thresholds(zeros)
-    act, pairs = activation_name(model), zip(decoder_ffns(model), limits.tolist(), strict=True)
-    with predicted(model, torch.zeros_like(limits), [FewBits.of(ffn, act, limit) for ffn, limit in pairs]):
+    limits, act = dense.sizes.thresholds(zeros), activation_name(dense.model)
+    pairs = zip(decoder_ffns(dense.model), limits.tolist(), strict=True)
+    found = [FewBits.of(ffn, act, limit) for ffn, limit in pairs]
+    with predicted(dense.model, torch.zeros_like(limits), found):
         yield
 
 
 @contextmanager
-def _fatrelu(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    with fatrelu(model, gate_limits(model, windows, zeros)):
+def _fatrelu(dense: Fitted, zeros: float) -> Iterator[None]:
+    with fatrelu(dense.model, gate_limits(dense.model, dense.windows, zeros)):
         yield
 
 
@@ -93,12 +112,13 @@ def sparse_rows(settings: Settings, ways: Sequence[str], sparsities: Sequence[fl
     `UserError` for an unknown way or model.
     """
     model, windows, tokens = dense_model(settings)
+    dense = Fitted(model, windows)
     measure = partial(_row, settings=settings, tokens=tokens)
     rows = [measure("dense", 0.0, model, nullcontext)]
     for way in ways:
         if way not in WAYS:
             raise unknown("way to get zeros", way, WAYS)
-        rows += [measure(way, zeros, model, partial(WAYS[way], model, windows, zeros)) for zeros in sparsities]
+        rows += [measure(way, zeros, model, partial(WAYS[way], dense, zeros)) for zeros in sparsities]
     for zeros, name in recovered(settings.model):
         rows.append(measure(RECOVERED, zeros, load_model(name, fast_dtype())[0], nullcontext))
     found, weights = pd.DataFrame(rows), ffn_weights(model)
