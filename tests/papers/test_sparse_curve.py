@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.activations.thresholds import run_decoder, watched
@@ -44,6 +45,16 @@ def test_rivals_are_better_at_no_more_bytes():
     assert found["cost"].startswith("With 71% of the FFN outputs zero, tiny has a perplexity of")
     assert "1 of 2 models" in found["negative"]
     assert "negative" not in sparse_curve.headline(table.assign(beaten_by=""), "tiny")
+
+
+def test_what_is_far_worse_stands_at_the_edge():
+    worse = {"family": "FATReLU", "asked": 0.8, "zeros": 0.8, "perplexity": 5000.0, "ffn_bytes": 32}
+    table = pd.concat([SPARSE, pd.DataFrame([worse])], ignore_index=True)
+    _, axes = plt.subplots()
+    sparse_curve.draw(axes, table, "zeros")
+    assert axes.get_ylim()[1] < 100
+    assert [text.get_text() for text in axes.texts] == ["5,000"]
+    assert "FATReLU" in axes.get_legend_handles_labels()[1]
 
 
 def toy():

@@ -14,6 +14,7 @@ import seaborn as sns
 import torch
 from jaxtyping import Float64, Int64
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 from toolkit import sources
@@ -37,6 +38,9 @@ from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
 HALF_BYTES = 2
+BEYOND = 10  # times the dense model's perplexity: what is worse is shown at the edge of the figure
+EDGE = 0.96  # of the axis
+TICKS = (1, 1.5, 2, 3, 4, 5, 7)  # of each power of ten
 RECOVERED, FEW_BITS = "recovered by distillation", "fewer bits, all neurons"
 
 
@@ -168,20 +172,33 @@ def joined(sparse: pd.DataFrame, few_bits: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(axes: Axes, table: pd.DataFrame, x: str) -> None:
-    """Perplexity over a column, a line for each family; the dense model is a dotted line."""
-    shown = table[table["family"].ne("dense")]
-    families = list(dict.fromkeys(shown["family"]))
+    """Perplexity (log) over a column, a line for each family; the dense model is a dotted line.
+
+    Triangles at the upper edge, with their perplexity, stand for those beyond `BEYOND` times the dense model's: one of
+    them on the axis would make all others look alike.
+    """
+    dense = table.loc[table["family"].eq("dense"), "perplexity"].item()
+    shown = table[table["family"].ne("dense") & ~(table["family"].eq(FEW_BITS) & (x == "zeros"))]
+    families = list(dict.fromkeys(table.loc[table["family"].ne("dense"), "family"]))
     colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
     for family, rows in shown.groupby("family", sort=False):
-        if x == "zeros" and family == FEW_BITS:
-            continue
-        line = rows.sort_values(x)
+        line = rows[rows["perplexity"].le(BEYOND * dense)].sort_values(x)
         style = "s--" if family == FEW_BITS else "o-"
         axes.plot(line[x], line["perplexity"], style, color=colours[family], markersize=5, label=family)
         for row in line[line["family"].eq(FEW_BITS)].itertuples():
-            place = (getattr(row, x), row.perplexity)
-            axes.annotate(row.form, place, xytext=(4, 5), textcoords="offset points", fontsize=8)
-    axes.axhline(table.loc[table["family"].eq("dense"), "perplexity"].item(), color="gray", linestyle=":")
+            _note(axes, row.form, (getattr(row, x), row.perplexity), (4, 5))
+        edge = axes.get_xaxis_transform()
+        for row in rows[rows["perplexity"].gt(BEYOND * dense)].itertuples():
+            axes.plot(getattr(row, x), EDGE, "^", color=colours[family], transform=edge)
+            _note(axes, f"{row.perplexity:,.0f}", (getattr(row, x), EDGE), (6, -3), xycoords=edge)
+    axes.axhline(dense, color="gray", linestyle=":")
+    axes.set(yscale="log")
+    axes.yaxis.set(major_locator=LogLocator(subs=TICKS), major_formatter="{x:.0f}", minor_locator=NullLocator())
+    axes.margins(x=0.08, y=0.14)  # room for the triangles, and for words beside the outermost points
+
+
+def _note(axes: Axes, words: str, place: tuple[float, float], offset: tuple[int, int], **others) -> None:
+    axes.annotate(words, place, xytext=offset, textcoords="offset points", fontsize=8, **others)
 
 
 def sentence(table: pd.DataFrame) -> str:
