@@ -119,6 +119,23 @@ def test_limits_keep_what_is_asked_and_no_more(setting, predictors_of, kind):
         assert sizes[scores > above].sum() < 0.9 * sizes.sum()
 
 
+def test_a_layer_in_which_nothing_fires_has_a_limit_that_nothing_exceeds(setting, predictors_of):
+    model, limits, samples = setting()
+    silent = dataclasses.replace(samples, outputs=tuple(map(torch.zeros_like, samples.outputs)))
+    for layer, predictor in enumerate(with_limits(predictors_of("low_rank", model, limits, samples), silent, 0.9)):
+        assert not (predictor.scores(samples.inputs[layer]) > predictor.limit).any()
+
+
+def test_four_bits_score_many_tokens_as_few(setting):
+    """More tokens than inputs are multiplied by decoded weights."""
+    model, _, samples = setting()
+    ffn, x = decoder_ffns(model)[0], samples.inputs[0]
+    predictor = FewBits.of(ffn, "silu", 0.0)
+    many = x[:4].repeat(ffn.up.in_features, 1)
+    found, expected = predictor.scores(many)[:4], predictor.scores(x[:4])
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+
+
 def test_four_bits_are_rounded_weights(setting):
     """Against a product with the weights rounded group by group, in float32."""
     model, _, samples = setting()

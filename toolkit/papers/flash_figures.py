@@ -159,6 +159,7 @@ def trade_off_figure(table: pd.DataFrame, bytes_of: dict[str, float]) -> Figure:
     for axes, (profile, whole) in zip(np.atleast_1d(panels), bytes_of.items(), strict=True):
         rows = table[table["profile"] == profile]
         rows = rows.assign(share=100 * rows["memory_gb"] / whole)
+        axes.margins(x=0.08, y=0.15)  # room for the numbers beside the outermost points
         for evidence, style in (("measured", "o-"), ("modelled", "s--")):
             found = rows[rows["evidence"] == evidence]
             if found.empty:
