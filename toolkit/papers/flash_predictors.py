@@ -108,7 +108,12 @@ def loaded(name: str) -> tuple[nn.Module, object, str]:
 
 def tokens_of(setting: Setting, split: str) -> Tensor:
     """The token ids of a split of the setting's text."""
-    return load_tokens(setting.corpus, loaded(setting.model)[1], split)
+    return _tokens(setting.corpus, setting.model, split)
+
+
+@cache  # a second a split
+def _tokens(corpus: str, model: str, split: str) -> Tensor:
+    return load_tokens(corpus, loaded(model)[1], split)
 
 
 def thresholds(setting: Setting) -> Float32[Tensor, " layers"]:
