@@ -4,4 +4,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . toolkit/sweep/environment.sh
 use_environment dev xdist
-exec "$python" -P -m pytest --numprocesses 2 --dist loadfile "$@"  # by file, as many share a slow fixture; -n 0: in turns
+# by file, as many share a slow fixture, and in the order of tests/conftest.py; -n 0: in turns
+exec "$python" -P -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"

@@ -6,7 +6,6 @@ import os
 
 import pytest
 import torch
-from jaxtyping import install_import_hook
 
 from tests import contracts
 
@@ -27,7 +26,12 @@ CHECKED = (
 
 gc.disable()  # until all tests are imported, which makes millions of objects that stay
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
-install_import_hook([f"toolkit.{name}" for name in CHECKED], f"{contracts.__name__}.checked")
+contracts.check(f"toolkit.{name}" for name in CHECKED)
+
+
+def pytest_collection_modifyitems(items):
+    """Sweeps take minutes, so they begin first: a worker that begins one last leaves the other without work."""
+    items.sort(key=lambda item: item.path.parent.name != "sweep")
 
 
 def pytest_collection_finish():

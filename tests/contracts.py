@@ -2,8 +2,29 @@
 
 import functools
 import inspect
+from collections.abc import Callable, Iterable
 
-from jaxtyping import AbstractArray
+import jaxtyping
+from jaxtyping import AbstractArray, install_import_hook
+
+wrapped = jaxtyping.jaxtyped
+
+
+def check(packages: Iterable[str]) -> None:
+    """Check every call in these packages, none of which is imported yet."""
+    jaxtyping.jaxtyped = wrapped_if_needed  # the hook's code names it above each function and class
+    install_import_hook(list(packages), f"{__name__}.{checked.__name__}")
+
+
+def wrapped_if_needed(*, typechecker: Callable) -> Callable:
+    """jaxtyping's decorator for what takes arrays. It would slow down every other function for nothing."""
+    return lambda made: wrapped(made, typechecker=typechecker) if takes_arrays(made) else made
+
+
+def takes_arrays(made: Callable) -> bool:
+    """Whether an argument of a function, or of a class's `__init__`, is annotated as an array, or by a string."""
+    hints = getattr(made.__init__ if inspect.isclass(made) else made, "__annotations__", {})
+    return any(isinstance(hint, str) or _is_array(hint) for name, hint in hints.items() if name != "return")
 
 
 def checked(function):

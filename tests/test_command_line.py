@@ -8,7 +8,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
-from toolkit.__main__ import SPARSE_BITMASK, UNITS, _bytes, _method, main
+from toolkit.__main__ import main
+from toolkit.commands.pack import SPARSE_BITMASK
+from toolkit.commands.run import UNITS, _bytes, _method
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
@@ -56,7 +58,9 @@ def pack(model, out, *more):
 
 def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
     assert pack(model, tmp_path / "packed", "--format", "endor", "dense") == 0
-    assert "endor" in capfd.readouterr().out
+    # 4352 weights, and a block on disk for each of 14 matrices
+    sizes = "329.4%; 32.00 bits a weight, 105.41 on disk with padding"
+    assert f"dense 0.1 MB ({sizes})" in capfd.readouterr().out
     pruned, tokenizer, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
     tokens = pruned.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6"]
@@ -94,10 +98,9 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     before, after = (perplexity(each, tokens, 512, 4) for each in (dense, found.model))
     told = capfd.readouterr().out
     assert f"perplexity {before:.1f} dense, {after:.1f} packed" in told
-    assert "bits a weight on disk" in told
-
-    store = Store.open(folder)
+    store, weights = Store.open(folder), sum(of.rows * of.columns for of in found.statistics)
     assert store.variants == ("spqr",)
+    assert f"; {8 * store.tensor_bytes('spqr') / weights:.2f} bits a weight, " in told
     assert {key: store.model[key] for key in ("method", "bits", "outliers")} == {
         "method": "spqr",
         "bits": 3,

@@ -46,6 +46,21 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
     return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
 
 
+def load_for(
+    path: str | os.PathLike, kind: str, version: str, model: str
+) -> tuple[dict[str, str], dict[str, "Tensor"]]:
+    """As `load`, for a file about one model, which was saved with its `version` and the name of its `model`.
+
+    Raises `UserError` as `load` does, and for a file of another version or about another model.
+    """
+    about, tensors = load(path, kind)
+    if (found := about.get("version")) != version:
+        raise UserError(f"{path}: {kind} of version {found!r}; this code reads {version}: make the file again")
+    if (found := about.get("model")) != model:
+        raise UserError(f"{path}: {kind} of model {found!r}; expected {model!r}: make a file for this model")
+    return about, tensors
+
+
 def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
     """Replace a file by tensors, which are contiguous and on the CPU, and metadata, with a checksum over all of it.
 

@@ -49,7 +49,7 @@ def test_a_file_gives_the_trace_back(trace, tmp_path):
     found = Trace.load(tmp_path / "trace", "tiny")
     assert (found.neurons, found.corpus) == (kept.neurons, kept.corpus)
     assert all(torch.equal(one, other) for one, other in zip(found.bits, kept.bits, strict=True))
-    with pytest.raises(UserError, match="a trace of model 'tiny'; expected 'opt': record it anew"):
+    with pytest.raises(UserError, match="trace of model 'tiny'; expected 'opt': make a file for this model"):
         Trace.load(tmp_path / "trace", "opt")
 
 

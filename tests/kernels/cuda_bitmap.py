@@ -122,7 +122,7 @@ def test_x_that_is_not_aligned():
 def test_any_number_of_warps_to_a_row(multiprocessors, monkeypatch):
     """None shared, and two that take the first and third block, and the second."""
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)
-    matrix = sparse((3, 8192 + 40), torch.int8, 0.5)
+    matrix = sparse((2, 8192 + 40), torch.int8, 0.5)
     x = vectors(1, 8192 + 40)
     assert is_product(multiplied(matrix, x), matrix, x)
 
@@ -154,17 +154,27 @@ def test_values_in_the_middle_of_a_larger_store():
     assert is_product(y, matrix[3:], x)
 
 
-@pytest.mark.parametrize("wild", [-(1 << 62), -(1 << 40), -1, 1, 1 << 31, (1 << 32) - 3, 1 << 40, (1 << 62) - 1])
-def test_wild_offsets_and_bits_are_never_followed(wild):
+WILD = [-(1 << 62), -(1 << 40), -1, 1, 1 << 31, (1 << 32) - 3, 1 << 40, (1 << 62) - 1]
+HARMED = [1, 2, 3, 4, 6, 7, 8, 9]  # of ten rows: a warp multiplies four at once, and each has sound and wild ones
+
+
+@pytest.mark.parametrize(
+    ("field", "columns", "place", "contents"),
+    [
+        ("row_offsets", 100, HARMED, WILD),
+        ("block_offsets", 4104, (HARMED, 1), WILD),
+        ("bitmap", 100, (slice(1, None, 4), slice(4)), 255),
+    ],
+    ids=["row_offsets", "block_offsets", "bitmap"],
+)
+def test_wild_offsets_and_bits_are_never_followed(field, columns, place, contents):
     """Contents that no writer makes. The simulator checks every index; on a GPU a read outside can end the context."""
-    found = bitmap.encode(sparse((3, 4104), torch.float16, 0.5))
-    x = torch.ones(4104, device=DEVICE)
-    for field, place in (("row_offsets", 1), ("block_offsets", (1, 1)), ("bitmap", (1, slice(4)))):
-        tensor = getattr(found, field).clone()
-        tensor[place] = 255 if field == "bitmap" else torch.tensor(wild).to(tensor.dtype)
-        harmed = dataclasses.replace(found, **{field: tensor}).to(DEVICE)
-        bitmap.decompress(harmed, backend="cuda")
-        bitmap.matvec(harmed, x, backend="cuda")
+    found = bitmap.encode(sparse((10, columns), torch.float16, 0.5))
+    tensor = getattr(found, field).clone()
+    tensor[place] = torch.tensor(contents).to(tensor.dtype)
+    harmed = dataclasses.replace(found, **{field: tensor}).to(DEVICE)
+    bitmap.decompress(harmed, backend="cuda")
+    bitmap.matvec(harmed, torch.ones(columns, device=DEVICE), backend="cuda")
 
 
 @pytest.mark.skipif(SIMULATED, reason="takes a GPU's memory")

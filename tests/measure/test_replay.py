@@ -34,7 +34,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def small(model="toy-opt", **given):
-    return Replay(model, LAYERS, **{"active": 0.3, "new": 0.05, "window": 2, "tokens": 3, "threads": 2} | given)
+    return Replay(model, LAYERS, **{"active": 0.3, "new": 0.05, "window": 2, "tokens": 3, "depth": 2} | given)
 
 
 @pytest.mark.parametrize(("model", "parts"), [("toy-opt", 2), ("toy-llama", 3)])

@@ -38,7 +38,7 @@ def test_reads_beside_fio_where_it_is_installed(monkeypatch, found):
     asked = []
     monkeypatch.setattr(fio, "installed", lambda: found)
     monkeypatch.setattr(fio, "random_read_gb_s", lambda *given: asked.append(given) or 2.0)
-    table = scattered_reads(Scattered("toy", 2, share=0.05, threads=2, read_s=0.001, repetitions=2))
+    table = scattered_reads(Scattered("toy", 2, share=0.05, depth=2, read_s=0.001, repetitions=2))
     ours = table[table["tool"] == "toolkit"]
     assert ours[["layout", "chunk_bytes"]].drop_duplicates().values.tolist() == [["bundled", 8192], ["split", 4096]]
     assert (ours["gb_s"] > 0).all()

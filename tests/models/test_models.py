@@ -167,16 +167,9 @@ def test_an_empty_folder_is_no_model(tmp_path):
         load_model(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("cpu", "expected"),
-    [
-        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": False}, torch.float32),
-        ({"architecture": "x86_64", "avx512_f": True, "avx512_bf16": True}, torch.bfloat16),
-        ({"architecture": "aarch64"}, torch.bfloat16),
-    ],
-)
-def test_fast_dtype_is_bfloat16_only_where_the_cpu_multiplies_it(monkeypatch, cpu, expected):
+@pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, torch.bfloat16), (0.9, torch.float32), (2.0, torch.float32)])
+def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays(monkeypatch, bfloat16, expected):
+    seconds = {torch.bfloat16: bfloat16, torch.float32: 1.0}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: cpu)
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    assert models.fast_dtype() == expected
+    monkeypatch.setattr(models.loading, "_product_seconds", seconds.__getitem__)
+    assert models.fast_dtype.__wrapped__() == expected

@@ -262,11 +262,11 @@ def smollm2(tmp_path_factory):
 def test_smollm2_gives_the_same_tokens_from_disk_within_a_quarter_of_its_weights(smollm2):
     model, tokenizer, folder = smollm2
     prompt = tokenizer("The library of Alexandria was", return_tensors="pt")
-    expected = model.generate(**prompt, max_new_tokens=12, do_sample=False)
+    expected = model.generate(**prompt, max_new_tokens=5, do_sample=False)
     quarter = sum(parameter.nbytes for parameter in model.parameters()) // 4
     with OffloadedModel.open(folder, dram_bytes=quarter) as ours:
         prompt = ours.tokenizer("The library of Alexandria was", return_tensors="pt")
-        assert torch.equal(ours.generate(**prompt, max_new_tokens=12, do_sample=False), expected)
+        assert torch.equal(ours.generate(**prompt, max_new_tokens=5, do_sample=False), expected)
         assert ours.budgets["dram"].used_bytes <= quarter
 
 

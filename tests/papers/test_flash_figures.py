@@ -18,7 +18,7 @@ BASE = Replay("opt-6.7b", 3)
 def turns():
     rates = {("toolkit", "split"): (1.0, 2.0), ("toolkit", "bundled"): (1.5, 4.0), ("fio", "bundled"): (2.0, 4.0)}
     return pd.DataFrame(
-        {"tool": tool, "layout": layout, "repetition": turn, "gb_s": found[turn], "model": "opt-6.7b", "threads": 32}
+        {"tool": tool, "layout": layout, "repetition": turn, "gb_s": found[turn], "model": "opt-6.7b", "depth": 32}
         | {"chunk_bytes": 16384 if layout == "bundled" else 8192, "mode": "direct"}
         for (tool, layout), found in rates.items()
         for turn in (0, 1)

@@ -1,8 +1,11 @@
 """Times of tokens from spans, words that stay the same, and sentences, by hand-worked examples."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from toolkit.papers import flash_generation as generation
 from toolkit.papers import flash_generation_figures as shown
@@ -36,6 +39,31 @@ def test_the_papers_rows():
 @pytest.mark.parametrize(("text", "count"), [("a b c", 3), ("a b x c", 2), ("x", 0), ("", 0), ("a b c d", 3), ("a", 1)])
 def test_words_that_are_the_same(text, count):
     assert generation._same_words(text, "a b c") == count
+
+
+def test_texts_are_set_beside_the_dense_one():
+    """A model that finds every next token equally likely is as surprised by each text as it has tokens."""
+
+    class Even(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.anywhere = torch.nn.Parameter(torch.zeros(()))
+
+        def forward(self, tokens, use_cache):
+            return SimpleNamespace(logits=torch.zeros(*tokens.shape, 8))
+
+    class Words:
+        def decode(self, tokens, skip_special_tokens):
+            return " ".join(map(str, tokens.tolist()))
+
+    made = {"dense": torch.tensor([7, 1, 2, 3]), "other": torch.tensor([7, 1, 2, 4, 3])}
+    table = pd.DataFrame(generation._compared("seven", 1, made, Even(), Words()))
+    assert table["text"].tolist() == ["1 2 3", "1 2 4 3"]
+    assert table[["tokens", "same_words"]].to_numpy().tolist() == [[3, 3], [4, 2]]
+    assert table["dense_perplexity"].tolist() == pytest.approx([8, 8])
+    told = shown.texts_sentence(table)
+    assert "(median): other: 2. " in told
+    assert told.endswith("(median): dense: 8.0; other: 8.0.")
 
 
 def test_growth_and_its_sentence():

@@ -16,6 +16,16 @@ def test_labels_tell_variants_apart():
     assert predictors.ALONE.label == "none"
 
 
+def test_variants_that_predict_alike_are_measured_once():
+    one = predictors.Variant("low_rank", (128, 128))
+    assert predictors.Variant("low_rank", (128, 128), 4).named_once == one
+    assert predictors.Variant("low_rank", (128, 256), 0).named_once == one
+    assert predictors.Variant("low_rank", (128, 256), 4).named_once != one
+    kept = predictors.Variant("gate", kept=0.95)
+    assert predictors.Variant("gate", kept=0.95, cut=False).predictor == kept
+    assert predictors.Variant("gate", kept=0.95, cut=False).named_once != kept
+
+
 def test_the_papers_predictors_weigh_what_it_says():
     told = predictors.paper_shares().set_index("model")["value"]
     ranks = (28 * 128 + 4 * 1024) / 32

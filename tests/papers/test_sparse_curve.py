@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 import torch
+from matplotlib import pyplot as plt
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.activations.thresholds import run_decoder, watched
@@ -46,6 +47,16 @@ def test_rivals_are_better_at_no_more_bytes():
     assert "negative" not in sparse_curve.headline(table.assign(beaten_by=""), "tiny")
 
 
+def test_what_is_far_worse_stands_at_the_edge():
+    worse = {"family": "FATReLU", "asked": 0.8, "zeros": 0.8, "perplexity": 5000.0, "ffn_bytes": 32}
+    table = pd.concat([SPARSE, pd.DataFrame([worse])], ignore_index=True)
+    _, axes = plt.subplots()
+    sparse_curve.draw(axes, table, "zeros")
+    assert axes.get_ylim()[1] < 100
+    assert [text.get_text() for text in axes.texts] == ["5,000"]
+    assert "FATReLU" in axes.get_legend_handles_labels()[1]
+
+
 def toy():
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -58,7 +69,7 @@ def test_each_way_gives_the_share_of_zeros(one_thread, way):
     model, windows = toy(), torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))
     counts = []
     see = lambda _, outputs: counts.append((outputs == 0).double().mean().item())  # noqa: E731
-    with sparse_curve.WAYS[way](model, windows, 0.8), watched(model, see):
+    with sparse_curve.WAYS[way](sparse_curve.Fitted(model, windows), 0.8), watched(model, see):
         for window in windows:
             run_decoder(model, window)
     assert sum(counts) / len(counts) == pytest.approx(0.8, abs=0.05)

@@ -46,7 +46,7 @@ def test_a_layer_without_predictor_loads_all_and_says_so(kept, tmp_path, caplog)
 def test_another_models_predictors_are_refused(kept, tmp_path):
     predictors, _ = kept("low_rank")
     predictors.save(tmp_path / "file")
-    with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'opt': train them anew"):
+    with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'opt': make a file for this model"):
         Predictors.load(tmp_path / "file", "opt")
 
 

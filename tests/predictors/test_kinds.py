@@ -12,7 +12,7 @@ from toolkit.activations import thresholded
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import FewBits, Gate, LowRank, predicted, quality, with_limits
+from toolkit.predictors import COPIED, FewBits, Gate, LowRank, copied, predicted, quality, with_limits
 
 
 @pytest.fixture(params=["llama", "opt"])
@@ -25,6 +25,17 @@ def kind(request, family):
     if request.param == "gate" and family == "opt":
         pytest.skip("OPT's FFN has no gate")
     return request.param
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_copies_are_those_of_each_layer(setting, predictors_of, kind):
+    model, limits, samples = setting()
+    found, wanted = copied(kind, model, limits.tolist()), predictors_of(kind, model, limits, samples)
+    for one, other, x in zip(found, wanted, samples.inputs, strict=True):
+        assert (type(one), one.limit) == (type(other), other.limit)
+        assert torch.equal(one.scores(x), other.scores(x))
+    with pytest.raises(ValueError, match="shorter"):
+        copied(kind, model, limits.tolist()[:-1])
 
 
 def test_one_token_gets_what_many_get(setting, predictors_of, family, kind):
@@ -106,6 +117,23 @@ def test_limits_keep_what_is_asked_and_no_more(setting, predictors_of, kind):
         assert sizes[scores > predictor.limit].sum() >= 0.9 * sizes.sum() * (1 - 1e-6)
         above = scores[scores > predictor.limit].min()  # the next limit up loses too much
         assert sizes[scores > above].sum() < 0.9 * sizes.sum()
+
+
+def test_a_layer_in_which_nothing_fires_has_a_limit_that_nothing_exceeds(setting, predictors_of):
+    model, limits, samples = setting()
+    silent = dataclasses.replace(samples, outputs=tuple(map(torch.zeros_like, samples.outputs)))
+    for layer, predictor in enumerate(with_limits(predictors_of("low_rank", model, limits, samples), silent, 0.9)):
+        assert not (predictor.scores(samples.inputs[layer]) > predictor.limit).any()
+
+
+def test_four_bits_score_many_tokens_as_few(setting):
+    """More tokens than inputs are multiplied by decoded weights."""
+    model, _, samples = setting()
+    ffn, x = decoder_ffns(model)[0], samples.inputs[0]
+    predictor = FewBits.of(ffn, "silu", 0.0)
+    many = x[:4].repeat(ffn.up.in_features, 1)
+    found, expected = predictor.scores(many)[:4], predictor.scores(x[:4])
+    assert (found - expected).abs().max() < 0.02 * expected.abs().max()
 
 
 def test_four_bits_are_rounded_weights(setting):

@@ -101,6 +101,13 @@ def test_the_second_call_reads_what_the_first_made(bench):
     assert first.bits_per_weight == 8 * kept / weights
 
 
+def test_a_block_that_was_just_made_is_not_decoded_again(bench, monkeypatch):
+    decoded, decode = [], Quantised.decode
+    monkeypatch.setattr(Quantised, "decode", lambda matrix: decoded.append(matrix) or decode(matrix))
+    found = load_quantised("llama", SpQR(), **SETTINGS)
+    assert len(decoded) == len(found.statistics)
+
+
 def test_whatever_changes_the_result_makes_it_anew(bench):
     load_quantised("llama", Interrupted(), **SETTINGS)
     made = len(bench)

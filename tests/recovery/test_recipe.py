@@ -44,7 +44,9 @@ def test_a_recipe_makes_folders_that_load(tiny, tokens, tmp_path):
         assert found["perplexity"] == pytest.approx(quality["perplexity"].iloc[2], rel=1e-2)
         assert torch.equal(thresholds_of(sparse), made.adapters.thresholds)
         assert len(pd.read_csv(folder / card.CURVE)) == len(made.curve)
-        assert f"# tiny-sparse{expected * 100:g}" in (folder / card.CARD).read_text()
+        text = (folder / card.CARD).read_text()
+        assert f"# tiny-sparse{expected * 100:g}" in text
+        assert ("after the\n  steps for lower shares of zeros" in text) == (expected == 0.8)  # 0.7 is the first share
     with pytest.raises(UserError, match="exists already"):
         card.write(folder, model, SMALL, made, quality, on)
 

@@ -14,7 +14,7 @@ DISK = Storage("disk", 1e12, bandwidth_gb_s=1.0, latency_s=1e-3, request_s=1e-5)
 MACHINE = Profile("hand", "by hand", None, storage=DISK)
 # a layer has 1000 neurons of 2 · 4000 bytes, and as much attention as a quarter of that
 SHAPES = {"q_proj": (500, 2000), "fc1": (1000, 2000), "fc2": (2000, 1000)}
-READS = Reads("toy", layers=2, active=0.1, new=0.05, window=1, threads=10)
+READS = Reads("toy", layers=2, active=0.1, new=0.05, window=1, depth=10)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def test_long_reads_take_their_bytes_over_the_bandwidth():
 
 
 def test_scattered_reads_share_latency_and_wait_for_their_turn():
-    """With 10 threads a read of 8000 bytes costs 100 us of latency, 10 of its own and 8 of transfer."""
+    """With 10 reads under way a read of 8000 bytes costs 100 us of latency, 10 of its own and 8 of transfer."""
     found = neuron_reads(MACHINE, READS, "bundling")
     assert (found.read_bytes, found.reads) == (2 * 50 * 8000, 100)
     assert found.seconds == pytest.approx(100 * 118e-6 + 2 * 1e-3)

@@ -1,4 +1,4 @@
-"""Asynchronous I/O: what happens when reads fail or signals come, and where the system refuses it."""
+"""Linux's asynchronous I/O: what happens after a failure or when signals come, and where the system refuses it."""
 
 import errno
 import os
@@ -15,44 +15,6 @@ from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_scattered
 
 RANGES = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
-
-
-@pytest.fixture
-def stand_in(monkeypatch):
-    """The compiled loop in Python, which reads backwards; `stand_in(failing)` has some of its reads fail."""
-
-    def install(failing):
-        def read_many(context, depth, descriptor, offsets, sizes, places, target, results):
-            for index in reversed(range(min(depth, len(sizes)))):
-                part = memoryview(target)[places[index] : places[index] + sizes[index]]
-                results[index] = failing() or os.preadv(descriptor, [part], offsets[index])
-
-        monkeypatch.setattr(async_reads, "read_many", read_many)
-
-    return install
-
-
-def test_what_failed_once_or_was_not_started_is_read_again(stored, stand_in):
-    calls = iter(range(10_000))
-    stand_in(lambda: -errno.EINTR if next(calls) % 3 == 0 else None)
-    target = aligned_buffer(95 * BLOCK_BYTES)
-    for depth in (1, 2, 7):
-        target[:] = 0
-        with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
-            reader.read(RANGES, target)
-        assert target.tobytes() == expected(stored, RANGES)
-
-
-def test_a_read_that_fails_again_is_raised_with_its_reason(stored, stand_in, monkeypatch):
-    stand_in(lambda: -errno.EIO)
-
-    def broken(descriptor, buffers, offset):
-        raise OSError(errno.EIO, "Input/output error")
-
-    with READERS["aio"](stored, depth=4) as reader:
-        monkeypatch.setattr(os, "preadv", broken)
-        with pytest.raises(OSError, match="Input/output error"):
-            reader.read(RANGES, aligned_buffer(95 * BLOCK_BYTES))
 
 
 def test_after_a_failure_no_more_reads_are_started(stored):

@@ -84,6 +84,13 @@ def test_one_aligned_run_an_op_and_the_ops_of_a_layer_adjoin(store):
         assert layer.nbytes <= store.slot_bytes(next(iter(layer.ops.values())).variant)
 
 
+def test_bytes_of_tensors_leave_the_padding_out(store, weights):
+    for form in WRITTEN:
+        scales = 3 * 4 * len(weights)
+        assert store.tensor_bytes(form) == sum(encode(form, weight).nbytes for weight in weights.values()) + scales
+        assert store.tensor_bytes(form) < store.nbytes(form)
+
+
 def test_the_index_agrees_with_the_shards_own_headers(store):
     for run in (*store.index.ops, *store.index.rest):
         tensors = read_shard(store.folder / run.shard)

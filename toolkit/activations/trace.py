@@ -75,11 +75,7 @@ class Trace:
 
         Raises `UserError` for a file that is damaged, no trace, inconsistent or of another model.
         """
-        about, tensors = tensor_files.load(path, KIND)
-        if about.get("version") != VERSION:
-            raise UserError(f"{path}: a trace of version {about.get('version')!r}; this code reads {VERSION}")
-        if about.get("model") != model:
-            raise UserError(f"{path}: a trace of model {about.get('model')!r}; expected {model!r}: record it anew")
+        about, tensors = tensor_files.load_for(path, KIND, VERSION, model)
         try:
             neurons = tuple(json.loads(about["neurons"]))
             bits = tuple(tensors.pop(f"bits.{layer}") for layer in range(len(neurons)))

@@ -64,6 +64,13 @@ def mark_published(axes: Axes, x, y, label: str = "published") -> None:
     axes.plot(x, y, label=label, **PUBLISHED)
 
 
+def first_on_top(axes: Axes) -> None:
+    """Dress horizontal bars, once all are drawn: the first one on top, and grid lines at the values only."""
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+
+
 def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
     """A whisker from low to high on each horizontal bar, the first on top; none where either is NaN."""
     ends = [(place, low, high) for place, (low, high) in enumerate(zip(lows, highs, strict=True))]
@@ -83,9 +90,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
             axes.barh(place, row.ours, color="C0", height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
     mark_published(axes, comparison["published"], list(places))
     axes.set_yticks(list(places), comparison["conditions"])
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)
     axes.legend(loc="lower right")
 
 
@@ -112,9 +117,8 @@ def evidence_bars(
     # whole decades: on a narrower axis matplotlib labels what lies between them, and the labels overlap
     low, high = table[value].min(), table[value].max()
     axes.set_xlim(10 ** (math.ceil(math.log10(low)) - 1), 10 ** (math.floor(math.log10(high)) + 1))
-    axes.set_ylim(len(blocks) - 0.5, -0.5)
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    axes.set_ylim(-0.5, len(blocks) - 0.5)
+    first_on_top(axes)
     keys = [Patch(color=colour, label=name) for name, colour in colours.items()]
     if "modelled" in set(table["evidence"]):
         keys.append(Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled"))
@@ -186,6 +190,4 @@ def _paint(bars: Iterable[Patch], colour: tuple, evidence: Iterable[str]) -> Non
 def _rows(axes: Axes, names: Sequence[str]) -> None:
     """Name the rows of horizontal bars, with the first one on top."""
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)

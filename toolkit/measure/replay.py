@@ -59,7 +59,7 @@ class Replay:
         window: tokens whose neurons stay, the current one among them.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
             without one take `passes`, since each of their tokens costs the same.
-        threads: reads under way at once, as by so many threads.
+        depth: reads under way at once. Where the system refuses asynchronous reads, as many threads do them.
     """
 
     model: str
@@ -72,7 +72,7 @@ class Replay:
     tokens: int = 16
     passes: int = 2
     repetitions: int = 2
-    threads: int = 32
+    depth: int = 32
     seed: int = 0
 
     def __post_init__(self):
@@ -80,10 +80,10 @@ class Replay:
         for way in self.ways:
             if way not in WAYS:
                 raise unknown("way", way, WAYS)
-        if min(self.window, self.tokens, self.passes, self.repetitions, self.threads) < 1 or self.layers < 3:
+        if min(self.window, self.tokens, self.passes, self.repetitions, self.depth) < 1 or self.layers < 3:
             raise UserError(
                 f"window={self.window}, tokens={self.tokens}, passes={self.passes}, repetitions={self.repetitions}, "
-                f"threads={self.threads}: expected 1 or more of each; layers={self.layers}: 3 or more, since two "
+                f"depth={self.depth}: expected 1 or more of each; layers={self.layers}: 3 or more, since two "
                 "buffers would keep fewer in memory"
             )
         if not 0 < self.fired <= 1:
@@ -115,7 +115,7 @@ def replay_measurements(replay: Replay, fresh: bool = False) -> pd.DataFrame:
 def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
     with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(open_scattered(store, depth=replay.threads))
+        reader = stack.enter_context(open_scattered(store, depth=replay.depth))
         twin = Twin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
         for repetition in range(1, replay.repetitions + 1):
             for way in replay.ways:

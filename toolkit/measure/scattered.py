@@ -30,14 +30,14 @@ class Scattered:
     model: str
     layers: int
     share: float = 0.024
-    threads: int = 32  # reads under way at once, as by so many threads
+    depth: int = 32  # reads under way at once
     read_s: float = 0.4
     repetitions: int = 5
     seed: int = 0
 
 
 def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
-    """A row for each tool ("toolkit", "fio"), layout and repetition: chunk_bytes, threads, mode, gb_s.
+    """A row for each tool ("toolkit", "fio"), layout and repetition: chunk_bytes, depth, mode, gb_s.
 
     Ours reads bursts, one layer's neurons at a time; fio reads chunks of the same size and file without a pause. Turns
     alternate. There are no rows of fio where it is not installed.
@@ -49,16 +49,16 @@ def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
 
 def _rows(scattered: Scattered) -> Iterator[dict]:
     store, generator = twin_bundles(scattered.model, scattered.layers), np.random.default_rng(scattered.seed)
-    with open_scattered(store, *LAYOUTS, depth=scattered.threads) as reader:
+    with open_scattered(store, *LAYOUTS, depth=scattered.depth) as reader:
         for repetition in range(scattered.repetitions):
             for layout in LAYOUTS:
                 chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
-                labels = {"layout": layout, "chunk_bytes": chunk, "threads": scattered.threads, "mode": reader.mode}
+                labels = {"layout": layout, "chunk_bytes": chunk, "depth": scattered.depth, "mode": reader.mode}
                 labels |= {"model": scattered.model, "repetition": repetition}
                 yield labels | {"tool": "toolkit", "gb_s": _ours(scattered, store, reader, layout, generator)}
                 if fio.installed():
                     file = store.shards[store.layer(0, layout).shard].path
-                    found = fio.random_read_gb_s(file, reader, chunk, scattered.threads, scattered.read_s)
+                    found = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
                     yield labels | {"tool": "fio", "gb_s": found}
 
 

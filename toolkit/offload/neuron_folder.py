@@ -9,10 +9,8 @@ from torch import nn
 from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
-from toolkit.models.activation import activation_name
-from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.neuron_model import PREDICTORS
-from toolkit.predictors import FewBits, Gate, Predictor, Predictors, Samples, train, with_limits
+from toolkit.predictors import Predictor, Predictors, Samples, copied, train, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.text import load_tokens
@@ -38,7 +36,7 @@ def make_folder(
         zeros: the share of each layer's outputs that its threshold sets to zero. With 0 all thresholds are 0.
         kind: of predictors, one of `KINDS`.
         calibration: its first windows are taken.
-        dtype: of the weights; None takes the quickest here.
+        dtype: of the weights; None calculates in the quickest here and writes bfloat16.
 
     Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
     `pack_neurons` raise, and `UserError` for an unknown kind or a share outside [0, 1).
@@ -56,26 +54,27 @@ def make_folder(
     samples = Samples.record(model, thresholds, tokens, **trained_on)
     found = _predictors(model, kind, thresholds.tolist(), samples)
     save = Predictors(name, tuple(found)).save if kind != "none" else None
-    needs = [needed(samples, layer, predictor) for layer, predictor in enumerate(found)]
-    pack_neurons(
-        model, folder, name, tokenizer, thresholds.tolist(), needs, save and (lambda place: save(place / PREDICTORS))
-    )
+    model.to(dtype or torch.bfloat16)
+    files = save and (lambda place: save(place / PREDICTORS))
+    pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
     return model, tokenizer
 
 
-def needed(samples: Samples, layer: int, predictor: Predictor | None) -> int:
-    """How many neurons of a layer a token needs on average, rounded up: those predicted, or those active."""
+def neurons_needed(samples: Samples, predictors: Sequence[Predictor | None]) -> list[int]:
+    """How many neurons of each layer a token needs on average, rounded up: those predicted, or else those active."""
+    return [_needed(samples, layer, predictor) for layer, predictor in enumerate(predictors)]
+
+
+def _needed(samples: Samples, layer: int, predictor: Predictor | None) -> int:
     inputs = samples.inputs[layer]
     bits = samples.active(layer) if predictor is None else predictor.scores(inputs) > predictor.limit
     return -(-int(bits.sum()) // len(inputs))
 
 
 def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Predictor | None]:
-    ffns, act = decoder_ffns(model), activation_name(model)
+    if kind == "none":
+        return [None] * len(limits)
     if kind == "few_bits":
-        return [FewBits.of(ffn, act, limit) for ffn, limit in zip(ffns, limits, strict=True)]
-    if kind == "low_rank":
-        return with_limits(train(samples, RANK), samples, KEPT)
-    if kind == "gate":
-        return with_limits([Gate.of(ffn, act, 0.0) for ffn in ffns], samples, KEPT)
-    return [None] * len(ffns)
+        return copied(kind, model, limits)
+    found = train(samples, RANK) if kind == "low_rank" else copied(kind, model, limits)
+    return with_limits(found, samples, KEPT)

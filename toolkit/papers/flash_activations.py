@@ -1,6 +1,7 @@
 """LLM in a flash: which neurons fire (sections 3.1, D and F), recorded and aggregated for its notebooks."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from toolkit.activations.statistics import aggregated_usage, coactivation, frien
 from toolkit.activations.synthetic import UsageLaw
 from toolkit.cache import cached, cached_table
 from toolkit.formats.quality import store
-from toolkit.models import fast_dtype, load_model
 from toolkit.papers.flash_predictors import Setting, key_of, loaded, thresholds, tokens_of
 from toolkit.policies.sliding_window import SlidingWindow
 
@@ -199,7 +199,7 @@ def quantised_table(setting: Setting, forms: Sequence[str], windows: int) -> pd.
     for form in forms:
 
         def measure(form: str = form) -> pd.DataFrame:
-            model, _ = load_model(setting.model, fast_dtype())
+            model = deepcopy(loaded(setting.model)[0])
             store(model, form)
             limits, text = thresholds(setting), tokens_of(setting, "evaluation")
             found = record(model, setting.model, text, setting.corpus, limits, windows, setting.sequence_length)

@@ -8,7 +8,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from toolkit.activations.synthetic import UsageLaw
-from toolkit.evidence.figures import HATCHES
+from toolkit.evidence.figures import HATCHES, first_on_top
 from toolkit.machines.machine import Profile
 from toolkit.measure.replay import Replay
 from toolkit.measure.rewriting import MANAGER, REALLOCATION
@@ -35,15 +35,15 @@ def chunk_sizes() -> pd.DataFrame:
 
 
 def modelled_throughput(machine: Profile, cells: pd.DataFrame) -> pd.DataFrame:
-    """GB/s of a machine's disk for the chunks and threads of measured `cells`."""
-    chosen = cells.drop_duplicates("layout")[["model", "layout", "chunk_bytes", "threads"]]
-    rates = [machine.storage.read_gb_s(row.chunk_bytes, row.threads) for row in chosen.itertuples()]
+    """GB/s of a machine's disk for the chunks and the depth of measured `cells`."""
+    chosen = cells.drop_duplicates("layout")[["model", "layout", "chunk_bytes", "depth"]]
+    rates = [machine.storage.read_gb_s(row.chunk_bytes, row.depth) for row in chosen.itertuples()]
     return chosen.assign(gb_s=rates, profile=machine.id, evidence="modelled", tool="model")
 
 
 def measured_throughput(turns: pd.DataFrame) -> pd.DataFrame:
     """Medians over the turns of `toolkit.measure.scattered.scattered_reads`, with their quartiles."""
-    keys = ["model", "tool", "layout", "chunk_bytes", "threads", "mode"]
+    keys = ["model", "tool", "layout", "chunk_bytes", "depth", "mode"]
     groups = turns.groupby(keys, sort=False)["gb_s"]
     found = pd.DataFrame({"gb_s": groups.median(), "low": groups.quantile(0.25), "high": groups.quantile(0.75)})
     return found.reset_index().assign(profile="this-machine", evidence="measured")
@@ -71,9 +71,7 @@ def throughput_figure(table: pd.DataFrame) -> Figure:
         for bar, kind in zip(bars, rows["evidence"], strict=True):
             bar.set(hatch=HATCHES[kind], edgecolor="white")
     axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)
     axes.set(xlabel="GB/s of scattered reads; model hatched")
     axes.legend(title="a neuron's row and column")
     return figure
@@ -122,7 +120,7 @@ def for_window(replay: Replay, window: int, tokens: int) -> Replay:
     """The same trace's law with another window."""
     law = UsageLaw.fit(replay.active, exponent=1, new=replay.new, tokens=replay.window + 1)
     given = {"active": replay.active, "fired": replay.fired, "new": law.new(window + 1), "window": window}
-    shared = {"repetitions": replay.repetitions, "threads": replay.threads, "seed": replay.seed, "tokens": tokens}
+    shared = {"repetitions": replay.repetitions, "depth": replay.depth, "seed": replay.seed, "tokens": tokens}
     return Replay(replay.model, replay.layers, ("bundling",), **given, **shared)
 
 
@@ -161,6 +159,7 @@ def trade_off_figure(table: pd.DataFrame, bytes_of: dict[str, float]) -> Figure:
     for axes, (profile, whole) in zip(np.atleast_1d(panels), bytes_of.items(), strict=True):
         rows = table[table["profile"] == profile]
         rows = rows.assign(share=100 * rows["memory_gb"] / whole)
+        axes.margins(x=0.08, y=0.15)  # room for the numbers beside the outermost points
         for evidence, style in (("measured", "o-"), ("modelled", "s--")):
             found = rows[rows["evidence"] == evidence]
             if found.empty:

@@ -16,11 +16,12 @@ from toolkit import sources
 from toolkit.activations.thresholds import thresholded
 from toolkit.cache import cached
 from toolkit.errors import UserError
+from toolkit.evaluation.continuation import continuation_perplexity
 from toolkit.evidence.claims import claims
 from toolkit.machines.hardware import profile
 from toolkit.measure.replay import Replay, replay_measurements
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload.neuron_folder import needed
+from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.neuron_model import NeuronModel
 from toolkit.offload.speculative import speculate
 from toolkit.papers.flash_io import measured_ways, modelled_reads
@@ -87,7 +88,7 @@ def bundle_folder(setting: Setting, variant: Variant) -> Path:
     def make(folder: Path) -> None:
         model, tokenizer, _ = loaded(setting.model)
         seen, found = samples(setting, "limits"), predictors(setting, variant)
-        needs = [needed(seen, layer, predictor) for layer, predictor in enumerate(found)]
+        needs = neurons_needed(seen, found)
         pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
 
     code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
@@ -205,22 +206,34 @@ def long_generation(generation: Generation, seed: int = 0) -> pd.DataFrame:
 def side_by_side(generation: Generation, prompts: Sequence[str]) -> pd.DataFrame:
     """Greedy texts after each prompt: of the dense model, with thresholds, and with predictors from disk.
 
-    Columns: prompt, way, text, same_words (of the dense text, up to the first that differs), evidence.
+    Columns: prompt, way, text, tokens (of the text), same_words (of the dense text, up to the first that differs),
+    dense_perplexity (of the text after the prompt, as the dense model reads it), evidence.
     """
     model, tokenizer, _ = loaded(generation.setting.model)
     rows = []
     with generation.open("all") as ours, progress("generating", 3 * len(prompts), "texts") as bar:
         for prompt in prompts:
             given = tokenizer(prompt, return_tensors="pt")
+            length, made = given["input_ids"].shape[1], {}
             for way, make in _texts(generation, model, ours):
-                settings = {"max_new_tokens": generation.new_tokens, "do_sample": False, "pad_token_id": 0}
-                made = make(**given, **settings)[0, given["input_ids"].shape[1] :]
-                rows.append({"prompt": prompt, "way": way, "text": tokenizer.decode(made, skip_special_tokens=True)})
+                made[way] = make(**given, max_new_tokens=generation.new_tokens, do_sample=False, pad_token_id=0)[0]
                 bar.update()
-    table = pd.DataFrame(rows)
-    dense = table[table["way"] == "dense"].set_index("prompt")["text"]
-    same = [_same_words(row.text, dense[row.prompt]) for row in table.itertuples()]
-    return table.assign(same_words=same, evidence="measured")
+            rows += _compared(prompt, length, made, model, tokenizer)  # without the thresholds that `_texts` sets
+    return pd.DataFrame(rows).assign(evidence="measured")
+
+
+def _compared(prompt: str, length: int, made: dict[str, Tensor], model, tokenizer) -> Iterator[dict]:
+    """A row for each way's text, of the tokens behind the first `length`."""
+    texts = {way: tokenizer.decode(tokens[length:], skip_special_tokens=True) for way, tokens in made.items()}
+    for way, text in texts.items():
+        yield {
+            "prompt": prompt,
+            "way": way,
+            "text": text,
+            "tokens": len(made[way]) - length,
+            "same_words": _same_words(text, texts["dense"]),
+            "dense_perplexity": continuation_perplexity(model, made[way], length),
+        }
 
 
 def _texts(generation: Generation, model, ours: NeuronModel) -> Iterator[tuple[str, object]]:

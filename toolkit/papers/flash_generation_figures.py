@@ -86,7 +86,11 @@ def growth_sentence(table: pd.DataFrame) -> str:
 
 
 def texts_sentence(table: pd.DataFrame) -> str:
-    """How long texts stay the same as the dense model's."""
-    same = table[table["way"] != "dense"].groupby("way", sort=False)["same_words"].median()
-    parts = "; ".join(f"{way}: {words:.0f}" for way, words in same.items())
-    return f"Words that are the same as in the dense model's text before the first other one (median): {parts}."
+    """How long texts stay the same as the dense model's, and how likely the dense model takes them to be."""
+    medians = table.groupby("way", sort=False)[["same_words", "dense_perplexity"]].median()
+    same = "; ".join(f"{way}: {words:.0f}" for way, words in medians["same_words"].drop("dense").items())
+    likely = "; ".join(f"{way}: {value:.1f}" for way, value in medians["dense_perplexity"].items())
+    return (
+        f"Words that are the same as in the dense model's text before the first other one (median): {same}. "
+        f"Perplexity of the texts as the dense model reads them (median): {likely}."
+    )

@@ -14,7 +14,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from toolkit.evidence.figures import HATCHES, mark_published, stage_colours, whiskers
+from toolkit.evidence.figures import HATCHES, first_on_top, mark_published, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.replay import Replay
 from toolkit.policies.neuron_ways import WAYS
@@ -38,7 +38,7 @@ def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(W
 def reads_of(replay: Replay) -> Reads:
     """The same token for the cost model."""
     shares = {"active": replay.active, "new": replay.new, "window": replay.window}
-    return Reads(replay.model, replay.layers, threads=replay.threads, **shares)
+    return Reads(replay.model, replay.layers, depth=replay.depth, **shares)
 
 
 def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
@@ -92,9 +92,7 @@ def ladder_figure(table: pd.DataFrame, comparison: pd.DataFrame, machine: str) -
     places = published["claim"].str.split("-").str[1]
     mark_published(theirs, published["published"], places)
     theirs.set(xscale="log", xlabel="ms of reading a token", title=f"{machine}, modelled; ◇ published")
-    theirs.invert_yaxis()
-    theirs.grid(axis="x")
-    theirs.grid(visible=False, axis="y")
+    first_on_top(theirs)
     return figure
 
 
@@ -110,9 +108,7 @@ def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
         label = "whole token" if not place else None
         axes.plot([total, total], [place - 0.38, place + 0.38], color="black", linewidth=2, label=label)
     whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)
     model, layers = rows[["model", "layers"]].iloc[0]
     axes.set(xlabel="ms a token", title=f"this machine, {layers} layers of {model}")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -23,12 +23,12 @@ from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors import (
-    FewBits,
-    Gate,
+    COPIED,
     Oracle,
     Predictor,
     Predictors,
     Samples,
+    copied,
     predicted,
     quality,
     train,
@@ -39,7 +39,6 @@ from toolkit.text import load_tokens
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
 FILE = "predictors.safetensors"
-WINDOW, LAYER, WHOLE = "window nll", "layer", "whole"
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,17 @@ class Variant:
         used = "" if self.cut else "all used"
         return " ".join(filter(None, [self.kind.replace("_", " "), ranks, limit or kept, used]))
 
+    @property
+    def named_once(self) -> "Variant":
+        """The same variant as the cache names it: where all layers have one rank, no layer is a sensitive one."""
+        alike = self.sensitive == 0 or self.ranks[0] == self.ranks[1]
+        return replace(self, ranks=(self.ranks[0],) * 2, sensitive=0) if alike else self
+
+    @property
+    def predictor(self) -> "Variant":
+        """The variant that predicts alike, whatever counts of what it predicts."""
+        return replace(self.named_once, cut=True)
+
 
 ALONE = Variant()  # thresholds without a predictor, as if an oracle told which neurons to load
 
@@ -98,7 +108,12 @@ def loaded(name: str) -> tuple[nn.Module, object, str]:
 
 def tokens_of(setting: Setting, split: str) -> Tensor:
     """The token ids of a split of the setting's text."""
-    return load_tokens(setting.corpus, loaded(setting.model)[1], split)
+    return _tokens(setting.corpus, setting.model, split)
+
+
+@cache  # a second a split
+def _tokens(corpus: str, model: str, split: str) -> Tensor:
+    return load_tokens(corpus, loaded(model)[1], split)
 
 
 def thresholds(setting: Setting) -> Float32[Tensor, " layers"]:
@@ -140,21 +155,25 @@ def predictors(setting: Setting, variant: Variant) -> Predictors:
 
     Raises `UserError` for an unknown kind, "none", or ranks that the model does not have.
     """
-    found = _without_limits(setting, variant)
+    return _predictors(setting, variant.predictor)
+
+
+@cache
+def _predictors(setting: Setting, variant: Variant) -> Predictors:
+    found = _without_limits(setting, replace(variant, kept=None))
     if variant.kept is not None:
         found = with_limits(found, _few(setting, "limits"), variant.kept)
     return Predictors(setting.model, tuple(found))
 
 
+@cache
 def _without_limits(setting: Setting, variant: Variant) -> Sequence[Predictor]:
-    model = loaded(setting.model)[0]
-    ffns, limits, act = decoder_ffns(model), thresholds(setting).tolist(), activation_name(model)
+    limits = thresholds(setting).tolist()
     if variant.kind == "low_rank":
-        return _low_rank(setting, variant, len(ffns))
-    kinds = {"gate": Gate, "few_bits": FewBits}
-    if variant.kind not in kinds:
-        raise unknown("predictor", variant.kind, ["low_rank", *kinds])
-    return [kinds[variant.kind].of(ffn, act, limit) for ffn, limit in zip(ffns, limits, strict=True)]
+        return _low_rank(setting, variant, len(limits))
+    if variant.kind not in COPIED:
+        raise unknown("predictor", variant.kind, ["low_rank", *COPIED])
+    return copied(variant.kind, loaded(setting.model)[0], limits)
 
 
 def _low_rank(setting: Setting, variant: Variant, layers: int) -> list[Predictor]:
@@ -171,12 +190,20 @@ def _trained(setting: Setting, rank: int, layers: tuple[int, int]) -> Predictors
     """The predictors of some layers, trained once and kept."""
 
     def make(folder: Path) -> None:
-        found = train(samples(setting, "training").of_layers(slice(*layers)), rank)
-        Predictors(setting.model, tuple(found)).save(folder / FILE)
+        seen = _of_last_layers if layers[0] else _of_layers
+        Predictors(setting.model, tuple(train(seen(setting, layers), rank))).save(folder / FILE)
 
     code = sources.dependencies("toolkit.predictors.training", without=("toolkit.models.loading",))
     folder = cached("predictors", key_of(setting) | {"rank": rank, "layers": layers}, code, make)
     return Predictors.load(folder / FILE, setting.model)
+
+
+def _of_layers(setting: Setting, layers: tuple[int, int]) -> Samples:
+    return samples(setting, "training").of_layers(slice(*layers))
+
+
+# the last layers are trained at several ranks; samples of all layers take too much memory to stay
+_of_last_layers = lru_cache(maxsize=1)(_of_layers)
 
 
 def compare_predictors(
@@ -190,22 +217,27 @@ def compare_predictors(
     kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the perplexity with thresholds alone, less
     1) and standard_error (of that ratio's logarithm, over windows). Raises what `predictors` raises.
     """
-    found = {variant: _measured(setting, variant, evaluation_windows) for variant in dict.fromkeys((ALONE, *variants))}
-    layers = [rows[rows["row"] == LAYER].assign(**_labels(setting, variant)) for variant, rows in found.items()]
-    alone = _nll(found[ALONE])
-    whole = [_summary(found[variant], alone) | _labels(setting, variant) for variant in variants]
+    wanted = list(dict.fromkeys((ALONE, *variants)))
+    layers = {variant: _by_layer(setting, variant.predictor) for variant in wanted}
+    losses = {variant: _window_nll(setting, variant, evaluation_windows) for variant in wanted}
+    tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
+    ffns = decoder_ffns(loaded(setting.model)[0])
+    whole = [
+        _bytes(ffns, variant, layers[variant])
+        | layers[variant][MEANS].mean().to_dict()
+        | _cost(losses[variant], losses[ALONE])
+        | _labels(setting, variant)
+        for variant in variants
+    ]
     more = {"sequence_length": setting.sequence_length, "evidence": "measured"}
-    by_layer = pd.concat(layers, ignore_index=True).drop(columns=["row", "nll", "resident_share", "read_share"])
-    return by_layer.assign(**more), pd.DataFrame(whole).assign(**more)
+    return pd.concat(tables, ignore_index=True).assign(**more), pd.DataFrame(whole).assign(**more)
 
 
-def _summary(rows: pd.DataFrame, alone: np.ndarray) -> dict[str, float]:
-    """What `compare_predictors` says of a variant as a whole."""
-    nll, means = _nll(rows), rows.loc[rows["row"] == LAYER, MEANS].mean().to_dict()
-    whole = rows.loc[rows["row"] == WHOLE, ["resident_share", "read_share"]].iloc[0].to_dict()
+def _cost(nll: np.ndarray, alone: np.ndarray) -> dict[str, float]:
+    """What `compare_predictors` says of the perplexity of a variant, from losses by window."""
     spread = (nll - alone).std(ddof=1) / np.sqrt(len(nll)) if len(nll) > 1 else np.nan
     cost = {"perplexity": np.exp(nll.mean()), "over_thresholds": np.exp((nll - alone).mean()) - 1}
-    return whole | means | cost | {"standard_error": spread, "windows": len(nll)}
+    return cost | {"standard_error": spread, "windows": len(nll)}
 
 
 MEANS = ["active", "predicted", "recall", "precision", "false_negatives", "false_positives", "kept"]
@@ -217,27 +249,29 @@ def _labels(setting: Setting, variant: Variant) -> dict:
     return named | ranks | {"kind": variant.kind, "sigmoid": variant.sigmoid, "cut": variant.cut}
 
 
-def _nll(rows: pd.DataFrame) -> np.ndarray:
-    return rows.loc[rows["row"] == WINDOW, "nll"].to_numpy()
-
-
-def _measured(setting: Setting, variant: Variant, windows: int) -> pd.DataFrame:
-    """Rows of windows, of layers and of the whole, for one variant; kept."""
+def _window_nll(setting: Setting, variant: Variant, windows: int) -> np.ndarray:
+    """The loss of each evaluation window, in nats a token, with a variant in place; kept."""
 
     def measure() -> pd.DataFrame:
-        model, found = loaded(setting.model)[0], _found(setting, variant)
-        text = (tokens_of(setting, "evaluation"), setting.sequence_length, windows)
-        with _in_place(setting, variant, found):
-            by_window = pd.DataFrame({"row": WINDOW, "nll": perplexity(model, *text).window_nll})
-        by_layer = quality(found, _few(setting, "evaluation")).assign(row=LAYER)
-        if variant == ALONE:  # an oracle
-            by_layer = by_layer.assign(predicted=by_layer["active"], precision=1.0, false_positives=0.0)
-        whole = pd.DataFrame([{"row": WHOLE, **_bytes(decoder_ffns(model), found, by_layer["predicted"].mean())}])
-        return pd.concat([by_window, by_layer, whole])
+        model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
+        with _in_place(setting, variant):
+            return pd.DataFrame({"nll": perplexity(model, tokens, setting.sequence_length, windows).window_nll})
 
-    key = key_of(setting) | asdict(variant) | {"evaluation_windows": windows}
+    key = key_of(setting) | asdict(variant.named_once) | {"evaluation_windows": windows}
     code = sources.dependencies(__name__, without=("toolkit.models.loading",))
-    return cached_table("predictions", key, code, measure)
+    return cached_table("window_nll", key, code, measure)["nll"].to_numpy()
+
+
+def _by_layer(setting: Setting, variant: Variant) -> pd.DataFrame:
+    """What the predictors of a variant say of some evaluation text, a row for each layer, as `quality` has it; kept."""
+
+    def measure() -> pd.DataFrame:
+        rows = quality(_found(setting, variant), _few(setting, "evaluation"))
+        oracle = {"predicted": rows["active"], "precision": 1.0, "false_positives": 0.0}
+        return rows.assign(**oracle if variant == ALONE else {})
+
+    code = sources.dependencies(__name__, without=("toolkit.models.loading",))
+    return cached_table("predictions", key_of(setting) | asdict(variant), code, measure)
 
 
 def compare_accuracy(
@@ -260,10 +294,10 @@ def compare_accuracy(
 def _accuracy(setting: Setting, variant: Variant, tasks: Sequence[str], task_limit: int | None) -> pd.DataFrame:
     def measure() -> pd.DataFrame:
         model, tokenizer, _ = loaded(setting.model)
-        with _in_place(setting, variant, _found(setting, variant)):
+        with _in_place(setting, variant):
             return evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
 
-    key = key_of(setting) | asdict(variant) | {"tasks": list(tasks), "task_limit": task_limit}
+    key = key_of(setting) | asdict(variant.named_once) | {"tasks": list(tasks), "task_limit": task_limit}
     code = sources.dependencies(__name__, without=("toolkit.models.loading",))
     return cached_table("predicted_tasks", key, code, measure)
 
@@ -273,19 +307,19 @@ def _found(setting: Setting, variant: Variant) -> Sequence[Predictor | None]:
     return [None] * len(thresholds(setting)) if variant == ALONE else predictors(setting, variant)
 
 
-def _in_place(setting: Setting, variant: Variant, found: Sequence[Predictor | None]):
-    """The model with predictors in place, as a block."""
+def _in_place(setting: Setting, variant: Variant):
+    """The model with a variant's thresholds and predictors in place, as a block."""
     limits = thresholds(setting)
     used = limits if variant.cut else torch.full_like(limits, -1)
-    return predicted(loaded(setting.model)[0], used, found, setting.criterion)
+    return predicted(loaded(setting.model)[0], used, _found(setting, variant), setting.criterion)
 
 
-def _bytes(ffns: Sequence[FFN], found: Sequence[Predictor | None], share: float) -> dict[str, float]:
+def _bytes(ffns: Sequence[FFN], variant: Variant, by_layer: pd.DataFrame) -> dict[str, float]:
     """Bytes over those of the FFNs: what predictors keep in memory, and what a token reads. A gate kept is not read."""
     whole = sum(ffn_bytes(ffn) for ffn in ffns)
-    gates = sum(one.weight.nbytes for one in found if isinstance(one, Gate))
-    resident = sum(one.nbytes for one in found if one)
-    return {"resident_share": resident / whole, "read_share": share * (1 - gates / whole)}
+    gates = sum(ffn.gate.weight.nbytes for ffn in ffns) if variant.kind == "gate" else 0
+    read = by_layer["predicted"].mean() * (1 - gates / whole)
+    return {"resident_share": by_layer["nbytes"].sum() / whole, "read_share": read}
 
 
 def ffn_bytes(ffn: FFN) -> int:
@@ -372,6 +406,6 @@ def compare_criteria(setting: Setting, evaluation_windows: int) -> pd.DataFrame:
     rows = []
     for label in ("dense", *CRITERIA):
         chosen = replace(setting, criterion=label) if label in CRITERIA else replace(setting, zeros=0.0)
-        found = _nll(_measured(chosen, ALONE, evaluation_windows))
+        found = _window_nll(chosen, ALONE, evaluation_windows)
         rows.append({"label": label, "zeros": chosen.zeros, "perplexity": np.exp(found.mean()), "windows": len(found)})
     return pd.DataFrame(rows).assign(sequence_length=setting.sequence_length, evidence="measured")

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from toolkit import paths
-from toolkit.evidence.figures import whiskers
+from toolkit.evidence.figures import first_on_top, whiskers
 from toolkit.files import make_folder
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.repetitions import kept_spans
@@ -69,9 +69,7 @@ def rival_figure(table: pd.DataFrame) -> Figure:
     figure, axes = plt.subplots(figsize=(6.4, 0.36 * len(rows) + 0.9), layout="constrained")
     axes.barh(rows["way"], rows["total_ms"], color=["C1" if way == OURS else "C0" for way in rows["way"]])
     whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
+    first_on_top(axes)
     model, layers = table[["model", "layers"]].iloc[0]
     axes.set(xlabel="ms a token", title=f"{layers} layers of {model}, measured here")
     return figure

@@ -6,66 +6,86 @@ disk, or of all neurons in fewer bits.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 
 import pandas as pd
 import seaborn as sns
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float64, Int64
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 from toolkit import sources
 from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.activations.relu import fatrelu, gate_limits
+from toolkit.activations.sensitivity import fisher_losses
 from toolkit.activations.thresholds import watched
 from toolkit.cache import cached_table
 from toolkit.errors import unknown
 from toolkit.evaluation import perplexity
 from toolkit.formats.quality import Settings
 from toolkit.models import MODELS, fast_dtype, load_model
-from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.predictors import FewBits, predicted
+from toolkit.predictors import copied, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
-from toolkit.recovery.shares import shares
+from toolkit.recovery.shares import LEVELS, check_range, shares_of
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
 HALF_BYTES = 2
+BEYOND = 10  # times the dense model's perplexity: what is worse is shown at the edge of the figure
+EDGE = 0.96  # of the axis
+TICKS = (1, 1.5, 2, 3, 4, 5, 7)  # of each power of ten
 RECOVERED, FEW_BITS = "recovered by distillation", "fewer bits, all neurons"
 
 
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A dense model and the windows that thresholds are fitted on; what several ways need is measured once."""
+
+    model: nn.Module
+    windows: Int64[Tensor, "windows tokens"]
+
+    @cached_property
+    def sizes(self) -> Magnitudes:
+        """Magnitudes of the neurons' outputs."""
+        return Magnitudes.measure(self.model, self.windows.flatten(), *self.windows.shape)
+
+    @cached_property
+    def losses(self) -> Float64[Tensor, "layers levels"]:
+        """What zeros cost each layer, foretold."""
+        return fisher_losses(self.model, self.sizes, self.windows, LEVELS)
+
+
 @contextmanager
-def _even(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
-    with thresholded(model, sizes.thresholds(zeros)):
+def _even(dense: Fitted, zeros: float) -> Iterator[None]:
+    with thresholded(dense.model, dense.sizes.thresholds(zeros)):
         yield
 
 
 @contextmanager
-def _shared_out(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
-    (by_layer,) = shares(model, windows, [zeros])
-    with thresholded(model, sizes.thresholds(by_layer)):
+def _shared_out(dense: Fitted, zeros: float) -> Iterator[None]:
+    check_range([zeros])
+    (by_layer,) = shares_of(dense.losses, [zeros])
+    with thresholded(dense.model, dense.sizes.thresholds(by_layer)):
         yield
 
 
 @contextmanager
-def _predicted(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
+def _predicted(dense: Fitted, zeros: float) -> Iterator[None]:
     """What the predictor loads, counts: neurons below the threshold, too."""
-    limits = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1]).thresholds(zeros)
-    act, pairs = activation_name(model), zip(decoder_ffns(model), limits.tolist(), strict=True)
-    with predicted(model, torch.zeros_like(limits), [FewBits.of(ffn, act, limit) for ffn, limit in pairs]):
+    limits = dense.sizes.thresholds(zeros)
+    with predicted(dense.model, torch.zeros_like(limits), copied("few_bits", dense.model, limits.tolist())):
         yield
 
 
 @contextmanager
-def _fatrelu(model: nn.Module, windows: Tensor, zeros: float) -> Iterator[None]:
-    with fatrelu(model, gate_limits(model, windows, zeros)):
+def _fatrelu(dense: Fitted, zeros: float) -> Iterator[None]:
+    with fatrelu(dense.model, gate_limits(dense.model, dense.windows, zeros)):
         yield
 
 
@@ -93,12 +113,13 @@ def sparse_rows(settings: Settings, ways: Sequence[str], sparsities: Sequence[fl
     `UserError` for an unknown way or model.
     """
     model, windows, tokens = dense_model(settings)
+    dense = Fitted(model, windows)
     measure = partial(_row, settings=settings, tokens=tokens)
     rows = [measure("dense", 0.0, model, nullcontext)]
     for way in ways:
         if way not in WAYS:
             raise unknown("way to get zeros", way, WAYS)
-        rows += [measure(way, zeros, model, partial(WAYS[way], model, windows, zeros)) for zeros in sparsities]
+        rows += [measure(way, zeros, model, partial(WAYS[way], dense, zeros)) for zeros in sparsities]
     for zeros, name in recovered(settings.model):
         rows.append(measure(RECOVERED, zeros, load_model(name, fast_dtype())[0], nullcontext))
     found, weights = pd.DataFrame(rows), ffn_weights(model)
@@ -148,20 +169,33 @@ def joined(sparse: pd.DataFrame, few_bits: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(axes: Axes, table: pd.DataFrame, x: str) -> None:
-    """Perplexity over a column, a line for each family; the dense model is a dotted line."""
-    shown = table[table["family"].ne("dense")]
-    families = list(dict.fromkeys(shown["family"]))
+    """Perplexity (log) over a column, a line for each family; the dense model is a dotted line.
+
+    Triangles at the upper edge, with their perplexity, stand for those beyond `BEYOND` times the dense model's: one of
+    them on the axis would make all others look alike.
+    """
+    dense = table.loc[table["family"].eq("dense"), "perplexity"].item()
+    shown = table[table["family"].ne("dense") & ~(table["family"].eq(FEW_BITS) & (x == "zeros"))]
+    families = list(dict.fromkeys(table.loc[table["family"].ne("dense"), "family"]))
     colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
     for family, rows in shown.groupby("family", sort=False):
-        if x == "zeros" and family == FEW_BITS:
-            continue
-        line = rows.sort_values(x)
+        line = rows[rows["perplexity"].le(BEYOND * dense)].sort_values(x)
         style = "s--" if family == FEW_BITS else "o-"
         axes.plot(line[x], line["perplexity"], style, color=colours[family], markersize=5, label=family)
         for row in line[line["family"].eq(FEW_BITS)].itertuples():
-            place = (getattr(row, x), row.perplexity)
-            axes.annotate(row.form, place, xytext=(4, 5), textcoords="offset points", fontsize=8)
-    axes.axhline(table.loc[table["family"].eq("dense"), "perplexity"].item(), color="gray", linestyle=":")
+            _note(axes, row.form, (getattr(row, x), row.perplexity), (4, 5))
+        edge = axes.get_xaxis_transform()
+        for row in rows[rows["perplexity"].gt(BEYOND * dense)].itertuples():
+            axes.plot(getattr(row, x), EDGE, "^", color=colours[family], transform=edge)
+            _note(axes, f"{row.perplexity:,.0f}", (getattr(row, x), EDGE), (6, -3), xycoords=edge)
+    axes.axhline(dense, color="gray", linestyle=":")
+    axes.set(yscale="log")
+    axes.yaxis.set(major_locator=LogLocator(subs=TICKS), major_formatter="{x:.0f}", minor_locator=NullLocator())
+    axes.margins(x=0.08, y=0.14)  # room for the triangles, and for words beside the outermost points
+
+
+def _note(axes: Axes, words: str, place: tuple[float, float], offset: tuple[int, int], **others) -> None:
+    axes.annotate(words, place, xytext=offset, textcoords="offset points", fontsize=8, **others)
 
 
 def sentence(table: pd.DataFrame) -> str:

@@ -9,7 +9,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from toolkit.evidence.figures import HATCHES, mark_published
+from toolkit.evidence.figures import HATCHES, first_on_top, mark_published
 from toolkit.machines.machine import GB, Memory
 from toolkit.models.shapes import twin_shapes
 from toolkit.papers.spqr_kernels import MINE
@@ -84,10 +84,8 @@ def forward_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
             mark_published(theirs, [1e3 * published[claim]], [place], "published" if not place else "_nolegend_")
     names = [f"{CLAIMED[row.profile].upper()}, {NAMES[row.method]}" for row in rows.itertuples()]
     theirs.set_yticks(range(len(rows)), names)
-    theirs.invert_yaxis()
+    first_on_top(theirs)
     theirs.set(xlabel="ms a forward pass", title="Llama 2 7B: what bytes allow (modelled)")
-    theirs.grid(axis="x")
-    theirs.grid(visible=False, axis="y")
     keys = [Patch(facecolor="gray", hatch=HATCHES["modelled"], edgecolor="white", label="modelled")]
     theirs.legend(handles=[*keys, *theirs.get_legend_handles_labels()[0]], fontsize=8, loc="upper right")
     return figure

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from toolkit.evidence.figures import HATCHES, PUBLISHED, mark_published
+from toolkit.evidence.figures import HATCHES, PUBLISHED, first_on_top, mark_published
 from toolkit.papers.spqr_kernels import CSR, DENSE, MEAN, MINE, OURS, PTCSR, QUICKER
 
 NAMES = {
@@ -143,10 +143,9 @@ def draw_published(axes: Axes, comparison: pd.DataFrame) -> None:
             axes.barh(place + offset, row["ours"], 0.36, **style)
         mark_published(axes, [comparison.loc[comparison["claim"] == claim, "published"].iloc[0]], [place])
     axes.set_yticks(range(len(claims)), [claim.split("-", 1)[1] for claim in claims])
-    axes.set_ylim(len(claims) - 0.4, -0.6)
+    axes.set_ylim(-0.6, len(claims) - 0.4)
+    first_on_top(axes)
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
     machine = next(name for name in comparison["profile"] if name != MINE)
     keys = [
         Patch(facecolor="0.65", hatch=HATCHES["modelled"], edgecolor="white", label=f"{machine}, modelled"),

@@ -6,6 +6,7 @@ with predicted(model, thresholds, predictors):
     perplexity(model, other_tokens)
 """
 
+from toolkit.predictors.copied import COPIED, copied
 from toolkit.predictors.evaluation import predicted, quality
 from toolkit.predictors.exact import All, Oracle
 from toolkit.predictors.few_bits import FewBits
@@ -18,6 +19,7 @@ from toolkit.predictors.samples import Samples
 from toolkit.predictors.training import train
 
 __all__ = [
+    "COPIED",
     "All",
     "FewBits",
     "Gate",
@@ -26,6 +28,7 @@ __all__ = [
     "Predictor",
     "Predictors",
     "Samples",
+    "copied",
     "predicted",
     "quality",
     "train",

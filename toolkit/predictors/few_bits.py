@@ -23,7 +23,6 @@ BITS = 4
 MIDDLE = 1 << (BITS - 1)  # torch's weight is (code − 8) · scale + zero
 GROUPS = (64, 32)  # inputs that share a scale and a zero point: the first that divides them, of those that torch has
 LANES = 16  # torch takes rows in multiples of this
-FEW = 16  # tokens; more of them are multiplied by decoded weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +107,7 @@ class FewBits(Predictor):
         return cls(packed=_packed(codes, (rows, 2 * codes.numel() // rows)), scales=scales, **others)
 
     def _product(self, x: BFloat16[Tensor, "tokens hidden"]) -> BFloat16[Tensor, "tokens rows"]:
-        if len(x) > FEW:
+        if len(x) > self.shape[1]:  # decoding is itself a product, with as many rows as there are inputs
             return functional.linear(x, self._decoded(self.scales))
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, self.packed, self._group, self.scales)
 

@@ -25,7 +25,11 @@ def with_limits(predictors: Sequence[Predictor], samples: Samples, kept: float) 
 
 def _limit(predictor: Predictor, samples: Samples, layer: int, kept: float) -> float:
     scores = predictor.scores(samples.inputs[layer][:TOKENS]).flatten()
-    order = scores.argsort(descending=True)
-    total = samples.magnitudes(layer)[:TOKENS].flatten()[order].double().cumsum(0)
+    magnitudes = samples.magnitudes(layer)[:TOKENS].flatten()
+    active = magnitudes.nonzero().squeeze(1)  # the others add nothing, and to sort them takes most of the time
+    if not len(active):
+        return scores.max().item()
+    order = active[scores[active].argsort(descending=True)]
+    total = magnitudes[order].double().cumsum(0)
     last = scores[order[int((total < kept * total[-1]).sum())]]
     return torch.nextafter(last, torch.tensor(-torch.inf)).item()

@@ -75,11 +75,7 @@ class Predictors(Sequence):
 
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
-        said, tensors = tensor_files.load(path, FILE)
-        if said.get("version") != VERSION:
-            raise UserError(f"{path}: predictors of version {said.get('version')!r}; this code reads {VERSION}")
-        if said.get("model") != model:
-            raise UserError(f"{path}: predictors of model {said.get('model')!r}; expected {model!r}: train them anew")
+        said, tensors = tensor_files.load_for(path, FILE, VERSION, model)
         try:
             return cls(model, tuple(_rebuilt(json.loads(said["layers"]), tensors)))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:

@@ -73,7 +73,8 @@ def load_quantised(
         for number, block in enumerate(blocks):
             make = lambda folder, number=number: _save(folder, work.block(number))  # noqa: E731
             folders.append(cached("quantised", key | {"block": number}, code, make, fresh))
-            _restore(folders[-1], block, quantiser)
+            if work.latest != number:  # a block that was quantised just now holds its decoded weights
+                _restore(folders[-1], block, quantiser)
             bar.update()
     return QuantisedModel(model, tokenizer, [of for at in folders for of in _statistics(at)], quantiser, tuple(folders))
 
@@ -84,15 +85,16 @@ class _Work:
     def __init__(self, model: nn.Module, quantiser: Quantiser, draw: Callable[[], Tensor]):
         self._model, self._quantiser, self._draw = model, quantiser, draw
         self._blocks: Iterator[Block] | None = None
-        self._next = 0
+        self.latest: int | None = None  # the block that was quantised last
 
     def block(self, number: int) -> Block:
-        if self._blocks is None or number != self._next:
+        if self._blocks is None or self.latest != number - 1:
             self.close()
             windows = checked_windows(self._model, self._draw())
             self._blocks = quantise_blocks(self._model, self._quantiser, windows, first=number)
-        self._next = number + 1
-        return next(self._blocks)
+        made = next(self._blocks)
+        self.latest = number
+        return made
 
     def close(self) -> None:
         if self._blocks is not None:

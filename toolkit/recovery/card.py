@@ -21,6 +21,7 @@ LICENCES = {
     "smollm2-135m": "Apache-2.0, as the base model, SmolLM2-135M-Instruct",
     "wiki-slice": "Wikipedia's authors, CC BY-SA 4.0",
 }
+AFTER = ", after the\n  steps for lower shares of zeros"
 LAST = 5  # steps whose mean loss the card gives as the last one
 TEXT = """\
 # {name}
@@ -32,8 +33,8 @@ difference of low rank for each decoder linear. `load_model("{name}")` loads `{m
 
 Perplexity and the share of zeros are measured on {windows} windows of {sequence_length} tokens of evaluation text.
 
-* **Training**: distillation from the dense model's probabilities, {steps} steps of {tokens} tokens in all, after the
-  steps for lower shares of zeros. The divergence fell from {first:.3f} to {last:.3f} nats a token (`curve.csv`).
+* **Training**: distillation from the dense model's probabilities, {steps} steps of {tokens} tokens in all{after}.
+  The divergence fell from {first:.3f} to {last:.3f} nats a token (`curve.csv`).
 * **Text**: calibration articles of `{corpus}` ({text_licence}). Evaluation uses other articles.
 * **Licence**: {licence}.
 * **Recipe**: `python -m toolkit.recovery`, {recipe}
@@ -99,6 +100,7 @@ def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> s
         sequence_length=on.sequence_length,
         steps=len(made.curve),
         tokens=len(made.curve) * training.batch * training.sequence_length,
+        after="" if made.zeros == recipe.zeros[0] else AFTER,
         first=made.curve[0]["loss"],
         last=sum(row["loss"] for row in made.curve[-LAST:]) / len(made.curve[-LAST:]),
         corpus=recipe.corpus,

@@ -22,8 +22,14 @@ def shares(model: nn.Module, windows: Int64[Tensor, "windows tokens"], zeros: Se
     """
     check_range(zeros)
     sizes = Magnitudes.measure(model, windows.flatten(), len(windows), windows.shape[1])
-    levels, losses = finer(LEVELS, fisher_losses(model, sizes, windows, LEVELS))
-    return [share_out(losses, levels, share) for share in zeros]
+    return shares_of(fisher_losses(model, sizes, windows, LEVELS), zeros)
+
+
+def shares_of(losses: Float64[Tensor, "layers levels"], zeros: Sequence[float]) -> list[list[float]]:
+    """The same from the layers' losses at `LEVELS`. Raises `UserError` for a share outside of these."""
+    check_range(zeros)
+    levels, between = finer(LEVELS, losses)
+    return [share_out(between, levels, share) for share in zeros]
 
 
 def check_range(zeros: Sequence[float]) -> None:

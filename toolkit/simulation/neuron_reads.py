@@ -22,7 +22,7 @@ class Reads:
     """What a token needs of a model of `toolkit.models.shapes` with so many layers.
 
     `active` is the share of a layer's neurons that the predictor names, `new` the share of them that a token with a
-    window of `window` reads, `element_bytes` the size of a weight.
+    window of `window` reads, `element_bytes` the size of a weight, `depth` the number of short reads under way at once.
     """
 
     model: str
@@ -31,7 +31,7 @@ class Reads:
     new: float = 0.024
     window: int = 4
     element_bytes: int = 2
-    threads: int = 32
+    depth: int = 32
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def neuron_reads(machine: Profile, reads: Reads, way: str) -> Modelled:
     share = reads.new if technique.windowed else reads.active
     chunk = neuron_bytes(reads.model, reads.element_bytes, technique.layout)
     read_bytes = reads.layers * share * sizes["ffn"]
-    scattered_s = read_bytes / (machine.storage.read_gb_s(chunk, reads.threads) * GB)
+    scattered_s = read_bytes / (machine.storage.read_gb_s(chunk, reads.depth) * GB)
     seconds = scattered_s + reads.layers * machine.storage.latency_s
     held = reads.layers * (sizes["attention"] + _held_share(reads, technique.windowed) * sizes["ffn"])
     return Modelled(read_bytes, read_bytes / chunk, seconds, held)

@@ -13,7 +13,7 @@ given. On a machine without a GPU: `all_ways(device="cpu")`, and no layer in dev
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -40,8 +40,12 @@ class Case:
 
 def layer_of(workload: Workload, machine: Profile, method: str, placement: str) -> Layer:
     """A whole decoder layer of a workload, stored as a method stores it."""
-    overhead_s = machine.software.layer_s if machine.software else 0.0
-    return Layer(weights(workload.shapes(), method, workload.dtype, workload.sparsity), placement, overhead_s)
+    stored = weights(workload.shapes(), method, workload.dtype, workload.sparsity)
+    return Layer(stored, placement, _overhead_s(machine))
+
+
+def _overhead_s(machine: Profile) -> float:
+    return machine.software.layer_s if machine.software else 0.0
 
 
 def operation_table(
@@ -56,7 +60,7 @@ def operation_table(
     Raises `UserError` for an unknown operation, or a number that the machine's profile lacks.
     """
     cases = [
-        Case(partial(_single, workload, op, way.method, placement), way, {"op": op, "placement": placement})
+        Case(_single(workload, op, way, placement), way, {"op": op, "placement": placement})
         for placement in placements
         for op in workload.shapes(ops)
         for way in choices or all_ways()
@@ -69,7 +73,7 @@ def layer_table(
 ) -> pd.DataFrame:
     """One decoder layer (op "layer") in each tier. Raises `UserError` for a number that the machine's profile lacks."""
     cases = [
-        Case(partial(_whole, workload, way.method, [placement]), way, {"op": "layer", "placement": placement})
+        Case(_whole(workload, way, [placement]), way, {"op": "layer", "placement": placement})
         for placement in placements
         for way in choices or all_ways()
     ]
@@ -90,13 +94,14 @@ def pass_table(
     return table.assign(speedup_over_host=1 / relative_to(table, "seconds", path="host"))
 
 
-def _single(workload: Workload, op: str, method: str, placement: str, _machine: Profile) -> Sequence[Layer]:
-    return [Layer(weights(workload.shapes([op]), method, workload.dtype, workload.sparsity), placement)]
+def _single(workload: Workload, op: str, way: Way, placement: str) -> Callable[[Profile], Sequence[Layer]]:
+    stored = weights(workload.shapes([op]), way.method, workload.dtype, workload.sparsity)
+    return lambda machine: [Layer(stored, placement)]
 
 
-def _whole(workload: Workload, method: str, tiers: Sequence[str], machine: Profile) -> Sequence[Layer]:
-    layers = {tier: layer_of(workload, machine, method, tier) for tier in tiers}
-    return [layers[tier] for tier in tiers]
+def _whole(workload: Workload, way: Way, tiers: Sequence[str]) -> Callable[[Profile], Sequence[Layer]]:
+    stored = weights(workload.shapes(), way.method, workload.dtype, workload.sparsity)
+    return lambda machine: [Layer(stored, tier, _overhead_s(machine)) for tier in tiers]
 
 
 def _passes(
@@ -108,7 +113,7 @@ def _passes(
         for mapping, where in (maps | {"refilled": maps["published"].refilled(*sizes)}).items():
             counts = {"dram_layers": where.dram, "storage_layers": where.storage}
             labels = {"op": "pass", "mapping": mapping, **counts}
-            yield Case(partial(_whole, workload, way.method, where.tiers), way, labels)
+            yield Case(_whole(workload, way, where.tiers), way, labels)
 
 
 def _table(machine: Profile, workload: Workload, cases: Sequence[Case], **baseline: str) -> pd.DataFrame:

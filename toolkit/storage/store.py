@@ -102,6 +102,11 @@ class Store:
         """The bytes of all layers in this variant on the disk."""
         return sum(layer.nbytes for layer in self.layers_of(variant))
 
+    def tensor_bytes(self, variant: str) -> int:
+        """The bytes of the same layers' tensors, without what fills up tensors and ops to their alignment."""
+        runs = [run for layer in self.layers_of(variant) for run in layer.ops.values()]
+        return sum(piece.nbytes for run in runs for piece in (*run.pieces.values(), *run.extras.values()))
+
     @property
     def rest_bytes(self) -> int:
         """The bytes on the disk of all tensors that are no op's weight."""

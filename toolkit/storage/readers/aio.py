@@ -10,19 +10,18 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.preads import read_one
-from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+from toolkit.storage.readers.asynchronous import NOT_STARTED, AsynchronousReader
+from toolkit.storage.readers.base import Chunks, at_least_one
 
 CHUNK_BYTES = 1 << 20
 DEPTH = 64
-NOT_STARTED = -1 << 62
 
 
-class Aio(HostReader):
+class Aio(AsynchronousReader):
     """One context with `depth` chunks under way. Raises `UserError` where the system refuses it."""
 
     name = "aio"
@@ -39,21 +38,15 @@ class Aio(HostReader):
         read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none)
         return super()._open(stack)
 
-    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+    def _read_many(
+        self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
+    ) -> Int64[np.ndarray, " chunks"]:
         from toolkit.kernels.common.async_reads import read_many
 
-        left = chunks.offsets, chunks.sizes, chunks.places
-        while True:
-            offsets, sizes, places = map(np.ascontiguousarray, left)
-            results = np.full(len(sizes), NOT_STARTED)
-            read_many(self._context, self.depth, descriptor, offsets, sizes, places, target, results)
-            again = np.flatnonzero(results != sizes)
-            if not len(again):
-                return
-            first, *rest = again
-            # a signal may have cut it short: read it again, or raise the reason
-            read_one(descriptor, int(offsets[first]), target[places[first] : places[first] + sizes[first]])
-            left = offsets[rest], sizes[rest], places[rest]
+        numbers = map(np.ascontiguousarray, (chunks.offsets, chunks.sizes, chunks.places))
+        results = np.full(len(chunks.sizes), NOT_STARTED)
+        read_many(self._context, self.depth, descriptor, *numbers, target, results)
+        return results
 
 
 def _context(stack: ExitStack, depth: int) -> int:

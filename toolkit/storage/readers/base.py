@@ -48,6 +48,10 @@ class Chunks:
         sizes = np.minimum(self.sizes[owner] - within, chunk_bytes)
         return type(self)(self.offsets[owner] + within, sizes, self.places[owner] + within)
 
+    def at(self, index: Int64[np.ndarray, " some"] | slice) -> Self:
+        """Some of them."""
+        return type(self)(self.offsets[index], self.sizes[index], self.places[index])
+
     def joined(self) -> Self:
         """The same bytes, where chunks that follow each other both in the file and in the target are one."""
         ends = [place + self.sizes for place in (self.offsets, self.places)]

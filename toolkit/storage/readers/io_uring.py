@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.preads import read_one
-from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+from toolkit.storage.readers.asynchronous import NOT_STARTED, AsynchronousReader
+from toolkit.storage.readers.base import Chunks, at_least_one
 
 CHUNK_BYTES = 1 << 20
 DEPTH = 8
 
 
-class IoUring(HostReader):
+class IoUring(AsynchronousReader):
     """One ring with `depth` chunks under way.
 
     Raises `UserError` if the package is not installed, or if the kernel or a container's filter refuses io_uring.
@@ -31,26 +31,29 @@ class IoUring(HostReader):
         self._ring = stack.enter_context(_ring(self.depth))
         return super()._open(stack)
 
-    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
-        waiting = zip(chunks.offsets.tolist(), chunks.sizes.tolist(), chunks.places.tolist(), strict=True)
-        failed, under_way = [], 0
+    def _read_many(
+        self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
+    ) -> Int64[np.ndarray, " chunks"]:
+        results, under_way, failed = np.full(len(chunks.sizes), NOT_STARTED), 0, False
+        numbers = (chunks.offsets, chunks.sizes, chunks.places)
+        waiting = zip(range(len(results)), *(each.tolist() for each in numbers), strict=True)
         while True:
-            while under_way < self.depth and (chunk := next(waiting, None)):
+            while under_way < self.depth and not failed and (chunk := next(waiting, None)):
                 self._start(descriptor, chunk, target)
                 under_way += 1
             if not under_way:
-                break
+                return results
             self._ring.submit()
             completions = self._ring.wait() or []
             under_way -= len(completions)
-            failed += [done.user_data for done in completions if done.res != done.user_data[1]]
-        for offset, size, place in failed:  # read it again, or raise the reason
-            read_one(descriptor, offset, target[place : place + size])
+            for done in completions:
+                index, size = done.user_data
+                results[index], failed = done.res, failed or done.res != size
 
-    def _start(self, descriptor: int, chunk: tuple[int, int, int], target: UInt8[np.ndarray, " bytes"]) -> None:
-        offset, size, place = chunk
+    def _start(self, descriptor: int, chunk: tuple[int, int, int, int], target: UInt8[np.ndarray, " bytes"]) -> None:
+        index, offset, size, place = chunk
         part = memoryview(target)[place : place + size]
-        self._ring.prepare(self._ring.construct_read(descriptor, part, offset, chunk))
+        self._ring.prepare(self._ring.construct_read(descriptor, part, offset, (index, size)))
 
 
 def _ring(depth: int):
