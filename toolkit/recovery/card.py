@@ -34,7 +34,7 @@ difference of low rank for each decoder linear. `load_model("{name}")` loads `{m
 Perplexity and the share of zeros are measured on {windows} windows of {sequence_length} tokens of evaluation text.
 
 * **Training**: distillation from the dense model's probabilities, {steps} steps of {tokens} tokens in all{after}.
-  The divergence fell from {first:.3f} to {last:.3f} nats a token (`curve.csv`).
+  The divergence went from {first:.3f} to {last:.3f} nats a token (`curve.csv`).
 * **Text**: calibration articles of `{corpus}` ({text_licence}). Evaluation uses other articles.
 * **Licence**: {licence}.
 * **Recipe**: `python -m toolkit.recovery`, {recipe}
