@@ -35,5 +35,5 @@ def test_limits_leave_the_share_of_zeros(tiny, tokens):
 
 
 def test_other_limits_are_refused(tiny):
-    with pytest.raises(UserError, match="2 limits for 3 decoder blocks"), fatrelu(tiny("llama"), torch.zeros(2)):
+    with pytest.raises(UserError, match="2 activations for 3 decoder blocks"), fatrelu(tiny("llama"), torch.zeros(2)):
         pass

@@ -10,6 +10,7 @@ from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.formats.quality import Settings
 from toolkit.models.ffn import decoder_ffns
+from toolkit.models.loading import SPARSE as SPARSE_MODELS
 from toolkit.papers import sparse_curve
 
 SPARSE = pd.DataFrame(
@@ -80,7 +81,15 @@ def test_bytes_of_a_model():
     model = toy()
     assert sparse_curve.ffn_weights(model) == 3 * 3 * 32 * 48
     assert sparse_curve.bundle_bytes(decoder_ffns(model)[0]) == 4096
-    assert [share for share, _ in sparse_curve.recovered("no such model")] == []
+
+
+def test_recovered_versions_by_family():
+    found = sparse_curve.recovered("smollm2-135m")
+    assert {name for _, _, name in found} == set(SPARSE_MODELS)
+    for family, share, name in found:
+        assert name.endswith(f"sparse{share * 100:.0f}")
+        assert ("relu" in name) == (family == sparse_curve.RECOVERED_RELU)
+    assert sparse_curve.recovered("no such model") == []
 
 
 def test_an_unknown_way_is_refused(monkeypatch):

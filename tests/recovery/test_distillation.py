@@ -12,8 +12,9 @@ import torch
 from toolkit.activations import Magnitudes, thresholded
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
+from toolkit.models.activation import replace_for_good
 from toolkit.models.adapters import add, named_linears
-from toolkit.recovery.distillation import Training, adapted, distil, fresh
+from toolkit.recovery.distillation import Training, adapted, distil, fresh, refitted
 from toolkit.recovery.running import settle
 
 TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
@@ -31,24 +32,38 @@ def test_the_first_loss_is_the_divergence(tiny, tokens, family):
     model = tiny(family).requires_grad_(False)
     training = replace(TRAINING, steps=1, follow=0.0)
     windows = training.windows(tokens, 0)
-    start = fresh(model, rank=2, down_rank=3, zeros=ZEROS, windows=windows)
+    start = refitted(model, fresh(model, rank=2, down_rank=3), windows, ZEROS)
     _, curve = distil(model, tokens, ZEROS, start, training)
     with thresholded(tiny(family), start.thresholds) as student, torch.no_grad():
         expected = [divergence(student, model, window) for window in windows]
     assert curve[0]["loss"] == pytest.approx(sum(expected) / 2, rel=1e-4)
 
 
+@torch.no_grad()
+def test_the_student_alone_has_the_other_activation(tiny, tokens):
+    model, training = tiny("llama").requires_grad_(False), replace(TRAINING, steps=1, batch=1, follow=0.0)
+    windows = training.windows(tokens, 0)
+    start = refitted(model, fresh(model, rank=2, down_rank=3, activation="relu"), windows, ZEROS)
+    found, curve = distil(model, tokens, ZEROS, start, training)
+    other = tiny("llama")
+    replace_for_good(other, "relu")
+    with thresholded(other, start.thresholds):
+        expected = divergence(other, model, windows[0])
+    assert curve[0]["loss"] == pytest.approx(expected, rel=1e-4)
+    assert found.activation == "relu"
+
+
 @pytest.mark.parametrize("family", ["llama", "opt", "qwen3"])
 def test_training_brings_a_cut_model_closer_to_its_dense_one(tiny, tokens, family):
     model = tiny(family).requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    start = fresh(model, rank=4, down_rank=4, zeros=ZEROS, windows=tokens.view(-1, 16))
+    start = refitted(model, fresh(model, rank=4, down_rank=4), tokens.view(-1, 16), ZEROS)
     found, curve = distil(model, tokens, ZEROS, start, replace(TRAINING, steps=30))
     assert sum(row["loss"] for row in curve[-3:]) < 0.8 * sum(row["loss"] for row in curve[:3])
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     merged = tiny(family)
     add(merged, found)
-    with adapted(model, found.differences), torch.no_grad():
+    with adapted(model, found), torch.no_grad():
         assert torch.allclose(model(tokens[None, :16]).logits, merged(tokens[None, :16]).logits, atol=1e-4)
 
 
@@ -75,7 +90,7 @@ def neurons(model, windows):
 
 def test_it_goes_on_after_an_interruption(tiny, tokens, tmp_path, monkeypatch):
     model = tiny().requires_grad_(False)
-    start = fresh(model, rank=2, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
     whole, curve = distil(model, tokens, ZEROS, start, TRAINING)
     state, rate = tmp_path / "state", Training.rate
     monkeypatch.setattr(Training, "rate", lambda self, step: rate(self, step) if step < 5 else interrupt())
@@ -98,14 +113,14 @@ KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from toolkit.recovery.distillation import Training, distil, fresh
+from toolkit.recovery.distillation import Training, distil, fresh, refitted
 torch.set_num_threads(1)
 torch.manual_seed(0)
 sizes = dict(vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
 model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2)).eval().requires_grad_(False)
 tokens = torch.randint(0, 61, (96,))
 training = Training(steps=6, batch=1, sequence_length=16, keep_every=2)
-start = fresh(model, rank=2, down_rank=2, zeros=[0.7, 0.7], windows=tokens.view(-1, 16))
+start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), [0.7, 0.7])
 rate = Training.rate
 def killed(self, step):
     if step == 5 and sys.argv[2] == "kill":
@@ -130,7 +145,7 @@ def test_it_goes_on_after_a_kill(tmp_path):
 
 def test_bad_input_is_refused(tiny, tokens, tmp_path):
     model = tiny().requires_grad_(False)
-    start = fresh(model, rank=2, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
     with pytest.raises(UserError, match="2 shares of zeros for 3 layers"):
         distil(model, tokens, [0.5, 0.5], start, TRAINING)
     with pytest.raises(UserError, match=r"share of zeros 1.0: expected at least 0"):
@@ -141,7 +156,7 @@ def test_bad_input_is_refused(tiny, tokens, tmp_path):
     distil(model, tokens, ZEROS, start, replace(TRAINING, steps=1), state)
     with pytest.raises(UserError, match="holds another training"):
         distil(model, tokens, ZEROS, start, TRAINING, state)
-    other = fresh(model, rank=3, down_rank=2, zeros=ZEROS, windows=tokens.view(-1, 16))
+    other = refitted(model, fresh(model, rank=3, down_rank=2), tokens.view(-1, 16), ZEROS)
     with pytest.raises(UserError, match="holds another training"):
         distil(model, tokens, ZEROS, other, replace(TRAINING, steps=1), state)
     state.write_bytes(state.read_bytes()[:-1] + b"x")
@@ -160,7 +175,7 @@ def test_each_part_of_the_text_comes_once_an_epoch():
 
 def test_every_linear_is_adapted(tiny, tokens):
     model = tiny("opt")
-    start = fresh(model, rank=2, down_rank=3, zeros=ZEROS, windows=tokens.view(-1, 16))
+    start = refitted(model, fresh(model, rank=2, down_rank=3), tokens.view(-1, 16), ZEROS)
     assert start.differences.keys() == dict(named_linears(model)).keys()
     ranks = {name.rpartition(".")[2]: low.left.shape[1] for name, low in start.differences.items()}
     assert ranks == {"q_proj": 2, "k_proj": 2, "v_proj": 2, "out_proj": 2, "fc1": 2, "fc2": 3}

@@ -1,6 +1,7 @@
 """The recipe on a toy model: shares worked through, folders written whole, and nothing done twice."""
 
 import json
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from toolkit.activations import thresholds_of
 from toolkit.errors import UserError
-from toolkit.models.adapters import merge
+from toolkit.models.adapters import FILE, merge
 from toolkit.models.cutting import cut_for_good
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery import card, recipe
@@ -38,7 +39,7 @@ def test_a_recipe_makes_folders_that_load(tiny, tokens, tmp_path):
         assert made.zeros == expected
         assert quality["zeros"].iloc[2] == pytest.approx(expected, abs=0.1)
         sparse = tiny("llama")
-        merge(sparse, folder / card.ADAPTERS)
+        merge(sparse, folder / FILE)
         cut_for_good(sparse)
         found = card.Evaluation(tokens, None, 2, 16).of(sparse)
         assert found["perplexity"] == pytest.approx(quality["perplexity"].iloc[2], rel=1e-2)
@@ -69,9 +70,38 @@ def test_a_second_call_trains_nothing_again(tiny, tokens, monkeypatch):
         assert torch.equal(one.adapters.thresholds, other.adapters.thresholds)
 
 
+@torch.no_grad()
+def test_a_recipe_goes_on_from_another_ones_adapters_with_another_activation(tiny, tokens, tmp_path):
+    model = tiny("llama").requires_grad_(False)
+    on = card.Evaluation(tokens, None, windows=2, sequence_length=16)
+    first = replace(SMALL, zeros=(0.7,))
+    (before,) = recover(first, model, tokens)
+    card.write(tmp_path / "before", model, first, before, card.table(model, on.of(model), before, on), on)
+    second = replace(first, zeros=(0.8,), start=str(tmp_path / "before"), activation="relu")
+    (made,) = recover(second, model, tokens)
+    for name, low in before.adapters.differences.items():
+        assert torch.equal(made.start.differences[name].left, low.left.float())
+    assert made.alone.differences == {}
+    folder = tmp_path / second.name(0.8)
+    assert folder.name == "tiny-relu-sparse80"
+    quality = card.table(model, on.of(model), made, on)
+    card.write(folder, model, second, made, quality, on)
+    text = (folder / card.CARD).read_text()
+    assert "`relu` takes the place" in text
+    assert card.earlier(replace(second, start=str(folder))) == json.loads(json.dumps([asdict(first), asdict(second)]))
+    assert json.dumps(asdict(first)) in text
+    sparse = tiny("llama")
+    merge(sparse, folder / FILE)
+    cut_for_good(sparse)
+    assert sparse.config.hidden_act == "relu"
+    assert on.of(sparse)["perplexity"] == pytest.approx(quality["perplexity"].iloc[2], rel=1e-2)
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ({"start": "no/such/folder"}, "start no/such/folder: expected the folder of a sparse version"),
+        ({"activation": "rellu"}, "unknown activation 'rellu'"),
         ({"zeros": (0.9, 0.8)}, "expected one or more, rising"),
         ({"zeros": ()}, "expected one or more, rising"),
         ({"zeros": (0.2,)}, "share of zeros 0.2: expected one from 0.6 to 0.96"),
@@ -102,7 +132,7 @@ def test_differences_alone_change_a_model(tiny, tokens):
     model = tiny("llama").requires_grad_(False)
     (made, *_) = recover(SMALL, model, tokens)
     dense = model(tokens[None, :16]).logits
-    with adapted(model, made.adapters.differences):
+    with adapted(model, made.adapters):
         assert not torch.equal(model(tokens[None, :16]).logits, dense)
     assert torch.equal(model(tokens[None, :16]).logits, dense)
     assert json.loads(json.dumps(made.curve)) == made.curve

@@ -1,6 +1,7 @@
-"""The activation function of a model's FFNs, by the name that its configuration gives it."""
+"""The activation function of a model's FFNs, by the name that its configuration gives it, and another in its place."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -8,8 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 from toolkit.errors import UserError, unknown
+from toolkit.models.blocks import decoder_blocks
 
 ENTRIES = ("hidden_act", "activation_function", "hidden_activation", "activation")  # of a configuration
+ATTRIBUTES = ("act_fn", "activation_fn", "act")  # of the module in a block that has the activation
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
@@ -29,9 +32,67 @@ def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 def activation_name(model: nn.Module) -> str:
     """What the configuration of a model calls it. Raises `UserError` if it says nothing, or an unknown name."""
+    return next(iter(_entries(model).values()))
+
+
+@contextmanager
+def replaced(model: nn.Module, activations: Sequence[nn.Module]) -> Iterator[nn.Module]:
+    """Inside the block, each decoder block has another activation; the model's configuration still names its own.
+
+    Raises `UserError` for another number of activations than blocks, or a block without a known one.
+    """
+    blocks = decoder_blocks(model)
+    if len(activations) != len(blocks):
+        raise UserError(f"{len(activations)} activations for {len(blocks)} decoder blocks: they are another model's")
+    holders = [_holder(block, number) for number, block in enumerate(blocks)]
+    kept = [getattr(*holder) for holder in holders]
+    try:
+        for holder, found in zip(holders, activations, strict=True):
+            setattr(*holder, found)
+        yield model
+    finally:
+        for holder, found in zip(holders, kept, strict=True):
+            setattr(*holder, found)
+
+
+def replaced_by(model: nn.Module, name: str | None) -> AbstractContextManager[nn.Module]:
+    """`replaced` with one activation for all blocks, by its name; with None the model keeps its own."""
+    return nullcontext(model) if name is None else replaced(model, [_module(name)] * len(decoder_blocks(model)))
+
+
+def replace_for_good(model: nn.Module, name: str) -> None:
+    """Put another activation into every decoder block, and its name into the configuration.
+
+    Raises `UserError` for an unknown name, before anything changes.
+    """
+    found, entries = _module(name), _entries(model)
+    for number, block in enumerate(decoder_blocks(model)):
+        setattr(*_holder(block, number), found)
+    for entry in entries:
+        setattr(model.config.get_text_config(), entry, name)
+
+
+def _entries(model: nn.Module) -> dict[str, str]:
+    """The entries of the configuration that name an activation; the first one counts."""
     config = model.config.get_text_config()
-    name = next((found for entry in ENTRIES if isinstance(found := getattr(config, entry, None), str)), None)
-    if name is None:
+    found = {entry: name for entry in ENTRIES if isinstance(name := getattr(config, entry, None), str)}
+    if not found:
         raise UserError(f"{type(model).__name__}: its configuration names no activation; expected {', '.join(ENTRIES)}")
+    activation(next(iter(found.values())))
+    return found
+
+
+def _module(name: str) -> nn.Module:
+    from transformers.activations import ACT2FN
+
     activation(name)
-    return name
+    return ACT2FN[name]
+
+
+def _holder(block: nn.Module, number: int) -> tuple[nn.Module, str]:
+    """The module in a block that has the activation, and its attribute."""
+    for module in block.modules():
+        for name in ATTRIBUTES:
+            if callable(getattr(module, name, None)):
+                return module, name
+    raise UserError(f"block {number} has no activation named {', '.join(ATTRIBUTES)}; add its name to ATTRIBUTES")

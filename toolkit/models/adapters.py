@@ -4,6 +4,7 @@
     merge(load_dense(), "adapters.safetensors")
 
 The weight of a linear becomes W + left · right (LoRA: Hu et al., 2022). Thresholds: see `toolkit.models.cutting`.
+Adapters may be made for another activation than the model's own, such as ReLU for SiLU.
 """
 
 import hashlib
@@ -17,13 +18,15 @@ from torch import Tensor, nn
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
+from toolkit.models.activation import activation, replace_for_good
 from toolkit.models.blocks import decoder_blocks, decoder_linears
 from toolkit.models.cutting import ENTRY, thresholds_of
 from toolkit.models.ffn import decoder_ffns
 
+FILE = "adapters.safetensors"  # in the folder of a sparse model
 KIND = "adapters of a sparse model"
 BASE = "base_sha256"
-THRESHOLDS = "thresholds"
+THRESHOLDS, ACTIVATION = "thresholds", "activation"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Adapters:
 
     differences: Mapping[str, LowRank]
     thresholds: Float32[Tensor, " layers"]
+    activation: str | None = None
+    """What takes the place of the model's own activation, such as "relu"; None keeps it."""
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -65,7 +70,8 @@ def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Ma
     tensors = {THRESHOLDS: adapters.thresholds.float()}
     for name, low in adapters.differences.items():
         tensors |= {f"{name}.left": low.left.bfloat16(), f"{name}.right": low.right.bfloat16()}
-    tensor_files.save(path, KIND, {**about, BASE: fingerprint(base)}, tensors)
+    described = {**about, BASE: fingerprint(base)} | ({ACTIVATION: adapters.activation} if adapters.activation else {})
+    tensor_files.save(path, KIND, described, tensors)
 
 
 @torch.no_grad()
@@ -81,7 +87,9 @@ def merge(model: nn.Module, path: str | os.PathLike) -> None:
 
 @torch.no_grad()
 def add(model: nn.Module, adapters: Adapters) -> None:
-    """Add differences to a model's weights, in place, and write the thresholds into its config."""
+    """Add differences to a model's weights, in place, and put thresholds and activation into its config."""
+    if adapters.activation is not None:
+        replace_for_good(model, adapters.activation)
     linears = dict(named_linears(model))
     for name, low in adapters.differences.items():
         weight = linears[name].weight
@@ -101,7 +109,14 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]} is missing; make the file again") from error
     _check_shapes(path, base, pairs, thresholds)
-    return Adapters(pairs, thresholds.float())
+    if (name := about.get(ACTIVATION)) is not None:
+        activation(name)
+    return Adapters(pairs, thresholds.float(), name)
+
+
+def said_about(path: str | os.PathLike) -> dict[str, str]:
+    """What `save` was told about the adapters of a file. Raises `UserError` for one that is damaged or no adapters'."""
+    return tensor_files.load(path, KIND)[0]
 
 
 def _check_shapes(path: str | os.PathLike, base: nn.Module, pairs: Mapping[str, LowRank], thresholds: Tensor) -> None:

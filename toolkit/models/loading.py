@@ -3,8 +3,6 @@
 import contextlib
 import io
 import logging
-import math
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +15,7 @@ from toolkit import paths, sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.models import downloads, hub
-from toolkit.models.adapters import merge
+from toolkit.models.adapters import FILE, merge
 from toolkit.models.cutting import cut_for_good
 
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
@@ -90,28 +88,25 @@ def fast_dtype() -> torch.dtype:
     An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
     Rapids without AMX.
     """
+    from toolkit.kernels.common.tuning import measure
+
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
-    seconds = {dtype: _product_seconds(dtype) for dtype in (torch.bfloat16, torch.float32)}
+    seconds = measure({dtype: _product(dtype) for dtype in (torch.bfloat16, torch.float32)})
     clearly = seconds[torch.bfloat16] < CLEARLY * seconds[torch.float32]
     return torch.bfloat16 if clearly else torch.float32
 
 
-@torch.no_grad()
-def _product_seconds(dtype: torch.dtype) -> float:
-    """The least seconds of some products of the size that a small model's FFN has for half a window of text."""
-    x, weight, least = torch.ones(512, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype), math.inf
-    for _ in range(8):  # the first one prepares
-        start = time.perf_counter()
-        nn.functional.linear(x, weight)
-        least = min(least, time.perf_counter() - start)
-    return least
+def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """A product of the size that a small model's FFN has for half a window of text."""
+    x, weight = torch.ones(512, 576, dtype=dtype), torch.ones(1536, 576, dtype=dtype)
+    return lambda: nn.functional.linear(x, weight)
 
 
 def _adapters(name: str) -> Path | None:
     folder = MODELS[name].adapters if name in MODELS else None
-    return paths.root() / "data" / "models" / folder / "adapters.safetensors" if folder else None
+    return paths.root() / "data" / "models" / folder / FILE if folder else None
 
 
 def _place(name: str) -> tuple[str, dict]:

@@ -4,6 +4,7 @@ Bytes are those of a token's FFN weights: of the neurons that are active, as bun
 disk, or of all neurons in fewer bits.
 """
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -40,7 +41,8 @@ HALF_BYTES = 2
 BEYOND = 10  # times the dense model's perplexity: what is worse is shown at the edge of the figure
 EDGE = 0.96  # of the axis
 TICKS = (1, 1.5, 2, 3, 4, 5, 7)  # of each power of ten
-RECOVERED, FEW_BITS = "recovered by distillation", "fewer bits, all neurons"
+RECOVERED, RECOVERED_RELU = "recovered by distillation", "ReLU for SiLU, recovered by distillation"
+FEW_BITS = "fewer bits, all neurons"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +122,8 @@ def sparse_rows(settings: Settings, ways: Sequence[str], sparsities: Sequence[fl
         if way not in WAYS:
             raise unknown("way to get zeros", way, WAYS)
         rows += [measure(way, zeros, model, partial(WAYS[way], dense, zeros)) for zeros in sparsities]
-    for zeros, name in recovered(settings.model):
-        rows.append(measure(RECOVERED, zeros, load_model(name, fast_dtype())[0], nullcontext))
+    for family, zeros, name in recovered(settings.model):
+        rows.append(measure(family, zeros, load_model(name, fast_dtype())[0], nullcontext))
     found, weights = pd.DataFrame(rows), ffn_weights(model)
     whole = found["family"].eq("dense")
     bundles = sum(bundle_bytes(ffn) * ffn.neurons for ffn in decoder_ffns(model))
@@ -139,10 +141,11 @@ def few_bits_rows(quality: pd.DataFrame, weights: int) -> pd.DataFrame:
     return rows.assign(ffn_bytes=rows["bits_per_weight"] * weights / 8)
 
 
-def recovered(model: str) -> list[tuple[float, str]]:
-    """The shares of zeros and the names of a model's recovered versions, from the lowest share."""
-    start = f"{model}-sparse"
-    return sorted((int(name.removeprefix(start)) / 100, name) for name in MODELS if name.startswith(start))
+def recovered(model: str) -> list[tuple[str, float, str]]:
+    """Family, share of zeros and name of a model's recovered versions, by family and share."""
+    names = [re.fullmatch(rf"{re.escape(model)}-(?:(\w+)-)?sparse(\d+)", name) for name in MODELS]
+    families = {None: RECOVERED, "relu": RECOVERED_RELU}
+    return sorted((families[name[1]], int(name[2]) / 100, name[0]) for name in names if name)
 
 
 def ffn_weights(model: nn.Module) -> int:

@@ -46,8 +46,8 @@ def _recipe(options: argparse.Namespace):
     names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
     training = Training(**{name: getattr(options, name) for name in names})
     later = options.later_steps or options.steps
-    ranks = {"rank": options.rank, "down_rank": options.down_rank}
-    return Recipe(options.model, tuple(options.zeros), **ranks, training=training, later_steps=later)
+    more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start")}
+    return Recipe(options.model, tuple(options.zeros), **more, training=training, later_steps=later)
 
 
 def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
@@ -73,6 +73,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=4, help="sequences a step (default: 4)")
     parser.add_argument("--sequence-length", type=int, default=512, help="tokens of a sequence (default: 512)")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="the highest one (default: 0.001)")
+    start = "folder of a sparse version to start from, whose ranks stay (default: differences of zero)"
+    parser.add_argument("--start", help=start)
+    other = "what takes the place of the model's own activation, such as relu (default: nothing)"
+    parser.add_argument("--activation", help=other)
     parser.add_argument("--rank", type=int, default=24, help="of each linear's difference (default: 24)")
     parser.add_argument("--down-rank", type=int, default=80, help="of each down projection's (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="of the text's order (default: 0)")

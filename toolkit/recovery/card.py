@@ -4,6 +4,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 
 import pandas as pd
 from jaxtyping import Int64
@@ -12,33 +13,36 @@ from torch import Tensor, nn
 from toolkit.activations.thresholds import thresholded, watched
 from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.files import new_folder
-from toolkit.models.adapters import Adapters, save
+from toolkit.models.adapters import FILE, Adapters, said_about, save
 from toolkit.recovery.distillation import adapted
 from toolkit.recovery.recipe import Made, Recipe
 
-ADAPTERS, CURVE, QUALITY, CARD = "adapters.safetensors", "curve.csv", "quality.csv", "README.md"
+CURVE, QUALITY, CARD = "curve.csv", "quality.csv", "README.md"
 LICENCES = {
     "smollm2-135m": "Apache-2.0, as the base model, SmolLM2-135M-Instruct",
     "wiki-slice": "Wikipedia's authors, CC BY-SA 4.0",
 }
 AFTER = ", after the\n  steps for lower shares of zeros"
-LAST = 5  # steps whose mean loss the card gives as the last one
+OTHER = " `{}` takes the place\nof the model's own activation."
+EARLIER = "* **Before**: the training starts from adapters of these recipes, the first one first: {}\n"
+EARLIER_RECIPES = "earlier_recipes"  # an entry of what the file says about the adapters
+ENDS = 20  # steps whose mean loss the card gives as the first and as the last one
 TEXT = """\
 # {name}
 
 A threshold for each decoder block of `{model}` on |act(gate) · up|: what does not exceed it is zero. And adapters: a
-difference of low rank for each decoder linear. `load_model("{name}")` loads `{model}`, adds them and cuts.
+difference of low rank for each decoder linear. `load_model("{name}")` loads `{model}`, adds them and cuts.{other}
 
 {table}
 
 Perplexity and the share of zeros are measured on {windows} windows of {sequence_length} tokens of evaluation text.
 
 * **Training**: distillation from the dense model's probabilities, {steps} steps of {tokens} tokens in all{after}.
-  The divergence went from {first:.3f} to {last:.3f} nats a token (`curve.csv`).
+  The divergence of a token went from {first:.3f} to {last:.3f} nats (means of {ends} steps; `curve.csv`).
 * **Text**: calibration articles of `{corpus}` ({text_licence}). Evaluation uses other articles.
 * **Licence**: {licence}.
 * **Recipe**: `python -m toolkit.recovery`, {recipe}
-"""
+{earlier}"""
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Evaluation:
         zeros: list[float] = []
         with ExitStack() as stack:
             if adapters is not None:
-                stack.enter_context(adapted(model, adapters.differences))
+                stack.enter_context(adapted(model, adapters))
                 stack.enter_context(thresholded(model, adapters.thresholds))
             with watched(model, lambda _, outputs: zeros.append((outputs == 0).double().mean().item())):
                 row = {"perplexity": float(perplexity(model, self.tokens, self.sequence_length, self.windows))}
@@ -71,8 +75,7 @@ class Evaluation:
 
 def table(model: nn.Module, dense: dict[str, float], made: Made, on: Evaluation) -> pd.DataFrame:
     """A row for the dense model (as evaluated), for thresholds alone, and for the adapters."""
-    alone = Adapters({}, made.start.thresholds)
-    rows = {"dense": dense, "thresholds alone": on.of(model, alone), "recovered": on.of(model, made.adapters)}
+    rows = {"dense": dense, "thresholds alone": on.of(model, made.alone), "recovered": on.of(model, made.adapters)}
     found = pd.DataFrame([{"version": name, **row} for name, row in rows.items()])
     return found.assign(relative=found["perplexity"] / dense["perplexity"])
 
@@ -80,16 +83,26 @@ def table(model: nn.Module, dense: dict[str, float], made: Made, on: Evaluation)
 def write(folder: Path, model: nn.Module, recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> None:
     """Write a new folder. Raises `UserError` if it is there already, and for trouble with the disk."""
     about = {"model": recipe.model, "zeros": str(made.zeros), "recipe": json.dumps(asdict(recipe))}
+    about[EARLIER_RECIPES] = json.dumps(earlier(recipe))
     with new_folder(folder) as target:
-        save(target / ADAPTERS, model, made.adapters, about)
+        save(target / FILE, model, made.adapters, about)
         pd.DataFrame(made.curve).to_csv(target / CURVE, index=False)
         quality.to_csv(target / QUALITY, index=False)
         (target / CARD).write_text(card(recipe, made, quality, on), encoding="utf-8")
 
 
+def earlier(recipe: Recipe) -> list[dict]:
+    """The recipes of the adapters that this one starts from, in the order of the trainings."""
+    if recipe.start is None:
+        return []
+    about = said_about(Path(recipe.start) / FILE)
+    return [*json.loads(about.get(EARLIER_RECIPES, "[]")), json.loads(about["recipe"])]
+
+
 def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> str:
     """The model card."""
     training = recipe.training
+    losses, before = [row["loss"] for row in made.curve], earlier(recipe)
     lines = [f"| {' | '.join(quality)} |", "|" + " --- |" * quality.shape[1]]
     lines += [f"| {' | '.join(map(_shown, row))} |" for row in quality.itertuples(index=False)]
     return TEXT.format(
@@ -101,8 +114,11 @@ def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> s
         steps=len(made.curve),
         tokens=len(made.curve) * training.batch * training.sequence_length,
         after="" if made.zeros == recipe.zeros[0] else AFTER,
-        first=made.curve[0]["loss"],
-        last=sum(row["loss"] for row in made.curve[-LAST:]) / len(made.curve[-LAST:]),
+        first=fmean(losses[:ENDS]),
+        last=fmean(losses[-ENDS:]),
+        ends=ENDS,
+        other="" if recipe.activation is None else OTHER.format(recipe.activation),
+        earlier=EARLIER.format(json.dumps(before)) if before else "",
         corpus=recipe.corpus,
         text_licence=LICENCES.get(recipe.corpus, "see its source"),
         licence=LICENCES.get(recipe.model, "as the base model"),

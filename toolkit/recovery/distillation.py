@@ -2,14 +2,15 @@
 
 The loss of a token is the Kullback-Leibler divergence of the student's distribution from the teacher's over the whole
 vocabulary (Hinton et al., 2015). Both have the same frozen weights. The student adds the adapters (LoRA: Hu et al.,
-2022), and its thresholds follow its own activations, so that the share of zeros stays. Gradients pass active neurons.
+2022), and may have another activation. Its thresholds follow what its neurons give, so that the share of zeros stays.
+Gradients pass active neurons.
 """
 
 import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
+from toolkit.models.activation import replaced_by
 from toolkit.models.adapters import Adapters, LowRank, fingerprint, named_linears
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
@@ -63,26 +65,28 @@ class Training:
         return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
 
 
-def fresh(
-    model: nn.Module,
-    rank: int,
-    down_rank: int,
-    zeros: Sequence[float],
-    windows: Int64[Tensor, "windows tokens"],
-    seed: int = 0,
-) -> Adapters:
-    """Differences of zero for every decoder linear, and the thresholds that give each layer its share of zeros.
+def fresh(model: nn.Module, rank: int, down_rank: int, activation: str | None = None, seed: int = 0) -> Adapters:
+    """Differences of zero for every decoder linear, thresholds of zero, and an activation if it is not the model's own.
 
     `right` is random and `left` zero, as LoRA starts. Down projections have a rank of their own.
     """
-    downs, generator = {ffn.down for ffn in decoder_ffns(model)}, torch.Generator().manual_seed(seed)
+    ffns, generator = decoder_ffns(model), torch.Generator().manual_seed(seed)
+    downs = {ffn.down for ffn in ffns}
     lows = {}
     for name, linear in named_linears(model):
         rows, columns = linear.weight.shape
         chosen = min(down_rank if linear in downs else rank, rows, columns)
         right = torch.randn(chosen, columns, generator=generator) / math.sqrt(columns)
         lows[name] = LowRank(torch.zeros(rows, chosen), right)
-    return Adapters(lows, settle(model, windows, zeros))
+    return Adapters(lows, torch.zeros(len(ffns)), activation)
+
+
+def refitted(
+    model: nn.Module, adapters: Adapters, windows: Int64[Tensor, "windows tokens"], zeros: Sequence[float]
+) -> Adapters:
+    """The same differences, with the thresholds that give each layer its share of zeros."""
+    with adapted(model, adapters):
+        return replace(adapters, thresholds=settle(model, windows, zeros))
 
 
 def distil(
@@ -130,15 +134,16 @@ class _Run:
         self.model, self.training = model, training
         device = next(model.parameters()).device
         leaf = lambda tensor: tensor.detach().float().to(device, copy=True).requires_grad_()  # noqa: E731
-        self.lows = {name: LowRank(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
-        self.running = RunningThresholds(start.thresholds.clone(), zeros, training.follow)
+        lows = {name: LowRank(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
+        self.student = Adapters(lows, start.thresholds.clone(), start.activation)
+        self.running = RunningThresholds(self.student.thresholds, zeros, training.follow)
         self.optimiser = torch.optim.Adam(self.parameters().values(), betas=BETAS)
         self.curve: list[dict[str, float]] = []
 
     def parameters(self) -> dict[str, Tensor]:
         """The trained tensors by name."""
-        sides = {f"{name}.left": low.left for name, low in self.lows.items()}
-        return sides | {f"{name}.right": low.right for name, low in self.lows.items()}
+        lows = self.student.differences.items()
+        return {f"{name}.left": low.left for name, low in lows} | {f"{name}.right": low.right for name, low in lows}
 
     @torch.enable_grad()
     def step(self, windows: Int64[Tensor, "batch tokens"]) -> None:
@@ -149,7 +154,7 @@ class _Run:
         for window in windows.to(next(self.model.parameters()).device):
             with torch.no_grad():
                 teacher = self.model.base_model(window[None], use_cache=False)[0]
-            with adapted(self.model, self.lows), self.running.applied(self.model):
+            with adapted(self.model, self.student), self.running.applied(self.model):
                 student = self.model.base_model(window[None], use_cache=False)[0]
             total += _backward(self.model.get_output_embeddings(), student, teacher, len(windows))
         self.optimiser.step()
@@ -157,8 +162,9 @@ class _Run:
 
     def adapters(self) -> Adapters:
         """What has been learnt so far."""
-        lows = {name: LowRank(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in self.lows.items()}
-        return Adapters(lows, self.running.limits.clone())
+        pairs = self.student.differences.items()
+        lows = {name: LowRank(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in pairs}
+        return replace(self.student, differences=lows, thresholds=self.running.limits.clone())
 
     def keep(self, file: Path, key: dict) -> None:
         """Replace the state on disk."""
@@ -188,15 +194,22 @@ class _Run:
 
 
 @contextmanager
-def adapted(model: nn.Module, lows: dict[str, LowRank]) -> Iterator[None]:
-    """Inside the block, left · right is added to the weights of the linears named, without changing them."""
+def adapted(model: nn.Module, adapters: Adapters) -> Iterator[None]:
+    """Inside the block, a model has the differences and the activation of adapters; its weights do not change.
+
+    The thresholds are not put in place: trainings have running ones.
+    """
 
     def add(low: LowRank, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         (x,) = args
         return output + functional.linear(functional.linear(x, low.right.to(x.dtype)), low.left.to(x.dtype))
 
     linears = dict(named_linears(model))
-    with attached(linears[name].register_forward_hook(partial(add, low)) for name, low in lows.items()):
+    lows = adapters.differences.items()
+    with (
+        replaced_by(model, adapters.activation),
+        attached(linears[name].register_forward_hook(partial(add, low)) for name, low in lows),
+    ):
         yield
 
 

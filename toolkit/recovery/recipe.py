@@ -1,6 +1,7 @@
 """From a dense model to sparse ones: zeros shared out over layers, adapters distilled, and a folder for each.
 
-Shares of zeros are worked through from the lowest one: each training starts from the adapters of the one before it.
+Shares of zeros are worked through from the lowest one: each training starts from the adapters of the one before it,
+the first from those of another recipe if it is told to.
 What is under way is kept in the cache, so that the same recipe goes on where it was stopped.
 """
 
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 
 from toolkit.cache import shelf
 from toolkit.errors import UserError
-from toolkit.files import read_json, write_json
-from toolkit.models.adapters import Adapters, LowRank, fingerprint
+from toolkit.files import file_sha256, read_json, write_json
+from toolkit.models.activation import activation
+from toolkit.models.adapters import FILE, Adapters, LowRank, fingerprint, load
 from toolkit.pruning.calibration import Calibration
-from toolkit.recovery.distillation import Training, adapted, distil, fresh
-from toolkit.recovery.running import settle
+from toolkit.recovery.distillation import Training, distil, fresh, refitted
 from toolkit.recovery.shares import check_range, shares
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
@@ -31,26 +32,35 @@ class Recipe:
     zeros: tuple[float, ...] = (0.8, 0.85, 0.9)
     """Mean shares of zeros over the layers, rising."""
     rank: int = 24
-    """Of the difference of each decoder linear but the down projections."""
+    """Of the difference of each decoder linear but the down projections; adapters to start from have their own."""
     down_rank: int = 80
     training: Training = field(default_factory=Training)
     later_steps: int = 100
     """Steps of each training but the first."""
     corpus: str = "wiki-slice"
+    activation: str | None = None
+    """What takes the place of the model's own one, such as "relu"; None keeps it."""
+    start: str | None = None
+    """The folder of a sparse version of the same model, whose adapters the first training starts from."""
 
     def __post_init__(self):
         """Check the numbers."""
         check_range(self.zeros)
         if list(self.zeros) != sorted(set(self.zeros)) or not self.zeros:
             raise UserError(f"shares of zeros {list(self.zeros)}: expected one or more, rising")
+        if self.activation is not None:
+            activation(self.activation)
+        if self.start is not None and not (Path(self.start) / FILE).is_file():
+            raise UserError(f"start {self.start}: expected the folder of a sparse version, with a file {FILE}")
         numbers = {"rank": self.rank, "down_rank": self.down_rank, "later_steps": self.later_steps}
         for name, value in (numbers | asdict(self.training)).items():
             if name not in ("seed", "warm_up", "follow") and value <= 0:
                 raise UserError(f"{name} {value}: expected more than 0")
 
     def name(self, zeros: float) -> str:
-        """What the version with this share of zeros is called, such as `smollm2-135m-sparse80`."""
-        return f"{Path(self.model).name}-sparse{zeros * 100:g}"
+        """What the version with this share of zeros is called, such as `smollm2-135m-relu-sparse80`."""
+        kind = "sparse" if self.activation is None else f"{self.activation}-sparse"
+        return f"{Path(self.model).name}-{kind}{zeros * 100:g}"
 
     def training_of(self, number: int) -> Training:
         """The training of share `number`, each with an order of the text of its own."""
@@ -60,40 +70,48 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A sparse version: the share of zeros asked for, its adapters, those it started from, and its curve."""
+    """A sparse version: the share of zeros asked for, its adapters, those it started from, and its curve.
+
+    `alone` has the thresholds and the activation for the same share of zeros, but no differences.
+    """
 
     zeros: float
     adapters: Adapters
     start: Adapters
+    alone: Adapters
     curve: list[dict[str, float]]
 
 
 def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> Iterator[Made]:
-    """Make each version of a dense model, from text to train on. Raises `UserError` as `shares` and `distil` do."""
-    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model)})
+    """Make each version of a dense model, from text to train on. Raises `UserError` as `shares` and `distil` do.
+
+    Raises it, too, for adapters to start from that are damaged or another model's.
+    """
+    adapters, digest = _start(recipe, model)
+    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "start": digest})
     windows = FITTED_ON.draw(tokens)
     by_layer = _kept_shares(place / "shares.json", model, windows, recipe)
-    adapters = fresh(model, recipe.rank, recipe.down_rank, by_layer[0], windows)
     for number, (zeros, layers) in enumerate(zip(recipe.zeros, by_layer, strict=True)):
         start = refitted(model, adapters, windows, layers)
         state = place / f"{recipe.name(zeros)}.safetensors"
         learnt, curve = distil(model, tokens, layers, start, recipe.training_of(number), state)
         adapters = refitted(model, rounded(learnt), windows, layers)
-        yield Made(zeros, adapters, start, curve)
-
-
-def refitted(
-    model: nn.Module, adapters: Adapters, windows: Int64[Tensor, "windows tokens"], zeros: list[float]
-) -> Adapters:
-    """The same differences, with the thresholds that give each layer its share of zeros."""
-    with adapted(model, adapters.differences):
-        return replace(adapters, thresholds=settle(model, windows, zeros))
+        alone = refitted(model, replace(adapters, differences={}), windows, layers)
+        yield Made(zeros, adapters, start, alone, curve)
 
 
 def rounded(adapters: Adapters) -> Adapters:
     """The differences as a file holds them."""
     lows = {name: LowRank(low.left.bfloat16(), low.right.bfloat16()) for name, low in adapters.differences.items()}
     return replace(adapters, differences=lows)
+
+
+def _start(recipe: Recipe, model: nn.Module) -> tuple[Adapters, str | None]:
+    """What the first training starts from, and the digest of the file that it is from."""
+    if recipe.start is None:
+        return fresh(model, recipe.rank, recipe.down_rank, recipe.activation), None
+    file = Path(recipe.start) / FILE
+    return replace(load(file, model), activation=recipe.activation), file_sha256(file)
 
 
 def _kept_shares(file: Path, model: nn.Module, windows: Tensor, recipe: Recipe) -> list[list[float]]:
