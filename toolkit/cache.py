@@ -1,4 +1,4 @@
-"""Artefacts that take long to make, kept under `data/cache/` and checked each time they are used.
+"""Artefacts that take long to make, kept under `data/cache/` and checked when they are used.
 
 An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files, `key.json` (what it was made from, for
 people) and `checksums.json`. The digest covers the kind, the key and the code that made it. A changed parameter or
@@ -19,6 +19,7 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,9 @@ SHELF_DAYS = 30
 WARN_GB = 20  # without a limit, say so when a new artefact takes the cache beyond this
 MOST_HELD = 200  # open descriptors; a process may have some 1000
 
+HASHED_AT_ONCE = 2  # files; a large artefact has several, and one thread hashes slower than a disk reads
+
+_hashed: dict[Path, tuple[tuple[int, ...], str]] = {}  # files that this process has read: what `stat` said, and SHA-256
 _held: dict[Path, int] = {}  # folders in use by this process, and the descriptors of their locks, latest last
 
 
@@ -116,9 +120,20 @@ def fault(folder: Path) -> str | None:
             return f"{missing[0]} is missing"
         if added := sorted(files - sums.keys()):
             return f"{added[0]} was added"
-        return next((f"{name} was altered" for name in files if file_sha256(folder / name) != sums[name]), None)
+        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
+            found = zip(sorted(files), pool.map(_sha256, (folder / name for name in sorted(files))), strict=True)
+            return next((f"{name} was altered" for name, digest in found if digest != sums[name]), None)
     except OSError as error:
         return f"a file is unreadable ({error})"
+
+
+def _sha256(file: Path) -> str:
+    """The checksum of a file, which is read again when `stat` says something else of it, such as another change."""
+    found = file.stat()
+    said = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if _hashed.get(file, ((), ""))[0] != said:
+        _hashed[file] = said, file_sha256(file)
+    return _hashed[file][1]
 
 
 @dataclass(frozen=True)
@@ -216,7 +231,10 @@ def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
     with replacing_folder(folder) as made:
         make(made)
         write_json(made / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
-        write_json(made / CHECKSUMS, {name: file_sha256(made / name) for name in sorted(_files(made))})
+        sums = {name: _sha256(made / name) for name in sorted(_files(made))}
+        write_json(made / CHECKSUMS, sums)
+    for name in sums:
+        _hashed[folder / name] = _hashed.pop(made / name)
 
 
 def _files(folder: Path) -> Iterator[str]:

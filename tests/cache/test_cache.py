@@ -460,3 +460,20 @@ def test_a_shelf_that_is_not_the_users_own_is_refused(cache_folder, kind):
         folder.symlink_to(cache_folder / "elsewhere")
     with pytest.raises(UserError, match=str(folder)):
         cache.shelf("compiled", {})
+
+
+def test_a_file_is_hashed_again_only_when_it_changed(monkeypatch):
+    made, hashed = [], []
+    really = cache.file_sha256
+    monkeypatch.setattr(cache, "file_sha256", lambda file: hashed.append(file.name) or really(file))
+    folder = cached("kind", {}, [], writer(made))
+    assert sorted(hashed) == ["data.txt", "key.json"]
+    assert cached("kind", {}, [], writer(made)) == folder
+    assert len(hashed) == 2
+    data = folder / "part" / "data.txt"
+    before = data.stat()
+    data.write_text("SOUND")  # as long as before, and as old, but for the time of change, which nobody can set
+    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
+    cached("kind", {}, [], writer(made))
+    assert hashed[2:3] == ["data.txt"]
+    assert len(made) == 2
