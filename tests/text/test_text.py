@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -27,6 +29,29 @@ def test_tokens_are_the_articles_in_order(tokenizer):
     assert tokens.ndim == 1
     articles = load_articles("calibration")
     assert tokenizer.decode(tokens) == "\n\n".join(f"{article.title}\n\n{article.text}" for article in articles)
+
+
+def test_tokens_are_kept_for_each_tokenizer(tokenizer, monkeypatch, tmp_path):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(corpora, "CORPORA", {"wiki-slice": lambda split: f"The text to {split}."})
+    first = load_tokens("wiki-slice", tokenizer)
+    assert first.tolist() == tokenizer("The text to calibration.")["input_ids"]
+    made, really = [], corpora._ids
+    monkeypatch.setattr(corpora, "_ids", lambda *given: made.append(given) or really(*given))
+    assert torch.equal(load_tokens("wiki-slice", tokenizer), first)
+    assert made == []
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["calibration"])
+    assert not torch.equal(load_tokens("wiki-slice", other), first)
+    load_tokens("wiki-slice", tokenizer, "evaluation")
+    for _ in range(2):
+        assert load_tokens("wiki-slice", _plain)[0] == ord("T")
+    assert len(made) == 4  # nothing tells one tokenizer in Python from another
+
+
+def _plain(text, **_):
+    """A tokenizer in Python."""
+    return {"input_ids": [ord(character) for character in text]}
 
 
 MARKS = ["[[", "]]", "{{", "}}", "{|", "|}", "<ref", "&nbsp;", "Category:", "#REDIRECT", "thumb|", "=="]

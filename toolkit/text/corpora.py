@@ -1,19 +1,22 @@
 """Corpora as one long row of tokens, split into text to calibrate on and text to evaluate on."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import tokenizers
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from toolkit import sources
+from toolkit import sources, tensor_files
 from toolkit.cache import cached
 from toolkit.errors import unknown
 from toolkit.models import downloads, hub
 
+TOKENS, TOKENS_KIND = "tokens.safetensors", "tokens of a corpus"
 SPLITS = ("calibration", "evaluation")
 CALIBRATION_EVERY = 3  # article 0, 3, 6, … of the dump calibrate, the others evaluate
 C4_DOCUMENTS = {"calibration": 4000, "evaluation": 1100}  # 1100: what SparseGPT and Wanda evaluate on
@@ -28,7 +31,7 @@ class Article:
 
 
 def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Tensor, " n"]:
-    """All tokens of one split of a corpus, in order and without special tokens.
+    """All tokens of one split of a corpus, in order and without special tokens. Kept in the cache.
 
     Args:
         corpus: `"wiki-slice"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
@@ -44,8 +47,25 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
         raise unknown("corpus", corpus, CORPORA)
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
-    ids = tokenizer(CORPORA[corpus](split), add_special_tokens=False, verbose=False)["input_ids"]
-    return torch.tensor(ids, dtype=torch.int64)
+    text, backend = CORPORA[corpus](split), getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:  # a tokenizer in Python, which nothing tells from another one
+        return _ids(tokenizer, text)
+
+    def make(folder: Path) -> None:
+        tensor_files.save(folder / TOKENS, TOKENS_KIND, {}, {"ids": _ids(tokenizer, text)})
+
+    key = {"text_sha256": _sha256(text), "tokenizer_sha256": _sha256(backend.to_str())}
+    code = sources.dependencies("toolkit.text.corpora")
+    folder = cached("tokens", key | {"tokenizers": tokenizers.__version__}, code, make)
+    return tensor_files.load(folder / TOKENS, TOKENS_KIND)[1]["ids"]
+
+
+def _ids(tokenizer, text: str) -> Int64[Tensor, " n"]:
+    return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_corpus(corpus: str) -> None:
