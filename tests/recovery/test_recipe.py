@@ -1,7 +1,7 @@
 """The recipe on a toy model: shares worked through, folders written whole, and nothing done twice."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -98,8 +98,9 @@ def test_a_recipe_goes_on_from_another_ones_adapters_with_another_activation(tin
     card.write(folder, model, second, made, quality, on)
     text = (folder / card.CARD).read_text()
     assert "`relu` takes the place" in text
-    assert card.earlier(replace(second, start=str(folder))) == json.loads(json.dumps([asdict(first), asdict(second)]))
-    assert json.dumps(asdict(first)) in text
+    assert card.earlier(replace(second, start=str(folder))) == json.loads(json.dumps([first.record(), second.record()]))
+    assert json.dumps(first.record()) in text
+    assert second.record()["start"] == "before"
     sparse = tiny("llama")
     merge(sparse, folder / FILE)
     cut_for_good(sparse)

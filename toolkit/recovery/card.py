@@ -2,7 +2,7 @@
 
 import json
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -84,7 +84,7 @@ def table(model: nn.Module, dense: dict[str, float], made: Made, on: Evaluation)
 
 def write(folder: Path, model: nn.Module, recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> None:
     """Write a new folder. Raises `UserError` if it is there already, and for trouble with the disk."""
-    about = {"model": recipe.model, "zeros": str(made.zeros), "recipe": json.dumps(asdict(recipe))}
+    about = {"model": recipe.model, "zeros": str(made.zeros), "recipe": json.dumps(recipe.record())}
     about[EARLIER_RECIPES] = json.dumps(earlier(recipe))
     with new_folder(folder) as target:
         save(target / FILE, model, made.adapters, about)
@@ -124,7 +124,7 @@ def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> s
         text=(OWN_TEXT if recipe.own_text else TEXT_OF).format(recipe.corpus),
         text_licence=LICENCES.get(recipe.corpus, "see its source"),
         licence=LICENCES.get(recipe.model, "as the base model"),
-        recipe=json.dumps(asdict(recipe)),
+        recipe=json.dumps(recipe.record()),
     )
 
 

@@ -67,6 +67,10 @@ class Recipe:
         kind = "sparse" if self.activation is None else f"{self.activation}-sparse"
         return f"{Path(self.model).name}-{kind}{zeros * 100:g}"
 
+    def record(self) -> dict:
+        """What files say about the recipe: all of it, and of the place to start from the name only."""
+        return asdict(self) | ({} if self.start is None else {"start": Path(self.start).name})
+
     def training_of(self, number: int) -> Training:
         """The training of share `number`, each with an order of the text of its own."""
         training = replace(self.training, seed=self.training.seed + number)
