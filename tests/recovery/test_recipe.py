@@ -70,16 +70,6 @@ def test_a_second_call_trains_nothing_again(tiny, tokens, monkeypatch):
         assert torch.equal(one.adapters.thresholds, other.adapters.thresholds)
 
 
-def test_a_recipe_may_train_on_what_the_model_writes(tiny, tokens, monkeypatch):
-    model, seen = tiny("llama").requires_grad_(False), []
-    monkeypatch.setattr(recipe, "own_text", lambda _, text, count: text[:count].flip(0))
-    monkeypatch.setattr(
-        recipe, "distil", lambda model, text, zeros, start, *rest: seen.append(text) or (start, [{"loss": 0.0}])
-    )
-    list(recover(replace(SMALL, own_text=64), model, tokens))
-    assert [torch.equal(text, tokens[:64].flip(0)) for text in seen] == [True, True]
-
-
 @torch.no_grad()
 def test_a_recipe_goes_on_from_another_ones_adapters_with_another_activation(tiny, tokens, tmp_path):
     model = tiny("llama").requires_grad_(False)
@@ -111,7 +101,6 @@ def test_a_recipe_goes_on_from_another_ones_adapters_with_another_activation(tin
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"own_text": -1}, "own_text -1: expected a number of tokens"),
         ({"start": "no/such/folder"}, "start no/such/folder: expected the folder of a sparse version"),
         ({"activation": "rellu"}, "unknown activation 'rellu'"),
         ({"zeros": (0.9, 0.8)}, "expected one or more, rising"),

@@ -46,7 +46,7 @@ def _recipe(options: argparse.Namespace):
     names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
     training = Training(**{name: getattr(options, name) for name in names})
     later = options.later_steps or options.steps
-    more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start", "own_text")}
+    more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start")}
     return Recipe(options.model, tuple(options.zeros), **more, training=training, later_steps=later)
 
 
@@ -77,8 +77,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--start", help=start)
     other = "what takes the place of the model's own activation, such as relu (default: nothing)"
     parser.add_argument("--activation", help=other)
-    own = "train on so many tokens that the model writes itself, not on the corpus (default: 0)"
-    parser.add_argument("--own-text", type=int, default=0, help=own)
     parser.add_argument("--rank", type=int, default=24, help="of each linear's difference (default: 24)")
     parser.add_argument("--down-rank", type=int, default=80, help="of each down projection's (default: 80)")
     parser.add_argument("--seed", type=int, default=0, help="of the text's order (default: 0)")

@@ -24,8 +24,6 @@ LICENCES = {
 }
 AFTER = ", after the\n  steps for lower shares of zeros"
 OTHER = " `{}` takes the place\nof the model's own activation."
-TEXT_OF = "calibration articles of `{}`"
-OWN_TEXT = "what the dense model writes on from beginnings in\n  calibration articles of `{}`"
 EARLIER = "* **Before**: the training starts from adapters of these recipes, the first one first: {}\n"
 EARLIER_RECIPES = "earlier_recipes"  # an entry of what the file says about the adapters
 ENDS = 20  # steps whose mean loss the card gives as the first and as the last one
@@ -41,7 +39,7 @@ Perplexity and the share of zeros are measured on {windows} windows of {sequence
 
 * **Training**: distillation from the dense model's probabilities, {steps} steps of {tokens} tokens in all{after}.
   The divergence of a token went from {first:.3f} to {last:.3f} nats (means of {ends} steps; `curve.csv`).
-* **Text**: {text} ({text_licence}). Evaluation uses other articles.
+* **Text**: calibration articles of `{corpus}` ({text_licence}). Evaluation uses other articles.
 * **Licence**: {licence}.
 * **Recipe**: `python -m toolkit.recovery`, {recipe}
 {earlier}"""
@@ -121,7 +119,7 @@ def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> s
         ends=ENDS,
         other="" if recipe.activation is None else OTHER.format(recipe.activation),
         earlier=EARLIER.format(json.dumps(before)) if before else "",
-        text=(OWN_TEXT if recipe.own_text else TEXT_OF).format(recipe.corpus),
+        corpus=recipe.corpus,
         text_licence=LICENCES.get(recipe.corpus, "see its source"),
         licence=LICENCES.get(recipe.model, "as the base model"),
         recipe=json.dumps(recipe.record()),

@@ -19,7 +19,6 @@ from toolkit.models.activation import activation
 from toolkit.models.adapters import FILE, Adapters, LowRank, fingerprint, load
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery.distillation import Training, distil, fresh, refitted
-from toolkit.recovery.generated import own_text
 from toolkit.recovery.shares import check_range, shares
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
@@ -41,8 +40,6 @@ class Recipe:
     corpus: str = "wiki-slice"
     activation: str | None = None
     """What takes the place of the model's own one, such as "relu"; None keeps it."""
-    own_text: int = 0
-    """Tokens that the dense model writes itself, to train on instead of the corpus; 0 trains on the corpus."""
     start: str | None = None
     """The folder of a sparse version of the same model, whose adapters the first training starts from."""
 
@@ -56,8 +53,6 @@ class Recipe:
         if self.start is not None and not (Path(self.start) / FILE).is_file():
             raise UserError(f"start {self.start}: expected the folder of a sparse version, with a file {FILE}")
         numbers = {"rank": self.rank, "down_rank": self.down_rank, "later_steps": self.later_steps}
-        if self.own_text < 0:
-            raise UserError(f"own_text {self.own_text}: expected a number of tokens, or 0 for the corpus")
         for name, value in (numbers | asdict(self.training)).items():
             if name not in ("seed", "warm_up", "follow") and value <= 0:
                 raise UserError(f"{name} {value}: expected more than 0")
@@ -94,18 +89,17 @@ class Made:
 def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> Iterator[Made]:
     """Make each version of a dense model, from text to train on.
 
-    Raises `UserError` as `shares`, `own_text` and `distil` do, and for adapters to start from that are damaged or
+    Raises `UserError` as `shares` and `distil` do, and for adapters to start from that are damaged or
     another model's.
     """
     adapters, digest = _start(recipe, model)
     place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "start": digest})
     windows = FITTED_ON.draw(tokens)
     by_layer = _kept_shares(place / "shares.json", model, windows, recipe)
-    text = own_text(model, tokens, recipe.own_text) if recipe.own_text else tokens
     for number, (zeros, layers) in enumerate(zip(recipe.zeros, by_layer, strict=True)):
         start = refitted(model, adapters, windows, layers)
         state = place / f"{recipe.name(zeros)}.safetensors"
-        learnt, curve = distil(model, text, layers, start, recipe.training_of(number), state)
+        learnt, curve = distil(model, tokens, layers, start, recipe.training_of(number), state)
         adapters = refitted(model, rounded(learnt), windows, layers)
         alone = refitted(model, replace(adapters, differences={}), windows, layers)
         yield Made(zeros, adapters, start, alone, curve)
