@@ -121,6 +121,7 @@ def test_the_command_refuses_before_work_starts(tmp_path, capsys, monkeypatch):
     for arguments, told in (
         (["--out", str(tmp_path / "no")], "expected a folder that is there"),
         (["--out", str(tmp_path)], "exists already"),
+        (["--out", str(tmp_path), "--corpus", "pile"], "unknown corpus 'pile'"),
         (["--out", str(tmp_path), "--zeros", "0.3"], "share of zeros 0.3"),
         (["--out", str(tmp_path), "--zeros", "0.7", "--device", "cuda:99"], "torch sees no CUDA device"),
     ):

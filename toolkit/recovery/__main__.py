@@ -46,14 +46,17 @@ def _recipe(options: argparse.Namespace):
     names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
     training = Training(**{name: getattr(options, name) for name in names})
     later = options.later_steps or options.steps
-    more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start")}
+    more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start", "corpus")}
     return Recipe(options.model, tuple(options.zeros), **more, training=training, later_steps=later)
 
 
 def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
-    """Refuse what could not be written or run, before the work."""
+    """Refuse what could not be had, written or run, before the work."""
     import torch
 
+    from toolkit.text import check_corpus
+
+    check_corpus(options.corpus)
     if not options.out.is_dir():
         raise UserError(f"--out {options.out}: expected a folder that is there, such as data/models")
     if taken := [folder for folder in folders.values() if os.path.lexists(folder)]:
@@ -66,6 +69,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m toolkit.recovery", description=__doc__)
     parser.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
     parser.add_argument("--out", type=Path, required=True, help="where a folder for each share of zeros is made")
+    corpus = "whose text to train on and to evaluate on (default: wiki-slice; wikitext-2 and c4 need a hub)"
+    parser.add_argument("--corpus", default="wiki-slice", help=corpus)
     shares = "shares of zeros, rising (default: 0.8 0.85 0.9)"
     parser.add_argument("--zeros", type=float, nargs="+", default=[0.8, 0.85, 0.9], help=shares)
     parser.add_argument("--steps", type=int, default=100, help="of the first training (default: 100)")

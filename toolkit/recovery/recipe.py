@@ -63,8 +63,12 @@ class Recipe:
         return f"{Path(self.model).name}-{kind}{zeros * 100:g}"
 
     def record(self) -> dict:
-        """What files say about the recipe: all of it, and of the place to start from the name only."""
-        return asdict(self) | ({} if self.start is None else {"start": Path(self.start).name})
+        """What files say about the recipe: the name only of the place to start from, and ranks where they count."""
+        fields = asdict(self)
+        if self.start is not None:
+            del fields["rank"], fields["down_rank"]
+            fields["start"] = Path(self.start).name
+        return fields
 
     def training_of(self, number: int) -> Training:
         """The training of share `number`, each with an order of the text of its own."""
