@@ -185,8 +185,8 @@ def draw(axes: Axes, table: pd.DataFrame, x: str) -> None:
         line = rows[rows["perplexity"].le(BEYOND * dense)].sort_values(x)
         style = "s--" if family == FEW_BITS else "o-"
         axes.plot(line[x], line["perplexity"], style, color=colours[family], markersize=5, label=family)
-        for row in line[line["family"].eq(FEW_BITS)].itertuples():
-            _note(axes, row.form, (getattr(row, x), row.perplexity), (4, 5))
+        for number, row in enumerate(line[line["family"].eq(FEW_BITS)].itertuples()):  # neighbours below and above
+            _note(axes, row.form, (getattr(row, x), row.perplexity), (4, 5 if number % 2 else -12))
         edge = axes.get_xaxis_transform()
         for row in rows[rows["perplexity"].gt(BEYOND * dense)].itertuples():
             axes.plot(getattr(row, x), EDGE, "^", color=colours[family], transform=edge)
