@@ -121,8 +121,9 @@ def fault(folder: Path) -> str | None:
         if added := sorted(files - sums.keys()):
             return f"{added[0]} was added"
         with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-            found = zip(sorted(files), pool.map(_sha256, (folder / name for name in sorted(files))), strict=True)
-            return next((f"{name} was altered" for name, digest in found if digest != sums[name]), None)
+            digests = pool.map(_sha256, (folder / name for name in sums))
+            found = zip(sums.items(), digests, strict=True)
+            return next((f"{name} was altered" for (name, kept), digest in found if digest != kept), None)
     except OSError as error:
         return f"a file is unreadable ({error})"
 

@@ -41,10 +41,9 @@ def replaced(model: nn.Module, activations: Sequence[nn.Module]) -> Iterator[nn.
 
     Raises `UserError` for another number of activations than blocks, or a block without a known one.
     """
-    blocks = decoder_blocks(model)
-    if len(activations) != len(blocks):
-        raise UserError(f"{len(activations)} activations for {len(blocks)} decoder blocks: they are another model's")
-    holders = [_holder(block, number) for number, block in enumerate(blocks)]
+    holders = _holders(model)
+    if len(activations) != len(holders):
+        raise UserError(f"{len(activations)} activations for {len(holders)} decoder blocks: they are another model's")
     kept = [getattr(*holder) for holder in holders]
     try:
         for holder, found in zip(holders, activations, strict=True):
@@ -63,11 +62,11 @@ def replaced_by(model: nn.Module, name: str | None) -> AbstractContextManager[nn
 def replace_for_good(model: nn.Module, name: str) -> None:
     """Put another activation into every decoder block, and its name into the configuration.
 
-    Raises `UserError` for an unknown name, before anything changes.
+    Raises `UserError` for an unknown name, or a block without a known activation, before anything changes.
     """
     found, entries = _module(name), _entries(model)
-    for number, block in enumerate(decoder_blocks(model)):
-        setattr(*_holder(block, number), found)
+    for holder in _holders(model):
+        setattr(*holder, found)
     for entry in entries:
         setattr(model.config.get_text_config(), entry, name)
 
@@ -87,6 +86,10 @@ def _module(name: str) -> nn.Module:
 
     activation(name)
     return ACT2FN[name]
+
+
+def _holders(model: nn.Module) -> list[tuple[nn.Module, str]]:
+    return [_holder(block, number) for number, block in enumerate(decoder_blocks(model))]
 
 
 def _holder(block: nn.Module, number: int) -> tuple[nn.Module, str]:

@@ -111,7 +111,7 @@ def tokens_of(setting: Setting, split: str) -> Tensor:
     return _tokens(setting.corpus, setting.model, split)
 
 
-@cache  # a second a split
+@cache  # many tables of a notebook need them
 def _tokens(corpus: str, model: str, split: str) -> Tensor:
     return load_tokens(corpus, loaded(model)[1], split)
 

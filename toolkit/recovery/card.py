@@ -83,12 +83,13 @@ def table(model: nn.Module, dense: dict[str, float], made: Made, on: Evaluation)
 def write(folder: Path, model: nn.Module, recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> None:
     """Write a new folder. Raises `UserError` if it is there already, and for trouble with the disk."""
     about = {"model": recipe.model, "zeros": str(made.zeros), "recipe": json.dumps(recipe.record())}
-    about[EARLIER_RECIPES] = json.dumps(earlier(recipe))
+    before = earlier(recipe)
+    about[EARLIER_RECIPES] = json.dumps(before)
     with new_folder(folder) as target:
         save(target / FILE, model, made.adapters, about)
         pd.DataFrame(made.curve).to_csv(target / CURVE, index=False)
         quality.to_csv(target / QUALITY, index=False)
-        (target / CARD).write_text(card(recipe, made, quality, on), encoding="utf-8")
+        (target / CARD).write_text(card(recipe, before, made, quality, on), encoding="utf-8")
 
 
 def earlier(recipe: Recipe) -> list[dict]:
@@ -99,10 +100,10 @@ def earlier(recipe: Recipe) -> list[dict]:
     return [*json.loads(about.get(EARLIER_RECIPES, "[]")), json.loads(about["recipe"])]
 
 
-def card(recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> str:
-    """The model card."""
+def card(recipe: Recipe, before: list[dict], made: Made, quality: pd.DataFrame, on: Evaluation) -> str:
+    """The model card; `before` are the recipes that `earlier` gives."""
     training = recipe.training
-    losses, before = [row["loss"] for row in made.curve], earlier(recipe)
+    losses = [row["loss"] for row in made.curve]
     lines = [f"| {' | '.join(quality)} |", "|" + " --- |" * quality.shape[1]]
     lines += [f"| {' | '.join(map(_shown, row))} |" for row in quality.itertuples(index=False)]
     return TEXT.format(

@@ -1,6 +1,5 @@
 """Corpora as one long row of tokens, split into text to calibrate on and text to evaluate on."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +53,7 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     def make(folder: Path) -> None:
         tensor_files.save(folder / TOKENS, TOKENS_KIND, {}, {"ids": _ids(tokenizer, text)})
 
-    key = {"text_sha256": _sha256(text), "tokenizer_sha256": _sha256(backend.to_str())}
+    key = {"text_sha256": sources.digest(text), "tokenizer_sha256": sources.digest(backend.to_str())}
     code = sources.dependencies("toolkit.text.corpora")
     folder = cached("tokens", key | {"tokenizers": tokenizers.__version__}, code, make)
     return tensor_files.load(folder / TOKENS, TOKENS_KIND)[1]["ids"]
@@ -62,10 +61,6 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
 
 def _ids(tokenizer, text: str) -> Int64[Tensor, " n"]:
     return torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def check_corpus(corpus: str) -> None:
