@@ -51,12 +51,12 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
     unknown, the model cannot be had from the hub, or it needs either of these.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     place, options = _place(name)
     adapters = _adapters(name)
     first = torch.float32 if adapters else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype=first, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
@@ -125,7 +125,7 @@ def _loading(name: str, options: dict) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
+        with hub.lean(), hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # a RuntimeError tells of unlike shapes
         raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error

@@ -93,5 +93,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # waiting threads sleep, beside other work on the machine
     sys.exit(main())

@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--only", nargs="+", default=[], metavar="ID", help="only these notebooks or papers: endor/fig04 flash")
     add("--model", metavar="ID", help="the model, for every notebook that takes one: a name or a Hugging Face id")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
-    jobs = max(1, cores() // 2)  # on one core each, the longest notebook would hold up the end
+    jobs = min(cores(), max(2, cores() // 2))  # while one imports or draws, which takes one core, another computes
     add("--jobs", type=int, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
     add("--profile", type=Path, metavar="DIR", help="a Snakemake profile, for SLURM and other executors")
     add("--list", action="store_true", help="print the notebooks there are, and stop")
