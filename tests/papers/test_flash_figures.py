@@ -17,6 +17,7 @@ BASE = Replay("opt-6.7b", 3)
 @pytest.fixture
 def turns():
     rates = {("toolkit", "split"): (1.0, 2.0), ("toolkit", "bundled"): (1.5, 4.0), ("fio", "bundled"): (2.0, 4.0)}
+    rates |= {("toolkit, long bursts", layout): (2.0, 3.0) for layout in ("bundled", "split")}
     return pd.DataFrame(
         {"tool": tool, "layout": layout, "repetition": turn, "gb_s": found[turn], "model": "opt-6.7b", "depth": 32}
         | {"chunk_bytes": 16384 if layout == "bundled" else 8192, "mode": "direct"}
@@ -28,9 +29,9 @@ def turns():
 def test_ratios_are_of_the_same_turn(turns):
     found = study.turn_ratios(turns)
     assert found["bundling"] == 1.75
-    assert found["over fio, bundled"] == 0.875
-    assert found["over fio, split"] != found["over fio, split"]
-    assert study.turn_ratios(turns[turns["tool"] == "toolkit"])["bundling"] == 1.75
+    assert found["bundled, a layer's burst"] == found["bundled, long bursts"] == 0.875
+    assert all(found[f"split, {burst}"] != found[f"split, {burst}"] for burst in ("a layer's burst", "long bursts"))
+    assert study.turn_ratios(turns[turns["tool"] != "fio"])["bundling"] == 1.75
 
 
 def test_chunks_and_the_inputs_of_the_profile_are_the_papers(turns):

@@ -69,7 +69,8 @@ def test_the_text_is_clean(split):
 def test_openings_of_articles_are_never_those_of_an_article_to_evaluate_on(tmp_path, monkeypatch):
     slices = {split: "\n\n".join(f"{it.title}\n\n{it.text}" for it in load_articles(split)) for split in SPLITS}
     evaluated, calibrates = (load_articles(split)[0].title for split in ("evaluation", "calibration"))
-    leads = {title: {"title": title, "extract": f"{title} is this."} for title in (evaluated.upper(), calibrates, "Zoo")}
+    titles = (evaluated.upper(), calibrates, "Zoo")
+    leads = {title: {"title": title, "extract": f"{title} is this."} for title in titles}
     (tmp_path / "leads.json").write_text(json.dumps(leads))
     fetch = corpora.downloads.fetch
     monkeypatch.setattr(

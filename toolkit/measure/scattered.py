@@ -5,7 +5,7 @@ scattered_reads(Scattered("opt-6.7b", layers=4))
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,9 @@ from toolkit.storage.bundles import LAYOUTS, read_neurons
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.store import Store
 
+TOOL, LONG, FIO = "toolkit", "toolkit, long bursts", "fio"
+LONG_SHARE = 0.25  # of a layer's neurons: so that a start and an end with few reads under way do not count
+
 
 @dataclass(frozen=True)
 class Scattered:
@@ -37,10 +40,10 @@ class Scattered:
 
 
 def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
-    """A row for each tool ("toolkit", "fio"), layout and repetition: chunk_bytes, depth, mode, gb_s.
+    """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s.
 
-    Ours reads bursts, one layer's neurons at a time; fio reads chunks of the same size and file without a pause. Turns
-    alternate. There are no rows of fio where it is not installed.
+    Ours reads bursts, one layer's neurons at a time, and `LONG_SHARE` of a layer at a time; fio reads chunks of the same
+    size and file without a pause. Turns alternate. There are no rows of fio where it is not installed.
     """
     code = sources.dependencies("toolkit.measure.scattered")
     key = asdict(scattered) | {"machine": describe(), "fio": fio.installed()}
@@ -55,11 +58,13 @@ def _rows(scattered: Scattered) -> Iterator[dict]:
                 chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
                 labels = {"layout": layout, "chunk_bytes": chunk, "depth": scattered.depth, "mode": reader.mode}
                 labels |= {"model": scattered.model, "repetition": repetition}
-                yield labels | {"tool": "toolkit", "gb_s": _ours(scattered, store, reader, layout, generator)}
+                for tool, share in ((TOOL, scattered.share), (LONG, LONG_SHARE)):
+                    found = _ours(replace(scattered, share=share), store, reader, layout, generator)
+                    yield labels | {"tool": tool, "gb_s": found}
                 if fio.installed():
                     file = store.shards[store.layer(0, layout).shard].path
                     found = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
-                    yield labels | {"tool": "fio", "gb_s": found}
+                    yield labels | {"tool": FIO, "gb_s": found}
 
 
 def _ours(scattered: Scattered, store: Store, reader: Reader, layout: str, generator: np.random.Generator) -> float:

@@ -12,6 +12,7 @@ from toolkit.evidence.figures import HATCHES, first_on_top
 from toolkit.machines.machine import Profile
 from toolkit.measure.replay import Replay
 from toolkit.measure.rewriting import MANAGER, REALLOCATION
+from toolkit.measure.scattered import FIO, LONG, TOOL
 from toolkit.papers.flash_io import modelled_reads, reads_of
 from toolkit.simulation.neuron_reads import Reads, part_bytes
 
@@ -52,10 +53,10 @@ def measured_throughput(turns: pd.DataFrame) -> pd.DataFrame:
 def turn_ratios(turns: pd.DataFrame) -> dict[str, float]:
     """Medians over the turns: bundled over split by our reader, and ours over fio's by layout (NaN without it)."""
     wide = turns.pivot_table(index="repetition", columns=["tool", "layout"], values="gb_s")
-    ratios = {"bundling": wide["toolkit", "bundled"] / wide["toolkit", "split"]}
+    ratios = {"bundling": wide[TOOL, "bundled"] / wide[TOOL, "split"]}
     for layout in LAYOUTS:
-        fio = wide.get(("fio", layout), np.nan)
-        ratios[f"over fio, {layout}"] = wide["toolkit", layout] / fio
+        for tool, burst in ((TOOL, "a layer's burst"), (LONG, "long bursts")):
+            ratios[f"{layout}, {burst}"] = wide[tool, layout] / wide.get((FIO, layout), np.nan)
     return {name: float(values.median()) for name, values in ratios.items()}
 
 

@@ -42,6 +42,8 @@ class Chunks:
 
     def cut(self, chunk_bytes: int) -> Self:
         """The same bytes in chunks of at most so many bytes."""
+        if not len(self.sizes) or self.sizes.max() <= chunk_bytes:
+            return self
         counts = -(-self.sizes // chunk_bytes)
         owner = np.repeat(np.arange(len(counts)), counts)
         within = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk_bytes
@@ -197,8 +199,8 @@ class HostReader(Reader):
         """Refuse what a direct read cannot do, or what would be written beyond the target."""
         if shard not in self.files:
             raise UserError(f"shard {shard} was not opened by this reader: open one for its variant")
-        numbers = np.concatenate([chunks.offsets, chunks.sizes, chunks.places, [_address(target)]])
-        if (numbers % BLOCK_BYTES).any() or (numbers < 0).any():
+        bits = np.bitwise_or.reduce(chunks.offsets | chunks.sizes | chunks.places) | _address(target)
+        if bits % BLOCK_BYTES or bits < 0:  # the lowest bits and the sign of all of them
             raise UserError(f"chunks or a target that are no whole blocks of {BLOCK_BYTES} bytes: expected multiples")
         if len(chunks.sizes) and (end := int((chunks.places + chunks.sizes).max())) > target.nbytes:
             raise UserError(f"a buffer of {target.nbytes} bytes for chunks up to byte {end}: expected one as large")
