@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -112,6 +113,18 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     for more in ([], ["--weights", "decoded"], ["--dram", "20MB"]):
         assert main([*command, *more]) == 0
         assert capfd.readouterr().out.strip() == expected.strip()
+
+
+def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_path, capfd, monkeypatch):
+    for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    sparse = shutil.copytree(model, tmp_path / "sparse")
+    config = json.loads((sparse / "config.json").read_text()) | {"activation_thresholds": [0.1, 0.1]}
+    (sparse / "config.json").write_text(json.dumps(config))
+    before = perplexity(load_model(str(sparse), dtype=torch.float32)[0], torch.arange(2100), 512, 4)
+    command = ["pack", str(sparse), "--method", "neurons", "--dtype", "float32", "--out", str(tmp_path / "packed")]
+    assert main([*command, "--windows", "2", "--sequence-length", "32", "--predictors", "gate"]) == 0
+    assert f"perplexity {before:.1f} with its thresholds, " in capfd.readouterr().out
 
 
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):

@@ -259,19 +259,21 @@ def _sizes(folder: Path, model) -> list[str]:
 
 
 def _quality(options: argparse.Namespace, dtype, tokenizer) -> str:
-    """Perplexity of the dense model, and of what was written as `run` opens it."""
+    """Perplexity of the model as it was, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
+    from toolkit.models.cutting import thresholds_of
     from toolkit.text import load_tokens
 
     print(f"{options.out}: written; evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:
         tokens = load_tokens(options.corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)
-        before = _perplexity(load_model(options.model, dtype or fast_dtype())[0], tokens)
+        model = load_model(options.model, dtype or fast_dtype())[0]
+        before, kind = _perplexity(model, tokens), "dense" if thresholds_of(model) is None else "with its thresholds"
     except UserError as error:
         return f"not evaluated: {error}"
     text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
-    return f"perplexity {before:.1f} dense, {after:.1f} packed ({text})"
+    return f"perplexity {before:.1f} {kind}, {after:.1f} packed ({text})"
 
 
 def _packed_perplexity(options: argparse.Namespace, tokens):

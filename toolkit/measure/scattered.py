@@ -42,7 +42,7 @@ class Scattered:
 def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
     """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s.
 
-    Ours reads bursts, one layer's neurons at a time, and `LONG_SHARE` of a layer at a time; fio reads chunks of the same
+    Ours reads bursts, one layer's neurons at a time, then `LONG_SHARE` of a layer; fio reads chunks of the same
     size and file without a pause. Turns alternate. There are no rows of fio where it is not installed.
     """
     code = sources.dependencies("toolkit.measure.scattered")
