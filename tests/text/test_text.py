@@ -1,12 +1,10 @@
 import copy
-import json
 
 import pytest
 import torch
 
 from toolkit.errors import UserError
 from toolkit.models import hub, load_model
-from toolkit.models.downloads import DOWNLOADS
 from toolkit.text import CORPORA, SPLITS, corpora, load_articles, load_tokens
 
 
@@ -66,30 +64,15 @@ def test_the_text_is_clean(split):
         assert {"References", "External links"}.isdisjoint(article.text.split("\n\n")), article.title
 
 
-def test_openings_of_articles_are_never_those_of_an_article_to_evaluate_on(tmp_path, monkeypatch):
-    slices = {split: "\n\n".join(f"{it.title}\n\n{it.text}" for it in load_articles(split)) for split in SPLITS}
-    evaluated, calibrates = (load_articles(split)[0].title for split in ("evaluation", "calibration"))
-    titles = (evaluated.upper(), calibrates, "Zoo")
-    leads = {title: {"title": title, "extract": f"{title} is this."} for title in titles}
-    (tmp_path / "leads.json").write_text(json.dumps(leads))
-    fetch = corpora.downloads.fetch
-    monkeypatch.setattr(
-        corpora.downloads, "fetch", lambda name: tmp_path / "leads.json" if name == "wiki-leads" else fetch(name)
-    )
-    openings = f"{calibrates}\n\n{calibrates} is this.\n\nZoo\n\nZoo is this."
-    assert CORPORA["wiki-leads"]("calibration") == f"{openings}\n\n{slices['calibration']}"
-    assert CORPORA["wiki-leads"]("evaluation") == slices["evaluation"]
-
-
 def test_unknown_names(tokenizer):
-    with pytest.raises(UserError, match="unknown corpus 'pile'; choose from: c4, wiki-leads, wiki-slice, wikitext-2"):
+    with pytest.raises(UserError, match="unknown corpus 'pile'; choose from: c4, wiki-slice, wikitext-2"):
         load_tokens("pile", tokenizer)
     for load in (load_articles, lambda split: load_tokens("wiki-slice", tokenizer, split)):
         with pytest.raises(UserError, match="unknown split 'test'; choose from: calibration, evaluation"):
             load("test")
 
 
-@pytest.mark.parametrize("corpus", sorted(set(CORPORA) - set(DOWNLOADS)))
+@pytest.mark.parametrize("corpus", sorted(set(CORPORA) - {"wiki-slice"}))
 def test_corpora_of_the_hub_without_one(monkeypatch, tokenizer, corpus):
     monkeypatch.setattr(hub, "reachable", lambda: False)
     with pytest.raises(UserError, match="use 'wiki-slice'") as caught:

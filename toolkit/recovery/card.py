@@ -21,7 +21,6 @@ CURVE, QUALITY, CARD = "curve.csv", "quality.csv", "README.md"
 LICENCES = {
     "smollm2-135m": "Apache-2.0, as the base model, SmolLM2-135M-Instruct",
     "wiki-slice": "Wikipedia's authors, CC BY-SA 4.0",
-    "wiki-leads": "Wikipedia's authors, CC BY-SA 4.0",
 }
 AFTER = ", after the\n  steps for lower shares of zeros"
 OTHER = " `{}` takes the place\nof the model's own activation."

@@ -33,14 +33,12 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     """All tokens of one split of a corpus, in order and without special tokens. Kept in the cache.
 
     Args:
-        corpus: `"wiki-slice"` or `"wiki-leads"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
+        corpus: `"wiki-slice"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
         tokenizer: as `load_model` returns it.
-        split: `"calibration"` or `"evaluation"`. `"wiki-leads"` calibrates on the openings of ten thousand articles and
-            on those of `"wiki-slice"`, and evaluates on the same ones as that. Of wikitext-2 the splits are the
-            training and the test split, of c4 the first 4000 documents of the training and the first 1100 of the
-            validation split. Documents are joined as the code of SparseGPT and Wanda joins them. The ENDOR paper
-            (section 5.3) says WikiText validation; the test split is what that code evaluates on, and what "WikiText
-            perplexity" means in the pruning papers.
+        split: `"calibration"` or `"evaluation"`. Of wikitext-2 these are the training and the test split, of c4 the
+            first 4000 documents of the training and the first 1100 of the validation split. Documents are joined as
+            the code of SparseGPT and Wanda joins them. The ENDOR paper (section 5.3) says WikiText validation; the
+            test split is what that code evaluates on, and what "WikiText perplexity" means in the pruning papers.
 
     Raises `UserError` if corpus or split is unknown, or the corpus needs a hub that cannot be reached.
     """
@@ -101,15 +99,6 @@ def _wiki_slice(split: str) -> str:
     return "\n\n".join(f"{article.title}\n\n{article.text}" for article in load_articles(split))
 
 
-def _wiki_leads(split: str) -> str:
-    if split == "evaluation":
-        return _wiki_slice(split)
-    evaluated = {article.title.casefold() for article in load_articles("evaluation")}
-    found = json.loads(downloads.fetch("wiki-leads").read_text(encoding="utf-8")).values()
-    leads = [f"{lead['title']}\n\n{lead['extract']}" for lead in found if lead["title"].casefold() not in evaluated]
-    return "\n\n".join([*leads, _wiki_slice(split)])
-
-
 def _wikitext_2(split: str) -> str:
     part, joint = {"calibration": ("train", " "), "evaluation": ("test", "\n\n")}[split]
     return joint.join(_hub_rows("wikitext-2", split=part, path="Salesforce/wikitext", name="wikitext-2-raw-v1")["text"])
@@ -136,9 +125,4 @@ def _hub_rows(corpus: str, **options):
         return datasets.load_dataset(**options)
 
 
-CORPORA: dict[str, Callable[[str], str]] = {
-    "wiki-slice": _wiki_slice,
-    "wiki-leads": _wiki_leads,
-    "wikitext-2": _wikitext_2,
-    "c4": _c4,
-}
+CORPORA: dict[str, Callable[[str], str]] = {"wiki-slice": _wiki_slice, "wikitext-2": _wikitext_2, "c4": _c4}
