@@ -259,12 +259,12 @@ def least_share(generation: Generation) -> float:
     return 0.0
 
 
-def twin(model: str, layers: int, paper_model: str, paper_layers: int, machine: str) -> pd.DataFrame:
+def twin(model: str, layers: int, tokens: int, paper_model: str, paper_layers: int, machine: str) -> pd.DataFrame:
     """Tokens of a paper's size: measured here on so many layers with random weights, and their reads modelled there.
 
     Columns as in `end_to_end`, and those of `toolkit.papers.flash_io.measured_ways`; the replay is that of table 2.
     """
-    measured = measured_ways(replay_measurements(Replay(model, layers, fired=FIRED)))
+    measured = measured_ways(replay_measurements(Replay(model, layers, fired=FIRED, tokens=tokens)))
     theirs = modelled_reads(profile(machine), Reads(paper_model, paper_layers))
     return pd.concat([theirs, measured.rename(columns={"manage_ms": "memory_ms"})], ignore_index=True)
 
