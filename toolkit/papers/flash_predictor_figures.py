@@ -69,7 +69,8 @@ def cost_figure(table: pd.DataFrame, dense: float) -> Figure:
         for (kind, cut), rows in told.assign(x=x).groupby(["kind", "cut"], sort=False):
             rows, style = rows.sort_values("x"), "o-" if cut else "o--"
             label = NAMES[kind] + ("" if cut else ", all used")
-            axes.plot(rows["x"], rows["perplexity"], style, color=COLOURS[kind], label=label, markersize=4)
+            look = {"color": COLOURS[kind], "label": label, "markersize": 4, "fillstyle": "full" if cut else "none"}
+            axes.plot(rows["x"], rows["perplexity"], style, **look)
         axes.axhline(alone["perplexity"], color="black", linewidth=0.9, label="thresholds alone")
         axes.axhline((1 + GOAL) * alone["perplexity"], color="black", linewidth=0.9, linestyle="--", label="3 % above")
         axes.axhline(dense, color="gray", linewidth=0.9, linestyle=":", label="dense")
