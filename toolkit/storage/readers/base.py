@@ -42,7 +42,7 @@ class Chunks:
 
     def cut(self, chunk_bytes: int) -> Self:
         """The same bytes in chunks of at most so many bytes."""
-        if len(self.sizes) and 0 < self.sizes.min() and self.sizes.max() <= chunk_bytes:
+        if len(self.sizes) and self.sizes.min() > 0 and self.sizes.max() <= chunk_bytes:
             return self  # as they are, which a burst of short reads need not wait for
         counts = -(-self.sizes // chunk_bytes)
         owner = np.repeat(np.arange(len(counts)), counts)
