@@ -57,11 +57,14 @@ def reason(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def lean() -> Iterator[None]:
-    """Have transformers import without optional packages that generating text never uses. It saves seconds."""
+def lean(*packages: str) -> Iterator[None]:
+    """Have transformers import without optional packages: those given, or all that generating text never uses.
+
+    It saves seconds. What is imported inside the block stays without them.
+    """
     from transformers import utils
 
-    places = [(part, f"is_{name}_available") for part in (utils, utils.import_utils) for name in UNUSED]
+    places = [(part, f"is_{name}_available") for part in (utils, utils.import_utils) for name in packages or UNUSED]
     found = {(part, name): getattr(part, name) for part, name in places if hasattr(part, name)}
     for part, name in found:
         setattr(part, name, lambda *_, **__: False)

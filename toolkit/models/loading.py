@@ -125,9 +125,10 @@ def _loading(name: str, options: dict) -> Iterator[None]:
     from safetensors import SafetensorError
 
     try:
-        with hub.lean(), hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
+        with hub.lean("hqq"), hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:  # a RuntimeError tells of unlike shapes
+    # a RuntimeError tells of unlike shapes, an ImportError of a checkpoint that `hqq` has quantised
+    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error
 
 

@@ -51,7 +51,7 @@ def measured_throughput(turns: pd.DataFrame) -> pd.DataFrame:
 
 
 def turn_ratios(turns: pd.DataFrame) -> dict[str, float]:
-    """Medians over the turns: bundled over split by our reader, ours over fio's by layout and burst (NaN without it)."""
+    """Medians over turns: our bundled reads over split ones; ours over fio's by layout and burst (NaN without it)."""
     wide = turns.pivot_table(index="repetition", columns=["tool", "layout"], values="gb_s")
     ratios = {"bundling": wide[TOOL, "bundled"] / wide[TOOL, "split"]}
     for layout in LAYOUTS:
