@@ -4,4 +4,4 @@ In each: `__init__` is the door with contracts and dispatch, `layout` the packed
 kernels for any CPU, `cpu_simd` those with SIMD, `cuda` those for GPUs. `common` holds what families share.
 """
 
-from toolkit.kernels.common import source_files  # noqa: F401 - the first of all: it notes how the files are now
+from toolkit.kernels.runtime import source_files  # noqa: F401 - the first of all: it notes how the files are now

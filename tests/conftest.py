@@ -43,7 +43,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def _kept_kernels():
     """Workers and later runs share compiled kernels, also where a test has a cache of its own."""
-    from toolkit.kernels.common import compiled
+    from toolkit.kernels.runtime import compiled
 
     compiled._folder()
 

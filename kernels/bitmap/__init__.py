@@ -2,7 +2,7 @@
 
 One door per operation: `encode`, `decompress`, `matvec`. `backend="auto"` takes the CUDA kernels if that is where the
 tensors are. On a CPU it takes what was fastest there for this operation and element type: the first large matrix has
-that measured once a machine (`toolkit.kernels.common.tuning`). Small matrices take the first of `available()`.
+that measured once a machine (`toolkit.kernels.runtime.tuning`). Small matrices take the first of `available()`.
 
     [[1, 0, 0, 2],      bitmap       0b1001, 0b0000, 0b0010   (lowest bit = first column; rows padded to 32 bits)
      [0, 0, 0, 0],      row_offsets  0, 2, 2, 3
@@ -25,12 +25,12 @@ from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
 from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.common import tuning
-from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect, operand
-from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.common.simd import CACHE_LINE
-from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.runtime import tuning
+from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.program import Product, Task
+from toolkit.kernels.runtime.threads import over_rows
 
 __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decompress", "encode", "matvec", "row_bytes"]
 

@@ -35,7 +35,7 @@ from toolkit.kernels.common.gpu import (
     sum_before,
     sync,
 )
-from toolkit.kernels.common.launch import LANES, WARPS, Launch
+from toolkit.kernels.runtime.launch import LANES, WARPS, Launch
 
 WORDS = BLOCK // WORD  # of a block
 WORDS_PER_LANE = WORDS // LANES

@@ -1,1 +1,1 @@
-"""What kernel families share: SIMD, dense products, elements, GPU helpers, launches, threads, tuning, contracts."""
+"""What kernel families share inside their kernels: SIMD, elements, dense rows, GPU helpers."""

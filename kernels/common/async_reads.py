@@ -9,7 +9,7 @@ import platform
 import numpy as np
 from numba import types
 
-from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.runtime.compiled import compiled
 
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from toolkit.kernels.common import elements
-from toolkit.kernels.common.launch import LANES, Launch
+from toolkit.kernels.runtime.launch import LANES, Launch
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # Numba warns of small grids; a small matrix is no mistake

@@ -8,9 +8,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, item, prefetch, prefetch_l2, zeros
+from toolkit.kernels.runtime.compiled import compiled
 
 LANES = 16  # in which a row is summed
 ROWS = 4  # multiplied at once, which share what they read of x

@@ -4,7 +4,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.runtime.compiled import compiled
 
 pread = types.ExternalFunction("pread", types.int64(types.int32, types.intp, types.uint64, types.int64))
 

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.runtime.compiled import compiled
 
 
 @compiled

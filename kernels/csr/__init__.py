@@ -15,13 +15,13 @@ from jaxtyping import Float, Float16, Float32, Int64
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.compiled import compiled
-from toolkit.kernels.common.contracts import expect
-from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import CSR, PTCSR, STORAGES, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
+from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.runtime.contracts import expect
+from toolkit.kernels.runtime.threads import over_rows
 
 __all__ = ["BACKENDS", "CSR", "PTCSR", "STORAGES", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
 

@@ -7,8 +7,8 @@ from functools import cache
 
 import numba
 
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.csr.shared import column, span, value, within
+from toolkit.kernels.runtime.compiled import compiled
 
 
 @cache

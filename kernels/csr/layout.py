@@ -14,8 +14,8 @@ from jaxtyping import Float16, Int32, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.kernels.common.contracts import expect
 from toolkit.kernels.csr.shared import BLOCK, NARROW_BITS, NARROW_COLUMNS, WIDE_BITS
+from toolkit.kernels.runtime.contracts import expect
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from toolkit.kernels.common.contracts import expect, operand
 from toolkit.kernels.common.products import dense_product
-from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.common.simd import host_has
+from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.program import Product, Task
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 FEATURES = ("avx2", "fma", "f16c")  # without them torch's product is the faster one

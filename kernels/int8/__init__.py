@@ -11,10 +11,10 @@ import torch
 from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
-from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect, operand
-from toolkit.kernels.common.program import Product, Task
 from toolkit.kernels.int8 import cpu, cpu_simd
+from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.program import Product, Task
 
 __all__ = ["BACKENDS", "available", "matvec"]
 

@@ -2,7 +2,7 @@
 
 import numba
 
-from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.runtime.compiled import compiled
 
 
 @compiled(fastmath={"reassoc", "nsz", "contract"})

@@ -14,11 +14,11 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect, operand
-from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.neurons import cpu, cpu_simd
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
+from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.threads import over_rows
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "available", "ffn"]
 

@@ -5,9 +5,9 @@ from functools import cache
 import numba
 import torch
 
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
 from toolkit.kernels.neurons.shared import ffn_of_parts
+from toolkit.kernels.runtime.compiled import compiled
 
 
 @cache

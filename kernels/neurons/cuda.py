@@ -14,8 +14,8 @@ from numba import cuda, float32, int64, uint8, uint16, uint32, uint64
 from torch import Tensor
 
 from toolkit.kernels.common.gpu import TO_FLOAT32, as_unsigned, multiprocessors, run, sum_all
-from toolkit.kernels.common.launch import LANES, WARPS, Launch
 from toolkit.kernels.neurons.shared import ACTIVATIONS
+from toolkit.kernels.runtime.launch import LANES, WARPS, Launch
 
 VECTORS = 16  # that one pass over the neurons multiplies, at most
 LANE_BYTES = 8  # that a lane reads at once

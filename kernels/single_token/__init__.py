@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.kernels.common.threads import over_rows
+from toolkit.kernels.runtime.threads import over_rows
 from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, normalise, rotate
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}

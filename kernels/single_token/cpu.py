@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import torch
 
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import TO_FLOAT32
+from toolkit.kernels.runtime.compiled import compiled
 
 SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
 

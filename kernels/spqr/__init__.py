@@ -31,11 +31,11 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from toolkit.kernels import csr
-from toolkit.kernels.common.backends import choose, runnable
-from toolkit.kernels.common.contracts import expect, operand
-from toolkit.kernels.common.program import Product, Task
-from toolkit.kernels.common.threads import over_rows
 from toolkit.kernels.csr.layout import column_bits
+from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.program import Product, Task
+from toolkit.kernels.runtime.threads import over_rows
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE

@@ -8,9 +8,9 @@ from functools import cache
 import numba
 import numpy as np
 
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.elements import float32_from_float16
 from toolkit.kernels.csr import cpu as csr
+from toolkit.kernels.runtime.compiled import compiled
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO, code, dequantise
 
 

@@ -25,10 +25,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
-from toolkit.kernels.common.compiled import compiled
 from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.csr import cpu_simd as csr
+from toolkit.kernels.runtime.compiled import compiled
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 LANES = 8

@@ -41,10 +41,10 @@ from toolkit.kernels.common.gpu import (
     run,
     subtract_pairs,
 )
-from toolkit.kernels.common.launch import LANES, Launch
 from toolkit.kernels.csr.cuda import VECTORS, lane_words, readable, value
 from toolkit.kernels.csr.layout import Outliers, column_bits
 from toolkit.kernels.csr.shared import column
+from toolkit.kernels.runtime.launch import LANES, Launch
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE
 
 TILES = LANES // TILE  # that a warp reads at once

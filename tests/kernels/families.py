@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 needs_numba_cuda = pytest.mark.skipif(
     not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"

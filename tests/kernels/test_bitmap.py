@@ -16,7 +16,7 @@ from tests import naive_formats as naive
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 SHAPES = [(0, 0), (0, 64), (3, 0), (1, 1), (5, 31), (4, 32), (7, 33), (3, 100), (9, 64), (2, 256), (6, 1000)]

@@ -14,7 +14,7 @@ import torch
 from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 ROOT = Path(__file__).parents[2]
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}

@@ -8,7 +8,7 @@ from tests.kernels.families import each_backend
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import int8
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 SHAPES = [(0, 0), (0, 32), (3, 0), (1, 1), (4, 16), (5, 31), (4, 32), (7, 33), (9, 64), (13, 1000), (3, 36_867)]
 

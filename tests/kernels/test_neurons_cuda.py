@@ -7,7 +7,7 @@ import torch
 
 from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
 from toolkit.kernels import neurons
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 CHECKS = 17
 

@@ -8,9 +8,9 @@ import torch
 from tests.kernels.test_threads import count, fail_at, team
 from toolkit.formats import FORMATS, QUANTISED, READABLE, encode
 from toolkit.formats.scaled import Scaled
-from toolkit.kernels.common import threads
-from toolkit.kernels.common.compiled import COMPILE
-from toolkit.kernels.common.program import Product, Program, Task, stages
+from toolkit.kernels.runtime import threads
+from toolkit.kernels.runtime.compiled import COMPILE
+from toolkit.kernels.runtime.program import Product, Program, Task, stages
 
 __all__ = ["team"]
 MUCH = 1 << 30  # bytes of work: as many threads as there are
@@ -123,7 +123,7 @@ def check(packed, weight):
 
 def test_few_bytes_take_one_part_each_and_many_are_shared_by_bytes(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    from toolkit.kernels.common.program import _parts
+    from toolkit.kernels.runtime.program import _parts
 
     values = np.zeros(1, np.int64)
     stage = [Task(count, (values, 1), 1000, 3 * MUCH), Task(count, (values, 1), 999, MUCH), Task(multiply, (values, 1))]

@@ -6,7 +6,8 @@ import torch
 
 from tests import naive_formats as naive
 from toolkit.kernels import dense
-from toolkit.kernels.common import simd, threads
+from toolkit.kernels.common import simd
+from toolkit.kernels.runtime import threads
 from toolkit.kernels.single_token import add_and_normalise, attend, normalise, rotate
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -9,7 +9,7 @@ from tests.kernels.families import each_backend
 from tests.kernels.test_bitmap import at_the_end_of_memory
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 300)]
 EXACT = ["avx2_table", "avx2_arithmetic", "table", "arithmetic"]

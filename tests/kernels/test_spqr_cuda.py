@@ -11,7 +11,7 @@ import torch
 from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.common import backends
+from toolkit.kernels.runtime import backends
 
 
 @needs_numba_cuda

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.kernels.common import threads
-from toolkit.kernels.common.compiled import COMPILE
+from toolkit.kernels.runtime import threads
+from toolkit.kernels.runtime.compiled import COMPILE
 
 MUCH = 1 << 30  # bytes of work: as many threads as there are
 PATIENCE_S = 60

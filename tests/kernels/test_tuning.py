@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toolkit.kernels.common import tuning
+from toolkit.kernels.runtime import tuning
 
 
 @pytest.fixture(autouse=True)

@@ -171,5 +171,5 @@ def test_an_empty_folder_is_no_model(tmp_path):
 def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays(monkeypatch, bfloat16, expected):
     seconds = {torch.bfloat16: bfloat16, torch.float32: 1.0}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("toolkit.kernels.common.tuning.measure", lambda _: seconds)
+    monkeypatch.setattr("toolkit.kernels.runtime.tuning.measure", lambda _: seconds)
     assert models.fast_dtype.__wrapped__() == expected

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from toolkit.formats.packed import Packed, dense_matvec, expect
 from toolkit.kernels import dense, int8
-from toolkit.kernels.common.program import Product
+from toolkit.kernels.runtime.program import Product
 
 
 @dataclass(frozen=True, eq=False)

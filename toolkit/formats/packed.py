@@ -19,8 +19,8 @@ from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.kernels import int8
-from toolkit.kernels.common.contracts import check_operand
-from toolkit.kernels.common.program import Product
+from toolkit.kernels.runtime.contracts import check_operand
+from toolkit.kernels.runtime.program import Product
 from toolkit.records import line
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
@@ -114,7 +114,7 @@ class Packed(ABC):
         """What multiplies the matrix with whatever fp32 `x` [columns] holds when it is run, into fp32 `out` [rows].
 
         The tensors are on the CPU, contiguous and share no memory; sums are in fp32. So nothing is looked up, checked
-        or allocated for each product (`toolkit.kernels.common.program`). None where `matvec` is all there is.
+        or allocated for each product (`toolkit.kernels.runtime.program`). None where `matvec` is all there is.
         """
         return None
 

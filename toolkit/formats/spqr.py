@@ -12,10 +12,10 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.formats.packed import Packed, expect
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.common import tuning
-from toolkit.kernels.common.contracts import check_operand
-from toolkit.kernels.common.program import Product
 from toolkit.kernels.csr.layout import word_dtype
+from toolkit.kernels.runtime import tuning
+from toolkit.kernels.runtime.contracts import check_operand
+from toolkit.kernels.runtime.program import Product
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
 

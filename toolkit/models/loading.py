@@ -88,7 +88,7 @@ def fast_dtype() -> torch.dtype:
     An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
     Rapids without AMX.
     """
-    from toolkit.kernels.common.tuning import measure
+    from toolkit.kernels.runtime.tuning import measure
 
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from toolkit.kernels import dense
-from toolkit.kernels.common.program import Program, Task
+from toolkit.kernels.runtime.program import Program, Task
 from toolkit.kernels.single_token import add_and_normalise, attend_stored, normalise, rotate
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group

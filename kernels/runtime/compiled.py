@@ -35,7 +35,7 @@ from numba.extending import _Intrinsic
 from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
-from toolkit.kernels.common import source_files
+from toolkit.kernels.runtime import source_files
 
 OURS = "toolkit.kernels."
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from toolkit.kernels.common.region import run_region
+from toolkit.kernels.runtime.region import run_region
 
 # for less work, calling a second thread costs more than it saves
 ROWS_WORTH_BYTES = 64 * 1024

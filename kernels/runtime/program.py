@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numba.core.dispatcher import Dispatcher
 
-from toolkit.kernels.common import threads
-from toolkit.kernels.common.region import TASK_WORDS, bind, bind_whole, run_stages
+from toolkit.kernels.runtime import threads
+from toolkit.kernels.runtime.region import TASK_WORDS, bind, bind_whole, run_stages
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from numba import types
 from numba.core import callconv, cgutils
 from numba.extending import intrinsic
 
-from toolkit.kernels.common.compiled import compiled
+from toolkit.kernels.runtime.compiled import compiled
 
 I32, I64 = ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
