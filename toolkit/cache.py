@@ -4,6 +4,9 @@ An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files,
 people) and `checksums.json`. The digest covers the kind, the key and the code that made it. A changed parameter or
 function therefore makes a new artefact and never finds the old one.
 
+`@kept("kind")` keeps what a function returns, `@kept_folder("kind")` the files that it writes: the arguments are the
+key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
+
 An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
 all of them take, and `./papermill_runs.sh --clean` removes them. Those used longest ago go first. A process keeps a
 shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`) also goes
@@ -12,15 +15,17 @@ when it was not used for a month.
 
 import contextlib
 import fcntl
+import functools
+import inspect
 import json
 import logging
 import os
 import re
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,6 +60,96 @@ HASHED_AT_ONCE = 2  # files; a large artefact has several, and one thread hashes
 
 _hashed: dict[Path, tuple[tuple[int, ...], str]] = {}  # files that this process has read: what `stat` said, and SHA-256
 _held: dict[Path, int] = {}  # folders in use by this process, and the descriptors of their locks, latest last
+
+
+def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str, object]] = dict) -> Callable:
+    """Decorates a function that returns a table: it runs once for the same arguments and code, then the file is read.
+
+        @kept("thresholds", without=("toolkit.models.loading",), key=lambda setting: {"weights": checksum(setting)})
+        def thresholds(setting: Setting, zeros: float) -> pd.DataFrame: ...
+
+        thresholds(setting, 0.9)
+        thresholds(setting, 0.9, fresh=True)  # runs again, and replaces what was kept
+
+    Args:
+        kind: the name of a folder under the cache.
+        without: modules left out of the function's code, as `sources.dependencies` takes them. The code is the module
+            that defines the function, with all that it imports.
+        key: gives what the table depends on beside the arguments, such as the machine or a checksum of weights. It is
+            called with those arguments of the function that it names. A part that has the name of an argument stands
+            in that argument's place, so that a model may be passed whose checksum is the key.
+
+    Arguments are plain values, dataclasses of them, lists, tuples and dictionaries. Raises `TypeError` for another one:
+    a path, say, does not tell what the file holds. Raises `UserError` for a function of a notebook's cell, whose code
+    cannot be followed, and what `cached` raises.
+    """
+
+    def decorated(function: Callable[..., "pd.DataFrame"]) -> Callable[..., "pd.DataFrame"]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def table(*args, fresh: bool = False, **kwargs) -> "pd.DataFrame":
+            of = _key(function, signature.bind(*args, **kwargs), key)
+            return cached_table(kind, of, _code(function, without), lambda: function(*args, **kwargs), fresh)
+
+        return table
+
+    return decorated
+
+
+def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str, object]] = dict) -> Callable:
+    """Decorates a function that fills the empty folder of its first parameter. The others are as for `kept`.
+
+    @kept_folder("predictors")
+    def trained(folder: Path, setting: Setting, rank: int) -> None: ...
+
+    folder = trained(setting, 128)
+    """
+
+    def decorated(function: Callable[..., None]) -> Callable[..., Path]:
+        signature = inspect.signature(function)
+        _, *parameters = signature.parameters.values()
+        signature = signature.replace(parameters=parameters)
+
+        @functools.wraps(function)
+        def folder(*args, fresh: bool = False, **kwargs) -> Path:
+            of = _key(function, signature.bind(*args, **kwargs), key)
+            return cached(kind, of, _code(function, without), lambda to: function(to, *args, **kwargs), fresh)
+
+        return folder
+
+    return decorated
+
+
+def _key(function: Callable, bound: inspect.BoundArguments, more: Callable[..., Mapping[str, object]]) -> dict:
+    """The function's name, its arguments with defaults, and what `more` adds to them or puts in their place."""
+    bound.apply_defaults()
+    arguments = bound.arguments
+    wanted = arguments.keys() & (() if more is dict else inspect.signature(more).parameters)
+    parts = arguments | more(**{name: arguments[name] for name in wanted})
+    return {"function": function.__qualname__} | {name: _plain(name, value) for name, value in parts.items()}
+
+
+def _plain(name: str, value: object) -> object:
+    """A part of a key as plain JSON. A dataclass is named, since another one may have the same fields."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(name, item) for item in value]
+    if isinstance(value, Mapping) and all(isinstance(of, str) for of in value):
+        return {of: _plain(f"{name}[{of!r}]", item) for of, item in value.items()}
+    if is_dataclass(value) and not isinstance(value, type):
+        values = {of.name: _plain(f"{name}.{of.name}", getattr(value, of.name)) for of in fields(value)}
+        return {type(value).__name__: values}
+    raise TypeError(f"{name}={value!r}: a key takes plain values and dataclasses of them; let `key=` stand for it")
+
+
+def _code(function: Callable, without: Iterable[str]) -> list[Path]:
+    if code := sources.dependencies(function.__module__, without=without):
+        return code
+    raise UserError(
+        f"{function.__module__}.{function.__qualname__}: a change of it would go unseen; move it to toolkit/"
+    )
 
 
 def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None], fresh: bool = False) -> Path:
@@ -138,24 +233,24 @@ def _sha256(file: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """An artefact in the cache: its folder, the bytes of its files and when it was last used (seconds since 1970)."""
+class Artefact:
+    """What is in the cache: its folder, the bytes of its files and when it was last used (seconds since 1970)."""
 
     folder: Path
     nbytes: int
     used: float
 
 
-def artefacts() -> list[Kept]:
+def artefacts() -> list[Artefact]:
     """All artefacts in the cache, the one used longest ago first."""
     found = []
     for folder in (folder for kind in _folders(paths.cache_dir()) for folder in _folders(kind) if _is_ours(folder)):
         with contextlib.suppress(FileNotFoundError):  # another process just removed it
-            found.append(_kept(folder))
+            found.append(_artefact_at(folder))
     return sorted(found, key=lambda kept: kept.used)
 
 
-def shrink(limit_bytes: float = 0) -> list[Kept]:
+def shrink(limit_bytes: float = 0) -> list[Artefact]:
     """Remove artefacts, those used longest ago first, until all take at most so many bytes. Return what was removed.
 
     An artefact that a process uses or makes stays, whatever the limit. What killed processes left goes, too.
@@ -214,8 +309,13 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _label(key: dict) -> str:
-    words = "-".join(str(value) for _, value in sorted(key.items()) if len(str(value)) <= 24)
+    words = "-".join(text for value in _leaves(key) if len(text := str(value)) <= 24)
     return re.sub(r"[^A-Za-z0-9._]+", "-", words)[:60].strip("-.") or "artefact"
+
+
+def _leaves(key: dict) -> Iterator[object]:
+    for _, value in sorted(key.items()):
+        yield from _leaves(value) if isinstance(value, dict) else (value,)
 
 
 def _sound(folder: Path) -> bool:
@@ -289,9 +389,9 @@ def _is_ours(folder: Path) -> bool:
     return bool(NAME.fullmatch(folder.name)) and any((folder / name).is_file() for name in (KEY, CHECKSUMS))
 
 
-def _kept(folder: Path) -> Kept:
+def _artefact_at(folder: Path) -> Artefact:
     sizes = (file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
-    return Kept(folder, sum(sizes), folder.stat().st_mtime)
+    return Artefact(folder, sum(sizes), folder.stat().st_mtime)
 
 
 def _remove(folder: Path) -> bool:
