@@ -1,6 +1,7 @@
 """House rules of the notebooks, over every one there is."""
 
 import json
+import re
 
 import pytest
 
@@ -10,6 +11,7 @@ from toolkit.evidence.parameters import read_cells
 from toolkit.models import check_model, hub
 from toolkit.text import check_corpus
 
+SAVED = re.compile(r"run\.save\(|Seen:")  # how a notebook ended before there was `run.evidence`
 BOOKS = list(notebooks().values())
 every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])
 
@@ -46,7 +48,7 @@ def test_models_and_corpora_can_be_had_without_a_hub(book: Notebook, monkeypatch
 @every_notebook
 def test_cells_are_thin_and_define_nothing(book: Notebook):
     code = [cell.source for cell in read_cells(book.path) if cell.kind == "code" and "parameters" not in cell.tags]
-    assert max(len(source.splitlines()) for source in code) <= 12
+    assert max(len(source.splitlines()) for source in code) <= 25
     assert [line for source in code for line in source.splitlines() if line.startswith(("def ", "class "))] == []
 
 
@@ -55,6 +57,5 @@ def test_it_opens_with_its_question_and_ends_with_what_was_seen(book: Notebook):
     cells = read_cells(book.path)
     assert cells[0].kind == "markdown"
     assert "**Question.**" in cells[0].source
-    assert "run.save(" in cells[-1].source
-    assert "Seen:" in cells[-1].source
+    assert "run.evidence(" in cells[-1].source or {"run.save(", "Seen:"} <= set(SAVED.findall(cells[-1].source))
     assert f'Run("{book.id}", globals())' in "".join(cell.source for cell in cells)

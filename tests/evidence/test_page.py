@@ -47,7 +47,8 @@ def body(text):
 
 def test_a_page_begins_with_question_answer_and_figure_and_ends_with_its_circumstances(tmp_path):
     first = "md:# A title\n\n**Question.** How many\nbytes?\n\n**The paper's claim.** Few."
-    made = cells(first, "code:print()", outputs=[stream("noise\n"), stream("Seen: 56 % of\nthe <b>bytes</b>.\n")])
+    seen = stream("a score\nSeen: 56 % of\nthe <b>bytes</b>.\n")
+    made = cells(first, "code:print()", outputs=[stream("noise\n"), seen])
     text = write(tmp_path, made)
     places = [
         text.index(word)

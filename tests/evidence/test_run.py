@@ -40,6 +40,27 @@ def test_everything_is_saved_with_its_circumstances(run):
     assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
 
 
+def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
+    table = pd.DataFrame({"format": ["endor", "zstd"], "ratio": [0.5625, 0.6]})
+    table = table.assign(source="opt-66b fc1", dtype="float16", sparsity=0.5)
+    sizes = Run("endor/fig04", notebooks()["endor/fig04"].parameters)
+    card = "ratios", table.set_index("format")["ratio"]
+    verdicts = sizes.evidence(table, "half.", card=card, evidence="measured").set_index("claim")["verdict"]
+    assert verdicts["fig04-endor-fp16-ratio"] == verdicts["fig04-zstd-fp16-ratio"] == "within tolerance"
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("arithmetic: 1 within tolerance")
+    assert printed[1] == "Seen: half."
+    meta = json.loads((sizes.folder / "meta.json").read_text())
+    assert meta["card"] == {"caption": "ratios", "bars": {"endor": 0.5625, "zstd": 0.6}}
+    assert set(pd.read_csv(sizes.folder / "comparison.csv")["evidence"].dropna()) == {"measured"}
+
+
+def test_a_table_that_answers_no_claim_has_no_comparison(run, capsys):
+    assert run.evidence(TABLE, "nothing.", evidence="measured") is None
+    assert capsys.readouterr().out == "Seen: nothing.\n"
+    assert not (run.folder / "comparison.csv").exists()
+
+
 def test_the_seed_seeds_all_three_generators(run):
     first = random.random(), np.random.rand(), torch.rand(1).item()  # noqa: NPY002
     Run(ID, notebooks()[ID].parameters | {"seed": 3})

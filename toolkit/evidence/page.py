@@ -23,6 +23,7 @@ TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
 QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
+SEEN = re.compile(r"^Seen:(.*)", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s*%?")
 NOTHING = ("", "NaN", "None", "<NA>", "nan")
 LONG_TEXT = 24  # characters: more may break into lines
@@ -74,11 +75,10 @@ def read_book(executed: Path) -> dict:
 
 
 def answer(book: dict) -> str | None:
-    """The sentence that the notebook prints as its conclusion: the output that begins with `Seen:`."""
+    """What the notebook prints as its conclusion: the rest of an output from a line that begins with `Seen:`."""
     for output in _outputs(book):
-        text = _joined(output.get("text")).strip()
-        if text.startswith("Seen:"):
-            return " ".join(text.removeprefix("Seen:").split())
+        if conclusion := SEEN.search(_joined(output.get("text"))):
+            return " ".join(conclusion[1].split())
     return None
 
 

@@ -2,7 +2,7 @@
 
 run = Run("endor/fig04", globals())
 ...
-run.save(table, figures={"sizes": figure}, evidence="measured")
+run.evidence(table, "ENDOR takes 56 % of the dense bytes.", figures={"sizes": figure}, evidence="measured")
 """
 
 import os
@@ -22,7 +22,16 @@ from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
-from toolkit.evidence.comparison import count_verdicts, score
+from toolkit.evidence.comparison import (
+    NOT_RUN,
+    compare,
+    compare_machines,
+    count_verdicts,
+    score,
+    score_sentence,
+    verdict_table,
+)
+from toolkit.evidence.figures import use_style
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, replacing, write_json
@@ -37,7 +46,7 @@ class Run:
     """One execution of a notebook, from its parameters to its results.
 
     `namespace` is the notebook's `globals()`: the values of the names that its `parameters` cell assigns are
-    recorded, and `seed`, where it is among them, seeds Python, NumPy and torch.
+    recorded, and `seed`, where it is among them, seeds Python, NumPy and torch. Figures get the toolkit's style.
     Under the sweep, results go to a staging folder, which becomes `results/<identifier>/` once all is written. Results
     of any other run, in JupyterLab say, go to `results/lab/<identifier>/`: the report never mixes the two.
     Raises `UserError` for a parameter that is missing, or has a value that it may not take.
@@ -55,6 +64,7 @@ class Run:
         self.started = time.time()
         if "seed" in self.parameters:
             seed_everything(self.parameters["seed"])
+        use_style()
 
     @property
     def folder(self) -> Path:
@@ -65,6 +75,49 @@ class Run:
     def in_sweep(self) -> bool:
         """Whether the sweep runs this notebook."""
         return bool(os.environ.get(STAGING))
+
+    def compare(self, table: pd.DataFrame) -> pd.DataFrame:
+        """The paper's numbers of this notebook beside those of the table: `toolkit.evidence.comparison.compare`."""
+        return compare(table, self.identifier)
+
+    def compare_machines(self, table: pd.DataFrame, null: pd.DataFrame | None = None) -> pd.DataFrame:
+        """The same for each machine (`profile`) of the table: `toolkit.evidence.comparison.compare_machines`."""
+        return compare_machines(table, self.identifier, null)
+
+    def evidence(
+        self,
+        table: pd.DataFrame,
+        seen: str,
+        *,
+        figures: Mapping[str, Figure] = MappingProxyType({}),
+        evidence: str | None = None,
+        comparison: pd.DataFrame | None = None,
+        card: tuple[str, Mapping[str, float]] | None = None,
+        headline: Mapping[str, str] = MappingProxyType({}),
+    ) -> pd.DataFrame | None:
+        """Compare with the paper, save everything, print the score and what was seen; the last call of a notebook.
+
+        Args:
+            table: the results, a row a number, as `save` takes them.
+            seen: what the results say, in sentences made from the table. The report shows them as the answer.
+            figures: by the name of their file; the report shows the first one on top.
+            evidence: of all rows, where `table` has no column of that name.
+            comparison: of `compare` or `compare_machines`, where a figure or sentence needed it before. Without it,
+                the whole table is compared; if it answers no claim, there is no comparison.
+            card: a caption and the numbers that the report's index draws: see `Card`.
+            headline: as `save` takes it.
+
+        Returns the verdicts as a table to look at, for the cell to show; None without a comparison.
+        """
+        table = table if evidence is None else table.assign(evidence=evidence)
+        if comparison is None:
+            comparison = self.compare(table)
+            comparison = comparison if (comparison["verdict"] != NOT_RUN).any() else None
+        self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline)
+        if comparison is not None:
+            print(score_sentence(comparison))
+        print(f"Seen: {seen}")
+        return None if comparison is None else verdict_table(comparison)
 
     def save(
         self,

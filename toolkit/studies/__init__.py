@@ -1,0 +1,1 @@
+"""Experiments whose results are kept and that more than one notebook uses."""
