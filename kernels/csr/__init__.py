@@ -16,14 +16,14 @@ from torch import Tensor
 
 from toolkit.errors import unknown
 from toolkit.kernels.csr import cpu, cpu_simd
-from toolkit.kernels.csr.layout import CSR, PTCSR, STORAGES, Outliers, column_bits, no_outliers
+from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
 from toolkit.kernels.runtime.backends import choose, runnable
 from toolkit.kernels.runtime.compiled import compiled
 from toolkit.kernels.runtime.contracts import expect
 from toolkit.kernels.runtime.threads import over_rows
 
-__all__ = ["BACKENDS", "CSR", "PTCSR", "STORAGES", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
+__all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
 
 
 @dataclass(frozen=True)

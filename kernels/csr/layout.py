@@ -124,7 +124,7 @@ class Outliers(ABC):
         return self.col_vals.numpy().view(f"u{self.col_vals.itemsize}").astype(np.uint64)
 
 
-class CSR(Outliers):
+class CsrOutliers(Outliers):
     """Compressed sparse rows: those of row r are the words from `offsets[r]` up to `offsets[r + 1]`."""
 
     name = "csr"
@@ -144,7 +144,7 @@ class CSR(Outliers):
             raise ValueError("columns do not rise within a row")
 
 
-class PTCSR(Outliers):
+class PtcsrOutliers(Outliers):
     """Padded, transposed CSR (thesis, section 3.4.3): sixteen rows are padded to the longest of them.
 
     Word k of row r of block b is `col_vals[offsets[b] + 16·k + r]`. Padding is 0: the value 0 in column 0.
@@ -183,7 +183,7 @@ class PTCSR(Outliers):
             raise ValueError("columns do not rise within a row")
 
 
-STORAGES: dict[str, type[Outliers]] = {cls.name: cls for cls in (CSR, PTCSR)}
+STORAGES: dict[str, type[Outliers]] = {cls.name: cls for cls in (CsrOutliers, PtcsrOutliers)}
 
 
 def word_dtype(columns: int) -> torch.dtype:
@@ -196,7 +196,7 @@ def column_bits(columns: int) -> int:
     return NARROW_BITS if columns <= NARROW_COLUMNS else WIDE_BITS
 
 
-def no_outliers(shape: tuple[int, int]) -> CSR:
+def no_outliers(shape: tuple[int, int]) -> CsrOutliers:
     """A matrix without outliers."""
     empty = torch.empty(0, dtype=torch.int64)
-    return CSR.encode(shape, empty, empty, torch.empty(0, dtype=torch.float16))
+    return CsrOutliers.encode(shape, empty, empty, torch.empty(0, dtype=torch.float16))

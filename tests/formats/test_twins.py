@@ -5,7 +5,7 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED
-from toolkit.formats.spqr import SpQR, SpQRTransposed
+from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.formats.twins import random_spqr
 
 SHAPE = (64, 320)
@@ -22,7 +22,7 @@ def test_contents_are_sound_and_have_that_share_of_outliers(form, outliers):
 
 
 def test_both_forms_of_a_seed_have_the_same_weights_and_another_seed_has_others():
-    given = [(SpQR, 7), (SpQRTransposed, 7), (SpQR, 8)]
+    given = [(SpQRMatrix, 7), (SpQRTransposed, 7), (SpQRMatrix, 8)]
     first, second, other = (random_spqr(form, SHAPE, torch.float32, 0.05, seed) for form, seed in given)
     assert torch.equal(first.decode(), second.decode())
     assert not torch.equal(first.decode(), other.decode())
@@ -31,4 +31,4 @@ def test_both_forms_of_a_seed_have_the_same_weights_and_another_seed_has_others(
 @pytest.mark.parametrize(("shape", "outliers"), [((15, 32), 0.1), ((16, 40), 0.1), (SHAPE, -0.1), (SHAPE, 1.1)])
 def test_what_has_no_twin_is_refused(shape, outliers):
     with pytest.raises(UserError, match="expected multiples of 16, and a share from 0 to 1"):
-        random_spqr(SpQR, shape, torch.float32, outliers)
+        random_spqr(SpQRMatrix, shape, torch.float32, outliers)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.kernels.test_spqr import bound, codes, oracle, outliers
-from toolkit.formats.spqr import SpQR, SpQRTransposed
+from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.csr import layout
 from toolkit.kernels.spqr import cuda as kernels
@@ -171,7 +171,7 @@ def test_wild_offsets_and_columns_are_never_followed(storage):
             csr.add_matvec(packed, x, torch.zeros(3, device=DEVICE), "cuda")
 
 
-@pytest.mark.parametrize(("form", "reordered"), [(SpQR, True), (SpQRTransposed, False)])
+@pytest.mark.parametrize(("form", "reordered"), [(SpQRMatrix, True), (SpQRTransposed, False)])
 def test_a_packed_matrix_is_decoded_and_multiplied_where_it_is(form, reordered, monkeypatch):
     packed = form.encode(torch.randn(18, 40, generator=torch.Generator().manual_seed(0)).half())
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).int() if reordered else None

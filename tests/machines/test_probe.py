@@ -9,9 +9,9 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.machines import disk, memory, probe
 from toolkit.machines.hardware import Storage
-from toolkit.machines.probe import COLUMNS, KIB, MIB, Settings, fit_latency, measurements
+from toolkit.machines.probe import COLUMNS, KIB, MIB, ProbeSettings, fit_latency, measurements
 
-TINY = Settings(MIB, (4 * KIB, 64 * KIB), (1, 2), read_s=0.005, memory_bytes=MIB, repetitions=2)
+TINY = ProbeSettings(MIB, (4 * KIB, 64 * KIB), (1, 2), read_s=0.005, memory_bytes=MIB, repetitions=2)
 
 
 @pytest.fixture(autouse=True)

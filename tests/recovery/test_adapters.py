@@ -9,7 +9,7 @@ from toolkit import tensor_files
 from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.errors import UserError
 from toolkit.models import load_model
-from toolkit.models.adapters import KIND, Adapters, LowRank, fingerprint, merge, named_linears, save
+from toolkit.models.adapters import KIND, Adapters, LowRankDifference, fingerprint, merge, named_linears, save
 from toolkit.models.cutting import cut_for_good
 
 
@@ -17,7 +17,9 @@ def random_adapters(model, rank=2):
     lows = {}
     for name, linear in named_linears(model):
         rows, columns = linear.weight.shape
-        lows[name] = LowRank(torch.randn(rows, rank).bfloat16().float(), torch.randn(rank, columns).bfloat16().float())
+        lows[name] = LowRankDifference(
+            torch.randn(rows, rank).bfloat16().float(), torch.randn(rank, columns).bfloat16().float()
+        )
     return Adapters(lows, torch.tensor([0.1, 0.0, 0.3]))
 
 

@@ -12,7 +12,7 @@ from toolkit.formats import FORMATS, FormatError, encode
 from toolkit.storage import index
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.index import Index
-from toolkit.storage.runs import OpRun, RestRun, Run
+from toolkit.storage.runs import BlockRun, OpRun, RestRun
 from toolkit.storage.shards import DTYPES, layout
 from toolkit.storage.store import Store
 
@@ -35,7 +35,7 @@ def indices(draw):
     shards, headers, ops, rest = {}, [], [], []
     for number in range(draw(st.integers(0, 3))):
         file, end = f"layer-{number}.safetensors", draw(st.integers(1, 3)) * BLOCK_BYTES
-        headers.append(Run(file, 0, end, draw(SHA)))
+        headers.append(BlockRun(file, 0, end, draw(SHA)))
         for name in draw(st.lists(NAMES, unique=True, max_size=3)):
             dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16, torch.int8]))
             shape = draw(st.tuples(st.integers(0, 9), st.sampled_from([0, 4, 36])))
@@ -56,7 +56,7 @@ def indices(draw):
     for name, tensor in draw(TENSORS).items():
         pieces, nbytes = layout({name: tensor})
         file = f"rest-{len(shards)}.safetensors"
-        headers.append(Run(file, 0, BLOCK_BYTES, draw(SHA)))
+        headers.append(BlockRun(file, 0, BLOCK_BYTES, draw(SHA)))
         rest.append(RestRun(file, BLOCK_BYTES, nbytes, draw(SHA), name, pieces))
         shards[file] = BLOCK_BYTES + nbytes
     files = draw(st.dictionaries(st.text("abc.", min_size=3).map(lambda name: f"model/{name}x"), SHA, max_size=2))

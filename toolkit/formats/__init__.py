@@ -12,7 +12,7 @@ from toolkit.formats.csr import CSR
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.formats.packed import FormatError, Packed, as_matrix, read
-from toolkit.formats.spqr import SpQR, SpQRTransposed
+from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.formats.two_four import TwoFour
 
 __all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
@@ -20,7 +20,7 @@ __all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode"
 FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
 # these decode to what a quantiser chose, not to the weight that was packed, and hold floating-point weights only;
 # what is stored is looked up in `READABLE`, which has all of them
-QUANTISED: dict[str, type[Packed]] = {cls.name: cls for cls in (SpQR, SpQRTransposed)}
+QUANTISED: dict[str, type[Packed]] = {cls.name: cls for cls in (SpQRMatrix, SpQRTransposed)}
 READABLE = ChainMap(FORMATS, QUANTISED)
 
 

@@ -23,7 +23,7 @@ ROWS_AT_ONCE = 8 * spqr.TILE  # decoded before their columns are put in order, s
 
 
 @dataclass(frozen=True, eq=False)
-class SpQR(Packed):
+class SpQRMatrix(Packed):
     """A quantised matrix, of any shape, with its outliers by rows. It decodes to what the quantiser chose.
 
     The words and outliers are those of the library spqr_quant. Rows and columns are padded to multiples of 16 in the
@@ -144,19 +144,19 @@ class SpQR(Packed):
         return cls.of_parts(shape, dtype, tensors | {"offsets": tensors["offsets"] - tensors["offsets"][0]})
 
 
-class SpQRTransposed(SpQR):
+class SpQRTransposed(SpQRMatrix):
     """The same with outliers in PTCSR: sixteen rows are padded to the longest of them and stored column by column."""
 
     name = "spqr_ptcsr"
     storage = "ptcsr"
 
 
-def fastest(quantised: Quantised, dtype: torch.dtype) -> SpQR:
+def fastest(quantised: Quantised, dtype: torch.dtype) -> SpQRMatrix:
     """The matrix with its outliers in CSR or PTCSR, whichever multiplies faster here: measured for each matrix.
 
     PTCSR takes more bytes, so it must be clearly faster (`tuning.choose`).
     """
-    made = {form.name: form.from_quantised(quantised, dtype) for form in (SpQR, SpQRTransposed)}
+    made = {form.name: form.from_quantised(quantised, dtype) for form in (SpQRMatrix, SpQRTransposed)}
     x = torch.ones(quantised.codes.shape[1])
     seconds = tuning.measure({name: lambda packed=packed: packed.matvec(x) for name, packed in made.items()})
     return made[tuning.choose(tuple(made), seconds)]

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from toolkit.errors import UserError
-from toolkit.formats.spqr import SpQR
+from toolkit.formats.spqr import SpQRMatrix
 from toolkit.kernels import csr
 from toolkit.kernels.spqr.layout import second_order_bytes, tiles
 from toolkit.kernels.spqr.shared import SECOND_ORDER, TILE
@@ -15,8 +15,8 @@ OUTLIER = 0.1  # the standard deviation of what outliers add
 
 
 def random_spqr(
-    form: type[SpQR], shape: tuple[int, int], dtype: torch.dtype, outliers: float = 0.01, seed: int = 0
-) -> SpQR:
+    form: type[SpQRMatrix], shape: tuple[int, int], dtype: torch.dtype, outliers: float = 0.01, seed: int = 0
+) -> SpQRMatrix:
     """A matrix whose every weight has a random code and with probability `outliers` an outlier, its columns in order.
 
     Both forms of one seed have the same weights. Raises `UserError` unless both sizes are multiples of 16, and for a

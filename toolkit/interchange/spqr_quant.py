@@ -26,7 +26,7 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import new_folder
 from toolkit.formats import QUANTISED, FormatError
-from toolkit.formats.spqr import SpQR
+from toolkit.formats.spqr import SpQRMatrix
 from toolkit.interchange.checkpoint_files import Shards, own, read_object, read_tensor, stored_tensors, tensor_shape
 from toolkit.interchange.checkpoint_files import write_object as write_config
 from toolkit.kernels.spqr import TILE, tiles
@@ -65,7 +65,7 @@ class SpqrQuantCheckpoint:
             return read_tensor(self.stored[name], name).clone()  # the library's tensors are views of the file
         return self.packed(name).decode()
 
-    def packed(self, name: str) -> SpQR:
+    def packed(self, name: str) -> SpQRMatrix:
         """One quantised weight, as fp16. Raises `UserError` for an unknown name, `FormatError` if it is damaged."""
         if name not in self.matrices:
             kind = "is not quantised" if name in self.stored else "does not exist"
@@ -115,7 +115,7 @@ def open_spqr_quant(
 
 def save_spqr_quant(
     folder: str | os.PathLike,
-    weights: Iterable[tuple[str, Tensor | SpQR]],
+    weights: Iterable[tuple[str, Tensor | SpQRMatrix]],
     config: Mapping,
     shard_bytes: int = SHARD_BYTES,
 ) -> None:
@@ -150,7 +150,7 @@ def save_spqr_quant(
         write_config(part / CONFIG, {**config, "quantization_config": entry})
 
 
-def to_tensors(packed: SpQR) -> dict[str, Tensor]:
+def to_tensors(packed: SpQRMatrix) -> dict[str, Tensor]:
     """The four `PARTS` of a matrix. Raises `UserError` for one that the layout cannot hold."""
     rows, columns = packed.shape
     if columns > MOST_COLUMNS:
@@ -165,7 +165,7 @@ def to_tensors(packed: SpQR) -> dict[str, Tensor]:
     return dict(zip(PARTS, (packed.words.flatten(), packed.offsets, packed.col_vals, order), strict=True))
 
 
-def from_tensors(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> SpQR:
+def from_tensors(tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> SpQRMatrix:
     """A matrix of its `PARTS`, as fp16; without `in_perm` the order was kept. Raises `ValueError` unless they agree."""
     rows, columns = shape
     words, offsets, col_vals = (tensors[part] for part in PARTS[:3])
@@ -194,7 +194,7 @@ def split(name: str) -> tuple[str, str]:
     return (module, part) if module and part in PARTS else (name, "")
 
 
-def _named(name: str, packed: SpQR) -> dict[str, Tensor]:
+def _named(name: str, packed: SpQRMatrix) -> dict[str, Tensor]:
     if not name.endswith(".weight"):
         raise UserError(f"cannot store {name!r} quantised; expected a name that ends in .weight")
     try:

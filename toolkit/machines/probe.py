@@ -34,7 +34,7 @@ CPU_DTYPES, GPU_DTYPES = ("fp32", "bf16"), ("fp32", "fp16", "bf16")
 
 
 @dataclass(frozen=True)
-class Settings:
+class ProbeSettings:
     """What to measure. `chunk_bytes` × `threads` random reads, and sequential ones at the largest chunk, `read_s` each.
 
     The first of the repetitions is kept in the table and left out of the profile.
@@ -67,10 +67,10 @@ class Settings:
             )
 
 
-QUICK = Settings()
+QUICK = ProbeSettings()
 
 
-def probe(fresh: bool = False, settings: Settings = QUICK, folder: Path | None = None) -> Profile:
+def probe(fresh: bool = False, settings: ProbeSettings = QUICK, folder: Path | None = None) -> Profile:
     """The profile of this machine; `measurements` has the arguments and the errors.
 
     Disk: a cell is the median of its repetitions; the bandwidth is the best cell's, `latency_s` and `request_s` are
@@ -87,7 +87,7 @@ def probe(fresh: bool = False, settings: Settings = QUICK, folder: Path | None =
     return Profile("this-machine", title, None, **parts, sources=MappingProxyType(origins))
 
 
-def measurements(fresh: bool = False, settings: Settings = QUICK, folder: Path | None = None) -> pd.DataFrame:
+def measurements(fresh: bool = False, settings: ProbeSettings = QUICK, folder: Path | None = None) -> pd.DataFrame:
     """Every repetition of everything measured, from the cache unless `fresh`.
 
     Args:
@@ -135,7 +135,7 @@ def _existing(folder: Path | None) -> Path:
     return Path(folder or paths.cache_dir()).resolve()
 
 
-def _measure(settings: Settings, folder: Path | None, machine: dict) -> pd.DataFrame:
+def _measure(settings: ProbeSettings, folder: Path | None, machine: dict) -> pd.DataFrame:
     if settings.memory_bytes > (free := psutil.virtual_memory().available) // 3:
         raise UserError(f"memory_bytes={settings.memory_bytes}: expected at most a third of the {free} that are free")
     with disk.scratch_file(_existing(folder), settings.file_bytes) as file:
@@ -147,7 +147,7 @@ def _measure(settings: Settings, folder: Path | None, machine: dict) -> pd.DataF
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def _disk_rows(file: disk.OpenFile, settings: Settings) -> Iterator[dict]:
+def _disk_rows(file: disk.OpenFile, settings: ProbeSettings) -> Iterator[dict]:
     cells = [("random", chunk, threads) for chunk in settings.chunk_bytes for threads in settings.threads]
     cells += [("sequential", max(settings.chunk_bytes), threads) for threads in settings.threads]
     for repetition in range(
@@ -168,7 +168,7 @@ def _disk_rows(file: disk.OpenFile, settings: Settings) -> Iterator[dict]:
             }
 
 
-def _memory_rows(part: str, device: str, dtypes: tuple[str, ...], settings: Settings) -> list[dict]:
+def _memory_rows(part: str, device: str, dtypes: tuple[str, ...], settings: ProbeSettings) -> list[dict]:
     size, count = settings.memory_bytes, settings.repetitions
     rows = _rows(part, "read", "GB/s", memory.read_gb_s(size, count, device))
     rows += _rows(part, "copy", "GB/s", memory.copy_gb_s(size, count, device))
@@ -177,7 +177,7 @@ def _memory_rows(part: str, device: str, dtypes: tuple[str, ...], settings: Sett
     return rows
 
 
-def _link_rows(settings: Settings) -> list[dict]:
+def _link_rows(settings: ProbeSettings) -> list[dict]:
     size, count = settings.memory_bytes, settings.repetitions
     down = memory.transfer_gb_s(size, count, "cpu", "cuda")
     up = memory.transfer_gb_s(size, count, "cuda", "cpu")

@@ -17,8 +17,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import Packed, encode
-from toolkit.formats.spqr import SpQR as PackedSpQR
-from toolkit.formats.spqr import SpQRTransposed
+from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.measure.repetitions import kept_spans
 from toolkit.models import decoder_blocks
 from toolkit.offload.model import OffloadedModel
@@ -101,7 +100,7 @@ def _variants(quantised: QuantisedModel) -> Mapping[str, object]:
         for layer in range(len(quantised.folders)):
             yield from quantised.matrices(layer).values()
 
-    forms = (PackedSpQR, SpQRTransposed)
+    forms = (SpQRMatrix, SpQRTransposed)
     packs = {form.name: partial(quantised_matrices, form, matrices()) for form in forms}
     return {"dense": partial(encode, "dense"), **packs}
 

@@ -30,7 +30,7 @@ THRESHOLDS, ACTIVATION = "thresholds", "activation"
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankDifference:
     """The difference left · right of a matrix."""
 
     left: Float[Tensor, "rows rank"]
@@ -41,7 +41,7 @@ class LowRank:
 class Adapters:
     """Differences of linears, by their dotted name in the model, and the threshold of each decoder block."""
 
-    differences: Mapping[str, LowRank]
+    differences: Mapping[str, LowRankDifference]
     thresholds: Float32[Tensor, " layers"]
     activation: str | None = None
     """What takes the place of the model's own activation, such as "relu"; None keeps it."""
@@ -105,7 +105,9 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
     thresholds = tensors.pop(THRESHOLDS, torch.empty(0))
     names = {name.rpartition(".")[0] for name in tensors}
     try:
-        pairs = {name: LowRank(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names}
+        pairs = {
+            name: LowRankDifference(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names
+        }
     except KeyError as error:
         raise UserError(f"{path}: {error.args[0]} is missing; make the file again") from error
     _check_shapes(path, base, pairs, thresholds)
@@ -119,7 +121,9 @@ def said_about(path: str | os.PathLike) -> dict[str, str]:
     return tensor_files.load(path, KIND)[0]
 
 
-def _check_shapes(path: str | os.PathLike, base: nn.Module, pairs: Mapping[str, LowRank], thresholds: Tensor) -> None:
+def _check_shapes(
+    path: str | os.PathLike, base: nn.Module, pairs: Mapping[str, LowRankDifference], thresholds: Tensor
+) -> None:
     linears = dict(named_linears(base))
     for name, low in pairs.items():
         fits = low.left.ndim == low.right.ndim == 2 and low.left.shape[1] == low.right.shape[0]

@@ -10,7 +10,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
 from toolkit.pruning.calibration import check_finite, checked_windows, inference, relative_output_error, walk
-from toolkit.pruning.methods import METHODS, Method
+from toolkit.pruning.methods import METHODS, PruningMethod
 from toolkit.sparsity import Pattern, resolve
 
 
@@ -32,7 +32,7 @@ class LayerStatistics:
 @torch.no_grad()
 def prune(
     model: nn.Module,
-    method: str | Method = "wanda",
+    method: str | PruningMethod = "wanda",
     sparsity: float = 0.5,
     pattern: str | None = None,
     calibration: Tensor | None = None,
@@ -74,7 +74,7 @@ def prune(
 
 
 def _prune_linear(
-    name: str, linear: nn.Linear, gram: Tensor | None, method: Method, sparsity: float, pattern: Pattern | None
+    name: str, linear: nn.Linear, gram: Tensor | None, method: PruningMethod, sparsity: float, pattern: Pattern | None
 ) -> LayerStatistics:
     start = time.perf_counter()
     dense = linear.weight.to(torch.float32, copy=True)
@@ -98,7 +98,7 @@ def _check_pattern(model: nn.Module, pattern: Pattern) -> None:
                 raise UserError(f"{name} has {columns} columns, which {pattern.group} does not divide: no {pattern}")
 
 
-def _windows(model: nn.Module, method: Method, calibration: Tensor | None, batch_size: int) -> Tensor | None:
+def _windows(model: nn.Module, method: PruningMethod, calibration: Tensor | None, batch_size: int) -> Tensor | None:
     """The calibration windows, checked; None if there are none and none are needed."""
     if calibration is None:
         if method.needs_calibration:

@@ -13,7 +13,7 @@ from toolkit.pruning.wanda import Wanda
 from toolkit.sparsity import Pattern
 
 
-class Method(Protocol):
+class PruningMethod(Protocol):
     """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32.
 
     A method is registered in `METHODS`, and its slow, obvious oracle in the table of the same name in
@@ -31,4 +31,4 @@ class Method(Protocol):
         ...
 
 
-METHODS: dict[str, Method] = {"magnitude": Magnitude(), "sparsegpt": SparseGPT(), "wanda": Wanda()}
+METHODS: dict[str, PruningMethod] = {"magnitude": Magnitude(), "sparsegpt": SparseGPT(), "wanda": Wanda()}

@@ -18,7 +18,7 @@ from toolkit.files import file_sha256
 from toolkit.models import fast_dtype, load_model
 from toolkit.pruning.calibration import DEFAULT, Calibration
 from toolkit.pruning.layerwise import LayerStatistics, prune
-from toolkit.pruning.methods import METHODS, Method
+from toolkit.pruning.methods import METHODS, PruningMethod
 from toolkit.sparsity import resolve
 from toolkit.text import load_tokens
 
@@ -103,7 +103,7 @@ def weights_sha256(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def made_by(module: str, method: Method | None, without: Iterable[str] = ()) -> list[Path]:
+def made_by(module: str, method: PruningMethod | None, without: Iterable[str] = ()) -> list[Path]:
     """The project files that decide what a module makes of a model that a method prunes: `code` for `cached`.
 
     The modules of other methods are left out, and those that load the model, whose weights belong to the key.
@@ -112,23 +112,23 @@ def made_by(module: str, method: Method | None, without: Iterable[str] = ()) -> 
     return sources.dependencies(module, *own, without=("toolkit.pruning.methods", "toolkit.models.loading", *without))
 
 
-def settings_of(method: Method | None) -> dict[str, str]:
+def settings_of(method: PruningMethod | None) -> dict[str, str]:
     """What a key says of a method beside the files of `made_by`: its settings, and its file if that is not of ours."""
     found = {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
     file = None if _is_ours(method) else _file(method)
     return found | ({"source": file_sha256(file)} if file else {})
 
 
-def is_followed(method: Method | None) -> bool:
+def is_followed(method: PruningMethod | None) -> bool:
     """Whether a change of a method's code is seen. It is not in a notebook's cell: nothing is kept of such a method."""
     return _is_ours(method) or _file(method) is not None
 
 
-def _is_ours(method: Method | None) -> bool:
+def _is_ours(method: PruningMethod | None) -> bool:
     return method is None or bool(sources.dependencies(method.__module__))
 
 
-def _file(method: Method) -> Path | None:
+def _file(method: PruningMethod) -> Path | None:
     """The file that defines a method, if there is one."""
     with contextlib.suppress(TypeError, OSError):
         file = Path(inspect.getsourcefile(method if inspect.isfunction(method) else type(method)))

@@ -50,7 +50,7 @@ class Quantiser(Protocol):
 
 
 @dataclass(frozen=True)
-class LayerStatistics:
+class QuantisedLayer:
     """What quantising did to one linear."""
 
     name: str
@@ -69,7 +69,7 @@ class Block:
     """A block's quantised matrices by the linear's dotted name inside it, and a record of each."""
 
     matrices: Mapping[str, Matrix]
-    statistics: tuple[LayerStatistics, ...]
+    statistics: tuple[QuantisedLayer, ...]
 
 
 @torch.no_grad()
@@ -102,7 +102,7 @@ def quantise_blocks(
             yield Block(matrices, tuple(statistics))
 
 
-def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) -> tuple[Matrix, LayerStatistics]:
+def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) -> tuple[Matrix, QuantisedLayer]:
     start = time.perf_counter()
     dense = linear.weight.to(torch.float32, copy=True)
     try:
@@ -112,7 +112,7 @@ def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) 
     linear.weight.copy_(matrix.decode())
     seconds = time.perf_counter() - start
     error = relative_output_error(dense, linear.weight.float(), gram)
-    return matrix, LayerStatistics(name, *dense.shape, matrix.nbytes, error, seconds)
+    return matrix, QuantisedLayer(name, *dense.shape, matrix.nbytes, error, seconds)
 
 
 def _warn_too_short(name: str, inputs: int, tokens: int) -> None:

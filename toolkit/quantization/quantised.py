@@ -14,7 +14,7 @@ from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_mod
 from toolkit.progress import progress
 from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows
 from toolkit.pruning.pruned import is_followed, made_by, settings_of, weights_sha256
-from toolkit.quantization.layerwise import Block, LayerStatistics, Matrix, Quantiser, quantise_blocks
+from toolkit.quantization.layerwise import Block, Matrix, QuantisedLayer, Quantiser, quantise_blocks
 from toolkit.text import load_tokens
 
 STATISTICS = "statistics.json"
@@ -26,7 +26,7 @@ class QuantisedModel:
 
     model: nn.Module
     tokenizer: object
-    statistics: list[LayerStatistics]
+    statistics: list[QuantisedLayer]
     """One record per linear, in the model's order."""
     quantiser: Quantiser
     folders: tuple[Path, ...]
@@ -121,8 +121,8 @@ def _matrix(folder: Path, op: str, linear: nn.Linear, quantiser: Quantiser) -> M
     return quantiser.makes.of_tensors(tuple(linear.weight.shape), load_file(_file(folder, op)))
 
 
-def _statistics(folder: Path) -> list[LayerStatistics]:
-    return [LayerStatistics(**of) for of in json.loads((folder / STATISTICS).read_text(encoding="utf-8"))]
+def _statistics(folder: Path) -> list[QuantisedLayer]:
+    return [QuantisedLayer(**of) for of in json.loads((folder / STATISTICS).read_text(encoding="utf-8"))]
 
 
 def _file(folder: Path, op: str) -> Path:

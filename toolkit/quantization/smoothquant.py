@@ -28,7 +28,7 @@ PROBE_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class SmoothedGroup:
     """A norm, and the linears that read it and nothing else."""
 
     norm: nn.Module
@@ -123,7 +123,7 @@ def fold(model: nn.Module, factors: Mapping[str, Float[Tensor, " channels"]]) ->
         )
 
 
-def groups(model: nn.Module) -> dict[str, Group]:
+def groups(model: nn.Module) -> dict[str, SmoothedGroup]:
     """The norms that linears of the decoder blocks read, by name. A linear reads a norm if its input is its output.
 
     Raises `UserError` if there is none.
@@ -145,7 +145,7 @@ def groups(model: nn.Module) -> dict[str, Group]:
         _decode(model, _probe(model))
     if not readers:
         raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
-    return {names[norm]: Group(norm, tuple(linears)) for norm, linears in readers.items()}
+    return {names[norm]: SmoothedGroup(norm, tuple(linears)) for norm, linears in readers.items()}
 
 
 @torch.no_grad()
@@ -199,7 +199,7 @@ def _largest_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Flo
         yield largest
 
 
-def _largest_weights(group: Group) -> Float[Tensor, " channels"]:
+def _largest_weights(group: SmoothedGroup) -> Float[Tensor, " channels"]:
     return torch.stack([linear.weight.float().abs().amax(dim=0) for linear in group.linears]).amax(dim=0)
 
 

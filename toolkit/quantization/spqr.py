@@ -64,7 +64,7 @@ class Quantised:
     @classmethod
     def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
         """What `tensors` gave for a matrix of this shape."""
-        outliers = csr.CSR(shape, tensors["offsets"], tensors["col_vals"])
+        outliers = csr.CsrOutliers(shape, tensors["offsets"], tensors["col_vals"])
         permutation = tensors["permutation"].long() if "permutation" in tensors else None
         return cls(spqr.unpack(tensors["words"], shape), *outliers.entries(), permutation)
 

@@ -23,7 +23,7 @@ from torch.nn import functional
 from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.models.activation import replaced_by
-from toolkit.models.adapters import Adapters, LowRank, fingerprint, named_linears
+from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint, named_linears
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
@@ -77,7 +77,7 @@ def fresh(model: nn.Module, rank: int, down_rank: int, activation: str | None = 
         rows, columns = linear.weight.shape
         chosen = min(down_rank if linear in downs else rank, rows, columns)
         right = torch.randn(chosen, columns, generator=generator) / math.sqrt(columns)
-        lows[name] = LowRank(torch.zeros(rows, chosen), right)
+        lows[name] = LowRankDifference(torch.zeros(rows, chosen), right)
     return Adapters(lows, torch.zeros(len(ffns)), activation)
 
 
@@ -134,7 +134,7 @@ class _Run:
         self.model, self.training = model, training
         device = next(model.parameters()).device
         leaf = lambda tensor: tensor.detach().float().to(device, copy=True).requires_grad_()  # noqa: E731
-        lows = {name: LowRank(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
+        lows = {name: LowRankDifference(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
         self.student = Adapters(lows, start.thresholds.clone(), start.activation)
         self.running = RunningThresholds(self.student.thresholds, zeros, training.follow)
         self.optimiser = torch.optim.Adam(self.parameters().values(), betas=BETAS)
@@ -163,7 +163,7 @@ class _Run:
     def adapters(self) -> Adapters:
         """What has been learnt so far."""
         pairs = self.student.differences.items()
-        lows = {name: LowRank(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in pairs}
+        lows = {name: LowRankDifference(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in pairs}
         return replace(self.student, differences=lows, thresholds=self.running.limits.clone())
 
     def keep(self, file: Path, key: dict) -> None:
@@ -200,7 +200,7 @@ def adapted(model: nn.Module, adapters: Adapters) -> Iterator[None]:
     The thresholds are not put in place: trainings have running ones.
     """
 
-    def add(low: LowRank, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def add(low: LowRankDifference, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         (x,) = args
         return output + functional.linear(functional.linear(x, low.right.to(x.dtype)), low.left.to(x.dtype))
 

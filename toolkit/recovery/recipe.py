@@ -16,7 +16,7 @@ from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.models.activation import activation
-from toolkit.models.adapters import FILE, Adapters, LowRank, fingerprint, load
+from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerprint, load
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery.distillation import Training, distil, fresh, refitted
 from toolkit.recovery.shares import check_range, shares
@@ -111,7 +111,9 @@ def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> It
 
 def rounded(adapters: Adapters) -> Adapters:
     """The differences as a file holds them."""
-    lows = {name: LowRank(low.left.bfloat16(), low.right.bfloat16()) for name, low in adapters.differences.items()}
+    lows = {
+        name: LowRankDifference(low.left.bfloat16(), low.right.bfloat16()) for name, low in adapters.differences.items()
+    }
     return replace(adapters, differences=lows)
 
 

@@ -20,7 +20,7 @@ from toolkit.formats import READABLE, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
 from toolkit.records import check, load_json
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.runs import OpRun, RestRun, Run, in_order
+from toolkit.storage.runs import BlockRun, OpRun, RestRun, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
 
 VERSION = 1
@@ -88,12 +88,12 @@ class Index:
     model: dict
     files: dict[str, str]
     shards: dict[str, int]  # file name -> bytes
-    headers: tuple[Run, ...]
+    headers: tuple[BlockRun, ...]
     ops: tuple[OpRun, ...]
     rest: tuple[RestRun, ...]
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[BlockRun, ...]:
         """All runs of all shards."""
         return (*self.headers, *self.ops, *self.rest)
 
@@ -139,7 +139,7 @@ def _check_record(record: object, path: Path) -> None:
 
 def _index(record: dict) -> Index:
     shards = {shard["file"]: shard["nbytes"] for shard in record["shards"]}
-    headers = tuple(Run(s["file"], 0, s["header_bytes"], s["header_sha256"]) for s in record["shards"])
+    headers = tuple(BlockRun(s["file"], 0, s["header_bytes"], s["header_sha256"]) for s in record["shards"])
     ops = tuple(OpRun(**_parsed(run)) for run in record["ops"])
     rest = tuple(RestRun(**_parsed(run)) for run in record["rest"])
     return Index(record["model"], record["files"], shards, headers, ops, rest)
@@ -206,7 +206,7 @@ def _check_layers(index: Index, path: Path) -> None:
         last[run.layer, run.variant] = run
 
 
-def _shard(header: Run, nbytes: int) -> dict:
+def _shard(header: BlockRun, nbytes: int) -> dict:
     return {"file": header.shard, "nbytes": nbytes, "header_bytes": header.nbytes, "header_sha256": header.sha256}
 
 

@@ -52,7 +52,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Whole blocks of a shard: `nbytes` bytes from `offset`, and their SHA-256."""
 
     shard: str
@@ -66,7 +66,7 @@ class Run:
         return "header"
 
     @property
-    def ranges(self) -> tuple["Run"]:
+    def ranges(self) -> tuple["BlockRun"]:
         """The blocks that a reader fetches: the run itself."""
         return (self,)
 
@@ -78,7 +78,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class OpRun(Run):
+class OpRun(BlockRun):
     """One variant of one linear of one layer: its packed weight, and the tensors stored with it (`extras`)."""
 
     layer: int
@@ -202,7 +202,7 @@ class Rows(Tensors):
 
 
 @dataclass(frozen=True)
-class RestRun(Run):
+class RestRun(BlockRun):
     """A tensor that is no decoder linear's weight: an embedding, a norm, a bias, the head."""
 
     name: str
@@ -221,7 +221,7 @@ class Part:
     ops: Mapping[str, OpRun | Rows]
 
     @property
-    def ranges(self) -> tuple[Range | Run, ...]:
+    def ranges(self) -> tuple[Range | BlockRun, ...]:
         """The blocks that a reader fetches, in the order of the ops."""
         return tuple(found for op in self.ops.values() for found in op.ranges)
 
@@ -275,7 +275,7 @@ class Layer(Part):
         return Layer(ops)
 
 
-def in_order(run: Run) -> tuple[str, int, int]:
+def in_order(run: BlockRun) -> tuple[str, int, int]:
     """A key that sorts runs as they lie in their shards. An empty run comes before one that starts at the same byte."""
     return run.shard, run.offset, run.nbytes
 

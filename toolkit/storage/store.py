@@ -27,7 +27,7 @@ from toolkit.storage import index
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
 from toolkit.storage.packing import rest_tensors
-from toolkit.storage.runs import Layer, OpRun, Run, in_order, views
+from toolkit.storage.runs import BlockRun, Layer, OpRun, in_order, views
 
 VERIFY_BYTES = 8 << 20  # read and hashed at a time
 
@@ -208,7 +208,7 @@ class Store:
             f"{type(model).__name__} needs {wants}"
         )
 
-    def _damaged(self, run: Run) -> FormatError:
+    def _damaged(self, run: BlockRun) -> FormatError:
         path = self.folder / run.shard
         return FormatError(f"{path}: damaged: {run.label} does not match its checksum; pack the model again")
 
@@ -227,7 +227,7 @@ def _layer(runs: list[OpRun]) -> Layer:
     return Layer({run.op: run for run in sorted(runs, key=in_order)})
 
 
-def _sha256(file: StoredFile, run: Run) -> str:
+def _sha256(file: StoredFile, run: BlockRun) -> str:
     digest = hashlib.sha256()
     for start in range(run.offset, run.offset + run.nbytes, VERIFY_BYTES):
         size = min(VERIFY_BYTES, run.offset + run.nbytes - start)

@@ -18,7 +18,7 @@ from toolkit.files import check_space, file_sha256, new_folder
 from toolkit.formats import Packed
 from toolkit.storage import index
 from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.runs import OpRun, RestRun, Run
+from toolkit.storage.runs import BlockRun, OpRun, RestRun
 from toolkit.storage.shards import PADDING, Written, layout, write_shard
 
 REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor; one is held at a time
@@ -84,7 +84,7 @@ class _Shards:
     def __init__(self, folder: Path):
         self.folder = folder
         self.nbytes: dict[str, int] = {}
-        self.headers: list[Run] = []
+        self.headers: list[BlockRun] = []
 
     def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[Written]:
         if file in self.nbytes:
@@ -93,7 +93,7 @@ class _Shards:
         check_space(self.folder, nbytes)
         written = write_shard(self.folder / file, groups, prefixes, {"variant": variant})
         self.nbytes[file] = written.header.nbytes + nbytes
-        self.headers.append(Run(file, **vars(written.header)))
+        self.headers.append(BlockRun(file, **vars(written.header)))
         return written.groups
 
 

@@ -19,7 +19,7 @@ Target = UInt8[np.ndarray, " bytes"] | UInt8[Tensor, " bytes"]
 
 
 class Blocks(Protocol):
-    """Whole blocks of a shard: a `Layer`, a `Run`, a `Range`, or anything else with these fields."""
+    """Whole blocks of a shard: a `Layer`, a `BlockRun`, a `Range`, or anything else with these fields."""
 
     shard: str
     offset: int
