@@ -6,10 +6,11 @@ from tests.pruning.conftest import _small, tiny, tokens  # noqa: F401
 from toolkit.activations import Magnitudes
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import All, FewBits, Gate, LowRank, Oracle, Samples, train
+from toolkit.predictors import All, FewBits, Gate, LowRank, Nothing, Oracle, Samples, train
 
 KINDS = {
     "all": lambda ffn, act, limit, _: All(limit, ffn.neurons, ffn.up.in_features),
+    "nothing": lambda ffn, act, limit, _: Nothing(limit, ffn.neurons, ffn.up.in_features),
     "oracle": lambda ffn, act, limit, _: Oracle(limit, ffn, act),
     "gate": lambda ffn, act, limit, _: Gate.of(ffn, act, limit),
     "few_bits": lambda ffn, act, limit, _: FewBits.of(ffn, act, limit),

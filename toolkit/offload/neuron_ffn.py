@@ -12,7 +12,7 @@ from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.predictors import Predictor
+from toolkit.predictors import Context, Predictor
 from toolkit.timeline.spans import Recorder
 
 FEW = 8  # tokens; more of them multiply by torch's matrix product
@@ -95,7 +95,7 @@ class NeuronFFN(nn.Module):
         if self.predictor is None:
             return self._every
         begun_s = self._recorder.now_s()
-        self._of_tokens = [self.predictor.predict(token) for token in x.float()]
+        self._of_tokens = [self.predictor.predict(Context(self.layer, (token,))) for token in x.float()]
         needed = self._of_tokens[0]
         if len(x) > 1:
             mask = np.zeros(len(self._every), dtype=bool)

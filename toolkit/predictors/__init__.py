@@ -7,9 +7,11 @@ with predicted(model, thresholds, predictors):
 """
 
 from toolkit.predictors.copied import COPIED, copied
+from toolkit.predictors.copy_last import CopyLast
 from toolkit.predictors.evaluation import predicted, quality
-from toolkit.predictors.exact import All, Oracle
+from toolkit.predictors.exact import All, Nothing, Oracle
 from toolkit.predictors.few_bits import FewBits
+from toolkit.predictors.foresight import Context, Foresight
 from toolkit.predictors.gate import Gate
 from toolkit.predictors.limits import with_limits
 from toolkit.predictors.low_rank import LowRank
@@ -21,9 +23,13 @@ from toolkit.predictors.training import train
 __all__ = [
     "COPIED",
     "All",
+    "Context",
+    "CopyLast",
     "FewBits",
+    "Foresight",
     "Gate",
     "LowRank",
+    "Nothing",
     "Oracle",
     "Predictor",
     "Predictors",

@@ -1,4 +1,4 @@
-"""The two ends that predictors lie between: every neuron, and exactly the active ones."""
+"""What predictors are held against: every neuron, none, and exactly the active ones."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -30,6 +30,17 @@ class All(Predictor):
     def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
         """Infinite."""
         return torch.full((len(x), self.neurons), torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Nothing(All):
+    """Predicts no neuron, at no bytes."""
+
+    name: ClassVar[str] = "nothing"
+
+    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
+        """Minus infinity."""
+        return -super().scores(x)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,10 @@
-"""What every predictor of active neurons has in common.
+"""What predictors without a state have in common.
 
-A predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts the
-neurons whose score exceeds its limit. Its tensors stay in memory, so their bytes are its price.
+Such a predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts
+the neurons whose score exceeds its limit. Its tensors stay in memory, so their bytes are its price.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
@@ -14,28 +14,24 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.predictors.foresight import Context, Foresight
 
 
 @dataclass(frozen=True, eq=False)
-class Predictor(ABC):
+class Predictor(Foresight):
     """Predicts the active neurons of one layer. `limit` is what the score of a predicted neuron exceeds."""
 
-    name: ClassVar[str]  # in files and tables
+    stateful: ClassVar[bool] = False
 
     limit: float
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """Neurons of the layer, and inputs of its FFN."""
 
     @abstractmethod
     def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
         """A score for each token and neuron; the higher, the more likely the neuron is active."""
 
-    def predict(self, x: Float[Tensor, " hidden"]) -> Int64[np.ndarray, " neurons"]:
-        """The neurons predicted to be active for one token, rising."""
-        return np.flatnonzero((self.scores(x[None])[0] > self.limit).numpy())
+    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
+        """The neurons whose score exceeds the limit, rising."""
+        return np.flatnonzero((self.scores(context.inputs[-1][None])[0] > self.limit).numpy())
 
     @property
     def tensors(self) -> dict[str, Tensor]:
