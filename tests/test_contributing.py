@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests import naive_formats, naive_pruning
-from tests.formats.test_quality import linears, pruned
+from tests.studies.test_variants import linears, pruned
 from toolkit import paths
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
-from toolkit.formats.quality import FORMS, store
 from toolkit.sparsity import Pattern
+from toolkit.studies.forms import FORMS, store
 
 GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
 

@@ -14,13 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import progress as bars
 from toolkit.evaluation import perplexity
-from toolkit.formats.quality import store
 from toolkit.interchange import save_model
 from toolkit.models import downloads
 from toolkit.progress import progress
 from toolkit.pruning import prune
 from toolkit.quantization.smoothquant import round_to_int8, smooth
 from toolkit.storage.packing import pack_model
+from toolkit.studies.forms import store
 
 TOKENS = torch.arange(64) % 61
 

@@ -14,15 +14,15 @@ from toolkit.evidence import schema
 from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.evidence.schema import check_parameters, rules
 from toolkit.formats.packed import DTYPES
-from toolkit.formats.quality import CALIBRATED, FORMS
 from toolkit.machines.hardware import profiles
-from toolkit.machines.probe import Settings
+from toolkit.machines.probe import ProbeSettings
 from toolkit.measure.end_to_end import PASS_METHODS
-from toolkit.measure.llama_cpp_quantiser import MIXTURES
 from toolkit.models import SHAPES
 from toolkit.papers.endor import MAPS
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import POLICIES
+from toolkit.studies.forms import CALIBRATED, FORMS
+from toolkit.studies.mixtures import MIXTURES
 from toolkit.text import CORPORA
 
 BOOKS = notebooks()
@@ -105,7 +105,7 @@ def test_wrong_values_of_each_parameter_are_refused_in_one_line_that_names_them(
         ("endor/tab_e2e", "measured_methods", PASS_METHODS),
         ("endor/tab_e2e", "rival_model", [name for name, ops in SHAPES.items() if "gate_proj" in ops]),
         ("flash/fig02", "machines", profiles()),
-        ("flash/fig02", "many_threads", Settings().threads),
+        ("flash/fig02", "many_threads", ProbeSettings().threads),
         ("spqr/tab1_1", "shown", ["this-machine", *profiles()]),
     ],
 )

@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from toolkit.formats.quality import Variant
 from toolkit.papers import beyond
+from toolkit.studies.variants import ModelVariant
 
 
 def rows(form, method, pattern, bits, perplexity, accuracy=0.5):
@@ -27,11 +27,13 @@ def table():
 
 def test_variants_of_bytes():
     found = beyond.byte_variants(["wanda"], [0.5, 0.7], ["int8"], windows=8, seed=1)
-    assert found[:2] == [Variant("fp16"), Variant("int8")]
-    assert Variant("int8, endor", "wanda", 0.7, None, 8, 1) in found
-    assert Variant("fp16, 2:4", "wanda", 0.5, "2:4", 8, 1) in found
+    assert found[:2] == [ModelVariant("fp16"), ModelVariant("int8")]
+    assert ModelVariant("int8, endor", "wanda", 0.7, None, 8, 1) in found
+    assert ModelVariant("fp16, 2:4", "wanda", 0.5, "2:4", 8, 1) in found
     assert len(found) == len(set(found)) == 2 + 2 * 3
-    assert beyond.few_bits_variants(["int3, gptq"], 8, 1)[1] == Variant("int3, gptq", calibration_windows=8, seed=1)
+    assert beyond.few_bits_variants(["int3, gptq"], 8, 1)[1] == ModelVariant(
+        "int3, gptq", calibration_windows=8, seed=1
+    )
 
 
 def test_one_row_a_variant(table):

@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
-from toolkit.formats.quality import Variant
 from toolkit.papers import few_bits
+from toolkit.studies.variants import ModelVariant
 
 PERPLEXITIES = {
     "fp16": (16.0, 20.0),
@@ -25,7 +25,7 @@ def tables():
         labels = {"form": form, "method": "dense", "pattern": "none", "zeros": 0.0, "bits_per_weight": bits}
         labels |= {"ratio": bits / 16, "entropy_bits": None}
         rows.append(labels | {"metric": "perplexity", "value": perplexity, "chance": None, "standard_error": 1.0})
-        variant = vars(Variant()) | {"form": form, "calibration_windows": 8 if "gptq" in form else None}
+        variant = vars(ModelVariant()) | {"form": form, "calibration_windows": 8 if "gptq" in form else None}
         for window, off in enumerate((-0.5, 0.5)):  # windows differ, and models differ alike on each
             nll.append(variant | {"window": window, "nll": math.log(perplexity) + off})
     return pd.DataFrame(rows), pd.DataFrame(nll)

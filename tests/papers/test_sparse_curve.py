@@ -8,10 +8,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
-from toolkit.formats.quality import Settings
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.loading import SPARSE as SPARSE_MODELS
 from toolkit.papers import sparse_curve
+from toolkit.studies.variants import EvaluationSettings
 
 SPARSE = pd.DataFrame(
     {
@@ -96,4 +96,4 @@ def test_an_unknown_way_is_refused(monkeypatch):
     monkeypatch.setattr(sparse_curve, "dense_model", lambda _: (toy(), None, None))
     monkeypatch.setattr(sparse_curve, "_row", lambda *_, **__: {})
     with pytest.raises(UserError, match="unknown way to get zeros 'magic'"):
-        sparse_curve.sparse_rows(Settings("tiny"), ["magic"], [0.8])
+        sparse_curve.sparse_rows(EvaluationSettings("tiny"), ["magic"], [0.8])

@@ -8,8 +8,9 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from toolkit.formats.quality import CALIBRATED, HALF_BITS, Variant, entropy_bits, pareto_front
 from toolkit.pruning.pruned import DENSE
+from toolkit.studies.forms import CALIBRATED, HALF_BITS, entropy_bits
+from toolkit.studies.variants import ModelVariant, pareto_front
 
 TWO_FOUR = "2:4"
 FEW_BITS = "fewer bits, no pruning"
@@ -19,7 +20,7 @@ VALUES = ("fp16", "int8")
 
 def byte_variants(
     methods: Sequence[str], sparsities: Sequence[float], few_bits: Sequence[str], windows: int | None, seed: int
-) -> list[Variant]:
+) -> list[ModelVariant]:
     """Dense in 16 bits and in `few_bits`; then each method at each sparsity and at 2:4.
 
     Every pruned model comes twice: values in 16 bits and values in int8, packed as Endor or as 2:4.
@@ -28,15 +29,15 @@ def byte_variants(
     for method in methods:
         calibration = {"method": method, "calibration_windows": windows, "seed": seed}
         for values in VALUES:
-            found += [Variant(f"{values}, endor", sparsity=share, **calibration) for share in sparsities]
-            found.append(Variant(f"{values}, 2:4", sparsity=0.5, pattern=TWO_FOUR, **calibration))
+            found += [ModelVariant(f"{values}, endor", sparsity=share, **calibration) for share in sparsities]
+            found.append(ModelVariant(f"{values}, 2:4", sparsity=0.5, pattern=TWO_FOUR, **calibration))
     return found
 
 
-def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[Variant]:
+def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:
     """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
     calibration = {"calibration_windows": windows, "seed": seed}
-    return [Variant(form, **calibration if form in CALIBRATED else {}) for form in ("fp16", *forms)]
+    return [ModelVariant(form, **calibration if form in CALIBRATED else {}) for form in ("fp16", *forms)]
 
 
 def by_variant(table: pd.DataFrame) -> pd.DataFrame:

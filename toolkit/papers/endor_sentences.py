@@ -35,7 +35,7 @@ def layer_gains(
 
 
 def int8_costs(quality: pd.DataFrame) -> str:
-    """Perplexities of a pruned model in int8; `quality` is of `toolkit.quantization.quality.int8_quality`."""
+    """Perplexities of a pruned model in int8; `quality` is of `toolkit.studies.int8.int8_quality`."""
     said = [f"{row.perplexity:.1f} ± {row.standard_error:.1f}" for row in quality.itertuples()]
     found = quality.assign(said=said).set_index(["smoothed", "weights", "activations"])["said"]
     dtype = quality["activations"].iloc[0]

@@ -7,8 +7,8 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from toolkit.formats.quality import paired_differences
 from toolkit.papers import beyond
+from toolkit.studies.variants import paired_differences
 
 DENSE_FORM = "fp16"
 SPQR, RIVALS = "int3, spqr 1 %", ("int3, rtn", "int3, hqq", "int3, gptq")

@@ -17,9 +17,9 @@ from toolkit.activations import Trace, record
 from toolkit.activations.statistics import aggregated_usage, coactivation, friends, sparsity
 from toolkit.activations.synthetic import UsageLaw
 from toolkit.cache import cached, cached_table
-from toolkit.formats.quality import store
 from toolkit.papers.flash_predictors import Setting, key_of, loaded, thresholds, tokens_of
 from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.studies.forms import store
 
 DENSE = "16 bits"
 FILE = "trace.safetensors"
@@ -207,7 +207,7 @@ def quantised_table(setting: Setting, forms: Sequence[str], windows: int) -> pd.
             return sparsity(found).assign(form=form, same=same)
 
         key = key_of(setting) | {"form": form, "trace_windows": windows}
-        code = sources.dependencies("toolkit.activations.recording", "toolkit.formats.quality")
+        code = sources.dependencies("toolkit.activations.recording", "toolkit.studies.forms")
         tables.append(cached_table("quantised_activations", key, code, measure))
     table = pd.concat(tables, ignore_index=True)
     return table.assign(fired_percent=100 * (1 - table["sparsity"]), model=setting.model, evidence="measured")

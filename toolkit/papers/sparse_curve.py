@@ -26,7 +26,6 @@ from toolkit.activations.thresholds import watched
 from toolkit.cache import cached_table
 from toolkit.errors import unknown
 from toolkit.evaluation import perplexity
-from toolkit.formats.quality import Settings
 from toolkit.models import MODELS, fast_dtype, load_model
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.predictors import copied, predicted
@@ -34,6 +33,7 @@ from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.recovery.shares import LEVELS, check_range, shares_of
 from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.studies.variants import EvaluationSettings
 from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
@@ -100,14 +100,14 @@ WAYS = {
 }
 
 
-def dense_model(settings: Settings) -> tuple[nn.Module, Int64[Tensor, "windows tokens"], Int64[Tensor, " n"]]:
+def dense_model(settings: EvaluationSettings) -> tuple[nn.Module, Int64[Tensor, "windows tokens"], Int64[Tensor, " n"]]:
     """The dense model, the windows that thresholds are fitted on, and the evaluation tokens."""
     model, tokenizer = load_model(settings.model, fast_dtype())
     windows = FITTED_ON.draw(load_tokens(settings.corpus, tokenizer, "calibration"))
     return model, windows, load_tokens(settings.corpus, tokenizer, "evaluation")
 
 
-def sparse_rows(settings: Settings, ways: Sequence[str], sparsities: Sequence[float]) -> pd.DataFrame:
+def sparse_rows(settings: EvaluationSettings, ways: Sequence[str], sparsities: Sequence[float]) -> pd.DataFrame:
     """A row for the dense model, for each way and share of zeros, and for each recovered version. Kept in the cache.
 
     Columns: family, asked (share of zeros asked for), zeros (share on the evaluation text), perplexity, ffn_bytes (of
@@ -234,7 +234,7 @@ def headline(table: pd.DataFrame, model: str) -> dict[str, str]:
 
 
 def _row(
-    family: str, asked: float, model: nn.Module, prepare: Callable, settings: Settings, tokens: Tensor
+    family: str, asked: float, model: nn.Module, prepare: Callable, settings: EvaluationSettings, tokens: Tensor
 ) -> dict[str, object]:
     limits = thresholds_of(model)
     key = {"family": family, "asked": asked, "settings": asdict(settings), "dtype": str(fast_dtype())}
@@ -245,7 +245,7 @@ def _row(
     return {"family": family, "asked": asked} | found.iloc[0].to_dict()
 
 
-def _measured(model: nn.Module, prepare: Callable, tokens: Tensor, settings: Settings) -> pd.DataFrame:
+def _measured(model: nn.Module, prepare: Callable, tokens: Tensor, settings: EvaluationSettings) -> pd.DataFrame:
     zeros: list[float] = []
     see = lambda _, outputs: zeros.append((outputs == 0).double().mean().item())  # noqa: E731
     with prepare(), watched(model, see):

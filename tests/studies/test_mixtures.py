@@ -10,12 +10,15 @@ import torch
 
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.formats import quality
 from toolkit.interchange.gguf import LINEARS
 from toolkit.measure import llama_cpp_quantiser
-from toolkit.measure.llama_cpp_quantiser import Blocks, compare_mixtures, store, tensor_type, type_shares
+from toolkit.measure.llama_cpp_quantiser import GgufMatrix
 from toolkit.models import decoder_blocks, decoder_linears, shapes
 from toolkit.models.twins import twin_model
+from toolkit.studies import variants
+from toolkit.studies.forms import store
+from toolkit.studies.mixtures import tensor_type, type_shares
+from toolkit.studies.variants import EvaluationSettings, ModelVariant, compare_variants
 
 OPS = {short: name for name, short in LINEARS.items()}
 # What `llama_model_quantize` (the build in the npm package node-llama-cpp 3.22.1) made of Llama models with these many
@@ -69,29 +72,30 @@ def test_weights_are_what_the_blocks_decode_to(model):
     before = [linear.weight.clone() for linear in linears(model)]
     assert type_shares(model, "Q8_0") == "Q8_0 100.0 %"
     assert type_shares(model, "Q3_K_S") == "Q4_0 100.0 %"  # no row is 256 long
-    size = store(model, "Q8_0")
+    size = store(model, "Q8_0, llama.cpp")
     assert size["bits_per_weight"] == 8.5  # a scale in fp16 for 32 weights
     for linear, weight in zip(linears(model), before, strict=True):
         groups = weight.float().view(-1, 32)
         steps = groups.abs().amax(1, keepdim=True) / 127
         off = (linear.weight.float().view(-1, 32) - groups).abs()
         assert (off <= 0.51 * steps + 2e-3 * groups.abs()).all()
-        assert torch.equal(linear.weight, Blocks.encode(weight, "Q8_0").decode().to(weight.dtype))
+        assert torch.equal(linear.weight, GgufMatrix.encode(weight, "Q8_0").decode().to(weight.dtype))
 
 
 def test_mixtures_are_evaluated_as_any_other_form(model, monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     tokens = torch.arange(96) * 7 % 61
-    monkeypatch.setattr(llama_cpp_quantiser, "load_model", lambda *_: (twin_model("toy-llama", 2), "tokenizer"))
-    monkeypatch.setattr(llama_cpp_quantiser, "load_tokens", lambda *_: tokens)
-    settings = quality.Settings("tiny", "text", sequence_length=16, windows=4)
-    table, windows = compare_mixtures(["Q8_0", "Q4_0"], settings)
+    monkeypatch.setattr(variants, "load_model", lambda *_: (twin_model("toy-llama", 2), "tokenizer"))
+    monkeypatch.setattr(variants, "load_pruned", lambda *_, **__: (twin_model("toy-llama", 2), "tokenizer", []))
+    monkeypatch.setattr(variants, "load_tokens", lambda *_: tokens)
+    settings = EvaluationSettings("tiny", "text", sequence_length=16, windows=4)
+    table, windows = compare_variants([ModelVariant("Q8_0, llama.cpp"), ModelVariant("Q4_0, llama.cpp")], settings)
     assert table["form"].tolist() == ["Q8_0, llama.cpp", "Q4_0, llama.cpp"]
     assert table["bits_per_weight"].tolist() == [8.5, 4.5]
     assert table["types"].tolist() == ["Q8_0 100.0 %", "Q4_0 100.0 %"]
     assert windows.groupby("form")["window"].count().tolist() == [4, 4]
-    store(model, "Q4_0")
-    assert table["value"][1] == pytest.approx(quality.evaluate(model, None, tokens, (), 16, 4)[1], rel=1e-6)
+    store(model, "Q4_0, llama.cpp")
+    assert table["value"][1] == pytest.approx(variants.evaluate(model, None, tokens, (), 16, 4)[1], rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +114,4 @@ def test_what_llama_cpp_cannot_store_is_refused(arguments, words):
 def test_another_model_than_llama_is_refused(model):
     model.config.model_type = "opt"
     with pytest.raises(UserError, match="a model of type 'opt': expected 'llama'"):
-        store(model, "Q4_0")
+        store(model, "Q4_0, llama.cpp")

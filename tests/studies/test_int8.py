@@ -7,9 +7,9 @@ from tests.offload.conftest import pruned
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.pruning import Calibration
-from toolkit.quantization import quality
-from toolkit.quantization.quality import int8_quality
 from toolkit.quantization.smoothquant import int8_activations, round_to_int8, smooth
+from toolkit.studies import int8
+from toolkit.studies.int8 import int8_quality
 
 TOKENS = torch.arange(128) * 7 % 61
 CALIBRATION = Calibration("text", sequence_length=16)
@@ -22,9 +22,9 @@ def _tiny(monkeypatch):
         smooth(model, TOKENS.view(-1, 16), alpha)
         return model, "tokenizer"
 
-    monkeypatch.setattr(quality, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
-    monkeypatch.setattr(quality, "load_smoothed", smoothed)
-    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(int8, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
+    monkeypatch.setattr(int8, "load_smoothed", smoothed)
+    monkeypatch.setattr(int8, "load_tokens", lambda *_: TOKENS)
 
 
 @pytest.mark.usefixtures("_tiny")

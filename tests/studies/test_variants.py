@@ -11,24 +11,22 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
-from toolkit.formats import encode, quality
-from toolkit.formats.quality import (
-    CALIBRATED,
-    FORMS,
-    Settings,
-    Variant,
-    compare_variants,
-    entropy_bits,
-    paired_differences,
-    pareto_front,
-    store,
-)
+from toolkit.formats import encode
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.pruning import prune
 from toolkit.quantization.layerwise import quantise_blocks
+from toolkit.studies import variants as study
+from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store
+from toolkit.studies.variants import (
+    EvaluationSettings,
+    ModelVariant,
+    compare_variants,
+    paired_differences,
+    pareto_front,
+)
 
 TOKENS = torch.arange(128) * 7 % 61
-SETTINGS = Settings("tiny", "text", sequence_length=16, windows=4)
+SETTINGS = EvaluationSettings("tiny", "text", sequence_length=16, windows=4)
 
 
 def tiny():
@@ -58,9 +56,9 @@ def evaluated(monkeypatch, tmp_path, one_thread):
         return pruned(method, sparsity, pattern), "tokenizer", []
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(quality, "load_model", lambda name, dtype: (tiny(), "tokenizer"))
-    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
-    monkeypatch.setattr(quality, "load_pruned", load_pruned)
+    monkeypatch.setattr(study, "load_model", lambda name, dtype: (tiny(), "tokenizer"))
+    monkeypatch.setattr(study, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(study, "load_pruned", load_pruned)
     return made
 
 
@@ -107,7 +105,11 @@ def test_the_front_by_hand():
 
 
 def test_rows_are_what_was_evaluated_and_kept(evaluated):
-    variants = [Variant(), Variant("int8, endor", "wanda", 0.6), Variant("fp16, 2:4", "wanda", 0.5, "2:4")]
+    variants = [
+        ModelVariant(),
+        ModelVariant("int8, endor", "wanda", 0.6),
+        ModelVariant("fp16, 2:4", "wanda", 0.5, "2:4"),
+    ]
     table, windows = compare_variants(variants, SETTINGS)
     assert evaluated == [("dense", 0.0, None), ("wanda", 0.6, None), ("wanda", 0.5, "2:4")]
     assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
@@ -128,7 +130,9 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
 
 
 def test_paired_differences(evaluated):
-    variants = [Variant("fp16", method, 0.5, None, size, 0) for size in (2, 4) for method in ("wanda", "magnitude")]
+    variants = [
+        ModelVariant("fp16", method, 0.5, None, size, 0) for size in (2, 4) for method in ("wanda", "magnitude")
+    ]
     table, windows = compare_variants(variants, SETTINGS)
     found = paired_differences(windows, "method", "wanda", "magnitude")
     assert found["calibration_windows"].tolist() == [2, 4]
@@ -152,8 +156,8 @@ def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
         asked.append((name, quantiser, calibration.corpus, calibration.windows, calibration.seed))
         return SimpleNamespace(model=model, statistics=statistics)
 
-    monkeypatch.setattr(quality, "load_quantised", load_quantised)
-    table, windows = compare_variants([Variant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
+    monkeypatch.setattr(study, "load_quantised", load_quantised)
+    table, windows = compare_variants([ModelVariant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
     assert asked == [("tiny", CALIBRATED["int3, gptq 16"], "text", 4, 2)]
     row = table.iloc[0]
     assert row["value"] == pytest.approx(perplexity(model, TOKENS, 16, 4), rel=1e-9)
@@ -165,10 +169,10 @@ def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
 
 def test_a_calibrated_form_is_for_a_dense_model():
     with pytest.raises(UserError, match="form 'int3, gptq' is for a dense model, and method is 'wanda'"):
-        Variant("int3, gptq", "wanda", 0.5)
+        ModelVariant("int3, gptq", "wanda", 0.5)
 
 
 def test_unknown_forms():
-    for call in (lambda: Variant("int5"), lambda: store(None, "int5")):
+    for call in (lambda: ModelVariant("int5"), lambda: store(None, "int5")):
         with pytest.raises(UserError, match="unknown form 'int5'"):
             call()

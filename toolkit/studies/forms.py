@@ -1,0 +1,131 @@
+"""The forms that decoder linears can be stored in, and what a model takes in each of them."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.formats import encode
+from toolkit.formats.scaled import Scaled
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.progress import progress
+from toolkit.quantization.gptq import GPTQ
+from toolkit.quantization.hqq import Groupwise
+from toolkit.quantization.layerwise import Quantiser
+from toolkit.quantization.rtn import RoundToNearest
+from toolkit.quantization.spqr import SpQR
+from toolkit.studies import mixtures
+
+HALF_BITS = 16
+
+
+class StoredMatrix(Protocol):
+    """A matrix in some form: its bytes, and the dense matrix it stands for."""
+
+    nbytes: int
+
+    def decode(self) -> Tensor:
+        """The dense matrix."""
+        ...
+
+
+Encoder = Callable[[Tensor], StoredMatrix]
+
+
+def _half(form: str, weight: Tensor) -> StoredMatrix:
+    return encode(form, weight.half())
+
+
+def _int8(form: str, weight: Tensor) -> StoredMatrix:
+    return Scaled.encode(form, weight.half())
+
+
+# how a decoder linear is stored; int8 has a scale a row, the others of few bits a scale and a zero point a group
+FORMS: dict[str, Encoder] = {
+    "fp16": partial(_half, "dense"),
+    "fp16, endor": partial(_half, "endor"),
+    "fp16, 2:4": partial(_half, "two_four"),
+    "int8": partial(_int8, "dense"),
+    "int8, endor": partial(_int8, "endor"),
+    "int8, 2:4": partial(_int8, "two_four"),
+    "int4, hqq": partial(Groupwise.encode, bits=4),
+    "int3, hqq": partial(Groupwise.encode, bits=3),
+    "int2, hqq": partial(Groupwise.encode, bits=2),
+    "int4, rtn": RoundToNearest(4),
+    "int3, rtn": RoundToNearest(3),
+    "int2, rtn": RoundToNearest(2),
+    "int3, rtn 16": RoundToNearest(3, 16),
+    "int3, rtn 128": RoundToNearest(3, 128),
+}
+# how a dense model's decoder linears are quantised with calibration; groups of 64 but where a number says otherwise
+CALIBRATED: dict[str, Quantiser] = {
+    "int4, gptq": GPTQ(4),
+    "int3, gptq": GPTQ(3),
+    "int2, gptq": GPTQ(2),
+    "int3, gptq 16": GPTQ(3, 16),
+    "int3, gptq 128": GPTQ(3, 128),
+    "int3, spqr 0 %": SpQR(0.0),  # the share of outliers; groups of 16
+    "int3, spqr 0.5 %": SpQR(0.005),
+    "int3, spqr 1 %": SpQR(0.01),
+    "int3, spqr 2 %": SpQR(0.02),
+    "int3, spqr 4 %": SpQR(0.04),
+    "int3, spqr 1 % plain": SpQR(0.01, damping=0.01, reorder=False, search=False),
+}
+# types of llama.cpp, which has rules for each matrix
+MIXED = {mixtures.form_of(mixture): mixture for mixture in mixtures.MIXTURES}
+VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
+
+
+@torch.no_grad()
+def store(model: nn.Module, form: str) -> dict[str, float]:
+    """Give every decoder linear the weight that its stored form decodes to, in place; return what it takes.
+
+    `form` is a name in `FORMS` or `MIXED`. Keys: zeros (share of the decoded weights), bits_per_weight, ratio (over 16
+    bits), entropy_bits (NaN for forms without a bitmap). Raises `UserError` for an unknown form, and what its encoder
+    raises.
+    """
+    encoders = list(_encoders(model, form))
+    nbytes = 0
+    with progress(f"storing as {form}", len(encoders), "matrices") as bar:
+        for linear, encoder in encoders:
+            matrix = encoder(linear.weight.detach())
+            linear.weight.copy_(matrix.decode())
+            nbytes += matrix.nbytes
+            bar.update()
+    return size_of(model, nbytes, VALUE_BITS.get(form))
+
+
+def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]]:
+    if form in MIXED:
+        return mixtures.encoders(model, MIXED[form])
+    if form not in FORMS:
+        raise unknown("form", form, FORMS | MIXED)
+    return ((linear, FORMS[form]) for linear in _linears(model))
+
+
+def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dict[str, float]:
+    """What `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
+    weights = [linear.weight for linear in _linears(model)]
+    elements = sum(weight.numel() for weight in weights)
+    share, bits = sum(int((weight == 0).sum()) for weight in weights) / elements, 8 * nbytes / elements
+    limit = entropy_bits(share, value_bits) if value_bits else np.nan
+    return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}
+
+
+def _linears(model: nn.Module) -> list[nn.Linear]:
+    return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
+
+
+def entropy_bits(sparsity: float, value_bits: int) -> float:
+    """Bits a weight that no bitmap can go below where zeros fall at random: H(s) + (1 − s) · value_bits.
+
+    H is the binary entropy: a code for the positions that is as short as can be, instead of one bit each.
+    """
+    if not 0 <= sparsity <= 1:
+        raise UserError(f"sparsity {sparsity!r} is out of range; expected a share of zeros in [0, 1]")
+    shares = [share for share in (sparsity, 1 - sparsity) if share > 0]
+    return float(-sum(share * np.log2(share) for share in shares) + (1 - sparsity) * value_bits)
