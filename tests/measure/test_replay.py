@@ -6,7 +6,7 @@ import pytest
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import replay as replays
-from toolkit.measure.replay import Replay, most_held, replay_measurements
+from toolkit.measure.replay import Replay, replay_measurements
 from toolkit.measure.twin_bundles import ATTENTION, neuron_shape, twin_bundles
 from toolkit.models import shapes
 from toolkit.policies.neuron_ways import WAYS
@@ -93,12 +93,6 @@ def test_layers_of_a_twin_differ_and_layouts_hold_the_same():
 
     assert (bundles(0, "bundled") == bundles(0, "split")).all()
     assert (bundles(1, "bundled") == np.roll(bundles(0, "bundled"), 1, axis=0)).all()
-
-
-def test_the_rows_that_a_window_needs_by_hand():
-    active = [np.array([0, 1]), np.array([1, 2, 3]), np.array([3])]
-    assert [most_held(active, 4, window) for window in (1, 2, 3)] == [3, 4, 4]
-    assert most_held([np.array([], np.int64)], 4, 1) == 1
 
 
 def test_what_makes_no_sense_is_refused_before_work():

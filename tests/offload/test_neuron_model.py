@@ -117,10 +117,10 @@ def test_what_is_read_and_held(llama):
         reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
         loaded = sum(ffn.store.rows_loaded for ffn in ours.ffns)
         assert reads == 4096 * loaded  # a bundle takes a block
-        assert {ffn.store.window.rows for ffn in ours.ffns} == {NEURONS}
+        assert {ffn.store.residency.rows for ffn in ours.ffns} == {NEURONS}
     tight = least_bytes(llama, predictors=llama.predictors)
     with NeuronModel.open(llama.folder, llama.predictors, tight, window=50) as ours:
-        rows = sum(ffn.store.window.rows for ffn in ours.ffns)
+        rows = sum(ffn.store.residency.rows for ffn in ours.ffns)
         assert sum(llama.needs) <= rows < NEURONS * len(ours.ffns)
         ours.generate(PROMPT, **GREEDY)
         assert sum(ffn.store.rows_loaded for ffn in ours.ffns) > loaded

@@ -73,7 +73,7 @@ def test_as_a_dict_says(tokens, rows, actives):
         moved, loaded = found.rows_moved, found.rows_loaded
         found.advance(neurons(*sorted(active)))
         assert held(found) == oracle
-        assert (found.last_k_active == policy.last_active).all()
+        assert (found.residency.held == policy.held).all()
         assert found.rows_moved - moved <= len(change.dropped)  # O(c)
         assert found.rows_loaded - loaded == len(change.loaded)
         assert len(found.matrix) == rows

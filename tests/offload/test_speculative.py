@@ -36,7 +36,7 @@ def test_a_draft_with_all_neurons_is_always_right(packed):
         found = speculate(ours, PROMPT, COUNT)
         assert found.acceptance == 1
         assert found.passes == -(-(COUNT - 1) // 5)
-        assert sum(ffn.store.rows_loaded for ffn in ours.ffns) == sum(ffn.store.window.neurons for ffn in ours.ffns)
+        assert sum(ffn.store.rows_loaded for ffn in ours.ffns) == sum(ffn.store.residency.units for ffn in ours.ffns)
         assert all(ffn.reads for ffn in ours.ffns)
 
 
@@ -57,7 +57,7 @@ def test_the_window_keeps_what_accepted_tokens_used(packed):
         ours.keep(2)
         kept = np.union1d(*used[:2])
         ours.model(PROMPT[:, :1])  # older than the window is what only rejected tokens used
-        assert set(np.flatnonzero(ffn.store.window.held)) <= set(kept) | set(ffn._of_tokens[0])
+        assert set(np.flatnonzero(ffn.store.residency.held)) <= set(kept) | set(ffn._of_tokens[0])
 
 
 def test_forgotten_neurons_go_first():

@@ -230,5 +230,5 @@ def _held_layers(model) -> str:
 
 
 def _held_neurons(model) -> str:
-    held = sum(ffn.store.num_used for ffn in model.ffns) / sum(ffn.store.window.neurons for ffn in model.ffns)
+    held = sum(ffn.store.num_used for ffn in model.ffns) / sum(ffn.store.residency.units for ffn in model.ffns)
     return f"{held:.0%} of the neurons in DRAM ({model.mode} reads); {model.budget.used_bytes / 1e6:.1f} MB DRAM held"

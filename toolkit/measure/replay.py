@@ -36,6 +36,7 @@ from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.neuron_ways import WAYS, NeuronWay
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.neuron_reads import part_bytes
+from toolkit.simulation.replay import most_held
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import read_neurons
 from toolkit.storage.readers import Reader, open_scattered
@@ -242,7 +243,7 @@ class HeldLayer:
         self.disk = twin.store.layer(layer, layout)
         tokens = range(first, first + replay.window + replay.tokens)
         self.active = [np.flatnonzero(twin.active[layer][token]) for token in tokens]
-        rows = most_held(self.active, twin.count, window)
+        rows = most_held(self.active, SlidingWindow(twin.count, window))
         self.store = NeuronStore(SlidingWindow(twin.count, window, rows), twin.width, DTYPE, self._fetch)
 
     def advance(self, recorder: Recorder, active: Int64[np.ndarray, " active"], keep: bool) -> None:
@@ -260,16 +261,6 @@ class HeldLayer:
         read_neurons(self.twin.reader, self.disk, needed, rows, NO_BUFFER)
         recorder.record("read", "neurons", "storage", begun_s, rows.nbytes, self.number)
         self._since_s = recorder.now_s()
-
-
-def most_held(active: Sequence[Int64[np.ndarray, " active"]], neurons: int, window: int) -> int:
-    """The most neurons that a window holds at once over these tokens: the rows that a layer needs (Req)."""
-    dry = SlidingWindow(neurons, window)
-    most = 0
-    for token in active:
-        dry.step(token)
-        most = max(most, int(dry.held.sum()))
-    return max(1, most)
 
 
 def _nbytes(weights: dict[str, Tensor]) -> int:

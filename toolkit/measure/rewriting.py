@@ -18,10 +18,11 @@ from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.cache import cached_table
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
-from toolkit.measure.replay import most_held
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.sliding_window import Change, SlidingWindow
+from toolkit.policies.residency import Change
+from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.simulation.replay import most_held, units_of
 
 MANAGER, REALLOCATION = "swap and append", "reallocation"
 
@@ -59,9 +60,9 @@ def _rows(asked: Rewriting) -> Iterator[dict]:
     width, warm = hidden * (3 if gated else 2), max(asked.windows)
     law = UsageLaw.fit(asked.active, exponent=1, new=asked.new, tokens=5)
     active = draw(asked.model, [law], count, warm + asked.tokens, asked.seed).active(0)[0].numpy()
-    needed = [np.flatnonzero(token) for token in active]
+    needed = units_of(active)
     for window in asked.windows:
-        rows = most_held(needed, count, window)
+        rows = most_held(needed, SlidingWindow(count, window))
         store = NeuronStore(SlidingWindow(count, window, rows), width, DTYPE, lambda neurons, rows: None)
         matrix, stays = torch.zeros(rows, width, dtype=DTYPE), SlidingWindow(count, window, rows)
         for number, token in enumerate(needed):
@@ -80,7 +81,7 @@ def _rows(asked: Rewriting) -> Iterator[dict]:
 
 def _reallocated(matrix: torch.Tensor, window: SlidingWindow, token: np.ndarray) -> tuple[torch.Tensor, int]:
     """A new matrix for what is held after this token, with the rows that stay copied into it, and their number."""
-    held = window.held
+    held = window.held.copy()
     change: Change = window.step(token)
     stay = held.copy()
     stay[change.dropped] = False

@@ -48,7 +48,7 @@ class NeuronFFN(nn.Module):
         super().__init__()
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
-        self._every = np.arange(store.window.neurons)
+        self._every = np.arange(store.residency.units)
         self.reads, self._of_tokens = True, []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class NeuronFFN(nn.Module):
         """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
         if self._of_tokens[tokens:]:
             useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
-            self.store.window.forget(useless[self.store.window.held[useless]])
+            self.store.residency.forget(useless)
 
     def _with_bias(self, sums: Float32[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
         return sums if self._bias is None else sums.add_(self._bias)
@@ -109,11 +109,11 @@ class NeuronFFN(nn.Module):
 
         All parts but the last fill the memory, so each drives out the one before, and no neuron is added twice.
         """
-        rows = self.store.window.rows
+        rows = self.store.residency.rows
         if len(active) <= rows:
             yield active
             return
-        held = self.store.window.held[active]
+        held = self.store.residency.held[active]
         active = np.concatenate([active[held], active[~held]])
         for first in range(0, len(active), rows):
             yield np.sort(active[first : first + rows])

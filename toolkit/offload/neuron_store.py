@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError
 from toolkit.kernels.common.rows import move_rows
-from toolkit.policies.sliding_window import Change, SlidingWindow
+from toolkit.policies.residency import Change, Residency
 from toolkit.storage.buffers import aligned_buffer
 
 ABSENT = -1
@@ -28,10 +28,10 @@ class NeuronStore:
     - `pointer` [rows]: which neuron each row holds.
     - `bias` [rows]: its bias of the up projection, or None; those of all neurons stay in memory, `all_biases`.
     - `num_used`: rows in use.
-    - `last_k_active` [neurons]: the number of the token that last used each neuron held, else −1; the window keeps it.
     - `rows_moved`: rows that deletions have copied so far. Each deleted neuron moves at most one.
 
-    `matrix` can be given; stores that share one must not use it at the same time, and `clear` before each use.
+    `residency` decides which neurons these are. `matrix` can be given; stores that share one must not use it at the
+    same time, and `clear` before each use.
 
     `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
     held any more, and the next token loads all that it needs.
@@ -41,27 +41,22 @@ class NeuronStore:
 
     def __init__(
         self,
-        window: SlidingWindow,
+        residency: Residency,
         width: int,
         dtype: torch.dtype,
         fetch: Callable[[Int64[np.ndarray, " new"], Tensor], None],
         all_biases: Float[Tensor, " neurons"] | None = None,
         matrix: Float[Tensor, "rows width"] | None = None,
     ):
-        if all_biases is not None and len(all_biases) != window.neurons:
-            raise UserError(f"{len(all_biases)} biases for {window.neurons} neurons: give one each")
-        rows = min(window.rows, window.neurons)
-        self.window, self.all_biases, self._fetch = window, all_biases, fetch
+        if all_biases is not None and len(all_biases) != residency.units:
+            raise UserError(f"{len(all_biases)} biases for {residency.units} neurons: give one each")
+        rows = residency.rows
+        self.residency, self.all_biases, self._fetch = residency, all_biases, fetch
         self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
-        self.row_of = np.full(window.neurons, ABSENT)
+        self.row_of = np.full(residency.units, ABSENT)
         self.num_used = self.rows_moved = self.rows_loaded = 0
-
-    @property
-    def last_k_active(self) -> Int64[np.ndarray, " neurons"]:
-        """The number of the token that last used each neuron held, else −1."""
-        return self.window.last_active
 
     @property
     def used(self) -> tuple[Tensor, Tensor | None]:
@@ -69,11 +64,11 @@ class NeuronStore:
         return self.matrix[: self.num_used], None if self.bias is None else self.bias[: self.num_used]
 
     def advance(self, active: Int64[np.ndarray, " active"]) -> Change:
-        """Hold what the next token needs, and what the window keeps. Returns what changed.
+        """Hold what the next token needs, and what the policy keeps. Returns what changed.
 
-        Raises what `SlidingWindow.step` and `fetch` raise.
+        Raises what `Residency.step` and `fetch` raise.
         """
-        change = self.window.step(active)
+        change = self.residency.step(active)
         try:
             self.delete(change.dropped)
             self.append(change.loaded)
@@ -115,7 +110,7 @@ class NeuronStore:
 
     def clear(self) -> None:
         """Hold nothing."""
-        self.window.clear()
+        self.residency.clear()
         self.pointer.fill(ABSENT)
         self.row_of.fill(ABSENT)
         self.num_used = 0

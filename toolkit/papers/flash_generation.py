@@ -137,7 +137,7 @@ def _run(generation: Generation, way: str) -> dict[str, float]:
             times = token_times(model.timeline, clock.instants[1:])
             tokens, more = len(times), {}
         each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
-        held = [ffn.store.num_used for ffn in model.ffns], [ffn.store.window.neurons for ffn in model.ffns]
+        held = [ffn.store.num_used for ffn in model.ffns], [ffn.store.residency.units for ffn in model.ffns]
         more |= {"neurons_held": sum(held[0]) / sum(held[1]), "dram_mb": model.budget.used_bytes / 1e6}
         return each.rename({"mb": "mb_a_token"}).to_dict() | more
 

@@ -35,6 +35,7 @@ from toolkit.predictors import (
     with_limits,
 )
 from toolkit.pruning.pruned import weights_sha256
+from toolkit.simulation.replay import replay, units_of
 from toolkit.text import load_tokens
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
@@ -387,9 +388,8 @@ def cached_rows(setting: Setting, variant: Variant, window: int, tokens: int) ->
         tables = []
         for layer, predictor in enumerate(found):
             mask = (predictor.scores(seen.inputs[layer][:tokens]) > predictor.limit).numpy()
-            kept = SlidingWindow(mask.shape[1], window)
-            steps = [(len(kept.step(np.flatnonzero(active)).loaded), kept.held.sum()) for active in mask]
-            shares = pd.DataFrame(steps, columns=["loaded", "held"]) / mask.shape[1]
+            steps = replay(units_of(mask), SlidingWindow(mask.shape[1], window))
+            shares = steps[["loaded", "held"]] / mask.shape[1]
             tables.append(shares.assign(token=range(len(mask)), layer=layer))
         return pd.concat(tables, ignore_index=True).assign(label=variant.label)
 

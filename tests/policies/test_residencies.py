@@ -1,0 +1,103 @@
+"""Every residency policy that is registered: what holds for all of them, worked examples, and obvious oracles."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import naive_residency as naive
+from toolkit.errors import UserError
+from toolkit.policies.belady import Belady
+from toolkit.policies.lru import Lru
+from toolkit.policies.residencies import RESIDENCIES
+
+UNITS = 8
+TOKENS = st.lists(st.sets(st.integers(0, UNITS - 1), max_size=3), min_size=1, max_size=12)
+
+
+def arrays(tokens):
+    return [np.array(sorted(needed), dtype=np.int64) for needed in tokens]
+
+
+def make(name, tokens, rows):
+    settings_of = {"window": {"tokens": 3}, "belady": {"future": arrays(tokens)}}
+    return RESIDENCIES[name](UNITS, rows=rows, **settings_of.get(name, {}))
+
+
+def changes(residency, tokens):
+    found = [residency.step(needed) for needed in arrays(tokens)]
+    return [(change.dropped.tolist(), change.loaded.tolist()) for change in found]
+
+
+@pytest.mark.parametrize("name", RESIDENCIES)
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS))
+def test_what_holds_for_every_policy(name, tokens, rows):
+    residency = make(name, tokens, rows)
+    for needed, array in zip(tokens, arrays(tokens), strict=True):
+        before = set(np.flatnonzero(residency.held).tolist())
+        change = residency.step(array)
+        dropped, loaded = set(change.dropped.tolist()), set(change.loaded.tolist())
+        after = set(np.flatnonzero(residency.held).tolist())
+        assert loaded == needed - before
+        assert dropped <= before - needed
+        assert after == before - dropped | loaded
+        assert len(after) <= rows == residency.rows
+        assert (np.diff(change.dropped) > 0).all()
+    first = changes(make(name, tokens, rows), tokens)
+    residency.clear()
+    assert changes(residency, tokens) == first
+
+
+@pytest.mark.parametrize("name", RESIDENCIES)
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS))
+def test_no_policy_loads_less_than_belady(name, tokens, rows):
+    loads = {each: sum(len(new) for _, new in changes(make(each, tokens, rows), tokens)) for each in (name, "belady")}
+    assert loads["belady"] <= loads[name]
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.lists(st.sets(st.integers(0, 5), max_size=2), min_size=1, max_size=7), rows=st.integers(2, 4))
+def test_belady_loads_as_little_as_any_choice(tokens, rows):
+    assert sum(len(new) for _, new in changes(make("belady", tokens, rows), tokens)) == naive.fewest_loads(tokens, rows)
+
+
+@settings(max_examples=100, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS))
+def test_lru_as_a_list_says(tokens, rows):
+    oracle, residency = naive.Lru(rows), Lru(UNITS, rows)
+    for needed, array in zip(tokens, arrays(tokens), strict=True):
+        change = residency.step(array)
+        assert (set(change.dropped.tolist()), set(change.loaded.tolist())) == oracle.step(needed)
+
+
+def test_worked_example_of_lru():
+    """Room for three: unit 0 was used longest ago when 3 comes, then 1, since 2 was used again."""
+    found = changes(Lru(5, rows=3), [{0, 1}, {2}, {3}, {2}, {4}])
+    assert found == [([], [0, 1]), ([], [2]), ([0], [3]), ([], []), ([1], [4])]
+
+
+def test_worked_example_of_belady():
+    """Room for two: 1 goes for 2, since 0 is needed sooner; at the end nothing is needed again."""
+    tokens = [{0}, {1}, {2}, {0}, {1}]
+    found = changes(Belady(3, rows=2, future=arrays(tokens)), tokens)
+    assert found == [([], [0]), ([], [1]), ([1], [2]), ([], []), ([0], [1])]
+
+
+def test_forgotten_units_go_first():
+    residency = Lru(4, rows=3)
+    changes(residency, [{0}, {1}, {2}])
+    residency.forget(np.array([2]))
+    assert changes(residency, [{3}]) == [([2], [3])]
+
+
+def test_another_future_is_refused():
+    residency = Belady(4, rows=2, future=arrays([{0}]))
+    with pytest.raises(UserError, match="token 0 needs other units than the future"):
+        residency.step(np.array([1]))
+    residency.step(np.array([0]))
+    with pytest.raises(UserError, match="token 1 needs other units"):
+        residency.step(np.array([0]))
+    with pytest.raises(UserError, match="the future needs unit 4: the layer has 0 to 3"):
+        Belady(4, future=arrays([{4}]))

@@ -1,0 +1,26 @@
+"""Least recently used: memory stays full, and the units used longest ago go first."""
+
+import numpy as np
+from jaxtyping import Int64
+
+from toolkit.policies.residency import Residency
+
+LONG_AGO = -1
+
+
+class Lru(Residency):
+    """Keeps what was used last, as many units as `rows` allow. Of units used by the same token the first goes first."""
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again."""
+        super().clear()
+        self.now, self.last_use = 0, np.full(self.units, LONG_AGO)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
+        """These units go before all others."""
+        self.last_use[units] = LONG_AGO
+
+    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+        self.last_use[needed] = self.now
+        self.now += 1
+        return self._first(self.last_use, needed, loaded)

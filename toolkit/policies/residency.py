@@ -1,0 +1,98 @@
+"""What stays in memory: some units of one layer, neurons or experts, and what each token changes.
+
+    residency = SlidingWindow(units=4096, tokens=5, rows=1000)
+    change = residency.step(needed)   # what to drop and what to load before this token can be computed
+
+A policy is a subclass. It says what goes; what comes is what the token needs and memory does not hold yet.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from toolkit.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What one token changes: units to drop, then units to load. Both rise."""
+
+    dropped: Int64[np.ndarray, " dropped"]
+    loaded: Int64[np.ndarray, " loaded"]
+
+
+class Residency(ABC):
+    """Which units of a layer are in memory: `held` [units], never more than `rows` of them.
+
+    `step` changes `held` in place. `rows` of None is room for all units.
+
+    Raises `UserError` for numbers below 1.
+    """
+
+    def __init__(self, units: int, rows: int | None = None):
+        expect_positive(units=units, rows=rows)
+        self.units, self.rows = units, units if rows is None else min(rows, units)
+        self.held: Bool[np.ndarray, " units"] = np.zeros(units, dtype=bool)
+        self.clear()
+
+    @classmethod
+    def of_bytes(cls, units: int, *, budget_bytes: int, unit_bytes: int, **options: object) -> "Residency":
+        """A policy with as many rows as fit into a budget. Raises `UserError` if not even one unit fits."""
+        if budget_bytes < unit_bytes:
+            raise UserError(f"a budget of {budget_bytes} bytes holds no unit: one takes {unit_bytes} bytes")
+        return cls(units, rows=budget_bytes // unit_bytes, **options)
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again."""
+        self.held.fill(False)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:  # noqa: B027 - a policy need not care
+        """Take note that some units were not needed after all. A policy may let them go sooner."""
+
+    def step(self, needed: Int64[np.ndarray, " needed"]) -> Change:
+        """Hold what the next token needs, and say what to drop and to load for it.
+
+        Raises `UserError`, and changes nothing, for units that the layer does not have, or more than memory holds.
+        """
+        needed = self._checked(needed)
+        loaded = needed[~self.held[needed]]
+        dropped = self._leaving(needed, len(loaded))
+        self.held[dropped] = False
+        self.held[loaded] = True
+        return Change(dropped, loaded)
+
+    @abstractmethod
+    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+        """Which units go, rising, so that `loaded` of the needed ones find room; and take note of what is needed."""
+
+    def _first(
+        self, order: Int64[np.ndarray, " units"], needed: Int64[np.ndarray, " needed"], loaded: int
+    ) -> Int64[np.ndarray, " dropped"]:
+        """As few units as make room for `loaded` more: of those held and not needed, the lowest in `order`."""
+        count = int(np.count_nonzero(self.held)) + loaded - self.rows
+        if count <= 0:
+            return np.empty(0, dtype=np.int64)
+        idle = self.held.copy()
+        idle[needed] = False
+        candidates = np.flatnonzero(idle)
+        return np.sort(candidates[np.argsort(order[candidates], kind="stable")[:count]])
+
+    def _checked(self, needed: Int64[np.ndarray, " needed"]) -> Int64[np.ndarray, " distinct"]:
+        """The units, rising and each once."""
+        needed = np.unique(np.asarray(needed, dtype=np.int64))
+        if len(needed) and not 0 <= needed[0] <= needed[-1] < self.units:
+            raise UserError(f"units {needed[0]} to {needed[-1]}: the layer has 0 to {self.units - 1}")
+        if len(needed) > self.rows:
+            raise UserError(
+                f"one token needs {len(needed)} units, and memory holds {self.rows}: allow {len(needed)} or more"
+            )
+        return needed
+
+
+def expect_positive(**numbers: int | None) -> None:
+    """Raise `UserError` for a number below 1. None is no number."""
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}: {value}; expected 1 or more")
