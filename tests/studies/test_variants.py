@@ -20,7 +20,9 @@ from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store
 from toolkit.studies.variants import (
     EvaluationSettings,
     ModelVariant,
+    by_variant,
     compare_variants,
+    few_bits_variants,
     paired_differences,
     pareto_front,
 )
@@ -176,3 +178,36 @@ def test_unknown_forms():
     for call in (lambda: ModelVariant("int5"), lambda: store(None, "int5")):
         with pytest.raises(UserError, match="unknown form 'int5'"):
             call()
+
+
+def test_a_dense_model_in_few_bits():
+    dense, calibrated = few_bits_variants(["int3, gptq"], 8, 1)
+    assert dense == ModelVariant("fp16")
+    assert calibrated == ModelVariant("int3, gptq", calibration_windows=8, seed=1)
+
+
+def rows(form, method, pattern, bits, perplexity, accuracy=0.5):
+    labels = {"form": form, "method": method, "pattern": pattern, "zeros": 0.5, "bits_per_weight": bits}
+    labels |= {"ratio": bits / 16, "entropy_bits": 9.0 if "endor" in form else None}
+    return [
+        labels | {"metric": "perplexity", "value": perplexity},
+        labels | {"metric": "one", "value": accuracy, "standard_error": 0.03, "chance": 0.25},
+        labels | {"metric": "two", "value": accuracy + 0.2, "standard_error": 0.04, "chance": 0.5},
+    ]
+
+
+@pytest.fixture
+def results():
+    found = rows("fp16", "dense", "none", 16.0, 10.0) + rows("int8", "dense", "none", 8.0, 10.5)
+    found += rows("fp16, endor", "wanda", "50 %", 9.2, 20.0) + rows("fp16, endor", "wanda", "80 %", 4.2, 90.0)
+    return pd.DataFrame(found + rows("fp16, 2:4", "wanda", "2:4", 9.0, 40.0))
+
+
+def test_one_row_a_variant(results):
+    summary = by_variant(results)
+    assert summary["perplexity"].tolist() == [10.0, 10.5, 20.0, 90.0, 40.0]
+    assert summary["on_front"].tolist() == [True, True, False, True, False]
+    first = summary.iloc[0]
+    assert first["accuracy"] == pytest.approx(0.6)
+    assert first["chance"] == pytest.approx(0.375)
+    assert first["accuracy_error"] == pytest.approx(0.05 / 2)

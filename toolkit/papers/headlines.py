@@ -80,7 +80,7 @@ def quality_headline(quality: pd.DataFrame) -> dict[str, str]:
 def product_headline(products: pd.DataFrame, model: str) -> dict[str, str]:
     """How fast mat-vecs are with SpQR's weights, and what they leave of the speed that their bytes allow.
 
-    `products` is of `toolkit.papers.spqr_kernels.measured_speedups`.
+    `products` is of `toolkit.papers.spqr.speedups.measured_speedups`.
     """
     measured = products[products["evidence"].eq("measured") & products["op"].eq("geometric mean")]
     mean = measured.set_index("contestant")

@@ -25,6 +25,7 @@ from toolkit.text import load_tokens
 
 WINDOW_NLL = "window nll"
 LOG_DIFFERENCE = "difference of log-perplexity"
+FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrated"  # families of dense models
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,38 @@ def _split(rows: pd.DataFrame, settings: EvaluationSettings) -> tuple[pd.DataFra
     table = rows[~of_windows].assign(model=settings.model, corpus=settings.corpus)
     table = table[[*first, *(name for name in table if name not in first)]].assign(evidence="measured")
     return table.reset_index(drop=True), windows[[*labels, "window", "nll"]].reset_index(drop=True)
+
+
+def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:
+    """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
+    calibration = {"calibration_windows": windows, "seed": seed}
+    return [ModelVariant(form, **calibration if form in CALIBRATED else {}) for form in ("fp16", *forms)]
+
+
+def by_variant(table: pd.DataFrame) -> pd.DataFrame:
+    """One row a variant, in order, of the long table that `compare_variants` gives.
+
+    Columns: family (what its points are drawn as), form, method, pattern, zeros, bits_per_weight, ratio, entropy_bits,
+    perplexity, accuracy (mean over the tasks), chance (the same mean of guessing), accuracy_error (its standard error,
+    tasks taken as independent), on_front (no other variant has both fewer bits and a lower perplexity).
+    """
+    labels = ["form", "method", "pattern", "zeros", "bits_per_weight", "ratio", "entropy_bits"]
+    rows = []
+    for key, group in table.groupby(labels, sort=False, dropna=False):
+        tasks = group[group["metric"].ne("perplexity")]
+        row = dict(zip(labels, key, strict=True))
+        row["perplexity"] = group.loc[group["metric"].eq("perplexity"), "value"].item()
+        row |= {"accuracy": tasks["value"].mean(), "chance": tasks["chance"].mean()}
+        row["accuracy_error"] = np.sqrt((tasks["standard_error"] ** 2).sum()) / len(tasks) if len(tasks) else np.nan
+        rows.append({"family": _family(row)} | row)
+    table = pd.DataFrame(rows)
+    return table.assign(on_front=pareto_front(table["bits_per_weight"], table["perplexity"]))
+
+
+def _family(row: dict) -> str:
+    if row["method"] == DENSE:
+        return FEW_BITS_CALIBRATED if row["form"] in CALIBRATED else FEW_BITS
+    return f"{row['method']}, {row['form'].split(',')[0]} values"
 
 
 def paired_differences(windows: pd.DataFrame, column: str, first: str, second: str) -> pd.DataFrame:

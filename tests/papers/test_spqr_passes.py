@@ -1,15 +1,16 @@
-"""SpQR's forward passes on times made by hand, and bytes over bandwidth."""
+"""SpQR's forward passes and twins on times made by hand, and bytes over bandwidth."""
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.machines.hardware import profile
-from toolkit.papers import spqr_forward
+from toolkit.measure.twin_forward import Twin
+from toolkit.papers.spqr import passes
 
 SECONDS = {"dense": [[4, 5, 9], [8, 8, 8]], "spqr_packed": [[2, 2, 2], [2, 4, 4]], "spqr_ptcsr_packed": [[5] * 3] * 2}
 LINEAR_BYTES = {"dense": 200, "spqr_packed": 54, "spqr_ptcsr_packed": 60}
+TWIN_SECONDS = {("dram", "spqr"): [2, 4, 2], ("dram", "llama.cpp Q3_K"): [3, 3, 5], ("storage", "spqr"): [8, 8, 9]}
 GPUS = ["spqr-a100", "spqr-rtx4060-mobile"]
 
 
@@ -26,14 +27,14 @@ def tokens():
 @pytest.fixture
 def table(tokens):
     machines = {name: profile(name).device for name in GPUS}
-    bits = spqr_forward.stored_bits(tokens)
-    modelled = spqr_forward.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
-    return pd.concat([modelled, spqr_forward.measured_passes(tokens, "toy")], ignore_index=True)
+    bits = passes.stored_bits(tokens)
+    modelled = passes.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
+    return pd.concat([modelled, passes.measured_passes(tokens, "toy")], ignore_index=True)
 
 
 def test_passes_by_hand(table):
     mine = table[table["profile"] == "this-machine"].set_index("method")
-    assert mine.loc["dense", list(spqr_forward.STATISTICS)].tolist() == [4, 7, 8]
+    assert mine.loc["dense", ["minimum_s", "mean_s", "median_s"]].tolist() == [4, 7, 8]
     packed = mine.loc["spqr_packed"]
     assert [packed["speedup_low"], packed["speedup"], packed["speedup_high"]] == [2, 2.25, 2.5]  # 5 / 2 and 8 / 4
     assert packed["byte_limit"] == pytest.approx(250 / 104)
@@ -41,7 +42,7 @@ def test_passes_by_hand(table):
 
 
 def test_bytes_over_bandwidth_by_hand(tokens, table):
-    assert spqr_forward.stored_bits(tokens) == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
+    assert passes.stored_bits(tokens) == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
     modelled = table[table["profile"] != "this-machine"].set_index(["profile", "method"])["minimum_s"]
     weights, head_bytes = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 2 * 32000 * 4096
     assert modelled["spqr-a100", "dense"] == pytest.approx((2 * weights + head_bytes) / 1555e9)
@@ -49,7 +50,7 @@ def test_bytes_over_bandwidth_by_hand(tokens, table):
     assert ("spqr-rtx4060-mobile", "dense") not in modelled.index  # it does not fit
 
 
-def test_claims_find_their_rows_and_the_figure_is_drawn(table):
+def test_claims_find_their_rows(table):
     comparison = compare(table, "spqr/fig4_3")
     run = comparison[comparison["verdict"] != NOT_RUN]["claim"]
     assert sorted(run) == [
@@ -60,9 +61,20 @@ def test_claims_find_their_rows_and_the_figure_is_drawn(table):
         "fig4_3-rtx4060-csr-minimum",
         "fig4_3-rtx4060-ptcsr-minimum",
     ]
-    figure = spqr_forward.forward_figure(table, comparison)
-    diamonds = [line for line in figure.axes[1].lines if line.get_marker() == "D"]
-    assert len(diamonds) == 5
-    plt.close(figure)
-    said = spqr_forward.forward_sentence(table)
-    assert "2.25 and 1.30 times as fast, where bytes would allow 2.40 and 2.27" in said
+
+
+def test_twins_by_hand():
+    """Turn by turn llama.cpp takes 3 / 2, 3 / 4 and 5 / 2 times as long."""
+    turns = pd.DataFrame(
+        {"way": way, "place": place, "repetition": number, "seconds": float(seconds)}
+        for (place, way), values in TWIN_SECONDS.items()
+        for number, seconds in enumerate(values, 1)
+    ).assign(layer_bytes=50, weights=100, head_bytes=10, mode="memory")
+    table = passes.twin_passes(turns, Twin("toy", 5))
+    spqr, rival, streamed = table.to_dict("records")
+    assert [spqr["minimum_s"], spqr["median_s"], spqr["maximum_s"]] == [2, 2, 4]
+    assert [spqr["over_rival"], rival["over_rival"]] == [1.5, 1]
+    assert pd.isna(streamed["over_rival"])
+    assert spqr["bits_per_weight"] == 4
+    assert spqr["gb_s"] == pytest.approx(60 / 2e9)
+    assert set(table["evidence"]) == {"measured"}

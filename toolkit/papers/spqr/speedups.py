@@ -169,3 +169,18 @@ def by_op(table: pd.DataFrame, column: str, contestants: Sequence[str] = ()) -> 
     rows = table[table["profile"] == MINE]
     wide = rows.pivot(index="op", columns="contestant", values=column).loc[list(dict.fromkeys(rows["op"]))]
     return wide[list(contestants) or list(dict.fromkeys(rows["contestant"]))]
+
+
+def roofline_sentence(table: pd.DataFrame) -> str:
+    """What bytes and peaks alone allow on the machines that are modelled; empty without such rows."""
+    rows = table[table["profile"].ne(MINE) & table["op"].eq(MEAN) & table["contestant"].isin(STORAGES)]
+    words = [
+        f"{name} {', '.join(f'{row.speedup:.2f} ({row.contestant})' for row in of_machine.itertuples())}"
+        for name, of_machine in rows.groupby("profile", sort=False)
+    ]
+    return f"Bytes and peaks alone allow (modelled): {'; '.join(words)}." if words else ""
+
+
+def mean_row(table: pd.DataFrame, contestant: str) -> pd.Series:
+    """The row of a contestant's geometric mean."""
+    return table[table["contestant"].eq(contestant) & table["op"].eq(MEAN)].iloc[0]

@@ -1,0 +1,65 @@
+"""How outliers are spread over rows: hand-worked counts and slow loops."""
+
+import numpy as np
+import pytest
+import torch
+
+from toolkit.kernels import csr
+from toolkit.quantization import outliers as study
+from toolkit.quantization.spqr import SpQR
+
+
+def random(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def outliers(counts, columns=64):
+    """So many outliers in each row, in its first columns."""
+    rows = np.repeat(np.arange(len(counts)), counts)
+    places = np.concatenate([np.arange(count) for count in counts])
+    values = torch.ones(len(rows), dtype=torch.float16)
+    return csr.encode("csr", (len(counts), columns), torch.from_numpy(rows), torch.from_numpy(places), values)
+
+
+def test_densities_by_hand():
+    counts = np.array([0] * 10 + [1] * 9 + [11])
+    found = study.row_spread(counts, 50, np.random.default_rng(0))
+    assert (found["outliers"], found["share_percent"]) == (20, pytest.approx(2))
+    assert (found["density_median"], found["density_most"]) == (1, 22)
+    assert found["densest_tenth_percent"] == pytest.approx(100 * 12 / 20)  # two of twenty rows
+    assert found["heaviest_over_chance"] > 2
+    assert study.densest_tenth(np.zeros(20, int)) == 0
+
+
+def test_outliers_at_random_look_like_chance():
+    counts = np.random.default_rng(1).multinomial(4000, np.full(400, 1 / 400))
+    found = study.row_spread(counts, 1000, np.random.default_rng(0))
+    assert found["densest_tenth_percent"] == pytest.approx(found["densest_tenth_chance"], rel=0.1)
+    assert found["heaviest_over_chance"] == pytest.approx(1, abs=0.25)
+
+
+def test_rows_are_counted_by_layer_and_operation():
+    matrices = [(1, "q_proj", outliers([1, 1])), (0, "q_proj", outliers([3, 0, 2])), (0, "k_proj", outliers([0, 1]))]
+    found = [{"q_proj": [3, 0, 2], "k_proj": [0, 1]}, {"q_proj": [1, 1]}]
+    assert study.densities_by_layer(matrices) == found
+
+
+def test_the_error_of_the_worst_weights_is_that_of_a_loop():
+    weight, inputs = random(1, 6, 20), random(2, 60, 20)
+    gram = inputs.T @ inputs
+    hessian = gram.double() + 0.1 * gram.diagonal().double().mean() * torch.eye(20, dtype=torch.float64)
+    inverse = torch.linalg.inv(hessian)
+    rounded = SpQR(outliers=0).round(weight).decode()
+    errors = sorted(
+        float(weight[i, j] - rounded[i, j]) ** 2 / float(inverse[j, j]) for i in range(6) for j in range(20)
+    )
+    expected = 100 * sum(errors[-12:]) / sum(errors)
+    assert study.sensitive_share(weight, gram, 0.1) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_row_for_each_matrix():
+    matrices = [(0, op, outliers([8] + [1] * 19)) for op in ("q_proj", "k_proj")] + [(0, "up_proj", outliers([2] * 20))]
+    table = study.density_table(matrices)
+    assert table["densest_tenth_percent"].tolist() == pytest.approx([100 * 9 / 27] * 2 + [100 * 4 / 40])
+    assert table["outliers"].sum() == 94
+    assert set(table["columns"]) == {64}

@@ -1,0 +1,1 @@
+"""SpQR's inference kernel: what several of its notebooks share."""

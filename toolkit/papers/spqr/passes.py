@@ -1,0 +1,86 @@
+"""SpQR figure 4.3: whole forward passes, measured here and modelled on the thesis' GPUs, and twins beside llama.cpp."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from toolkit.machines.machine import GB, Memory
+from toolkit.measure.twin_forward import Twin
+from toolkit.models.shapes import twin_shapes
+from toolkit.papers.spqr.speedups import MINE
+from toolkit.papers.spqr.tile import BLOCKS
+
+RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
+DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
+VOCABULARY = {"llama2-7b": (32000, 4096)}  # the head, which is not quantised
+
+
+def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
+    """A row a method, from `forward_measurements`: minimum_s, mean_s and median_s of a pass, over all repetitions.
+
+    speedup is the dense median over this one, of the same repetition: its median, with speedup_low and speedup_high,
+    the least and the most. byte_limit is the dense bytes over this one's; gb_s the bytes over the median.
+    """
+    groups = tokens.groupby("method", sort=False)["seconds"]
+    table = pd.DataFrame({"minimum_s": groups.min(), "mean_s": groups.mean(), "median_s": groups.median()})
+    table["weight_bytes"] = tokens.groupby("method", sort=False)["weight_bytes"].first()
+    medians = tokens.pivot_table(index="repetition", columns="method", values="seconds", aggfunc="median")
+    ratios = medians[[DENSE]].to_numpy() / medians[table.index]
+    table = table.assign(speedup=ratios.median(), speedup_low=ratios.min(), speedup_high=ratios.max())
+    return _finished(table.reset_index(), "median_s").assign(profile=MINE, model=model, evidence="measured")
+
+
+def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
+    """Bits a weight of the decoder linears, by method, from `forward_measurements`."""
+    first = tokens.groupby("method", sort=False)[["linear_bytes", "weights"]].first()
+    return (8 * first["linear_bytes"] / first["weights"]).to_dict()
+
+
+def modelled_passes(
+    bits: Mapping[str, float], model: str, machines: Mapping[str, Memory], dense_on: str
+) -> pd.DataFrame:
+    """A row a machine and method, with minimum_s: the bytes of all weights and of the head, over the bandwidth.
+
+    `bits` a weight of the decoder linears, by method. Nothing else takes time: no attention, no launches. The dense
+    model is asked for on the machine `dense_on` alone, since the other one cannot hold it.
+    """
+    weights = BLOCKS[model] * sum(rows * columns for rows, columns in twin_shapes(model).values())
+    head_bytes = 2 * np.prod(VOCABULARY[model])
+    tables = []
+    for name, memory in machines.items():
+        table = pd.DataFrame(
+            {"method": list(bits), "weight_bytes": [weights * b / 8 + head_bytes for b in bits.values()]}
+        )
+        table["minimum_s"] = table["weight_bytes"] / GB / memory.bandwidth_gb_s
+        table["speedup"] = table.loc[table["method"] == DENSE, "minimum_s"].item() / table["minimum_s"]
+        table = _finished(table, "minimum_s").assign(profile=name)
+        tables.append(table if name == dense_on else table[table["method"] != DENSE])
+    return pd.concat(tables, ignore_index=True).assign(model=model, evidence="modelled")
+
+
+def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
+    dense = table.loc[table["method"] == DENSE, "weight_bytes"].item()
+    return table.assign(byte_limit=dense / table["weight_bytes"], gb_s=table["weight_bytes"] / table[seconds] / GB)
+
+
+def twin_passes(turns: pd.DataFrame, twin: Twin) -> pd.DataFrame:
+    """A row a way and place, from `twin_measurements`: median_s, minimum_s and maximum_s of a token, over the turns.
+
+    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median. `over_rival`
+    is the seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
+    """
+    groups = turns.groupby(["place", "way"], sort=False)
+    seconds = groups["seconds"].agg(["median", "min", "max"])
+    table = seconds.rename(columns={"median": "median_s", "min": "minimum_s", "max": "maximum_s"})
+    table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first()).reset_index()
+    table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
+    table["gb_s"] = (table["layer_bytes"] + table["head_bytes"]) / GB / table["median_s"]
+    table["over_rival"] = [_over_rival(turns, row.place, row.way) for row in table.itertuples()]
+    table = table.rename(columns={"way": "method"})
+    return table.assign(profile=MINE, model=twin.model, layers=twin.layers, evidence="measured")
+
+
+def _over_rival(turns: pd.DataFrame, place: str, way: str) -> float:
+    rows = turns[turns["place"] == place].pivot_table(index="repetition", columns="way", values="seconds")
+    return float((rows[RIVAL] / rows[way]).median()) if RIVAL in rows else float("nan")

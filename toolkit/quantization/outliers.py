@@ -1,0 +1,144 @@
+"""How the outliers of a model that SpQR quantised are spread over rows, layers and operations (SpQR, figure 3.3)."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from toolkit.cache import kept
+from toolkit.errors import UserError, unknown
+from toolkit.kernels import csr
+from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
+from toolkit.progress import progress
+from toolkit.pruning.calibration import Calibration, checked_windows, walk
+from toolkit.pruning.pruned import weights_sha256
+from toolkit.quantization.quantised import QuantisedModel
+from toolkit.quantization.spqr import Quantised, SpQR
+from toolkit.text import load_tokens
+
+TENTH = 0.1
+DRAWS = 20  # of outliers at random, to know what chance alone makes
+
+
+def outliers_of(quantised: QuantisedModel) -> Iterator[tuple[int, str, csr.Outliers]]:
+    """The number of the decoder block, the operation's name in it and its outliers, for every decoder linear."""
+    for layer in range(len(quantised.folders)):
+        for name, matrix in quantised.matrices(layer).items():
+            yield layer, _op(name), matrix.outliers
+
+
+def matrix_of(quantised: QuantisedModel, layer: int, op: str) -> Quantised:
+    """The quantised matrix of an operation, such as "q_proj". Raises `UserError` for one that is not there."""
+    matrices = {_op(name): matrix for name, matrix in _block(quantised, layer).items()}
+    if op not in matrices:
+        raise unknown("operation", op, matrices)
+    return matrices[op]
+
+
+def dense_weight(model_name: str, layer: int, op: str) -> Tensor:
+    """The weight of an operation before it was quantised. Raises what `load_model` and `matrix_of` raise."""
+    model, _ = load_model(model_name, fast_dtype())
+    linears = decoder_linears(decoder_blocks(model)[layer])
+    return next(linear.weight for name, linear in linears.items() if _op(name) == op)
+
+
+def _op(name: str) -> str:
+    """The last part of a linear's dotted name, such as "q_proj"."""
+    return name.rpartition(".")[2]
+
+
+def _block(quantised: QuantisedModel, layer: int) -> dict[str, Quantised]:
+    if not 0 <= layer < len(quantised.folders):
+        raise UserError(f"layer is {layer}; expected 0 to {len(quantised.folders) - 1}, the model's blocks")
+    return quantised.matrices(layer)
+
+
+def row_counts(outliers: csr.Outliers) -> np.ndarray:
+    """How many outliers each row has."""
+    rows, _, _ = outliers.entries()
+    return torch.bincount(rows, minlength=outliers.shape[0]).numpy()
+
+
+def layer_densities(quantised: QuantisedModel, layer: int) -> dict[str, list[int]]:
+    """Outliers of each row of one block's matrices, by operation. Raises `UserError` for a block that is not there."""
+    matrices = _block(quantised, layer)
+    return {_op(name): row_counts(matrix.outliers).tolist() for name, matrix in matrices.items()}
+
+
+def densities_by_layer(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> list[dict[str, list[int]]]:
+    """`layer_densities` of every block, from `outliers_of`."""
+    counts: dict[int, dict[str, list[int]]] = {}
+    for layer, op, outliers in matrices:
+        counts.setdefault(layer, {})[op] = row_counts(outliers).tolist()
+    return [counts[layer] for layer in sorted(counts)]
+
+
+def density_table(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> pd.DataFrame:
+    """How the outliers of each matrix are spread over its rows: a row a matrix.
+
+    Columns: layer, op, rows, columns, outliers, share_percent; densities of rows in percent of their weights:
+    density_low (5 % of the rows have less), density_median, density_high (95 %), density_most; densest_tenth_percent
+    (share of the outliers that lie in the densest tenth of the rows), heaviest_over_chance (the heaviest row over the
+    heaviest of as many outliers thrown at random), densest_tenth_chance. The last two are means over `DRAWS` draws.
+    """
+    generator = np.random.default_rng(0)
+    return pd.DataFrame(
+        {"layer": layer, "op": op, **row_spread(row_counts(outliers), outliers.shape[1], generator)}
+        for layer, op, outliers in matrices
+    )
+
+
+def row_spread(counts: np.ndarray, columns: int, generator: np.random.Generator) -> dict[str, float]:
+    """The numbers of `density_table` for a matrix with so many outliers in its rows."""
+    rows, total = len(counts), int(counts.sum())
+    thrown = generator.multinomial(total, np.full(rows, 1 / rows), size=DRAWS)
+    density = 100 * counts / columns
+    return {
+        "rows": rows,
+        "columns": columns,
+        "outliers": total,
+        "share_percent": 100 * total / (rows * columns),
+        "density_low": np.quantile(density, 0.05),
+        "density_median": np.median(density),
+        "density_high": np.quantile(density, 0.95),
+        "density_most": density.max(),
+        "densest_tenth_percent": densest_tenth(counts),
+        "densest_tenth_chance": np.mean([densest_tenth(draw) for draw in thrown]),
+        "heaviest_over_chance": counts.max() / max(1, thrown.max(axis=1).mean()),
+    }
+
+
+def densest_tenth(counts: np.ndarray) -> float:
+    """The percentage of the outliers that lie in the tenth of the rows which have most of them; 0 without outliers."""
+    most = np.sort(counts)[len(counts) - max(1, round(TENTH * len(counts))) :]
+    return 100 * most.sum() / max(1, counts.sum())
+
+
+@kept("measured", key=lambda model_name: {"weights_sha256": weights_sha256(load_model(model_name, fast_dtype())[0])})
+def sensitive_shares(model_name: str, share: float, calibration: Calibration) -> pd.DataFrame:
+    """`sensitive_share` of every decoder linear of a dense model, kept: layer, op, share, worst_percent."""
+    model, tokenizer = load_model(model_name, fast_dtype())
+    windows = checked_windows(model, calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration")))
+    rows, blocks = [], decoder_blocks(model)
+    with progress("errors of rounding", len(blocks), "blocks") as bar:
+        for layer, (block, grams) in enumerate(walk(model, windows)):
+            for name, linear in decoder_linears(block).items():
+                worst = sensitive_share(linear.weight, grams[name], share)
+                rows.append((layer, _op(name), share, worst))
+            bar.update()
+    return pd.DataFrame(rows, columns=["layer", "op", "share", "worst_percent"])
+
+
+def sensitive_share(weight: Tensor, gram: Tensor, share: float, damping: float = SpQR.damping) -> float:
+    """The percentage of a matrix's quantisation error that its worst weights make, so large a share of them.
+
+    The error of weight (i, j) is (w − ŵ)² / [H⁻¹]ⱼⱼ (thesis, chapter 2), where ŵ is w in 3 bits without any outliers,
+    and H is `gram` = XᵀX, damped. 0 where nothing is lost.
+    """
+    hessian = gram.double() + damping * gram.diagonal().double().mean() * torch.eye(len(gram), dtype=torch.float64)
+    rounded = SpQR(outliers=0).round(weight.float()).decode()
+    errors = (weight.float() - rounded).double().square() / torch.linalg.inv(hessian).diagonal()
+    worst = errors.flatten().topk(max(1, round(share * errors.numel()))).values
+    return 100 * float(worst.sum() / errors.sum()) if errors.sum() else 0.0
