@@ -1,21 +1,10 @@
-"""A tiny decoder with its thresholds and samples, and a predictor of each kind for it."""
+"""A tiny decoder with its thresholds and samples, and predictors for it."""
 
 import pytest
 
 from tests.pruning.conftest import _small, tiny, tokens  # noqa: F401
 from toolkit.activations import Magnitudes
-from toolkit.models.activation import activation_name
-from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import All, FewBits, Gate, LowRank, Nothing, Oracle, Samples, train
-
-KINDS = {
-    "all": lambda ffn, act, limit, _: All(limit, ffn.neurons, ffn.up.in_features),
-    "nothing": lambda ffn, act, limit, _: Nothing(limit, ffn.neurons, ffn.up.in_features),
-    "oracle": lambda ffn, act, limit, _: Oracle(limit, ffn, act),
-    "gate": lambda ffn, act, limit, _: Gate.of(ffn, act, limit),
-    "few_bits": lambda ffn, act, limit, _: FewBits.of(ffn, act, limit),
-    "low_rank": lambda ffn, act, limit, trained: trained,
-}
+from toolkit.predictors import PREDICTORS, Samples
 
 
 @pytest.fixture
@@ -44,11 +33,4 @@ def setting(wide, tokens):  # noqa: F811
 @pytest.fixture
 def predictors_of():
     """The predictors of a kind for all layers: `predictors_of(kind, model, limits, samples)`."""
-
-    def make(kind, model, limits, samples):
-        act = activation_name(model)
-        trained = train(samples, 4, epochs=1) if kind == LowRank.name else [None] * samples.layers
-        parts = zip(decoder_ffns(model), limits.tolist(), trained, strict=True)
-        return [KINDS[kind](ffn, act, limit, one) for ffn, limit, one in parts]
-
-    return make
+    return lambda kind, model, limits, samples: PREDICTORS[kind].fit(model, limits.tolist(), samples)

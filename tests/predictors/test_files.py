@@ -7,8 +7,8 @@ import torch
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.predictors import Predictors
-from toolkit.predictors.predictors import FILE, STORED
+from toolkit.predictors import PREDICTORS, STORED, Predictors
+from toolkit.predictors.predictors import FILE
 
 
 @pytest.fixture
@@ -87,6 +87,7 @@ def test_crafted_files_are_refused(kept, tmp_path, kind, about, tensors, told):
     assert "\n" not in str(caught.value)
 
 
-def test_what_needs_the_model_is_not_kept(kept, tmp_path):
-    with pytest.raises(UserError, match="layer 0: predictor 'oracle' needs the model"):
-        kept("oracle")[0].save(tmp_path / "file")
+@pytest.mark.parametrize("kind", PREDICTORS.keys() - STORED)
+def test_what_no_file_can_keep_is_refused(kept, kind, tmp_path):
+    with pytest.raises(UserError, match=f"layer 0: predictor '{kind}' is not kept in files"):
+        kept(kind)[0].save(tmp_path / "file")

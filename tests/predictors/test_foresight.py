@@ -1,8 +1,11 @@
 """Predictors with a state, stepped by hand."""
 
 import numpy as np
+import pytest
+import torch
 
-from toolkit.predictors import Context, CopyLast
+from toolkit.activations.thresholds import thresholded, watched
+from toolkit.predictors import Context, CopyLast, Foresight, Nothing, Samples, predicted, quality
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
 
@@ -21,3 +24,72 @@ def test_the_last_token_is_copied_and_no_sequence_sees_the_one_before():
     copy.observe(NEURONS[0])
     copy.start([])
     assert copy.predict(context).tolist() == []
+
+
+def test_quality_steps_each_sequence_from_its_first_token():
+    """Two sequences of two tokens. The first token of each is its prompt; the others copy the one before."""
+    outputs = torch.tensor([[1.0, 0, 0], [1, 2, 0], [0, 0, 3], [0, 3, 3]])
+    samples = Samples((torch.zeros(4, 2),), (outputs,), (torch.ones(3),), length=2)
+    (row,) = quality([CopyLast(3, 2)], samples).itertuples()
+    assert row.predicted == pytest.approx((3 + 1 + 3 + 1) / 12)  # all, neuron 0, all, neuron 2
+    assert row.recall == pytest.approx((1 + 1 + 1 + 1) / 6)
+    assert row.precision == 4 / 8
+
+
+class Diary(Foresight):
+    """Predicts every other neuron, and writes down what it is given."""
+
+    name = "diary"
+
+    def __init__(self):
+        self.contexts, self.observed = [], []
+
+    @property
+    def shape(self):
+        return 48, 32
+
+    def start(self, prefill):
+        (first,) = prefill
+        self.observed.append(first)
+
+    def predict(self, context):
+        self.contexts.append((context.layer, [x.clone() for x in context.inputs], list(context.active)))
+        return np.arange(0, 48, 2)
+
+    def observe(self, active):
+        self.observed.append(active)
+
+
+def test_in_place_a_predictor_sees_inputs_of_all_layers_so_far_and_what_fired_of_what_it_predicted(setting, tokens):
+    model, limits, _ = setting()
+    diaries, outputs = [Diary() for _ in range(3)], []
+    with predicted(model, limits, diaries), watched(model, lambda _, values: outputs.append(values[0].float())):
+        model(tokens[None, :4])
+    for layer, diary in enumerate(diaries):
+        assert [context[0] for context in diary.contexts] == [layer] * 3  # not for the first token
+        assert [len(inputs) for _, inputs, _ in diary.contexts] == [layer + 1] * 3
+        fired = [np.flatnonzero(row) for row in (outputs[layer] != 0).numpy()]
+        assert all(map(np.array_equal, diary.observed, fired))
+        assert all((neurons % 2 == 0).all() for neurons in diary.observed[1:])
+        for token, (_, _, active) in enumerate(diary.contexts, start=1):
+            assert all(map(np.array_equal, active, (before.observed[token] for before in diaries[:layer])))
+
+
+def test_what_is_copied_in_place_can_only_shrink(setting, tokens):
+    model, limits, _ = setting(zeros=0.3)
+    outputs, alone = [], []
+    with predicted(model, limits, [CopyLast(48, 32)] * 3), watched(model, lambda _, rows: outputs.append(rows[0])):
+        model(tokens[None, :16])
+    active = outputs[0] != 0
+    with thresholded(model, limits), watched(model, lambda _, rows: alone.append(rows[0])):
+        model(tokens[None, :16])
+    assert torch.equal(active, (alone[0] != 0).cumprod(0).bool())  # of the first layer, whose input is the same
+
+
+def test_a_batch_is_as_many_sequences(setting, tokens):
+    model, limits, _ = setting()
+    for predictors in ([CopyLast(48, 32) for _ in range(3)], [CopyLast(48, 32), Nothing(48, 32), None]):
+        with predicted(model, limits, predictors):
+            together = model(tokens[:32].view(2, 16)).logits
+            apart = [model(row[None]).logits for row in tokens[:32].view(2, 16)]
+        assert torch.allclose(together, torch.cat(apart), atol=0.05)

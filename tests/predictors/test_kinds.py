@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.predictors.conftest import KINDS
 from toolkit.activations import thresholded
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors import COPIED, Context, FewBits, Gate, LowRank, copied, predicted, quality, with_limits
+from toolkit.predictors import PREDICTORS, Context, FewBits, Gate, LowRank, Predictor, predicted, quality, with_limits
 
 
 @pytest.fixture(params=["llama", "opt"])
@@ -20,37 +19,44 @@ def family(request):
     return request.param
 
 
-@pytest.fixture(params=KINDS)
+STATELESS = [name for name, kind in PREDICTORS.items() if not kind.stateful]
+SCORED = [name for name, kind in PREDICTORS.items() if issubclass(kind, Predictor)]
+
+
+@pytest.fixture(params=STATELESS)
 def kind(request, family):
     if request.param == "gate" and family == "opt":
         pytest.skip("OPT's FFN has no gate")
     return request.param
 
 
-@pytest.mark.parametrize("kind", COPIED)
-def test_copies_are_those_of_each_layer(setting, predictors_of, kind):
+@pytest.mark.parametrize("kind", PREDICTORS)
+def test_each_layer_gets_a_predictor_of_its_shape(setting, predictors_of, kind):
     model, limits, samples = setting()
-    found, wanted = copied(kind, model, limits.tolist()), predictors_of(kind, model, limits, samples)
-    for one, other, x in zip(found, wanted, samples.inputs, strict=True):
-        assert (type(one), one.limit) == (type(other), other.limit)
-        assert torch.equal(one.scores(x), other.scores(x))
-    with pytest.raises(ValueError, match="shorter"):
-        copied(kind, model, limits.tolist()[:-1])
+    predictors = predictors_of(kind, model, limits, samples)
+    assert {predictor.name for predictor in predictors} == {kind}
+    assert [predictor.shape for predictor in predictors] == [(48, 32)] * samples.layers
+    if not PREDICTORS[kind].trained:
+        with pytest.raises(ValueError, match="shorter"):
+            predictors_of(kind, model, limits[:-1], samples)
 
 
 def test_one_token_gets_what_many_get(setting, predictors_of, family, kind):
     model, limits, samples = setting(family)
     for predictor, x in zip(predictors_of(kind, model, limits, samples), samples.inputs, strict=True):
-        scores = predictor.scores(x)
-        assert scores.shape == (len(x), predictor.shape[0])
+        mask, sure = predictor.mask(x), torch.ones(len(x), 48, dtype=torch.bool)
+        assert mask.shape == sure.shape
+        if isinstance(predictor, Predictor):  # sums may end otherwise
+            scores = predictor.scores(x)
+            assert torch.equal(mask, scores > predictor.limit)
+            sure = (scores - predictor.limit).abs() > 0.02 * scores.abs()
         for token in range(3):
             neurons = predictor.predict(Context(0, (x[token].float(),)))
             assert neurons.dtype == np.int64
-            sure = (scores[token] - predictor.limit).abs() > 0.02 * scores[token].abs()  # sums may end otherwise
-            expected = (scores[token] > predictor.limit) & sure
-            assert set(expected.nonzero().flatten().tolist()) <= set(neurons.tolist())
-            assert not set(neurons.tolist()) & set((sure & ~expected).nonzero().flatten().tolist())
             assert (np.diff(neurons) > 0).all()
+            found = torch.zeros(48, dtype=torch.bool)
+            found[neurons] = True
+            assert torch.equal(found[sure[token]], mask[token][sure[token]])
 
 
 def test_with_every_neuron_or_an_oracle_it_is_the_thresholded_model(setting, predictors_of, tokens, family):
@@ -97,7 +103,7 @@ def test_quality_counts_what_is_there(setting, predictors_of, family, kind, zero
     model, limits, samples = setting(family, zeros)
     table = quality(predictors_of(kind, model, limits, samples), samples)
     for row, predictor in zip(table.itertuples(), predictors_of(kind, model, limits, samples), strict=True):
-        found = (predictor.scores(samples.inputs[row.layer]) > predictor.limit).numpy()
+        found = predictor.mask(samples.inputs[row.layer]).numpy()
         active = samples.outputs[row.layer].float().numpy() != 0
         assert row.predicted == pytest.approx(found.mean())
         assert row.recall == pytest.approx((found & active).sum() / active.sum())
@@ -110,9 +116,8 @@ def test_quality_counts_what_is_there(setting, predictors_of, family, kind, zero
         assert (table["kept"] == 1).all()
 
 
+@pytest.mark.parametrize("kind", SCORED)
 def test_limits_keep_what_is_asked_and_no_more(setting, predictors_of, kind):
-    if kind == "nothing":
-        pytest.skip("no limit makes it predict a neuron")
     model, limits, samples = setting()
     predictors = with_limits(predictors_of(kind, model, limits, samples), samples, 0.9)
     for layer, predictor in enumerate(predictors):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.predictors import Samples, quality, train
+from toolkit.predictors import LowRank, Samples, quality
 from toolkit.predictors.training import balanced_loss, reduced_rank
 
 
@@ -24,18 +24,18 @@ def learnable():
 
 
 def test_a_rule_of_low_rank_is_learnt(learnable):
-    table = quality(train(learnable, 3, epochs=30, dtype=torch.float32), learnable)
+    table = quality(LowRank.train(learnable, 3, epochs=30, dtype=torch.float32), learnable)
     assert (table["recall"] > 0.95).all()
     assert (table["false_positives"] < 0.2).all()
-    poor = quality(train(learnable, 1, epochs=30, dtype=torch.float32), learnable)
+    poor = quality(LowRank.train(learnable, 1, epochs=30, dtype=torch.float32), learnable)
     assert (poor["recall"] - poor["false_positives"] < table["recall"] - table["false_positives"]).all()
 
 
 def test_training_repeats_itself_and_takes_ranks_by_layer(learnable):
-    first, second = (train(learnable, [2, 5], epochs=1, seed=3) for _ in range(2))
+    first, second = (LowRank.train(learnable, [2, 5], epochs=1, seed=3) for _ in range(2))
     assert [one.rank for one in first] == [2, 5]
     assert all(torch.equal(one.outward, other.outward) for one, other in zip(first, second, strict=True))
-    assert not torch.equal(train(learnable, [2, 5], epochs=1, seed=4)[0].outward, first[0].outward)
+    assert not torch.equal(LowRank.train(learnable, [2, 5], epochs=1, seed=4)[0].outward, first[0].outward)
 
 
 def test_the_start_is_the_best_linear_guess():
@@ -62,4 +62,4 @@ def test_the_loss_weighs_active_neurons_like_the_others():
 def test_ranks_that_make_no_sense_are_refused(learnable):
     for ranks, told in (([1], "1 ranks for 2 layers"), (25, "rank 25: expected 1 to 24"), ([3, 0], "rank 0")):
         with pytest.raises(UserError, match=told):
-            train(learnable, ranks)
+            LowRank.train(learnable, ranks)

@@ -10,13 +10,13 @@ from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
 from toolkit.offload.neuron_model import PREDICTORS
-from toolkit.predictors import Predictor, Predictors, Samples, copied, train, with_limits
+from toolkit.predictors import STORED, Foresight, Predictors, Samples, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.text import load_tokens
 
-KINDS = ("few_bits", "low_rank", "gate", "none")
-RANK, KEPT = 128, 0.99  # of low-rank predictors; of the magnitudes that limits keep
+KINDS = (*STORED, "none")
+KEPT = 0.99  # of the magnitudes that limits keep
 SAMPLED = 2  # windows at most, on which limits are chosen and neurons are counted
 
 
@@ -50,7 +50,11 @@ def make_folder(
     cut = {"windows": calibration.windows, "sequence_length": calibration.sequence_length}
     if (thresholds := thresholds_of(model)) is None:
         thresholds = Magnitudes.measure(model, tokens, **cut).thresholds(zeros)
-    trained_on = cut if kind == "low_rank" else cut | {"windows": min(SAMPLED, calibration.windows or SAMPLED)}
+    trained_on = (
+        cut
+        if kind != "none" and STORED[kind].trained
+        else cut | {"windows": min(SAMPLED, calibration.windows or SAMPLED)}
+    )
     samples = Samples.record(model, thresholds, tokens, **trained_on)
     found = _predictors(model, kind, thresholds.tolist(), samples)
     save = Predictors(name, tuple(found)).save if kind != "none" else None
@@ -60,21 +64,19 @@ def make_folder(
     return model, tokenizer
 
 
-def neurons_needed(samples: Samples, predictors: Sequence[Predictor | None]) -> list[int]:
+def neurons_needed(samples: Samples, predictors: Sequence[Foresight | None]) -> list[int]:
     """How many neurons of each layer a token needs on average, rounded up: those predicted, or else those active."""
     return [_needed(samples, layer, predictor) for layer, predictor in enumerate(predictors)]
 
 
-def _needed(samples: Samples, layer: int, predictor: Predictor | None) -> int:
+def _needed(samples: Samples, layer: int, predictor: Foresight | None) -> int:
     inputs = samples.inputs[layer]
-    bits = samples.active(layer) if predictor is None else predictor.scores(inputs) > predictor.limit
+    bits = samples.active(layer) if predictor is None else predictor.mask(inputs)
     return -(-int(bits.sum()) // len(inputs))
 
 
-def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Predictor | None]:
+def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Foresight | None]:
     if kind == "none":
         return [None] * len(limits)
-    if kind == "few_bits":
-        return copied(kind, model, limits)
-    found = train(samples, RANK) if kind == "low_rank" else copied(kind, model, limits)
-    return with_limits(found, samples, KEPT)
+    predictors = STORED[kind].fit(model, limits, samples)
+    return predictors if STORED[kind].in_magnitudes else with_limits(predictors, samples, KEPT)

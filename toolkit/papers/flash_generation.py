@@ -25,10 +25,11 @@ from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.neuron_model import NeuronModel
 from toolkit.offload.speculative import speculate
 from toolkit.papers.flash_io import measured_ways, modelled_reads
-from toolkit.papers.flash_predictors import Setting, Variant, key_of, loaded, predictors, samples, thresholds, tokens_of
 from toolkit.progress import progress
 from toolkit.simulation.neuron_reads import Reads
 from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.studies.predictors import PredictorVariant, predictors
+from toolkit.studies.thresholded import ThresholdedModel, loaded, samples, thresholds, tokens_of, weights_key
 from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
@@ -51,8 +52,8 @@ class Generation:
     for `window` tokens after its last use, if memory allows.
     """
 
-    setting: Setting
-    variant: Variant
+    setting: ThresholdedModel
+    variant: PredictorVariant
     memory_share: float
     window: int = 5
     prompt_tokens: int = 64
@@ -77,12 +78,12 @@ class Generation:
         return NeuronModel.open(folder, found, self.dram_bytes, self.window if keeps else 0, verify=False)
 
 
-def model_bytes(setting: Setting) -> int:
+def model_bytes(setting: ThresholdedModel) -> int:
     """Bytes of the dense model."""
     return sum(parameter.nbytes for parameter in loaded(setting.model)[0].parameters())
 
 
-def bundle_folder(setting: Setting, variant: Variant) -> Path:
+def bundle_folder(setting: ThresholdedModel, variant: PredictorVariant) -> Path:
     """The model by neuron, with the setting's thresholds; made once and kept."""
 
     def make(folder: Path) -> None:
@@ -92,7 +93,7 @@ def bundle_folder(setting: Setting, variant: Variant) -> Path:
         pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
 
     code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
-    return cached("neurons", key_of(setting) | asdict(variant), code, make) / FOLDER
+    return cached("neurons", asdict(setting) | weights_key(setting) | asdict(variant), code, make) / FOLDER
 
 
 def end_to_end(generation: Generation, ways: Sequence[str] = tuple(WAYS), repetitions: int = 3) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""LLM in a flash: figures and sentences about predictors, from the tables of `flash_predictors`."""
+"""LLM in a flash: figures and sentences about predictors, from the tables of `toolkit.studies.predictors`."""
 
 import pandas as pd
 from matplotlib import pyplot as plt
@@ -9,6 +9,8 @@ from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 GOAL = 0.03  # of perplexity, above the thresholded model's
 COLOURS = {"none": "black", "low_rank": "C0", "gate": "C1", "few_bits": "C2"}
 NAMES = {"none": "thresholds alone", "low_rank": "low rank", "gate": "gate", "few_bits": "4-bit copy"}
+COLOURS |= {"copy_last": "C4", "nothing": "C7"}
+NAMES |= {"copy_last": "copy of the last token", "nothing": "no neuron"}
 
 
 def outputs_figure(outputs: pd.DataFrame, layers: pd.DataFrame) -> Figure:
@@ -63,7 +65,7 @@ def fired_figure(layers: pd.DataFrame, rows_held: pd.DataFrame) -> Figure:
 def cost_figure(table: pd.DataFrame, dense: float) -> Figure:
     """Perplexity with predictors, over the share of neurons predicted and over the bytes of the FFNs."""
     figure, panels = plt.subplots(1, 2, figsize=(9.2, 4.4), layout="constrained", sharey=True)
-    alone, told = table[table["kind"] == "none"].iloc[0], table[table["kind"] != "none"]
+    alone, told = table[table["kind"] == "none"].iloc[0], table[~table["kind"].isin(["none", "copy_last", "nothing"])]
     bytes_ = told["resident_share"] + told["read_share"]
     for axes, x in zip(panels, (told["predicted"], bytes_), strict=True):
         for (kind, cut), rows in told.assign(x=x).groupby(["kind", "cut"], sort=False):
@@ -219,3 +221,23 @@ def rank_sentence(results: pd.DataFrame, last: pd.DataFrame) -> str:
         f"and mean accuracy from {means['value'][low]:.1%} to {means['value'][high]:.1%}; thresholds alone reach "
         f"{results.loc[results['label'] == 'none', 'value'].mean():.1%}."
     )
+
+
+def paper_shares() -> pd.DataFrame:
+    """What the paper's own predictors weigh beside their models, from shapes and ranks (B.3, C.1, C.2).
+
+    Rows with quantity, model, value (percent) and evidence "modelled".
+    """
+    rows = []
+    for model, ranks, hidden, ffn, others in PAPER_RANKS:
+        weights = sum(layers * rank for layers, rank in ranks) * (hidden + ffn)
+        rows.append({"quantity": "predictors' share of the weights", "model": model, "value": 100 * weights / others})
+    return pd.DataFrame(rows).assign(evidence="modelled")
+
+
+# (layers, rank) of the predictors, width and FFN, and the weights that they are set beside: of OPT all outside the
+# embeddings (attention and FFN), of Falcon all of the model, with one key and one value head of 64
+PAPER_RANKS = (
+    ("opt-6.7b", ((28, 128), (4, 1024)), 4096, 16384, 32 * (4 * 4096**2 + 2 * 4096 * 16384)),
+    ("falcon-7b", ((28, 256), (4, 1152)), 4544, 18176, 65024 * 4544 + 32 * (2 * 4544 + 128 + 2 * 18176) * 4544),
+)

@@ -28,7 +28,7 @@ from toolkit.errors import unknown
 from toolkit.evaluation import perplexity
 from toolkit.models import MODELS, fast_dtype, load_model
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.predictors import copied, predicted
+from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.recovery.shares import LEVELS, check_range, shares_of
@@ -81,7 +81,7 @@ def _shared_out(dense: Fitted, zeros: float) -> Iterator[None]:
 def _predicted(dense: Fitted, zeros: float) -> Iterator[None]:
     """What the predictor loads, counts: neurons below the threshold, too."""
     limits = dense.sizes.thresholds(zeros)
-    with predicted(dense.model, torch.zeros_like(limits), copied("few_bits", dense.model, limits.tolist())):
+    with predicted(dense.model, torch.zeros_like(limits), FewBits.fit(dense.model, limits.tolist())):
         yield
 
 

@@ -1,8 +1,13 @@
-"""What predictors get right, and the model with them in place."""
+"""What predictors get right, and the model with them in place.
+
+A predictor with a state is stepped through each sequence, token by token. The first token is the sequence's prompt: all
+neurons are loaded for it, since nothing is known yet.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float32
@@ -11,7 +16,7 @@ from torch import Tensor, nn
 from toolkit.activations.thresholds import changed, fed, thresholded
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors.predictor import Predictor
+from toolkit.predictors.foresight import Context, Foresight
 from toolkit.predictors.samples import Samples
 
 
@@ -19,28 +24,86 @@ from toolkit.predictors.samples import Samples
 def predicted(
     model: nn.Module,
     thresholds: Float32[Tensor, " layers"],
-    predictors: Sequence[Predictor | None],
+    predictors: Sequence[Foresight | None],
     criterion: str = "output",
 ) -> Iterator[nn.Module]:
     """Inside the block, a neuron counts only if it is predicted and exceeds the threshold of its layer.
 
-    Raises `UserError` for predictors of another model's shape, and as `thresholded` does.
+    A predictor with a state observes what an engine can: which neurons were active of those that it predicted, since no
+    others are computed. Each row of a forward pass is a sequence of its own. Raises `UserError` for predictors of
+    another model's shape, and as `thresholded` does.
     """
     check_fits(model, predictors)
     inputs: dict[int, Tensor] = {}
+    sequences: list[_Sequence] = []
 
     def keep(layer: int, outputs: Tensor, _: Tensor) -> Tensor | None:
         x, predictor = inputs.pop(layer), predictors[layer]
-        if predictor is None:
+        if any(one and one.stateful for one in predictors):
+            if layer == 0:
+                sequences[:] = [_Sequence(x.shape[-2], sees_all=False) for _ in range(x[..., 0, 0].numel())]
+            rows = zip(sequences, _by_sequence(x), _by_sequence(outputs != 0), strict=True)
+            mask = torch.stack([sequence.mask(layer, predictor, *row) for sequence, *row in rows])
+        elif predictor is None:
             return None
-        found = _mask(predictor, x.reshape(-1, x.shape[-1]))
-        return outputs.masked_fill(~found.view(outputs.shape), 0)
+        else:
+            mask = predictor.mask(x.reshape(-1, x.shape[-1]))
+        return outputs.masked_fill(~mask.view(outputs.shape), 0)
 
     with thresholded(model, thresholds, criterion), fed(model, inputs.__setitem__), changed(model, keep):
         yield model
 
 
-def check_fits(model: nn.Module, predictors: Sequence[Predictor | None]) -> None:
+class _Sequence:
+    """What predictors see of the tokens of one sequence, layer after layer.
+
+    With `sees_all` they observe all active neurons, else those that they predicted.
+    """
+
+    def __init__(self, tokens: int, sees_all: bool):
+        self.sees_all = sees_all
+        self.inputs, self.active = ([[] for _ in range(tokens)] for _ in range(2))
+
+    def mask(
+        self,
+        layer: int,
+        predictor: Foresight | None,
+        x: Float[Tensor, "tokens hidden"],
+        active: Bool[Tensor, "tokens neurons"],
+    ) -> Bool[Tensor, "tokens neurons"]:
+        """Which neurons are predicted in the next layer."""
+        for inputs, row in zip(self.inputs, x, strict=True):
+            inputs.append(row)
+        if predictor is not None and predictor.stateful:
+            return self._stepped(layer, predictor, active)
+        mask = torch.ones_like(active) if predictor is None else predictor.mask(x)
+        for neurons, row in zip(self.active, (active if self.sees_all else active & mask).numpy(), strict=True):
+            neurons.append(np.flatnonzero(row))
+        return mask
+
+    def _stepped(
+        self, layer: int, predictor: Foresight, active: Bool[Tensor, "tokens neurons"]
+    ) -> Bool[Tensor, "tokens neurons"]:
+        mask = np.ones(active.shape, bool)
+        for token, truth in enumerate(active.numpy()):
+            if token:
+                mask[token] = False
+                mask[token, predictor.predict(Context(layer, self.inputs[token], self.active[token]))] = True
+            seen = np.flatnonzero(truth if self.sees_all else truth & mask[token])
+            if token:
+                predictor.observe(seen)
+            else:
+                predictor.start([seen])
+            self.active[token].append(seen)
+        return torch.from_numpy(mask)
+
+
+def _by_sequence(values: Tensor) -> Tensor:
+    """[..., tokens, width] → [sequences, tokens, width]."""
+    return values.reshape(-1, *values.shape[-2:])
+
+
+def check_fits(model: nn.Module, predictors: Sequence[Foresight | None]) -> None:
     """Raise `UserError` unless there is a predictor, or None, of the right shape for each FFN of the model."""
     ffns = decoder_ffns(model)
     if len(predictors) != len(ffns):
@@ -54,31 +117,46 @@ def check_fits(model: nn.Module, predictors: Sequence[Predictor | None]) -> None
             )
 
 
-def quality(predictors: Sequence[Predictor | None], samples: Samples) -> pd.DataFrame:
+def quality(predictors: Sequence[Foresight | None], samples: Samples) -> pd.DataFrame:
     """What the predictors say of samples, a row for each layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
     the layer's neurons), recall (share of the active neurons that are predicted), precision (share of the predicted
     neurons that are active), false_negatives (share of the active), false_positives (share of the inactive), kept
     (what the predicted neurons have of the magnitudes of all, as `Samples.magnitudes` gives them).
+
+    A predictor with a state observes all neurons that were active, predicted or not.
     """
-    return pd.DataFrame(_quality(layer, predictor, samples) for layer, predictor in enumerate(predictors))
+    sequences: list[_Sequence] = []
+    if any(predictor and predictor.stateful for predictor in predictors):
+        lengths = map(len, samples.inputs[0].split(samples.length or len(samples.inputs[0])))
+        sequences = [_Sequence(length, sees_all=True) for length in lengths]
+    return pd.DataFrame(_quality(layer, one, samples, sequences) for layer, one in enumerate(predictors))
 
 
-def _quality(layer: int, predictor: Predictor | None, samples: Samples) -> dict[str, float]:
+def _quality(
+    layer: int, predictor: Foresight | None, samples: Samples, sequences: Sequence[_Sequence]
+) -> dict[str, float]:
     active, magnitudes = samples.active(layer), samples.magnitudes(layer)
-    found = torch.ones_like(active) if predictor is None else _mask(predictor, samples.inputs[layer])
-    both = int((found & active).sum())
+    mask = _mask(layer, predictor, samples, sequences)
+    both = int((mask & active).sum())
     row = {"layer": layer, "predictor": predictor.name if predictor else "none"}
     row |= {"nbytes": predictor.nbytes if predictor else 0}
-    row |= {"active": active.float().mean().item(), "predicted": found.float().mean().item()}
-    row |= {"recall": _ratio(both, active.sum()), "precision": _ratio(both, found.sum())}
-    row |= {"false_negatives": 1 - row["recall"], "false_positives": _ratio((found & ~active).sum(), (~active).sum())}
-    return row | {"kept": _ratio((magnitudes * found).sum(), magnitudes.sum())}
+    row |= {"active": active.float().mean().item(), "predicted": mask.float().mean().item()}
+    row |= {"recall": _ratio(both, active.sum()), "precision": _ratio(both, mask.sum())}
+    row |= {"false_negatives": 1 - row["recall"], "false_positives": _ratio((mask & ~active).sum(), (~active).sum())}
+    return row | {"kept": _ratio((magnitudes * mask).sum(), magnitudes.sum())}
 
 
-def _mask(predictor: Predictor, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens neurons"]:
-    return predictor.scores(x) > predictor.limit
+def _mask(
+    layer: int, predictor: Foresight | None, samples: Samples, sequences: Sequence[_Sequence]
+) -> Bool[Tensor, "tokens neurons"]:
+    x, active = samples.inputs[layer], samples.active(layer)
+    if sequences:
+        length = samples.length or len(x)
+        rows = zip(sequences, x.split(length), active.split(length), strict=True)
+        return torch.cat([sequence.mask(layer, predictor, *row) for sequence, *row in rows])
+    return torch.ones_like(active) if predictor is None else predictor.mask(x)
 
 
 def _ratio(part: Tensor | float, whole: Tensor | float) -> float:

@@ -40,6 +40,7 @@ class FewBits(Predictor):
     """
 
     name: ClassVar[str] = "few_bits"
+    in_magnitudes: ClassVar[bool] = True
 
     packed: UInt8[Tensor, "rows bytes"]
     scales: BFloat16[Tensor, "groups rows 2"]

@@ -1,4 +1,4 @@
-"""What predictors without a state have in common.
+"""What predictors by a score have in common.
 
 Such a predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts
 the neurons whose score exceeds its limit. Its tensors stay in memory, so their bytes are its price.
@@ -8,20 +8,21 @@ from abc import abstractmethod
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Self
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.predictors.foresight import Context, Foresight
+from toolkit.predictors.foresight import Stateless
 
 
 @dataclass(frozen=True, eq=False)
-class Predictor(Foresight):
+class Predictor(Stateless):
     """Predicts the active neurons of one layer. `limit` is what the score of a predicted neuron exceeds."""
 
-    stateful: ClassVar[bool] = False
+    in_magnitudes: ClassVar[bool] = (
+        False  # whether a score guesses an output's magnitude, so that a threshold limits it
+    )
 
     limit: float
 
@@ -29,15 +30,20 @@ class Predictor(Foresight):
     def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
         """A score for each token and neuron; the higher, the more likely the neuron is active."""
 
-    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
-        """The neurons whose score exceeds the limit, rising."""
-        return np.flatnonzero((self.scores(context.inputs[-1][None])[0] > self.limit).numpy())
+    def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens neurons"]:
+        """The neurons whose score exceeds the limit."""
+        return self.scores(x) > self.limit
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that stay in memory, by field."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """The fields that are no tensors."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in self.tensors}
 
     @property
     def nbytes(self) -> int:

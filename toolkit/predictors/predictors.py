@@ -8,17 +8,14 @@ from dataclasses import dataclass
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.predictors.few_bits import FewBits
-from toolkit.predictors.gate import Gate
-from toolkit.predictors.low_rank import LowRank
+from toolkit.predictors.foresight import Foresight
 from toolkit.predictors.predictor import Predictor
+from toolkit.predictors.registry import STORED
 from toolkit.records import line
 
 log = logging.getLogger(__name__)
 
 FILE, VERSION = "predictors", "1"
-STORED: dict[str, type[Predictor]] = {kind.name: kind for kind in (LowRank, Gate, FewBits)}
-SETTINGS = ("limit", "act", "gated")  # fields that are no tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,14 +28,14 @@ class Predictors(Sequence):
     """
 
     model: str
-    layers: tuple[Predictor | None, ...]
+    layers: tuple[Foresight | None, ...]
 
     def __post_init__(self):
         """Say which layers load every neuron."""
         if without := [layer for layer, predictor in enumerate(self.layers) if predictor is None]:
             log.warning("no predictor for layers %s of %s: they load every neuron", without, self.model)
 
-    def __getitem__(self, layer: int) -> Predictor | None:
+    def __getitem__(self, layer: int) -> Foresight | None:
         """The predictor of a layer."""
         return self.layers[layer]
 
@@ -58,8 +55,8 @@ class Predictors(Sequence):
         """
         for layer, predictor in enumerate(self.layers):
             if predictor and predictor.name not in STORED:
-                raise UserError(f"layer {layer}: predictor {predictor.name!r} needs the model and is not kept in files")
-        about = [predictor and _settings(predictor) for predictor in self.layers]
+                raise UserError(f"layer {layer}: predictor {predictor.name!r} is not kept in files")
+        about = [predictor and {"kind": predictor.name} | predictor.settings for predictor in self.layers]
         tensors = {
             f"{layer}.{name}": tensor
             for layer, predictor in enumerate(self.layers)
@@ -80,10 +77,6 @@ class Predictors(Sequence):
             return cls(model, tuple(_rebuilt(json.loads(said["layers"]), tensors)))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
             raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
-
-
-def _settings(predictor: Predictor) -> dict[str, str | float]:
-    return {"kind": predictor.name} | {name: getattr(predictor, name) for name in SETTINGS if hasattr(predictor, name)}
 
 
 def _rebuilt(about: list[dict | None], tensors: dict) -> Iterator[Predictor | None]:

@@ -21,11 +21,13 @@ class Samples:
         inputs: after the FFN's norm.
         outputs: act(gate) · up with the thresholds in place: 0 where a neuron is not active.
         norms: the length of each neuron's down column. Output times norm is what a neuron adds to the hidden state.
+        length: tokens of a sequence; each is read from a blank context. None where all tokens are one.
     """
 
     inputs: tuple[Float[Tensor, "tokens hidden"], ...]
     outputs: tuple[Float[Tensor, "tokens neurons"], ...]
     norms: tuple[Float32[Tensor, " neurons"], ...]
+    length: int | None = None
 
     @property
     def layers(self) -> int:
@@ -42,7 +44,7 @@ class Samples:
 
     def of_layers(self, layers: slice) -> "Samples":
         """The samples of some layers."""
-        return Samples(self.inputs[layers], self.outputs[layers], self.norms[layers])
+        return Samples(self.inputs[layers], self.outputs[layers], self.norms[layers], self.length)
 
     @classmethod
     @torch.no_grad()
@@ -78,4 +80,4 @@ class Samples:
                 run_decoder(model, window)
                 bar.update()
         norms = (ffn.down.weight.detach().float().norm(dim=0).cpu() for ffn in ffns)
-        return cls(tuple(map(torch.cat, inputs)), tuple(map(torch.cat, outputs)), tuple(norms))
+        return cls(tuple(map(torch.cat, inputs)), tuple(map(torch.cat, outputs)), tuple(norms), cut.shape[1])

@@ -4,55 +4,24 @@ A predictor starts from the best linear guess of the bits through so many number
 1975), which takes no steps. Then Adam lowers a logistic loss that weighs active and inactive neurons alike.
 """
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Bool, Float32
 from torch import Tensor
 from torch.nn import functional
-
-from toolkit.errors import UserError
-from toolkit.predictors.low_rank import LowRank
-from toolkit.predictors.samples import Samples
-from toolkit.progress import progress
 
 EPOCHS, BATCH, RATE = 2, 128, 2e-3
 RIDGE = 1e-3  # of the mean of the squared inputs
 STEEP = 4.0  # logits for a difference of 1 in the guess
 
 
-def train(
-    samples: Samples, ranks: int | Sequence[int], epochs: int = EPOCHS, seed: int = 0, dtype=torch.bfloat16
-) -> list[LowRank]:
-    """A predictor for each layer, with a limit of 0; one rank for all layers, or one each.
-
-    `dtype` is what the weights are kept in. Raises `UserError` for another number of ranks than layers, or a rank
-    below 1 or above the inputs.
-    """
-    ranks = [ranks] * samples.layers if isinstance(ranks, int) else list(ranks)
-    if len(ranks) != samples.layers:
-        raise UserError(f"{len(ranks)} ranks for {samples.layers} layers: give one each")
-    most = samples.inputs[0].shape[1]
-    if wrong := [rank for rank in ranks if not 1 <= rank <= most]:
-        raise UserError(f"rank {wrong[0]}: expected 1 to {most}, the inputs of the FFN")
-    generator = torch.Generator().manual_seed(seed)
-    found = []
-    with progress("training predictors", samples.layers, "layers") as bar:
-        for layer, rank in enumerate(ranks):
-            inward, outward, bias = _fit(samples.inputs[layer].float(), samples.active(layer), rank, epochs, generator)
-            found.append(LowRank(0.0, inward.to(dtype), outward.to(dtype), bias.to(dtype)))
-            bar.update()
-    return found
-
-
-def _fit(
+def fit_logits(
     x: Float32[Tensor, "tokens hidden"],
     active: Bool[Tensor, "tokens neurons"],
     rank: int,
     epochs: int,
     generator: torch.Generator,
 ) -> list[Float32[Tensor, "..."]]:
-    """Both matrices and the bias of one layer's predictor."""
+    """Both matrices and the bias of one layer's low-rank predictor."""
     bits = active.float()
     share = bits.mean().clamp(1 / bits.numel(), 1 - 1 / bits.numel())
     inward, outward = reduced_rank(x, bits - bits.mean(0), rank)

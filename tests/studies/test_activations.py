@@ -1,11 +1,11 @@
-"""LLM in a flash: what its notebooks make of traces, by hand-worked cases."""
+"""What notebooks make of traces, by hand-worked cases."""
 
 import numpy as np
 import pytest
 import torch
 
 from toolkit.activations.trace import Trace, pack
-from toolkit.papers import flash_activations as activations
+from toolkit.studies import activations
 
 
 def of(active):

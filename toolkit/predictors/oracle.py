@@ -1,9 +1,8 @@
-"""What predictors are held against: every neuron, none, and exactly the active ones."""
+"""The limit of what a predictor can reach: exactly the active neurons."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 from torch.nn import functional
@@ -14,36 +13,6 @@ from toolkit.predictors.predictor import Predictor
 
 
 @dataclass(frozen=True, eq=False)
-class All(Predictor):
-    """Predicts every neuron, at no bytes."""
-
-    name: ClassVar[str] = "all"
-
-    neurons: int
-    hidden: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Neurons and inputs."""
-        return self.neurons, self.hidden
-
-    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
-        """Infinite."""
-        return torch.full((len(x), self.neurons), torch.inf)
-
-
-@dataclass(frozen=True, eq=False)
-class Nothing(All):
-    """Predicts no neuron, at no bytes."""
-
-    name: ClassVar[str] = "nothing"
-
-    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
-        """Minus infinity."""
-        return -super().scores(x)
-
-
-@dataclass(frozen=True, eq=False)
 class Oracle(Predictor):
     """Predicts the active neurons and no other: it computes their outputs, with all weights but the down projection's.
 
@@ -51,9 +20,15 @@ class Oracle(Predictor):
     """
 
     name: ClassVar[str] = "oracle"
+    in_magnitudes: ClassVar[bool] = True
 
     ffn: FFN
     act: str
+
+    @classmethod
+    def of(cls, ffn: FFN, act: str, limit: float) -> Self:
+        """The oracle of an FFN, whose weights it shares."""
+        return cls(float(limit), ffn, act)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 
 from toolkit.papers import flash_predictor_figures as shown
-from toolkit.papers import flash_predictors as predictors
+from toolkit.studies import predictors
 
 
 def test_labels_tell_variants_apart():
-    variant = predictors.Variant
+    variant = predictors.PredictorVariant
     assert variant("low_rank", (128, 128)).label == "low rank 128 above 0.5"
     assert variant("low_rank", (128, 256), 4, 0.7).label == "low rank 128-256 above 0.7"
     assert variant("gate", kept=0.95, cut=False).label == "gate keeps 95 % all used"
@@ -17,17 +17,17 @@ def test_labels_tell_variants_apart():
 
 
 def test_variants_that_predict_alike_are_measured_once():
-    one = predictors.Variant("low_rank", (128, 128))
-    assert predictors.Variant("low_rank", (128, 128), 4).named_once == one
-    assert predictors.Variant("low_rank", (128, 256), 0).named_once == one
-    assert predictors.Variant("low_rank", (128, 256), 4).named_once != one
-    kept = predictors.Variant("gate", kept=0.95)
-    assert predictors.Variant("gate", kept=0.95, cut=False).predictor == kept
-    assert predictors.Variant("gate", kept=0.95, cut=False).named_once != kept
+    one = predictors.PredictorVariant("low_rank", (128, 128))
+    assert predictors.PredictorVariant("low_rank", (128, 128), 4).named_once == one
+    assert predictors.PredictorVariant("low_rank", (128, 256), 0).named_once == one
+    assert predictors.PredictorVariant("low_rank", (128, 256), 4).named_once != one
+    kept = predictors.PredictorVariant("gate", kept=0.95)
+    assert predictors.PredictorVariant("gate", kept=0.95, cut=False).predictor == kept
+    assert predictors.PredictorVariant("gate", kept=0.95, cut=False).named_once != kept
 
 
 def test_the_papers_predictors_weigh_what_it_says():
-    told = predictors.paper_shares().set_index("model")["value"]
+    told = shown.paper_shares().set_index("model")["value"]
     ranks = (28 * 128 + 4 * 1024) / 32
     assert ranks == 240  # the mean that B.3 gives
     assert told["opt-6.7b"] == pytest.approx(100 * 240 * (4096 + 16384) / (12 * 4096**2))

@@ -1,0 +1,290 @@
+"""Predictors of active neurons, trained and compared (LLM in a flash, sections 3.1, B and C)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from toolkit.activations.thresholds import CRITERIA
+from toolkit.cache import kept, kept_folder
+from toolkit.errors import unknown
+from toolkit.evaluation import evaluate_tasks, perplexity
+from toolkit.models.activation import activation_name
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.predictors import (
+    PREDICTORS,
+    Foresight,
+    LowRank,
+    Oracle,
+    Predictors,
+    Samples,
+    predicted,
+    quality,
+    with_limits,
+)
+from toolkit.studies.thresholded import (
+    LOADING,
+    ThresholdedModel,
+    few_samples,
+    loaded,
+    samples,
+    thresholds,
+    tokens_of,
+    weights_key,
+)
+
+FILE = "predictors.safetensors"
+
+
+@dataclass(frozen=True)
+class PredictorVariant:
+    """A kind of predictor and how its limits are chosen.
+
+    `kind` is "none" (thresholds alone) or a key of `toolkit.predictors.PREDICTORS`. `ranks` are a low-rank predictor's
+    in the first layers and in the last `sensitive` ones; it predicts where the sigmoid of the score exceeds `sigmoid`.
+    The others predict where the score exceeds the layer's threshold. If `kept` is given, limits are chosen instead so
+    that they keep this share of the magnitudes on calibration text. With `cut`, a predicted neuron counts only if it
+    exceeds the threshold; without, all that is loaded counts, which costs no byte.
+    """
+
+    kind: str = "none"
+    ranks: tuple[int, int] = (0, 0)
+    sensitive: int = 0
+    sigmoid: float = 0.5
+    kept: float | None = None
+    cut: bool = True
+
+    @property
+    def label(self) -> str:
+        """In tables and figures."""
+        ranks = "-".join(map(str, dict.fromkeys(self.ranks))) if self.kind == "low_rank" else ""
+        kept = "" if self.kept is None else f"keeps {self.kept:.0%}".replace("%", " %")
+        limit = f"above {self.sigmoid:g}" if self.kind == "low_rank" and not kept else ""
+        used = "" if self.cut else "all used"
+        return " ".join(filter(None, [self.kind.replace("_", " "), ranks, limit or kept, used]))
+
+    @property
+    def named_once(self) -> "PredictorVariant":
+        """The same variant as the cache names it: where all layers have one rank, no layer is a sensitive one."""
+        alike = self.sensitive == 0 or self.ranks[0] == self.ranks[1]
+        return replace(self, ranks=(self.ranks[0],) * 2, sensitive=0) if alike else self
+
+    @property
+    def predictor(self) -> "PredictorVariant":
+        """The variant with the same predictor; ignores `cut`."""
+        return replace(self.named_once, cut=True)
+
+
+ALONE = PredictorVariant()  # thresholds without a predictor, as if an oracle told which neurons to load
+RIVALS = (PredictorVariant("copy_last"), PredictorVariant("nothing"))  # what costs no byte, in every table
+
+
+def predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predictors:
+    """The predictors of a variant. Low-rank ones are trained once and kept.
+
+    Raises `UserError` for an unknown kind, "none", or ranks that the model does not have.
+    """
+    return _predictors(setting, variant.predictor)
+
+
+@cache
+def _predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predictors:
+    layers = _without_limits(setting, replace(variant, kept=None))
+    if variant.kept is not None:
+        layers = with_limits(layers, few_samples(setting, "limits"), variant.kept)
+    return Predictors(setting.model, tuple(layers))
+
+
+@cache
+def _without_limits(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Foresight]:
+    limits = thresholds(setting).tolist()
+    if variant.kind not in PREDICTORS:
+        raise unknown("predictor", variant.kind, PREDICTORS)
+    if variant.kind == LowRank.name:
+        return _low_rank(setting, variant, len(limits))
+    return PREDICTORS[variant.kind].fit(loaded(setting.model)[0], limits)
+
+
+def _low_rank(setting: ThresholdedModel, variant: PredictorVariant, layers: int) -> list[LowRank]:
+    """Low-rank predictors: those of the last layers may have a rank of their own."""
+    first, last = variant.ranks
+    trained = list(_trained(setting, first, 0))
+    if variant.sensitive and last != first:
+        start = layers - variant.sensitive
+        trained[start:] = _trained(setting, last, start)
+    return [predictor.at(math.log(variant.sigmoid / (1 - variant.sigmoid))) for predictor in trained]
+
+
+def _trained(setting: ThresholdedModel, rank: int, first: int) -> Predictors:
+    """The predictors of the layers from the first on."""
+    return Predictors.load(_training(setting, rank, first) / FILE, setting.model)
+
+
+@kept_folder("predictors", without=LOADING, key=weights_key)
+def _training(folder: Path, setting: ThresholdedModel, rank: int, first: int) -> None:
+    seen = _samples_of_last(setting, first) if first else samples(setting, "training")
+    Predictors(setting.model, tuple(LowRank.train(seen, rank))).save(folder / FILE)
+
+
+@lru_cache(maxsize=1)  # the last layers are trained at several ranks; samples of all layers take too much to stay
+def _samples_of_last(setting: ThresholdedModel, first: int) -> Samples:
+    return samples(setting, "training").of_layers(slice(first, None))
+
+
+def compare_predictors(
+    setting: ThresholdedModel, variants: Sequence[PredictorVariant], evaluation_windows: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """What each variant and each of `RIVALS` predicts in each layer, and its cost in perplexity; kept one by one.
+
+    The first table is `quality` on evaluation text with the columns `_labels` more. The second has a row a variant:
+    those labels; resident_share and read_share (bytes of the predictors, and of the neurons that a token needs, over
+    those of the FFNs); means over layers of active, predicted, recall, precision, false_negatives, false_positives and
+    kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the perplexity with thresholds alone, less
+    1) and standard_error (of that ratio's logarithm, over windows).
+
+    What is predicted of the text is counted with a predictor that observes all that fires. Perplexity is that of an
+    engine, which observes only what it computed: so a copy of the last token's neurons shrinks from token to token.
+    Raises what `predictors` raises.
+    """
+    variants = [*variants, *RIVALS]
+    wanted = list(dict.fromkeys((ALONE, *variants)))
+    layers = {variant: _by_layer(setting, variant.predictor) for variant in wanted}
+    losses = {
+        variant: _window_nll(setting, variant.named_once, evaluation_windows)["nll"].to_numpy() for variant in wanted
+    }
+    tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
+    ffns = decoder_ffns(loaded(setting.model)[0])
+    whole = [
+        _bytes(ffns, variant, layers[variant])
+        | layers[variant][MEANS].mean().to_dict()
+        | _cost(losses[variant], losses[ALONE])
+        | _labels(setting, variant)
+        for variant in variants
+    ]
+    more = {"sequence_length": setting.sequence_length, "evidence": "measured"}
+    return pd.concat(tables, ignore_index=True).assign(**more), pd.DataFrame(whole).assign(**more)
+
+
+def _cost(nll: np.ndarray, alone: np.ndarray) -> dict[str, float]:
+    """What `compare_predictors` says of the perplexity of a variant, from losses by window."""
+    spread = (nll - alone).std(ddof=1) / np.sqrt(len(nll)) if len(nll) > 1 else np.nan
+    cost = {"perplexity": np.exp(nll.mean()), "over_thresholds": np.exp((nll - alone).mean()) - 1}
+    return cost | {"standard_error": spread, "windows": len(nll)}
+
+
+MEANS = ["active", "predicted", "recall", "precision", "false_negatives", "false_positives", "kept"]
+
+
+def _labels(setting: ThresholdedModel, variant: PredictorVariant) -> dict:
+    named = {"model": setting.model, "zeros": setting.zeros, "criterion": setting.criterion, "label": variant.label}
+    ranks = {"rank": variant.ranks[0], "sensitive_rank": variant.ranks[1]}
+    return named | ranks | {"kind": variant.kind, "sigmoid": variant.sigmoid, "cut": variant.cut}
+
+
+def compare_accuracy(
+    setting: ThresholdedModel, variants: Sequence[PredictorVariant], tasks: Sequence[str], task_limit: int | None
+) -> pd.DataFrame:
+    """Zero-shot accuracy of the dense model, with thresholds alone, with predictors and `RIVALS`; kept one by one.
+
+    Columns: `_labels` (the dense model's label is "dense"), those of `evaluate_tasks`, and evidence. Raises what
+    `predictors` and `evaluate_tasks` raise.
+    """
+    dense = replace(setting, zeros=0.0)
+    chosen = [(dense, ALONE, "dense"), *((setting, variant, variant.label) for variant in (ALONE, *variants, *RIVALS))]
+    tables = []
+    for of, variant, label in chosen:
+        rows = _accuracy(of, variant.named_once, list(tasks), task_limit)
+        tables.append(rows.assign(**_labels(of, variant) | {"label": label}))
+    return pd.concat(tables, ignore_index=True).assign(evidence="measured")
+
+
+def _in_place(setting: ThresholdedModel, variant: PredictorVariant):
+    """The model with a variant's thresholds and predictors in place, as a block."""
+    limits = thresholds(setting)
+    used = limits if variant.cut else torch.full_like(limits, -1)
+    return predicted(loaded(setting.model)[0], used, _layers(setting, variant), setting.criterion)
+
+
+def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFrame) -> dict[str, float]:
+    """Bytes over those of the FFNs: what predictors keep in memory, and what a token reads from disk.
+
+    Gate weights in memory are not read from disk.
+    """
+    whole = sum(ffn_bytes(ffn) for ffn in ffns)
+    gates = sum(ffn.gate.weight.nbytes for ffn in ffns) if variant.kind == "gate" else 0
+    read = by_layer["predicted"].mean() * (1 - gates / whole)
+    return {"resident_share": by_layer["nbytes"].sum() / whole, "read_share": read}
+
+
+def ffn_bytes(ffn: FFN) -> int:
+    """Bytes of an FFN's weights."""
+    return sum(linear.weight.nbytes for linear in (ffn.gate, ffn.up, ffn.down) if linear)
+
+
+def compare_criteria(setting: ThresholdedModel, evaluation_windows: int) -> pd.DataFrame:
+    """Perplexity dense, and with as many zeros by each criterion of thresholds; kept.
+
+    Columns: label ("dense" or the criterion), zeros, perplexity, sequence_length, windows, evidence.
+    """
+    rows = []
+    for label in ("dense", *CRITERIA):
+        chosen = replace(setting, criterion=label) if label in CRITERIA else replace(setting, zeros=0.0)
+        nll = _window_nll(chosen, ALONE, evaluation_windows)["nll"].to_numpy()
+        rows.append({"label": label, "zeros": chosen.zeros, "perplexity": np.exp(nll.mean()), "windows": len(nll)})
+    return pd.DataFrame(rows).assign(sequence_length=setting.sequence_length, evidence="measured")
+
+
+@kept("outputs", without=LOADING, key=weights_key)
+def outputs_by_prediction(
+    setting: ThresholdedModel, variant: PredictorVariant, layer: int, bins: int = 60
+) -> pd.DataFrame:
+    """How large the outputs of a layer's neurons are, where they are predicted and where not; kept.
+
+    Columns: label, layer, magnitude (middle of a bin, over the threshold), predicted, share (of all tokens' neurons).
+    """
+    model, limit = loaded(setting.model)[0], thresholds(setting)[layer].item()
+    x, predictor = few_samples(setting, "evaluation").inputs[layer], predictors(setting, variant)[layer]
+    outputs = Oracle(limit, decoder_ffns(model)[layer], activation_name(model)).scores(x) / limit
+    mask = predictor.mask(x)
+    edges = np.geomspace(0.01, 10, bins + 1)
+    tables = []
+    for predicted_ in (True, False):
+        counts, _ = np.histogram(outputs[mask == predicted_].clamp(edges[0], edges[-1]).numpy(), edges)
+        columns = {"magnitude": np.sqrt(edges[1:] * edges[:-1]), "share": counts / mask.numel()}
+        tables.append(pd.DataFrame(columns).assign(predicted=predicted_))
+    return pd.concat(tables, ignore_index=True).assign(label=variant.label, layer=layer)
+
+
+@kept("window_nll", without=LOADING, key=weights_key)
+def _window_nll(setting: ThresholdedModel, variant: PredictorVariant, windows: int) -> pd.DataFrame:
+    """The loss of each evaluation window, in nats a token, with a variant in place."""
+    model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
+    with _in_place(setting, variant):
+        return pd.DataFrame({"nll": perplexity(model, tokens, setting.sequence_length, windows).window_nll})
+
+
+@kept("predictions", without=LOADING, key=weights_key)
+def _by_layer(setting: ThresholdedModel, variant: PredictorVariant) -> pd.DataFrame:
+    """What the predictors of a variant say of some evaluation text, a row for each layer, as `quality` has it."""
+    rows = quality(_layers(setting, variant), few_samples(setting, "evaluation"))
+    oracle = {"predicted": rows["active"], "precision": 1.0, "false_positives": 0.0}
+    return rows.assign(**oracle if variant == ALONE else {})
+
+
+@kept("predicted_tasks", without=LOADING, key=weights_key)
+def _accuracy(
+    setting: ThresholdedModel, variant: PredictorVariant, tasks: Sequence[str], task_limit: int | None
+) -> pd.DataFrame:
+    model, tokenizer, _ = loaded(setting.model)
+    with _in_place(setting, variant):
+        return evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
+
+
+def _layers(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Foresight | None]:
+    """The predictors, or none at all for `ALONE`."""
+    return [None] * len(thresholds(setting)) if variant == ALONE else predictors(setting, variant)

@@ -1,0 +1,107 @@
+"""A model with thresholds on its activations: what its FFNs see and which neurons fire, measured once and kept."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from toolkit.activations import Magnitudes, Trace, record, thresholds_of
+from toolkit.cache import kept, kept_folder
+from toolkit.models import fast_dtype, load_model
+from toolkit.models.ffn import decoder_ffns
+from toolkit.predictors import Samples
+from toolkit.pruning.pruned import weights_sha256
+from toolkit.text import load_tokens
+
+SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
+LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
+TRACE = "trace.safetensors"
+
+
+@dataclass(frozen=True)
+class ThresholdedModel:
+    """A model with thresholds on its activations, and the text that these and its predictors are fitted on."""
+
+    model: str = "smollm2-135m"
+    corpus: str = "wiki-slice"
+    zeros: float = 0.8
+    """Share of the outputs that each layer's threshold sets to zero; a model with thresholds of its own keeps them."""
+    windows: int = 8
+    """Of calibration text."""
+    sequence_length: int = 512
+    """Tokens a window, of calibration and evaluation."""
+    criterion: str = "output"
+    """What thresholds look at: a key of `toolkit.activations.thresholds.CRITERIA`."""
+
+
+@cache
+def loaded(name: str) -> tuple[nn.Module, object, str]:
+    """A model, its tokenizer and the checksum of its weights; loaded once."""
+    model, tokenizer = load_model(name, fast_dtype())
+    return model, tokenizer, weights_sha256(model)
+
+
+def weights_key(setting: ThresholdedModel) -> dict[str, str]:
+    """What a result depends on beside the setting, for the cache."""
+    return {"weights_sha256": loaded(setting.model)[2], "dtype": str(fast_dtype())}
+
+
+def tokens_of(setting: ThresholdedModel, split: str) -> Tensor:
+    """The token ids of a split of the setting's text."""
+    return _tokens(setting.corpus, setting.model, split)
+
+
+@cache  # many tables of a notebook need them
+def _tokens(corpus: str, model: str, split: str) -> Tensor:
+    return load_tokens(corpus, loaded(model)[1], split)
+
+
+def thresholds(setting: ThresholdedModel) -> Float32[Tensor, " layers"]:
+    """The threshold of each layer, kept; those of the model itself, if it has any, and 0 if no zeros are asked for."""
+    own = thresholds_of(loaded(setting.model)[0])
+    if own is not None:
+        return own
+    if setting.zeros == 0:
+        return torch.zeros(len(decoder_ffns(loaded(setting.model)[0])))
+    return torch.tensor(_thresholds(setting)["threshold"].to_numpy(), dtype=torch.float32)
+
+
+@kept("thresholds", without=LOADING, key=weights_key)
+def _thresholds(setting: ThresholdedModel) -> pd.DataFrame:
+    model, tokens = loaded(setting.model)[0], tokens_of(setting, "calibration")
+    sizes = Magnitudes.measure(model, tokens, setting.windows, setting.sequence_length, setting.criterion)
+    return pd.DataFrame({"threshold": sizes.thresholds(setting.zeros).double()})
+
+
+def samples(setting: ThresholdedModel, part: str) -> Samples:
+    """What the thresholded model's FFNs see of a part of the text.
+
+    "training" is what the thresholds are fitted on; "limits" lies behind it; "evaluation" is other text.
+    """
+    windows = setting.windows if part == "training" else SAMPLED_WINDOWS
+    tokens = tokens_of(setting, "evaluation" if part == "evaluation" else "calibration")
+    if part == "limits":
+        tokens = tokens[setting.windows * setting.sequence_length :]
+    model, limits, length = loaded(setting.model)[0], thresholds(setting), setting.sequence_length
+    return Samples.record(model, limits, tokens, windows, length, setting.criterion)
+
+
+few_samples = cache(samples)
+"""`samples` of the parts that several predictors are held against, which stay in memory."""
+
+
+@cache
+def trace(setting: ThresholdedModel, windows: int) -> Trace:
+    """The trace of the thresholded model over evaluation text, kept."""
+    return Trace.load(_trace(setting, windows) / TRACE, setting.model)
+
+
+@kept_folder("traces", without=LOADING, key=weights_key)
+def _trace(folder: Path, setting: ThresholdedModel, windows: int) -> None:
+    model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
+    limits, length = thresholds(setting), setting.sequence_length
+    record(model, setting.model, tokens, setting.corpus, limits, windows, length).save(folder / TRACE)
