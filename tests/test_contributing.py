@@ -2,15 +2,20 @@
 
 import re
 import textwrap
+from dataclasses import dataclass
+from typing import ClassVar, Self
 
 import pytest
 import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
 
 from tests import naive_formats, naive_pruning
 from tests.studies.test_variants import linears, pruned
 from toolkit import paths
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
+from toolkit.predictors import STORED, Predictor, Predictors, Samples, quality, with_limits
 from toolkit.sparsity import Pattern
 from toolkit.studies.forms import FORMS, store
 
@@ -74,3 +79,19 @@ def test_the_format_keeps_every_bit_and_refuses_what_its_check_tells(monkeypatch
     packed.save(tmp_path / "file")
     with pytest.raises(FormatError, match="columns reach beyond 8"):
         load(tmp_path / "file")
+
+
+def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_path):
+    names = {"dataclass": dataclass, "Predictor": Predictor, "ClassVar": ClassVar, "Self": Self, "Tensor": Tensor}
+    often = example("Often", Float=Float, Float32=Float32, **names)
+    monkeypatch.setitem(STORED, "often", often)
+    outputs = torch.tensor([[1.0, 0, 0], [1, 2, 0], [1, 2, 0], [0, 3, 3]])  # fire 3, 3 and 1 times of 4
+    samples = Samples((torch.zeros(4, 2),), (outputs,), (torch.ones(3),))
+    predictors = often.fit(None, [0.0], samples)
+    (row,) = quality(predictors, samples).itertuples()
+    assert (row.predicted, row.recall, row.precision) == pytest.approx((2 / 3, 6 / 7, 6 / 8))
+    assert row.nbytes == 3 * 4
+    assert with_limits(predictors, samples, 0.99)[0].mask(samples.inputs[0]).all()
+    Predictors("tiny", tuple(predictors)).save(tmp_path / "file")
+    (loaded,) = Predictors.load(tmp_path / "file", "tiny")
+    assert torch.equal(loaded.mask(samples.inputs[0]), predictors[0].mask(samples.inputs[0]))
