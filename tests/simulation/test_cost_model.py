@@ -343,7 +343,7 @@ def test_what_the_profile_lacks_is_named(machine, placement, plan, words):
 
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="unknown placement 'gpu'; choose from: device, dram, storage"):
-        Layer((HALF,), "gpu")
+        predict(MACHINE, [Layer((HALF,), "gpu")], Way("dense"))
     with pytest.raises(UserError, match="unknown method 'gzip'"):
         weights({"op": (8, 8)}, "gzip")
     with pytest.raises(UserError, match="unknown dtype 'fp16'; choose from: bfloat16, float16"):

@@ -26,6 +26,7 @@ def test_long_reads_take_their_bytes_over_the_bandwidth():
     naive, hybrid = (neuron_reads(MACHINE, READS, way) for way in ("naive", "hybrid"))
     assert (naive.read_bytes, naive.memory_bytes, naive.seconds) == (20e6, 0, 0.02)
     assert (hybrid.read_bytes, hybrid.memory_bytes, hybrid.seconds) == (10e6, 10e6, 0.01)
+    assert [(span.stage, span.tier, span.nbytes) for span in hybrid.timeline.spans] == [("read", "storage", 10_000_000)]
 
 
 def test_scattered_reads_share_latency_and_wait_for_their_turn():

@@ -12,7 +12,6 @@ from toolkit.policies.ways import POLICIES, Way, all_ways
 from toolkit.simulation.cost_model import Layer, Weight, predict
 from toolkit.simulation.ranges import corners, numbers_that_matter
 from toolkit.simulation.tables import layer_table, operation_table
-from toolkit.timeline.spans import TIERS
 
 GB = 1_000_000_000
 RANGES = {
@@ -114,7 +113,7 @@ def test_what_a_layer_takes_beside_its_weights_has_a_range_too():
 
 
 values = st.fixed_dictionaries({name: st.floats(*ends) for name, ends in RANGES.items()})
-tiers = st.lists(st.sampled_from(TIERS), min_size=1, max_size=3)
+tiers = st.lists(st.sampled_from(MACHINE.tiers), min_size=1, max_size=3)
 
 
 def layers_in(tiers, method):

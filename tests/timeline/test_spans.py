@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import UserError
-from toolkit.timeline.spans import STAGES, TIERS, Recorder, Span, Timeline, union_s
+from toolkit.timeline.spans import STAGES, Recorder, Span, Timeline, union_s
 
 
 def spans():
@@ -88,7 +88,6 @@ def test_a_union_is_the_seconds_that_any_interval_covers(drawn):
     ("change", "words"),
     [
         ({"stage": "load"}, "unknown stage 'load'; choose from: compute, copy"),
-        ({"tier": "ssd"}, "unknown tier 'ssd'; choose from: device, dram, storage"),
         ({"end_s": 0.5}, "expected 0 <= start_s <= end_s"),
         ({"start_s": -1.0}, "expected 0 <= start_s <= end_s"),
         ({"end_s": math.nan}, "expected 0 <= start_s <= end_s"),
@@ -152,8 +151,8 @@ def test_threads_record_side_by_side():
     assert timeline.busy_s("read") <= timeline.total_s
 
 
-def test_a_timeline_of_every_stage_and_tier_shows_each():
-    every = tuple(Span(stage, "op", tier, 0.0, 1.0) for stage in STAGES for tier in TIERS)
+def test_a_timeline_of_every_stage_shows_each_whatever_its_tier():
+    every = tuple(Span(stage, "op", tier, 0.0, 1.0) for stage in STAGES for tier in ("storage", "dimm 3"))
     assert Timeline(every, "measured").stages()["stage"].tolist() == [*STAGES, "transfer", "total"]
 
 

@@ -168,7 +168,8 @@ class Software:
 class Profile:
     """One machine. `sources` has the source of every number by its dotted name, `device.tflop_s.fp16` say.
 
-    A part that a paper does not use is None. With `unified`, DRAM is the device's memory: nothing is copied.
+    A part that a paper does not use is None. With `unified`, DRAM is the device's memory: nothing is copied. `tiers`
+    are the memories that a weight passes, in this order.
     """
 
     id: str
@@ -181,6 +182,7 @@ class Profile:
     near_data: NearData | None = None
     software: Software | None = None
     unified: bool = False
+    tiers: tuple[str, ...] = ("storage", "dram", "device")
     sources: Mapping[str, Source] = field(default_factory=lambda: NOTHING, repr=False)
 
     def value(self, name: str) -> float:

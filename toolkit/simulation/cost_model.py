@@ -16,7 +16,6 @@ stands for; caches, which may hold what was just decoded; and that a read into D
 and the bandwidth of DRAM.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -26,7 +25,8 @@ from toolkit.machines.curve import Curve
 from toolkit.machines.machine import GB, NOTHING, Memory, Profile
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import DEVICES, POLICIES, Way
-from toolkit.timeline.spans import TIERS, Span, Timeline
+from toolkit.simulation.schedule import Step, schedule
+from toolkit.timeline.spans import TRANSFERS, Timeline
 
 # the size of zstd depends on the values; these are for random normal ones, pruned to 50 % (notebook endor/fig04)
 ZSTD_RATIOS = {("float16", 0.5): 0.571, ("int8", 0.5): 0.611}
@@ -47,34 +47,11 @@ class Weight:
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights that live in one tier. `overhead_s` is the processor's time beside them (a `Software.layer_s`).
-
-    Raises `UserError` for an unknown tier.
-    """
+    """Weights that live in one tier. `overhead_s` is the processor's time beside them (a `Software.layer_s`)."""
 
     weights: tuple[Weight, ...]
     placement: str
     overhead_s: float = 0.0
-
-    def __post_init__(self):
-        """Refuse an unknown tier."""
-        if self.placement not in TIERS:
-            raise unknown("placement", self.placement, TIERS)
-
-
-@dataclass(frozen=True)
-class Step:
-    """One stage of a weight's way, before its start is known."""
-
-    stage: str
-    tier: str
-    nbytes: int
-    seconds: float
-
-    @property
-    def resource(self) -> str:
-        """What the step keeps busy: a link, or the processor of a tier."""
-        return self.stage if self.stage in ("read", "copy") else self.tier
 
 
 def weights(
@@ -139,73 +116,83 @@ def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | No
     """The timeline of one pass through the layers, in order, for one token.
 
     Up to `slots` layers are under way at once, by default as many as the policy has. A layer's first read waits until
-    the layer `slots` before it has been computed. Raises `UserError` if there is no slot, if the profile lacks a number
-    that the way needs, or if a layer is placed where the way's processor has no memory.
+    the layer `slots` before it has been computed. Each link, and the processor of each tier, is a resource.
+    Raises `UserError` if there is no slot, if the profile lacks a number that the way needs, or if a layer is placed
+    in a tier that the machine does not know or that the way's processor has no memory of.
     """
-    policy, free_s = POLICIES[way.policy], defaultdict(float)
-    slots = policy.slots if slots is None else slots
+    slots = POLICIES[way.policy].slots if slots is None else slots
     if slots < 1:
         raise UserError(f"slots={slots}: expected 1 or more")
-    spans, ends_s = [], []  # of layers that are transferred
+    return schedule(_steps(machine, layers, way, slots))
+
+
+def _steps(machine: Profile, layers: Iterable[Layer], way: Way, slots: int) -> Iterator[Step]:
+    """The steps of all layers. A weight's steps follow each other; without overlaps, all share one resource."""
+    last_steps: list[Step] = []  # of layers that are transferred
     for number, layer in enumerate(layers):
-        routes = list(_routes(machine, layer, way))
-        transferred = any(step.stage in ("read", "copy") for _, steps in routes for step in steps)
-        begin_s = ends_s[-slots] if transferred and len(ends_s) >= slots else 0.0
-        for op, steps in routes:
-            end_s = begin_s
+        parts = _parts(machine, layer, way)
+        transferred = any(step.stage in TRANSFERS for steps in parts for step in steps)
+        slot = (last_steps[-slots],) if transferred and len(last_steps) >= slots else ()
+        for steps in parts:
+            after = slot
             for step in steps:
-                resource = step.resource if policy.overlaps else "everything"
-                start_s = max(end_s, free_s[resource])
-                end_s = free_s[resource] = start_s + step.seconds
-                spans.append(Span(step.stage, op, step.tier, start_s, end_s, step.nbytes, number))
+                resource = step.resource if POLICIES[way.policy].overlaps else "everything"
+                step = replace(step, resource=resource, layer=number, after=after)
+                yield step
+                after = (step,)
         if transferred:
-            ends_s.append(end_s)
-    return Timeline(tuple(spans), "modelled")
+            last_steps.append(step)
 
 
-def _routes(machine: Profile, layer: Layer, way: Way) -> Iterator[tuple[str, list[Step]]]:
-    for weight in layer.weights:
-        yield weight.op, list(_steps(machine, weight, layer.placement, way))
+def _parts(machine: Profile, layer: Layer, way: Way) -> list[list[Step]]:
+    """The steps of each weight of a layer, and then those of its overhead."""
+    parts = [list(_passage(machine, weight, layer.placement, way)) for weight in layer.weights]
     if layer.overhead_s:
-        yield "rest", [Step("other", DEVICES[way.device], 0, layer.overhead_s)]
+        target = DEVICES[way.device]
+        parts.append([Step("other", "rest", target, target, layer.overhead_s)])
+    return parts
 
 
-def _steps(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterator[Step]:
+def _passage(machine: Profile, weight: Weight, placement: str, way: Way) -> Iterator[Step]:
     """The steps from where a weight lives to its product. Device memory holds it dense, unless it is used packed."""
     method, target = way.stored, DEVICES[way.device]
     form = "dense" if placement == "device" and method.decoded_in else method.format
     decoder = method.decoded_in and ("dram" if target == "dram" else method.decoded_in)
-    for tier, following in pairwise([*_tiers(placement, target, way.path), None]):
+    for tier, following in pairwise([*_tiers(machine, placement, target, way.path), None]):
         if tier == decoder and form != "dense":
             yield _decode(machine, tier, form, weight)
             form = "dense"
         if following and not (machine.unified and tier == "dram"):
-            yield _transfer(machine, tier, following, weight.nbytes(form))
+            yield _transfer(machine, tier, following, weight.op, weight.nbytes(form))
     nbytes = weight.nbytes(form)
-    yield Step("compute", target, nbytes, _memory(machine, target).matvec_s(form, nbytes))
+    yield Step("compute", weight.op, target, target, _memory(machine, target).matvec_s(form, nbytes), nbytes)
 
 
-def _tiers(placement: str, target: str, path: str) -> list[str]:
+def _tiers(machine: Profile, placement: str, target: str, path: str) -> list[str]:
     """The tiers that a weight passes, from the one it lives in to the one it is used in."""
-    tiers = TIERS[TIERS.index(placement) : TIERS.index(target) + 1]
+    if placement not in machine.tiers:
+        raise unknown("placement", placement, machine.tiers)
+    tiers = machine.tiers[machine.tiers.index(placement) : machine.tiers.index(target) + 1]
     if not tiers:
         raise UserError(f"a layer in {placement!r} with a way that computes in {target!r}: place it in dram or storage")
     return [tier for tier in tiers if not (path == "direct" and placement == "storage" and tier == "dram")]
 
 
-def _transfer(machine: Profile, source: str, target: str, nbytes: int) -> Step:
+def _transfer(machine: Profile, source: str, target: str, op: str, nbytes: int) -> Step:
     bandwidth_gb_s = getattr(machine.links, f"{source}_to_{target}_gb_s")
     if bandwidth_gb_s is None:
         raise UserError(f"{machine.id} gives no bandwidth from {source} to {target}: choose another path or machine")
     fixed_s = getattr(machine.links, f"{source}_to_{target}_fixed_s")
-    return Step("read" if source == "storage" else "copy", source, nbytes, fixed_s + nbytes / GB / bandwidth_gb_s)
+    stage = "read" if source == "storage" else "copy"
+    return Step(stage, op, source, stage, fixed_s + nbytes / GB / bandwidth_gb_s, nbytes)
 
 
 def _decode(machine: Profile, tier: str, form: str, weight: Weight) -> Step:
     memory = _memory(machine, tier)
     if form not in {**memory.decode_gb_s, **memory.decode_curves}:
         raise UserError(f"{machine.id} gives no rate of decoding {form} in {tier}: add it by with_rates()")
-    return Step("decode", tier, weight.dense_bytes, memory.decode_s(form, weight.dense_bytes))
+    seconds = memory.decode_s(form, weight.dense_bytes)
+    return Step("decode", weight.op, tier, tier, seconds, weight.dense_bytes)
 
 
 def _memory(machine: Profile, tier: str) -> Memory:

@@ -15,6 +15,8 @@ from toolkit.machines.machine import GB, Profile
 from toolkit.models.ffn import FORMS
 from toolkit.models.shapes import twin_shapes
 from toolkit.policies.neuron_ways import WAYS
+from toolkit.simulation.schedule import Step, schedule
+from toolkit.timeline.spans import Timeline
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,21 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class Modelled:
-    """Of one token: bytes read, the number of reads (0: long ones), their seconds; and bytes of weights in memory."""
+class TokenReads:
+    """Of one token: bytes read, the number of reads (0: long ones), their times; and bytes of weights in memory."""
 
     read_bytes: float
     reads: float
-    seconds: float
+    timeline: Timeline
     memory_bytes: float
 
+    @property
+    def seconds(self) -> float:
+        """From the first read's start to the last one's end."""
+        return self.timeline.total_s
 
-def neuron_reads(machine: Profile, reads: Reads, way: str) -> Modelled:
+
+def neuron_reads(machine: Profile, reads: Reads, way: str) -> TokenReads:
     """One token of a way of `WAYS` on a machine.
 
     Raises `UserError` for an unknown way or model, a machine without storage, or a disk of unknown latency where reads
@@ -58,14 +65,20 @@ def neuron_reads(machine: Profile, reads: Reads, way: str) -> Modelled:
     whole = reads.layers * sum(sizes.values())
     if not technique.predicted:
         read_bytes = (1 - technique.resident) * whole
-        return Modelled(read_bytes, 0, read_bytes / (machine.storage.bandwidth_gb_s * GB), technique.resident * whole)
+        long = _read(read_bytes / (machine.storage.bandwidth_gb_s * GB), read_bytes)
+        return TokenReads(read_bytes, 0, schedule([long]), technique.resident * whole)
     share = reads.new if technique.windowed else reads.active
     chunk = neuron_bytes(reads.model, reads.element_bytes, technique.layout)
     read_bytes = reads.layers * share * sizes["ffn"]
-    scattered_s = read_bytes / (machine.storage.read_gb_s(chunk, reads.depth) * GB)
-    seconds = scattered_s + reads.layers * machine.storage.latency_s
+    bursts = _read(read_bytes / (machine.storage.read_gb_s(chunk, reads.depth) * GB), read_bytes)
+    waits = _read(reads.layers * machine.storage.latency_s)
     held = reads.layers * (sizes["attention"] + _held_share(reads, technique.windowed) * sizes["ffn"])
-    return Modelled(read_bytes, read_bytes / chunk, seconds, held)
+    return TokenReads(read_bytes, read_bytes / chunk, schedule([bursts, waits]), held)
+
+
+def _read(seconds: float, nbytes: float = 0) -> Step:
+    """A step of all layers' reads together: nothing runs beside them."""
+    return Step("read", "neurons", "storage", "disk", seconds, round(nbytes))
 
 
 def part_bytes(model: str, element_bytes: int) -> dict[str, int]:

@@ -25,7 +25,6 @@ from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way, all_ways
 from toolkit.simulation.cost_model import Layer, predict, weights
 from toolkit.simulation.ranges import corners, numbers_that_matter, with_ranges
-from toolkit.timeline.spans import TIERS
 from toolkit.timeline.tables import DENSE, LABELS, beside_dense, relative_to
 
 
@@ -69,12 +68,15 @@ def operation_table(
 
 
 def layer_table(
-    machine: Profile, workload: Workload, placements: Iterable[str] = TIERS, choices: Sequence[Way] = ()
+    machine: Profile, workload: Workload, placements: Iterable[str] = (), choices: Sequence[Way] = ()
 ) -> pd.DataFrame:
-    """One decoder layer (op "layer") in each tier. Raises `UserError` for a number that the machine's profile lacks."""
+    """One decoder layer (op "layer") in each of the machine's tiers, or in those named.
+
+    Raises `UserError` for a number that the machine's profile lacks.
+    """
     cases = [
         Case(_whole(workload, way, [placement]), way, {"op": "layer", "placement": placement})
-        for placement in placements
+        for placement in placements or machine.tiers
         for way in choices or all_ways()
     ]
     return _table(machine, workload, cases)

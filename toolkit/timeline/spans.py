@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # storage → memory, DRAM → device, packed → dense, products, the rest, neurons moved within DRAM
 STAGES = ("read", "copy", "decode", "compute", "other", "manage")
-TIERS = ("storage", "dram", "device")
 NEAREST = ("compute", "decode", "copy", "manage", "read")  # to the result
 EVIDENCE = ("measured", "modelled")
 TRANSFERS = ("read", "copy")
@@ -33,10 +32,10 @@ GB = 1e9
 class Span:
     """One stage of one operation, from a start to an end.
 
-    `tier` is the memory that the stage takes its bytes from: storage for a read, DRAM for a copy, the memory that it
+    `tier` names the memory that the stage takes its bytes from: storage for a read, DRAM for a copy, the memory that it
     works in for a decode or a product. `nbytes` are the bytes that it moves: stored bytes for a read or copy, dense
     bytes for a decode, bytes of the weight for a product. Seconds count from the timeline's start.
-    Raises `UserError` for an unknown stage or tier, a span that ends before it starts, or a negative number.
+    Raises `UserError` for an unknown stage, a span that ends before it starts, or a negative number.
     """
 
     stage: str
@@ -51,8 +50,6 @@ class Span:
         """Refuse values that no clock can give."""
         if self.stage not in STAGES:
             raise unknown("stage", self.stage, STAGES)
-        if self.tier not in TIERS:
-            raise unknown("tier", self.tier, TIERS)
         if not 0 <= self.start_s <= self.end_s < float("inf") or self.nbytes < 0:
             raise UserError(f"{self}: expected 0 <= start_s <= end_s and nbytes >= 0")
 
