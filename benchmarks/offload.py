@@ -10,7 +10,7 @@ pages dropped before each token. Accelerate and llama.cpp map their files, whose
 (`mode` says which). llama.cpp gets an environment of its own under the cache; where that cannot be made, the
 output says why. Ratios are medians over the turns, with quartiles. `dense, pipelined` is the fair baseline: the same
 reader, and the next layer is read while this one is used. A ratio above its byte limit is a fault of the measurement.
-The goals are those of `toolkit.papers.endor`. Writes results/benchmarks/offload.json.
+The goals are those of `toolkit.papers.endor.passes`. Writes results/benchmarks/offload.json.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from toolkit.measure.end_to_end import PASS_METHODS, goals_table, software_ways
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.turns import PLACED, pass_spans, turn_bytes, turn_seconds
 from toolkit.models.workload import Workload
-from toolkit.papers.endor import GOALS
+from toolkit.papers.endor.passes import GOALS
 from toolkit.policies.ways import all_ways
 
 WORKLOAD = Workload("tinyllama-1.1b", "bfloat16")

@@ -23,7 +23,7 @@ from toolkit.measure.end_to_end import (
 )
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
-from toolkit.papers.endor import GOALS
+from toolkit.papers.endor.passes import GOALS
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.timeline.tables import LABELS

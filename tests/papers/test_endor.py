@@ -12,7 +12,8 @@ from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare_machines, c
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
 from toolkit.models.workload import Workload
-from toolkit.papers.endor import MAPS, fc_share, over_saved_copy, pass_table
+from toolkit.papers.endor.latency import fc_share, over_saved_copy
+from toolkit.papers.endor.passes import MAPS, pass_table
 from toolkit.policies.ways import Way, all_ways
 from toolkit.simulation.cost_model import predict
 from toolkit.simulation.null_model import links_only

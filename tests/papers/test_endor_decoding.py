@@ -1,7 +1,7 @@
 import pandas as pd
 
 from toolkit.machines.machine import Links, Memory, Profile, Source, Storage
-from toolkit.papers.endor import decoding_pays
+from toolkit.papers.endor.passes import decoding_pays
 
 
 def unpacked(decode_s: float, compute_s: float) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
     passes = Passes(Workload("opt-1536"), layers=10, ways=default_ways(PASS_METHODS))
     pass_measurements(passes)      # beside pass_table(profile("endor-rtx4080"), ...)
-    goal_ratios(passes, GOALS)     # with the goals of toolkit.papers.endor
+    goal_ratios(passes, GOALS)     # with the goals of toolkit.papers.endor.passes
 
 The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU; `toolkit.measure.turns` times.
 Measurements are kept under `data/cache/measured/`, by machine, disk and code.

@@ -1,6 +1,6 @@
-"""ENDOR: its maps of layers, its passes predicted, what we want to reach on one machine, and whether decoding pays.
+"""ENDOR's passes through whole models: its maps of layers, the times in its text, our goals, and whether decoding pays.
 
-pass_table(profile("endor-rtx4080"), Workload("opt-66b"))      # the times in its text
+pass_table(profile("endor-rtx4080"), Workload("opt-66b"))
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,6 @@ from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
 from toolkit.simulation import tables
-from toolkit.timeline.tables import DENSE, LABELS
 
 # Sections 3.3 and 5.1, C.1 and C.3. The 20 remapped layers of Llama2-70B take more than the 10 dense ones did: 17 fit
 MAPS = {
@@ -64,45 +63,12 @@ def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
     }
     decoded = other.dram.decode_gb_s["endor"]
     profiled = {"decode_gb_s": decoded, "cpu_gb_s": decoded, "read_gb_s": other.links.storage_to_dram_gb_s}
-    found = pd.DataFrame([measured, profiled], index=["this-machine", other.id])
+    rates = pd.DataFrame([measured, profiled], index=["this-machine", other.id])
     share = stages["nbytes"]["read"] / stages["nbytes"]["decode"]
-    found["pays_sequential_gb_s"] = found["read_gb_s"] / (1 - share)
-    found["pays_pipelined_gb_s"] = found["read_gb_s"] / share
-    return found.assign(
-        pays=found["decode_gb_s"] > found["pays_sequential_gb_s"],
-        hides=found["cpu_gb_s"] >= found["pays_pipelined_gb_s"],
+    rates["pays_sequential_gb_s"] = rates["read_gb_s"] / (1 - share)
+    rates["pays_pipelined_gb_s"] = rates["read_gb_s"] / share
+    return rates.assign(
+        pays=rates["decode_gb_s"] > rates["pays_sequential_gb_s"],
+        hides=rates["cpu_gb_s"] >= rates["pays_pipelined_gb_s"],
         basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
     )
-
-
-def goal_words(goals: pd.DataFrame) -> str:
-    """The rows of `goals_table` as a sentence's part. A fault of the measurement stands in the place of the verdict."""
-    verdicts = goals["fault"].where(goals["fault"] != "", goals["met"].map({True: "met", False: "missed"}))
-    return "; ".join(
-        f"{goal.ours} {goal.ratio:.2f} times as fast as {goal.other} (wanted {goal.wanted:.1f}: {verdict})"
-        for goal, verdict in zip(goals.itertuples(), verdicts, strict=True)
-    )
-
-
-def fc_share(spans: pd.DataFrame) -> pd.DataFrame:
-    """A row with `share_of_transfer_percent`: what fc1 and fc2 take of the transfers of a layer (section 2.2: 66 %).
-
-    `spans` are those of one OPT layer, as `Timeline.table` gives them, with profile, model and evidence.
-    """
-    moved = spans[spans["stage"].isin(["read", "copy"])]
-    share = 100 * moved.loc[moved["op"].isin(["fc1", "fc2"]), "nbytes"].sum() / moved["nbytes"].sum()
-    row = {"op": "fc1 and fc2", "stage": "transfer", "share_of_transfer_percent": share}
-    return pd.DataFrame([dict(spans[["profile", "model", "evidence"]].iloc[0]) | row])
-
-
-def over_saved_copy(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `decode_over_saved_copy` to rows of decoding: their time over what packing saves on the copy to the GPU.
-
-    Section 5.1 has it below 1. NaN in other rows, and for a way that copies dense weights.
-    """
-    keys = [label for label in LABELS if label in table and label != "stage"]
-    copies = table[table["stage"] == "copy"].set_index(keys)["seconds"]
-    own = copies.reindex(pd.MultiIndex.from_frame(table[keys])).to_numpy()
-    dense = copies.reindex(pd.MultiIndex.from_frame(table[keys].assign(**DENSE))).to_numpy()
-    ratio = table["seconds"] / pd.Series(dense - own, table.index).where(lambda saved: saved > 0)
-    return table.assign(decode_over_saved_copy=ratio.where(table["stage"] == "decode"))

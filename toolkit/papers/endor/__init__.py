@@ -1,0 +1,1 @@
+"""What several of ENDOR's notebooks share."""
