@@ -9,37 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
+from toolkit.models.architectures import ARCHITECTURES
 
-
-def _llama(hidden: int, key_value: int, ffn: int) -> dict[str, tuple[int, int]]:
-    return {
-        "q_proj": (hidden, hidden),
-        "k_proj": (key_value, hidden),
-        "v_proj": (key_value, hidden),
-        "o_proj": (hidden, hidden),
-        "gate_proj": (ffn, hidden),
-        "up_proj": (ffn, hidden),
-        "down_proj": (hidden, ffn),
-    }
-
-
-def _opt(hidden: int) -> dict[str, tuple[int, int]]:
-    square = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (hidden, hidden))
-    return square | {"fc1": (4 * hidden, hidden), "fc2": (hidden, 4 * hidden)}
-
-
+TWINS = (
+    *("opt-1536", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-30b", "opt-66b"),
+    *("tinyllama-1.1b", "llama2-7b", "llama2-70b"),
+)
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
-SHAPES = {
-    "opt-1536": _opt(1536),  # of no released model: the smallest layer (57 MB in fp16) that hides fixed costs
-    "opt-1.3b": _opt(2048),
-    "opt-2.7b": _opt(2560),
-    "opt-6.7b": _opt(4096),
-    "opt-30b": _opt(7168),
-    "opt-66b": _opt(9216),
-    "tinyllama-1.1b": _llama(hidden=2048, key_value=256, ffn=5632),
-    "llama2-7b": _llama(hidden=4096, key_value=4096, ffn=11008),
-    "llama2-70b": _llama(hidden=8192, key_value=1024, ffn=28672),
-}
+SHAPES = {name: ARCHITECTURES[name].matrices for name in TWINS}
 
 ROWS_AT_ONCE = 64
 

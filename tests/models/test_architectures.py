@@ -1,0 +1,61 @@
+"""Shapes of published models against the number of parameters that their makers give."""
+
+import pytest
+
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.shapes import SHAPES
+
+TOTALS = {  # 10⁹ parameters
+    "opt-1.3b": 1.316,
+    "opt-2.7b": 2.652,
+    "opt-6.7b": 6.66,
+    "opt-13b": 12.85,
+    "opt-30b": 29.97,
+    "opt-66b": 65.7,
+    "tinyllama-1.1b": 1.10,
+    "llama2-7b": 6.74,
+    "llama2-13b": 13.02,
+    "llama2-70b": 68.98,
+    "falcon-7b": 6.92,
+    "falcon-40b": 41.3,
+    "mixtral-8x7b": 46.7,
+    "deepseek-moe-16b": 16.4,
+}
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES.keys() - {"opt-1536"}))
+def test_parameters_add_up_to_the_known_total(name):
+    shape = ARCHITECTURES[name]
+    assert sum(shape.parameters.values()) / 1e9 == pytest.approx(TOTALS[name], rel=0.01)
+    assert shape.nbytes() == 2 * sum(shape.parameters.values())
+
+
+def test_parts_of_a_dense_model_by_hand():
+    assert ARCHITECTURES["llama2-7b"].parameters == {
+        "embedding": 32000 * 4096,
+        "head": 32000 * 4096,
+        "attention": 32 * 4 * 4096**2,
+        "ffn": 32 * 3 * 4096 * 11008,
+        "experts": 0,
+        "router": 0,
+    }
+
+
+def test_parts_of_a_model_of_experts_by_hand():
+    parts = ARCHITECTURES["deepseek-moe-16b"].parameters
+    assert parts["ffn"] == 3 * 2048 * 10944
+    assert parts["experts"] == 27 * (64 + 2) * 3 * 2048 * 1408
+    assert parts["router"] == 27 * 64 * 2048
+
+
+def test_matrices_have_the_names_and_sizes_of_transformers():
+    assert ARCHITECTURES["llama2-70b"].matrices["k_proj"] == (1024, 8192)
+    assert ARCHITECTURES["opt-66b"].matrices["fc1"] == (36864, 9216)
+    assert list(ARCHITECTURES["opt-66b"].matrices) == ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]
+    assert ARCHITECTURES["falcon-7b"].matrices["query_key_value"] == (71 * 64 + 2 * 64, 4544)
+    assert ARCHITECTURES["mixtral-8x7b"].matrices["down_proj"] == (4096, 14336)
+    assert [ARCHITECTURES[name].gated for name in ("opt-6.7b", "falcon-40b", "mixtral-8x7b")] == [False, False, True]
+
+
+def test_twins_are_of_these_models():
+    assert all(SHAPES[name] == ARCHITECTURES[name].matrices for name in SHAPES)

@@ -1,0 +1,124 @@
+"""The sizes of published models: layers, widths, heads and experts, and what follows from them.
+
+shape = ARCHITECTURES["mixtral-8x7b"]
+shape.matrices["down_proj"]    # (4096, 14336): outputs × inputs, of one expert
+shape.parameters["experts"]    # 45.1e9
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's sizes. Norms, biases and learned positions, less than 0.5 % of any model here, are left out.
+
+    `ffn` is the width of an FFN, or of one expert. `experts` are routed, `experts_per_token` of them for each token;
+    each token also uses the `shared_experts`. The first `dense_layers` have an FFN of width `dense_ffn` for experts.
+    `tied`: the head is the embedding.
+    """
+
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocabulary: int
+    key_value_heads: int
+    head_size: int
+    family: str = "llama"  # whose names the matrices have: "llama", "opt", or "falcon"
+    tied: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+
+    @property
+    def gated(self) -> bool:
+        """Whether the FFN has a gate beside the up projection."""
+        return self.family == "llama"
+
+    @property
+    def attention(self) -> dict[str, tuple[int, int]]:
+        """Outputs × inputs of a layer's attention matrices, under transformers' names."""
+        queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
+        if self.family == "falcon":  # queries, keys and values in one matrix
+            return {"query_key_value": (queries + 2 * keys, self.hidden), "dense": (self.hidden, queries)}
+        inputs = {"q_proj": (queries, self.hidden), "k_proj": (keys, self.hidden), "v_proj": (keys, self.hidden)}
+        return inputs | {"out_proj" if self.family == "opt" else "o_proj": (self.hidden, queries)}
+
+    @property
+    def ffn_matrices(self) -> dict[str, tuple[int, int]]:
+        """Outputs × inputs of a layer's FFN, or of one of its experts."""
+        *inputs, output = FFN_NAMES[self.family]
+        return dict.fromkeys(inputs, (self.ffn, self.hidden)) | {output: (self.hidden, self.ffn)}
+
+    @property
+    def matrices(self) -> dict[str, tuple[int, int]]:
+        """Outputs × inputs of a layer's matrices: attention, and the FFN or one expert."""
+        return self.attention | self.ffn_matrices
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Weights by part: embedding, head (0 if tied), attention, ffn, experts, router; of the whole model."""
+        embedding, one_ffn = self.vocabulary * self.hidden, _weights(self.ffn_matrices)
+        dense = one_ffn // self.ffn * self.dense_ffn * self.dense_layers
+        routed_layers = self.layers - self.dense_layers if self.experts else 0
+        return {
+            "embedding": embedding,
+            "head": 0 if self.tied else embedding,
+            "attention": self.layers * _weights(self.attention),
+            "ffn": dense if self.experts else self.layers * one_ffn,
+            "experts": routed_layers * (self.experts + self.shared_experts) * one_ffn,
+            "router": routed_layers * self.experts * self.hidden,
+        }
+
+    def nbytes(self, element_bytes: float = 2) -> float:
+        """Bytes of all weights."""
+        return sum(self.parameters.values()) * element_bytes
+
+
+FFN_NAMES = {
+    "llama": ("gate_proj", "up_proj", "down_proj"),
+    "opt": ("fc1", "fc2"),
+    "falcon": ("dense_h_to_4h", "dense_4h_to_h"),
+}
+
+
+def _weights(matrices: dict[str, tuple[int, int]]) -> int:
+    return sum(outputs * inputs for outputs, inputs in matrices.values())
+
+
+def _opt(layers: int, hidden: int, heads: int) -> ModelShape:
+    return ModelShape(layers, hidden, 4 * hidden, heads, 50272, heads, hidden // heads, "opt", tied=True)
+
+
+def _llama(layers: int, hidden: int, ffn: int, heads: int, key_value_heads: int, **others: int) -> ModelShape:
+    vocabulary = others.pop("vocabulary", 32000)
+    return ModelShape(layers, hidden, ffn, heads, vocabulary, key_value_heads, hidden // heads, **others)
+
+
+ARCHITECTURES = {
+    "opt-1536": _opt(24, 1536, 16),  # of no released model: the smallest layer (57 MB in fp16) that hides fixed costs
+    "opt-1.3b": _opt(24, 2048, 32),
+    "opt-2.7b": _opt(32, 2560, 32),
+    "opt-6.7b": _opt(32, 4096, 32),
+    "opt-13b": _opt(40, 5120, 40),
+    "opt-30b": _opt(48, 7168, 56),
+    "opt-66b": _opt(64, 9216, 72),
+    "tinyllama-1.1b": _llama(22, 2048, 5632, 32, 4),
+    "llama2-7b": _llama(32, 4096, 11008, 32, 32),
+    "llama2-13b": _llama(40, 5120, 13824, 40, 40),
+    "llama2-70b": _llama(80, 8192, 28672, 64, 8),
+    "falcon-7b": ModelShape(32, 4544, 18176, 71, 65024, 1, 64, "falcon", tied=True),
+    "falcon-40b": ModelShape(60, 8192, 32768, 128, 65024, 8, 64, "falcon", tied=True),
+    "mixtral-8x7b": _llama(32, 4096, 14336, 32, 8, experts=8, experts_per_token=2),
+    "deepseek-moe-16b": _llama(
+        *(28, 2048, 1408, 16, 16),
+        vocabulary=102400,
+        experts=64,
+        experts_per_token=6,
+        shared_experts=2,
+        dense_layers=1,
+        dense_ffn=10944,
+    ),
+}
