@@ -11,12 +11,18 @@ from torch import Tensor
 from toolkit.errors import UserError, unknown
 from toolkit.models.architectures import ARCHITECTURES
 
-TWINS = (
-    *("opt-1536", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-30b", "opt-66b"),
-    *("tinyllama-1.1b", "llama2-7b", "llama2-70b"),
-)
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
-SHAPES = {name: ARCHITECTURES[name].matrices for name in TWINS}
+SHAPES = {  # the keys are literals, since `notebooks/parameters.yaml` takes its choices from this source
+    "opt-1536": ARCHITECTURES["opt-1536"].matrices,
+    "opt-1.3b": ARCHITECTURES["opt-1.3b"].matrices,
+    "opt-2.7b": ARCHITECTURES["opt-2.7b"].matrices,
+    "opt-6.7b": ARCHITECTURES["opt-6.7b"].matrices,
+    "opt-30b": ARCHITECTURES["opt-30b"].matrices,
+    "opt-66b": ARCHITECTURES["opt-66b"].matrices,
+    "tinyllama-1.1b": ARCHITECTURES["tinyllama-1.1b"].matrices,
+    "llama2-7b": ARCHITECTURES["llama2-7b"].matrices,
+    "llama2-70b": ARCHITECTURES["llama2-70b"].matrices,
+}
 
 ROWS_AT_ONCE = 64
 
