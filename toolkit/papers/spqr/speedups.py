@@ -31,38 +31,40 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
 
     With both storages there is the contestant `QUICKER`: for each operation the one that `over_other` favours.
     """
-    found = seconds[~seconds["contestant"].isin([READ, FEW, MANY])]
-    if set(STORAGES) <= set(found["contestant"]):
-        found = pd.concat([found, _quicker(found)], ignore_index=True)
-    ratios = {"speedup": _against(found, baseline)}
-    if set(STORAGES) <= set(found["contestant"]):
-        ratios["over_other"] = _against(found, STORAGES)
+    products = seconds[~seconds["contestant"].isin([READ, FEW, MANY])]
+    if set(STORAGES) <= set(products["contestant"]):
+        products = pd.concat([products, _quicker(products)], ignore_index=True)
+    ratios = {"speedup": _against(products, baseline)}
+    if set(STORAGES) <= set(products["contestant"]):
+        ratios["over_other"] = _against(products, STORAGES)
     rows = []
-    for contestant in dict.fromkeys(found["contestant"]):
-        for op in [*dict.fromkeys(found["op"]), MEAN]:
+    for contestant in dict.fromkeys(products["contestant"]):
+        for op in [*dict.fromkeys(products["op"]), MEAN]:
             row = {"profile": MINE, "op": op, "contestant": contestant, "evidence": "measured"}
             for name, values in ratios.items():
                 row |= _quartiles(name, values.get((op, contestant)))
             rows.append(row)
-    sizes = _sizes(found, baseline)
+    sizes = _sizes(products, baseline)
     read = seconds[seconds["contestant"] == READ]
     read_gb_s = (read["nbytes"] / read["seconds"] / 1e9).groupby(read["op"]).median()
     table = pd.DataFrame(rows).merge(sizes, how="left", on=["op", "contestant"])
     return table.assign(share_of_read=table["gb_s"] / table["op"].map(read_gb_s))
 
 
-def _quicker(found: pd.DataFrame) -> pd.DataFrame:
+def _quicker(products: pd.DataFrame) -> pd.DataFrame:
     """The rows of the storage that is quicker, for each operation."""
     ratios = {
-        op: values.median() for (op, contestant), values in _against(found, STORAGES).items() if contestant == CSR
+        op: values.median() for (op, contestant), values in _against(products, STORAGES).items() if contestant == CSR
     }
-    chosen = found["contestant"] == found["op"].map({op: CSR if ratio >= 1 else PTCSR for op, ratio in ratios.items()})
-    return found[chosen].assign(contestant=QUICKER)
+    chosen = products["contestant"] == products["op"].map(
+        {op: CSR if ratio >= 1 else PTCSR for op, ratio in ratios.items()}
+    )
+    return products[chosen].assign(contestant=QUICKER)
 
 
-def _against(found: pd.DataFrame, other: str | Mapping[str, str]) -> dict[tuple[str, str], pd.Series]:
+def _against(products: pd.DataFrame, other: str | Mapping[str, str]) -> dict[tuple[str, str], pd.Series]:
     """The other's seconds over a contestant's, by repetition, for each (operation, contestant); and for `MEAN`."""
-    times = found.pivot(index=["op", "repetition"], columns="contestant", values="seconds")
+    times = products.pivot(index=["op", "repetition"], columns="contestant", values="seconds")
     ratios = {}
     for contestant in times:
         against = other if isinstance(other, str) else other.get(contestant)
@@ -79,9 +81,9 @@ def _quartiles(name: str, values: pd.Series | None) -> dict[str, float]:
     return {name: middle, f"{name}_low": low, f"{name}_high": high}
 
 
-def _sizes(found: pd.DataFrame, baseline: str) -> pd.DataFrame:
+def _sizes(products: pd.DataFrame, baseline: str) -> pd.DataFrame:
     """Bytes and seconds of each operation and contestant, and the mean byte limit of each contestant."""
-    groups = found.groupby(["op", "contestant"], sort=False)
+    groups = products.groupby(["op", "contestant"], sort=False)
     quartiles = groups["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
     quartiles.columns = ["low_s", "seconds", "high_s"]
     table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).reset_index()
