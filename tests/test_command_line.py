@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import formats
 from toolkit.__main__ import main
-from toolkit.commands.pack import SPARSE_BITMASK
+from toolkit.commands.packers import PACKERS, neurons, pruning
+from toolkit.commands.packers.pruning import SPARSE_BITMASK
 from toolkit.commands.run import UNITS, _bytes, _method
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
@@ -19,9 +20,10 @@ from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
 from toolkit.offload import glance
 from toolkit.offload.model import OffloadedModel
+from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
-from toolkit.pruning import Calibration, load_pruned
+from toolkit.pruning import METHODS, Calibration, load_pruned
 from toolkit.quantization import smoothed
 from toolkit.quantization.quantised import load_quantised
 from toolkit.quantization.smoothed import load_smoothed
@@ -92,7 +94,7 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     for module in ("toolkit.quantization.quantised", "toolkit.text"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
     folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
-    command = ["pack", str(model), "--method", "spqr", "--bits", "3", "--outliers", "0.02", "--dtype", "float32"]
+    command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--dtype", "float32"]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
     found = load_quantised(str(model), SpQR(0.02), calibration, torch.float32)
     tokens, dense = torch.arange(2100), load_model(str(model), dtype=torch.float32)[0]
@@ -102,11 +104,7 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     store, weights = Store.open(folder), sum(of.rows * of.columns for of in found.statistics)
     assert store.variants == ("spqr",)
     assert f"; {8 * store.tensor_bytes('spqr') / weights:.2f} bits a weight, " in told
-    assert {key: store.model[key] for key in ("method", "bits", "outliers")} == {
-        "method": "spqr",
-        "bits": 3,
-        "outliers": 0.02,
-    }
+    assert {key: store.model[key] for key in ("method", "outliers")} == {"method": "spqr", "outliers": 0.02}
     given = found.tokenizer(PROMPT, return_tensors="pt")
     expected = found.tokenizer.decode(found.model.generate(**given, max_new_tokens=6, do_sample=False)[0])
     command = ["run", str(folder), "--prompt", PROMPT, "--max-new-tokens", "6"]
@@ -252,7 +250,26 @@ COMPLAINTS = [
     ["pack", "m", "--out", "FOLDER/out", "--pattern", "4:2"],
     ["pack", "m", "--out", "FOLDER/out", "--windows", "0"],
     ["pack", "m", "--out", "FOLDER/out", "--dtype", "int4"],
+    ["pack", "m", "--out", "FOLDER/out", "--method", "guess"],
+    ["pack", "m", "--out", "FOLDER/out", "--format", "gzip"],
+    ["pack", "m", "--out", "FOLDER/out", "--method", "spqr", "--outliers", "2"],
+    ["pack", "m", "--out", "FOLDER/out", "--method", "spqr", "--pattern", "2:4"],
+    ["pack", "m", "--out", "FOLDER/out", "--method", "neurons", "--predictors", "guess"],
 ]
+
+
+def test_the_names_that_complaints_know_without_torch_are_those_that_there_are():
+    assert {packer.name for packer in pruning.PACKERS} == {"dense", *METHODS}
+    assert set(pruning.FORMATS) == {*FORMATS, SPARSE_BITMASK}
+    assert neurons.PREDICTORS == KINDS
+
+
+def test_help_lists_every_packer(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["pack", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for packer in PACKERS.values():
+        assert f"{packer.name} {packer.help}" in text
 
 
 def test_complaints_come_before_slow_imports(tmp_path):
@@ -283,15 +300,21 @@ def test_complaints_come_before_slow_imports(tmp_path):
         (["pack", "MODEL", "--out", "OUT" + 300 * "x"], "--out "),
         (["pack", "MODEL", "--out", "OUT", "--format", "two_four"], "add --pattern 2:4"),
         (["pack", "MODEL", "--out", "OUT", "--format", "spqr"], "use --method spqr without --format"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--bits", "4"], "--bits 4: SpQR's format has 3 bits"),
         (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--outliers", "2"], "--outliers 2.0: expected a share"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--sparsity", "0.5"], "--sparsity 0.5: --method spqr"),
+        (
+            ["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--sparsity", "0.5"],
+            "--sparsity 0.5: an option of --method wanda",
+        ),
         (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--pattern", "2:4"], "leave --pattern out"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--format", "endor"], "--format endor: --method spqr"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--int8"], "--int8: --method spqr quantises"),
-        (["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"], "--outliers 0.01: --method wanda does not quantise"),
-        (["pack", "MODEL", "--out", "OUT", "--bits", "3"], "--bits 3: --method wanda does not quantise"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--int8"], "--int8: --method neurons keeps all"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--format", "endor"], "--format endor: an option of"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "spqr", "--int8"], "dense, not of spqr; leave --int8 out"),
+        (
+            ["pack", "MODEL", "--out", "OUT", "--outliers", "0.01"],
+            "--outliers 0.01: an option of --method spqr, not of wanda; ",
+        ),
+        (["pack", "MODEL", "--out", "OUT", "--predictors", "gate"], "--predictors gate: an option of --method neurons"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown predictors 'x'"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--int8"], "dense, not of neurons; leave --int8 out"),
         (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--sparsity", "1"], "sparsity"),
         (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
         (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),

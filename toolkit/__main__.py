@@ -6,6 +6,7 @@ import sys
 from contextlib import suppress
 
 from toolkit.commands import pack, run
+from toolkit.commands.packers import PACKERS
 from toolkit.errors import run_command
 
 
@@ -15,8 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
         with suppress(AttributeError):  # a stream of somebody else's
             stream.reconfigure(errors="backslashreplace")  # paths and texts may hold what the terminal cannot show
     options = _parser().parse_args(arguments)
-    kept = "; the same command goes on where it was" if getattr(options, "method", None) == pack.SPQR else ""
-    return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{kept}")
+    packer = PACKERS.get(getattr(options, "method", ""))
+    resumed = "; the same command goes on where it was" if packer and packer.resumable else ""
+    return run_command(lambda: options.command(options), stopped=f"stopped; nothing was left behind{resumed}")
 
 
 def _parser() -> argparse.ArgumentParser:
