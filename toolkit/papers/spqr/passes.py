@@ -2,18 +2,15 @@
 
 from collections.abc import Mapping
 
-import numpy as np
 import pandas as pd
 
 from toolkit.machines.machine import GB, Memory
 from toolkit.measure.twin_forward import Twin
-from toolkit.models.shapes import twin_shapes
+from toolkit.models.architectures import ARCHITECTURES
 from toolkit.papers.spqr.speedups import MINE
-from toolkit.papers.spqr.tile import BLOCKS
 
 RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
 DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
-VOCABULARY = {"llama2-7b": (32000, 4096)}  # the head, which is not quantised
 
 
 def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
@@ -45,8 +42,8 @@ def modelled_passes(
     `bits` a weight of the decoder linears, by method. Nothing else takes time: no attention, no launches. The dense
     model is asked for on the machine `dense_on` alone, since the other one cannot hold it.
     """
-    weights = BLOCKS[model] * sum(rows * columns for rows, columns in twin_shapes(model).values())
-    head_bytes = 2 * np.prod(VOCABULARY[model])
+    parameters = ARCHITECTURES[model].parameters
+    weights, head_bytes = parameters["attention"] + parameters["ffn"], 2 * parameters["head"]  # the head stays in fp16
     tables = []
     for name, memory in machines.items():
         table = pd.DataFrame(

@@ -10,8 +10,8 @@ from toolkit.kernels import csr
 from toolkit.kernels.csr.layout import word_dtype
 from toolkit.kernels.csr.shared import BLOCK
 from toolkit.measure.products import Twin
+from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import twin_shapes
-from toolkit.papers.spqr.tile import BLOCKS
 from toolkit.quantization.outliers import row_counts
 
 EVEN, AS_QUANTISED = "even", "as quantised"
@@ -58,7 +58,7 @@ def model_padding(densities: Iterable[Mapping[str, list[int]]], model: str, outl
     for op, shape in twin_shapes(model).items():
         for name in (EVEN, AS_QUANTISED):
             sizes = np.zeros(2)
-            for block in range(BLOCKS[model]):
+            for block in range(ARCHITECTURES[model].layers):
                 density = tuple(densities[block % len(densities)][op]) if name == AS_QUANTISED else None
                 sizes += _words(Twin(shape, outliers, density).row_counts(generator))
             csr_mb, ptcsr_mb = 4 * sizes / 1e6

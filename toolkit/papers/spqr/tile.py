@@ -11,6 +11,7 @@ from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr.layout import Codes, unpack
 from toolkit.kernels.spqr.shared import SECOND_ORDER, SPARE, TILE, WEIGHTS, ZERO
+from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import twin_shapes
 from toolkit.quantization.spqr import Quantised
 
@@ -24,7 +25,6 @@ FIELDS = {
     "unused": (SPARE, WORD_BITS - SPARE, 1),
 }
 PARTS = "bits a weight, "  # the rows of the table that tell a part of these
-BLOCKS = {"llama2-7b": 32}  # decoder blocks of the paper's model
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ def storage_table(matrix: Quantised, model: str) -> pd.DataFrame:
     rows, columns = matrix.outliers.shape
     names = {"words": "words", "col_vals": "outliers", "offsets": "offsets", "permutation": "column order"}
     bits = {names[name]: 8 * tensor.nbytes / (rows * columns) for name, tensor in matrix.tensors.items()}
-    tiles = sum(np.prod(spqr.tiles(shape)) for shape in twin_shapes(model).values()) * BLOCKS[model]
+    tiles = sum(np.prod(spqr.tiles(shape)) for shape in twin_shapes(model).values()) * ARCHITECTURES[model].layers
     counted = [(f"bits of {name}", size, "bits") for name, (_, size, _) in FIELDS.items()]
     counted += [
         ("rows of a tile", TILE, "number"),
