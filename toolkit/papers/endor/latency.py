@@ -18,7 +18,6 @@ from toolkit.models.workload import Workload
 from toolkit.policies.ways import all_ways
 from toolkit.simulation.null_model import with_null_model
 from toolkit.simulation.tables import layer_table, operation_table
-from toolkit.timeline.spans import TIERS
 from toolkit.timeline.tables import DENSE, LABELS, way_names
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
@@ -51,7 +50,7 @@ def layer_times(
     twins: Sequence[Workload],
     measured: Sequence[Workload],
     methods: Sequence[str],
-    placements: Sequence[str] | None = None,
+    placements: Sequence[str] = (),
     paths: Sequence[str] = ("host",),
     policies: Iterable[str] = ("sequential",),
     repetitions: int = 5,
@@ -63,7 +62,7 @@ def layer_times(
     A bar of the figure (`way`) is a model or a placement, whichever there are several of, and a method.
     """
     choices = all_ways(methods=methods, paths=paths)
-    tables = [with_null_model(layer_table, profile(machine), twin, placements or TIERS, choices) for twin in twins]
+    tables = [with_null_model(layer_table, profile(machine), twin, placements, choices) for twin in twins]
     modelled, null = (pd.concat(each) for each in zip(*tables, strict=True))
     here = [
         layer_measurements(workload, methods, placements or PLACEMENTS, repetitions, fresh, policies)
