@@ -193,7 +193,7 @@ def test_a_closed_model_holds_no_weights_and_says_so(packed, placement):
     try:
         opened = OffloadedModel.open(folder, placement=placement)
         logits(opened.model)
-        held = weakref.ref(opened._weight(0, "self_attn.q_proj"))
+        held = weakref.ref(opened.strategy.weight(0, "self_attn.q_proj"))
         assert held() is not None
         opened.close()
         assert held() is None

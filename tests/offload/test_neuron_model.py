@@ -17,8 +17,10 @@ from toolkit.activations.thresholds import Magnitudes, thresholded
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload import neuron_model
-from toolkit.offload.neuron_model import PREDICTORS, NeuronModel
+from toolkit.offload import by_neuron
+from toolkit.offload.by_neuron import PREDICTORS
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.placement import LayerMap
 from toolkit.predictors import Gate, Oracle, Predictors
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import pack_neurons
@@ -63,9 +65,9 @@ class Packed:
 
     def generated(self, settings=GREEDY, **options):
         torch.manual_seed(0)
-        with NeuronModel.open(self.folder, **options) as ours:
+        with OffloadedModel.open(self.folder, **options) as ours:
             found = ours.generate(PROMPT, **settings)
-            assert ours.budget.used_bytes <= ours.budget.limit_bytes
+            assert ours.budgets["dram"].used_bytes <= ours.budgets["dram"].limit_bytes
             return found
 
 
@@ -82,7 +84,7 @@ def packed(request, tmp_path_factory):
 def least_bytes(packed, **options):
     """The budget that an error asks for."""
     with pytest.raises(UserError, match="are needed") as told:
-        NeuronModel.open(packed.folder, dram_bytes=1, **options)
+        OffloadedModel.open(packed.folder, dram_bytes=1, **options)
     megabytes = float(str(told.value).partition("too small: ")[2].partition(" MB")[0])
     return int((megabytes + 0.1) * 1e6)
 
@@ -104,7 +106,10 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
     some = [None, *packed.predictors[1:]]
     with thresholded(packed.model, packed.thresholds), torch.no_grad():
         expected = packed.model(tokens).logits
-    with NeuronModel.open(packed.folder, some, least_bytes(packed, predictors=some)) as ours, torch.no_grad():
+    with (
+        OffloadedModel.open(packed.folder, predictors=some, dram_bytes=least_bytes(packed, predictors=some)) as ours,
+        torch.no_grad(),
+    ):
         for count in (40, 3, 1, 17):
             found = ours.model(tokens[:, :count]).logits
             torch.testing.assert_close(found, expected[:, :count], rtol=1e-3, atol=1e-3)
@@ -112,34 +117,34 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
 
 def test_what_is_read_and_held(llama):
     """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
-    with NeuronModel.open(llama.folder, llama.predictors, window=50) as ours:
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors, window=50) as ours:
         ours.generate(PROMPT, **GREEDY)
         reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
-        loaded = sum(ffn.store.rows_loaded for ffn in ours.ffns)
+        loaded = sum(ffn.store.rows_loaded for ffn in ours.strategy.ffns)
         assert reads == 4096 * loaded  # a bundle takes a block
-        assert {ffn.store.residency.rows for ffn in ours.ffns} == {NEURONS}
+        assert {ffn.store.residency.rows for ffn in ours.strategy.ffns} == {NEURONS}
     tight = least_bytes(llama, predictors=llama.predictors)
-    with NeuronModel.open(llama.folder, llama.predictors, tight, window=50) as ours:
-        rows = sum(ffn.store.residency.rows for ffn in ours.ffns)
-        assert sum(llama.needs) <= rows < NEURONS * len(ours.ffns)
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors, dram_bytes=tight, window=50) as ours:
+        rows = sum(ffn.store.residency.rows for ffn in ours.strategy.ffns)
+        assert sum(llama.needs) <= rows < NEURONS * len(ours.strategy.ffns)
         ours.generate(PROMPT, **GREEDY)
-        assert sum(ffn.store.rows_loaded for ffn in ours.ffns) > loaded
-        matrices = sum(ffn.store.matrix.nbytes for ffn in ours.ffns)
-        assert matrices <= ours.budget.taken["neurons"] <= matrices + 2 * HUGE_PAGE_BYTES
+        assert sum(ffn.store.rows_loaded for ffn in ours.strategy.ffns) > loaded
+        matrices = sum(ffn.store.matrix.nbytes for ffn in ours.strategy.ffns)
+        assert matrices <= ours.budgets["dram"].taken["neurons"] <= matrices + 2 * HUGE_PAGE_BYTES
 
 
 def test_a_budget_below_one_token_is_refused_with_what_is_needed(llama):
     least = least_bytes(llama, predictors=llama.predictors)
     with pytest.raises(UserError, match=r"too small: [\d.]+ MB are needed \(rest .*, neurons"):
-        NeuronModel.open(llama.folder, llama.predictors, least - 3 * HUGE_PAGE_BYTES // 2)
+        OffloadedModel.open(llama.folder, predictors=llama.predictors, dram_bytes=least - 3 * HUGE_PAGE_BYTES // 2)
 
 
 def test_predictors_of_another_model_are_refused(llama, tmp_path):
     with pytest.raises(UserError, match="3 predictors for 4 layers"):
-        NeuronModel.open(llama.folder, llama.predictors[1:])
+        OffloadedModel.open(llama.folder, predictors=llama.predictors[1:])
     small = decoder_ffns(pruned("llama"))[0]
     with pytest.raises(UserError, match="predictor of layer 0 is for 70 neurons"):
-        NeuronModel.open(llama.folder, [Exact(0.0, small, "silu"), *llama.predictors[1:]])
+        OffloadedModel.open(llama.folder, predictors=[Exact(0.0, small, "silu"), *llama.predictors[1:]])
 
 
 def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
@@ -147,14 +152,14 @@ def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     save = Predictors("tiny", (*gates[:3], None)).save
     settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: save(place / PREDICTORS)}
     pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
-    with NeuronModel.open(tmp_path / "store") as ours:
-        found = [ffn.predictor for ffn in ours.ffns]
+    with OffloadedModel.open(tmp_path / "store") as ours:
+        found = [ffn.predictor for ffn in ours.strategy.ffns]
         assert found[3] is None
         assert all(torch.equal(mine.weight, gate.weight) for mine, gate in zip(found[:3], gates[:3], strict=True))
-        assert ours.budget.taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
+        assert ours.budgets["dram"].taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
     pack_neurons(llama.model, tmp_path / "other", "large", **settings)
     with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
-        NeuronModel.open(tmp_path / "other")
+        OffloadedModel.open(tmp_path / "other")
 
 
 @pytest.mark.parametrize("reader", ["threads", "aio"])
@@ -168,15 +173,15 @@ def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monke
         fetch(self, *arguments)
 
     monkeypatch.setattr(READERS[reader], "_fetch", fails_once)
-    with NeuronModel.open(llama.folder, llama.predictors, reader=reader, verify=False) as ours:
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors, reader=reader, verify=False) as ours:
         with pytest.raises(OSError, match="bad sector"):
             ours.generate(PROMPT, **GREEDY)
-        assert 0 in {ffn.store.num_used for ffn in ours.ffns}
+        assert 0 in {ffn.store.num_used for ffn in ours.strategy.ffns}
         assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
 
 
 def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
-    sums, calls = neuron_model.NeuronFFN._sum, []
+    sums, calls = by_neuron.NeuronFFN._sum, []
 
     def stopped_once(self, x):
         calls.append(1)
@@ -184,9 +189,9 @@ def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return sums(self, x)
 
-    monkeypatch.setattr(neuron_model.NeuronFFN, "_sum", stopped_once)
+    monkeypatch.setattr(by_neuron.NeuronFFN, "_sum", stopped_once)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    with NeuronModel.open(llama.folder, llama.predictors) as ours:
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors) as ours:
         try:
             with pytest.raises(KeyboardInterrupt):
                 ours.generate(PROMPT, **GREEDY)
@@ -198,8 +203,8 @@ def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
 def test_a_killed_run_harms_nothing(llama):
     code = f"""if True:
         import torch
-        from toolkit.offload.neuron_model import NeuronModel
-        with NeuronModel.open({str(llama.folder)!r}) as model:
+        from toolkit.offload.model import OffloadedModel
+        with OffloadedModel.open({str(llama.folder)!r}) as model:
             model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
             print("running", flush=True)
             while True:
@@ -216,8 +221,8 @@ def test_a_killed_run_harms_nothing(llama):
 def test_two_models_on_one_folder_run_at_once(llama):
     expected = llama.expected(**GREEDY)
     with (
-        NeuronModel.open(llama.folder, llama.predictors) as one,
-        NeuronModel.open(llama.folder) as other,
+        OffloadedModel.open(llama.folder, predictors=llama.predictors) as one,
+        OffloadedModel.open(llama.folder) as other,
         ThreadPoolExecutor(2) as threads,
     ):
         found = [threads.submit(model.generate, PROMPT, **GREEDY) for model in (one, other)]
@@ -225,7 +230,7 @@ def test_two_models_on_one_folder_run_at_once(llama):
 
 
 def test_one_model_in_two_threads_and_after_its_end_is_refused(llama):
-    ours = NeuronModel.open(llama.folder)
+    ours = OffloadedModel.open(llama.folder)
     with ThreadPoolExecutor(1) as other, ours._turn.taken(), pytest.raises(UserError, match="another thread"):
         other.submit(ours.generate, PROMPT).result()
     ours.close()
@@ -246,10 +251,10 @@ def test_a_damaged_folder_is_refused(harm, tmp_path):
         content = json.dumps(json.loads(content) | {"activation_thresholds": [-1, 0, 0, 0]}).encode()
     file.write_bytes(content)
     with pytest.raises(FormatError, match=file.name):
-        NeuronModel.open(folder)
+        OffloadedModel.open(folder)
     if harm == "threshold":
         with pytest.raises(UserError, match="expected a list of 4 finite numbers"):
-            NeuronModel.open(folder, verify=False)
+            OffloadedModel.open(folder, verify=False)
 
 
 def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refused(tmp_path):
@@ -257,10 +262,18 @@ def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refus
 
     pack_model(pruned("llama"), tmp_path / "packed")
     with pytest.raises(UserError, match="holds no neurons"):
-        NeuronModel.open(tmp_path / "packed")
+        OffloadedModel.open(tmp_path / "packed", predictors=[None] * 4)
     model, config, sizes = FAMILIES["llama"]
     with pytest.raises(UserError, match="a gate and biases"):
         pack_neurons(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons")
     with pytest.raises(UserError, match="2 thresholds for 4 decoder blocks"):
         pack_neurons(pruned("llama"), tmp_path / "neurons", thresholds=[0.1, 0.2])
     assert not (tmp_path / "neurons").exists()
+
+
+def test_options_of_whole_layers_are_refused(llama):
+    for name, value in {"method": "endor", "placement": LayerMap(0, 0, 4)}.items():
+        with pytest.raises(UserError, match=f"{name}=.*holds neurons, which the CPU reads and uses; leave it out"):
+            OffloadedModel.open(llama.folder, **{name: value})
+    with pytest.raises(UserError, match="window of -1 tokens: expected 0 or more"):
+        OffloadedModel.open(llama.folder, window=-1)

@@ -13,11 +13,12 @@ from toolkit.timeline.spans import Span, Timeline
 
 
 def test_token_times():
-    """Token 0 lasts from 1 to 3 s: bookkeeping from 1 to 2 s, in which a read takes 0.75 s; then the predictor."""
+    """Token 0 lasts from 1 to 3 s: bookkeeping from 1 to 2 s, but for a read of 0.75 s; then the predictor."""
     spans = [
         Span("read", "neurons", "storage", 0.25, 0.5, 8_000_000, 0),  # of the prompt
-        Span("other", "memory", "dram", 1.0, 2.0, 0, 0),
+        Span("manage", "neurons", "dram", 1.0, 1.125, 0, 0),
         Span("read", "neurons", "storage", 1.125, 1.875, 3_000_000, 0),
+        Span("manage", "neurons", "dram", 1.875, 2.0, 0, 0),
         Span("compute", "predictor", "dram", 2.0, 2.25, 0, 0),
         Span("compute", "ffn", "dram", 2.25, 3.0, 0, 0),
         Span("compute", "ffn", "dram", 3.5, 3.75, 0, 0),

@@ -154,10 +154,9 @@ def _packed_perplexity(options: argparse.Namespace, tokens):
 
         return _perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
-    from toolkit.offload.neuron_model import NeuronModel
 
     if options.method == "neurons":
-        with NeuronModel.open(options.out, verify=False) as model:
+        with OffloadedModel.open(options.out, verify=False) as model:
             return _perplexity(model.model, tokens)
     form = options.format[0] if options.format else options.method
     with OffloadedModel.open(options.out, form, verify=False) as model:

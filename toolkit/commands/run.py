@@ -55,9 +55,7 @@ def run(options: argparse.Namespace) -> None:
     if (options.folder / "config.json").is_file() and not (options.folder / "index.json").is_file():
         return _run_checkpoint(options)
     form = glance.format_to_run(options.folder, options.format)
-    if form == BUNDLED:
-        return _run_neurons(options, budgets["dram_bytes"])
-    if options.device == "cpu" and budgets["dram_bytes"] is not None:
+    if form != BUNDLED and options.device == "cpu" and budgets["dram_bytes"] is not None:
         glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
     return _run_packed(options, form, budgets)
 
@@ -124,7 +122,10 @@ def _method(form: str, weights: str | None, device: str) -> str:
 
 
 def _run_packed(options: argparse.Namespace, form: str, budgets: dict[str, int | None]) -> None:
-    """A model whose layers come in one of the formats of `pack`."""
+    """A folder that `pack` wrote: layers in one of its formats, or neurons that are read when a token needs them."""
+    by_neuron = form == BUNDLED
+    if by_neuron:
+        _check_neurons(options)
     with ExitStack() as stack:
         with _collector_paused():
             from toolkit.models import hub
@@ -132,37 +133,23 @@ def _run_packed(options: argparse.Namespace, form: str, budgets: dict[str, int |
             stack.enter_context(hub.lean())  # before anything imports transformers' models
             from toolkit.offload.model import OffloadedModel
 
-            settings = {name: getattr(options, name) for name in ("policy", "verify", "device")}
-            settings |= {"reader": options.reader} if options.reader else {}
-            method = _method(form, options.weights, options.device)
+            settings = {name: getattr(options, name) for name in ("policy", "verify", "device", "reader")}
+            method = None if by_neuron else _method(form, options.weights, options.device)
             opened = OffloadedModel.open(options.folder, method, **budgets, **settings)
             model = stack.enter_context(opened)
             tokenizer = model.tokenizer
         begun_s = model.recorder.now_s()
         count = _generate(options, model, tokenizer, model.model.config)
-        _tell(model, count, begun_s, _held_layers(model))
+        _tell(model, count, begun_s, _held_neurons(model) if by_neuron else _held_layers(model))
 
 
-def _run_neurons(options: argparse.Namespace, dram_bytes: int | None) -> None:
-    """A model whose neurons are read when a token needs them."""
+def _check_neurons(options: argparse.Namespace) -> None:
+    """Refuse options that a folder of neurons does not have."""
     given = {"--weights": options.weights, "--device-memory": options.device_memory}
     given |= {"--device": options.device != "cpu", "--reader kvikio": options.reader == "kvikio"}
     given |= {"--policy": options.policy != "pipelined"}
     for name in [name for name, value in given.items() if value]:
         raise UserError(f"{name}: {options.folder} holds neurons, which the CPU reads and uses; leave {name} out")
-    with ExitStack() as stack:
-        with _collector_paused():
-            from toolkit.models import hub
-
-            stack.enter_context(hub.lean())
-            from toolkit.offload.neuron_model import NeuronModel
-
-            settings = {"dram_bytes": dram_bytes, "reader": options.reader, "verify": options.verify}
-            model = stack.enter_context(NeuronModel.open(options.folder, **settings))
-            tokenizer = model.tokenizer
-        begun_s = model.recorder.now_s()
-        count = _generate(options, model, tokenizer, model.model.config)
-        _tell(model, count, begun_s, _held_neurons(model))
 
 
 def _run_checkpoint(options: argparse.Namespace) -> None:
@@ -230,5 +217,7 @@ def _held_layers(model) -> str:
 
 
 def _held_neurons(model) -> str:
-    held = sum(ffn.store.num_used for ffn in model.ffns) / sum(ffn.store.residency.units for ffn in model.ffns)
-    return f"{held:.0%} of the neurons in DRAM ({model.mode} reads); {model.budget.used_bytes / 1e6:.1f} MB DRAM held"
+    stores = [ffn.store for ffn in model.strategy.ffns]
+    share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
+    held = model.budgets["dram"].used_bytes / 1e6
+    return f"{share:.0%} of the neurons in DRAM ({model.mode} reads); {held:.1f} MB DRAM held"

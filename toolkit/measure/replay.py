@@ -32,13 +32,13 @@ from toolkit.errors import UserError, unknown
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
 from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
+from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.neuron_ways import WAYS, NeuronWay
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.neuron_reads import part_bytes
 from toolkit.simulation.replay import most_held
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.bundles import read_neurons
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Part
 from toolkit.storage.store import Store
@@ -239,28 +239,20 @@ class HeldLayer:
     """One layer's neurons in memory, the neurons that each token from `first` on needs, and the reads between."""
 
     def __init__(self, twin: Twin, layer: int, layout: str, window: int, first: int):
-        replay, self.twin, self.number = twin.replay, twin, layer
-        self.disk = twin.store.layer(layer, layout)
+        replay = twin.replay
         tokens = range(first, first + replay.window + replay.tokens)
         self.active = [np.flatnonzero(twin.active[layer][token]) for token in tokens]
         rows = most_held(self.active, SlidingWindow(twin.count, window))
-        self.store = NeuronStore(SlidingWindow(twin.count, window, rows), twin.width, DTYPE, self._fetch)
+        self.reads = NeuronReads(twin.store.layer(layer, layout), layer, twin.reader, NO_BUFFER, Recorder())
+        self.store = NeuronStore(SlidingWindow(twin.count, window, rows), twin.width, DTYPE, self.reads)
 
     def advance(self, recorder: Recorder, active: Int64[np.ndarray, " active"], keep: bool) -> None:
         """Hold what the token needs; with `keep`, what the window keeps as well. What is no read is `manage`."""
-        self._recorder, self._since_s = recorder, recorder.now_s()
-        if not keep:
-            self.store.clear()
-        self.store.advance(active)
-        recorder.record("manage", "neurons", "dram", self._since_s, 0, self.number)
-
-    def _fetch(self, needed: Int64[np.ndarray, " new"], rows: Float[Tensor, "new width"]) -> None:
-        recorder = self._recorder
-        recorder.record("manage", "neurons", "dram", self._since_s, 0, self.number)
-        begun_s = recorder.now_s()
-        read_neurons(self.twin.reader, self.disk, needed, rows, NO_BUFFER)
-        recorder.record("read", "neurons", "storage", begun_s, rows.nbytes, self.number)
-        self._since_s = recorder.now_s()
+        self.reads.recorder = recorder
+        with self.reads.managing():
+            if not keep:
+                self.store.clear()
+            self.store.advance(active)
 
 
 def _nbytes(weights: dict[str, Tensor]) -> int:

@@ -8,6 +8,14 @@ from toolkit.errors import UserError
 MB = 1e6
 
 
+class BudgetError(UserError):
+    """A tier's budget is below what is needed in all, `needed_bytes`."""
+
+    def __init__(self, message: str, needed_bytes: int):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
 def check_bytes(**limits: object) -> None:
     """Raise `UserError` for a limit that is neither None nor a finite number from 0. The message tells its name."""
     for name, limit in limits.items():
@@ -33,12 +41,14 @@ class Budget:
         return float("inf") if self.limit_bytes is None else self.limit_bytes - self.used_bytes
 
     def check(self, **pieces: int) -> None:
-        """Raise `UserError` unless all of these bytes can be taken. The message lists what is needed in all."""
+        """Raise `BudgetError` unless all of these bytes can be taken. The message lists what is needed in all."""
         if (asked := sum(pieces.values())) > self.left_bytes:
             parts = ", ".join(f"{name} {nbytes / MB:.1f} MB" for name, nbytes in (self.taken | pieces).items())
-            raise UserError(
+            needed = self.used_bytes + asked
+            raise BudgetError(
                 f"a {self.tier} budget of {self.limit_bytes / MB:.1f} MB is too small: "
-                f"{(self.used_bytes + asked) / MB:.1f} MB are needed ({parts})"
+                f"{needed / MB:.1f} MB are needed ({parts})",
+                needed,
             )
 
     def take(self, **pieces: int) -> None:

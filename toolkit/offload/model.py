@@ -1,14 +1,16 @@
-"""A packed model that runs from disk: `pack_model` writes it, and `OffloadedModel` generates with it under a budget.
+"""A model that runs from what `pack` wrote, within a budget of memory: one decoder for every layout of the folder.
 
-with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
-    tokens = model.generate(**model.tokenizer("Packed weights", return_tensors="pt"), max_new_tokens=20)
-    model.timeline.stages()
+    with OffloadedModel.open(folder, dram_bytes=100_000_000) as model:
+        tokens = model.generate(**model.tokenizer("Packed weights", return_tensors="pt"), max_new_tokens=20)
+        model.timeline.stages()
+
+How weights come is a strategy: whole layers are streamed (`toolkit.offload.streamed`), or only the FFN neurons that a
+token needs are read (`toolkit.offload.by_neuron`). The folder says which.
 """
 
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -16,54 +18,48 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
-from toolkit.formats import Packed
 from toolkit.interchange.reading import load_tokenizer
-from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
-from toolkit.offload.checks import check_placement, check_weights
+from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
-from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
-from toolkit.offload.plan import Plan, budgets_of, placed, scratch_bytes
+from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
-from toolkit.offload.streamer import Streamer
+from toolkit.offload.strategy import Opening, Strategy
+from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Turn
-from toolkit.offload.uploader import Uploader
 from toolkit.policies.placement import LayerMap
-from toolkit.storage.readers import open_reader
+from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
+
+STRATEGIES: dict[str, type[Strategy]] = {LAYOUT: ByNeuron}  # by the variant of the folder; others are streamed
 
 
 @dataclass(eq=False, repr=False)
 class OffloadedModel:
-    """A decoder-only Hugging Face model whose decoder linears stay packed: on a GPU, in DRAM or on disk.
+    """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
-    `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) streams the
+    `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) brings the
     weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Embeddings,
     norms, biases and the head stay in the memory of `device`. `budgets` are those of the tiers "dram" and "device".
     """
 
     store: Store
     model: nn.Module
-    source: Streamer | Uploader
-    placement: LayerMap
+    strategy: Strategy
     device: Cpu | Cuda
     budgets: Mapping[str, Budget]
     recorder: Recorder
-    mode: str  # how the disk is really read, as `Reader.mode`
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
-    _layer: tuple[int, Mapping[str, Packed]] | None = None
     _step: SingleToken | None = None
 
     @classmethod
-    def open(cls, folder: str | Path, method: str = "endor", **settings: object) -> Self:
-        """Open a packed model, which `toolkit.storage.packing.pack_model` wrote.
+    def open(cls, folder: str | Path, method: str | None = None, **settings: object) -> Self:
+        """Open a folder that `pack_model` or `pack_neurons` of `toolkit.storage` wrote.
 
-        `settings` are the other fields of `Options`: `dram_bytes`, `placement`, `policy`, `reader`, `verify`, `device`,
-        `device_bytes`. Raises what `from_options` raises.
+        `settings` are the other fields of `Options`. Raises what `from_options` raises.
         """
         return cls.from_options(folder, Options(method, **settings))
 
@@ -71,34 +67,32 @@ class OffloadedModel:
     def from_options(cls, folder: str | Path, options: Options) -> Self:
         """Open a packed model.
 
-        Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model
-        or a budget that is too small; the message says how much is needed.
+        Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
+        options that the folder's layout does not have, or a budget that is too small; the message says how much is
+        needed.
         """
-        way = options.way
         with ExitStack() as stack:
             device = stack.enter_context(open_device(options.device))
             budgets = budgets_of(options, device)
             store, recorder = Store.open(folder), Recorder()
-            if options.verify:
-                store.verify_files()
-            model = _empty_model(store, way.stored.format)
-            layers = store.layers_of(way.stored.format)
-            check_weights(store, layers)
-            fixed = {"scratch": scratch_bytes(layers, way), "rest": store.rest_bytes}
-            placement = options.placement or placed(layers, way, budgets, fixed)
-            check_placement(placement, len(layers), options.on_gpu)
-            budgets[device.tier].take(**fixed)
-            if options.on_gpu:  # each tensor is read into DRAM first
-                budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
-            if options.verify:  # this takes long, so it is the last check
-                store.verify(way.stored.format)
-            plan = Plan(layers, placement.tiers, way)
-            source, mode = _source(stack, store, plan, options.reader, device, budgets, recorder)
-            opened = cls(store, model, source, placement, device, budgets, recorder, mode)
+            variant = store.variants[0] if len(store.variants) == 1 else ""
+            opening = Opening(store, options, device, budgets, recorder, stack)
+            strategy = STRATEGIES.get(variant, Streamed)(opening)
+            opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
-                opened._take_over(device.empty(fixed["scratch"]), packed=way.stored.used_packed)
+                opened._take_over()
             opened._stack = stack.pop_all()
         return opened
+
+    @property
+    def mode(self) -> str:
+        """How the disk is really read, as `Reader.mode`."""
+        return self.strategy.mode
+
+    @property
+    def placement(self) -> LayerMap:
+        """Where each layer lives, if layers are streamed whole."""
+        return self.strategy.placement
 
     @property
     def tokenizer(self):
@@ -107,7 +101,7 @@ class OffloadedModel:
 
     @property
     def timeline(self) -> Timeline:
-        """All reads, copies, decodes and products since the model was opened."""
+        """All reads, copies, decodes, bookkeeping, predictions and products since the model was opened."""
         return self.recorder.timeline()
 
     def generate(self, *arguments: Tensor, **named: object) -> Tensor:
@@ -126,10 +120,7 @@ class OffloadedModel:
         """
         self._turn.end()
         self._stack.close()
-        self._layer = None
-        for module in self.model.modules():
-            if isinstance(module, OffloadedLinear):
-                module.close()
+        self.strategy.close()
         if self._step:
             self._step.close()
 
@@ -141,60 +132,18 @@ class OffloadedModel:
         """Close it."""
         self.close()
 
-    def _take_over(self, scratch: Tensor, packed: bool) -> None:
-        """Replace the model's linears by ours, and load the other stored tensors into the model."""
-        for number, block in enumerate(decoder_blocks(self.model)):
-            for name, linear in decoder_linears(block).items():
-                fetch = partial(self._weight, number, name)
-                ours = OffloadedLinear(linear, name, number, fetch, scratch, packed, self.recorder, self.device)
-                ours.forward = self._turn.guard(ours.forward)  # blocks can be called by themselves
-                block.set_submodule(name, ours)
+    def _take_over(self) -> None:
+        """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
         rest = {name: self._on_device(tensor) for name, tensor in self.store.rest()}
         self.model.load_state_dict(rest, strict=False, assign=True)
         self.model.tie_weights()
-        left = [name for name, tensor in self.model.named_parameters() if tensor.is_meta]
-        if left:
+        self.strategy.take_over(self._turn)
+        if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
-        self._step = SingleToken.of(self.model) if packed and isinstance(self.device, Cpu) else None
+        self._step = SingleToken.of(self.model) if self.strategy.by_token else None
         forward = self._step.guard(self.model.forward) if self._step else self.model.forward
         self.model.forward = self._turn.guard(forward)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
-
-    def _weight(self, number: int, name: str) -> Packed:
-        if self._layer is None or self._layer[0] != number:
-            self._layer = None  # the next line may raise
-            self._layer = number, self.source.layer(number)
-        return self._layer[1][name]
-
-
-def _empty_model(store: Store, variant: str) -> nn.Module:
-    """The model without its parameters, of which this store holds every one. Buffers that are computed are there."""
-    runs = (*store.index.ops, *store.index.rest)
-    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
-    generation = read_generation_config(store.model_folder)
-    model = empty_model(config, lambda model: store.check_fits(model, variant))
-    if generation is not None:
-        model.generation_config = generation
-    return model
-
-
-def _source(
-    stack: ExitStack,
-    store: Store,
-    plan: Plan,
-    reader: str,
-    device: Cpu | Cuda,
-    budgets: Mapping[str, Budget],
-    recorder: Recorder,
-) -> tuple[Streamer | Uploader, str]:
-    """What brings the layers to where they are used, and the mode of its reads."""
-    form, direct = plan.way.stored.format, None
-    if plan.way.path == "direct":
-        direct, reader = stack.enter_context(open_reader(reader, store, form)), "threads"
-    files = stack.enter_context(open_reader(reader, store, form))
-    if plan.way.device == "cpu":
-        return stack.enter_context(Streamer(plan, files, budgets["dram"], recorder)), files.mode
-    return stack.enter_context(Uploader(plan, device, files, direct, budgets, recorder)), (direct or files).mode

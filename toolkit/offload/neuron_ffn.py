@@ -30,9 +30,10 @@ class Maths:
 class NeuronFFN(nn.Module):
     """Takes the place of a decoder block's FFN.
 
-    `store` holds neurons; it is emptied before each use if it `passes`, since other layers share its memory then.
-    Without a `predictor` the layer needs all its neurons. If tokens need more neurons than memory holds, the neurons
-    come in parts, whose sums are added up. While `reads` is False, it computes with what memory holds.
+    `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
+    share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
+    memory holds, the neurons come in parts, whose sums are added up. While `reads` is False, it computes with what
+    memory holds.
     """
 
     def __init__(
@@ -72,9 +73,8 @@ class NeuronFFN(nn.Module):
             self.store.clear()
         total = None
         for part in self._parts(active):
-            begun_s = self._recorder.now_s()
-            self.store.advance(part)
-            self._recorder.record("other", "memory", "dram", begun_s, 0, self.layer)
+            with self.store.fetch.managing():
+                self.store.advance(part)
             begun_s = self._recorder.now_s()
             found = self._sum(x)
             total = found if total is None else total.add_(found)

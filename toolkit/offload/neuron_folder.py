@@ -1,4 +1,4 @@
-"""From the name of a model to a folder that `NeuronModel` runs."""
+"""From the name of a model to a folder that `toolkit.offload.by_neuron` runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import nn
 from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
-from toolkit.offload.neuron_model import PREDICTORS
+from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import pack_neurons

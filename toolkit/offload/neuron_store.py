@@ -51,7 +51,7 @@ class NeuronStore:
         if all_biases is not None and len(all_biases) != residency.units:
             raise UserError(f"{len(all_biases)} biases for {residency.units} neurons: give one each")
         rows = residency.rows
-        self.residency, self.all_biases, self._fetch = residency, all_biases, fetch
+        self.residency, self.all_biases, self.fetch = residency, all_biases, fetch
         self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
         self.pointer = np.full(rows, ABSENT)
         self.bias = None if all_biases is None else torch.zeros(rows, dtype=all_biases.dtype)
@@ -100,7 +100,7 @@ class NeuronStore:
         if end > len(self.matrix):
             raise UserError(f"{end} neurons do not fit into {len(self.matrix)} rows: delete some first")
         if len(neurons):
-            self._fetch(neurons, self.matrix[first:end])
+            self.fetch(neurons, self.matrix[first:end])
         self.pointer[first:end] = neurons
         self.row_of[neurons] = np.arange(first, end)
         if self.bias is not None:

@@ -1,13 +1,19 @@
 """How a packed model is run: one frozen record, which everything in the runtime takes."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 from toolkit.errors import UserError, unknown
 from toolkit.offload.budget import check_bytes
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Way
+from toolkit.predictors import Predictor
 from toolkit.storage.readers import READERS
+
+FAVOURITE = "endor"  # the format that is run where several are packed and none is named
+WINDOW = 5  # tokens (LLM in a flash, section 3.1)
 
 
 @dataclass(frozen=True)
@@ -17,38 +23,50 @@ class Options:
     Args:
         method: a name that `toolkit.policies.methods.find_method` knows: a format, made dense before each product, or
             one with `_packed` behind its name, multiplied as it is. The store must hold the variant of that format.
+            None takes `endor`, else the first format by name; and it is what a folder of neurons needs.
         dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
             None takes nine tenths of what is free.
         placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first layers,
             as far as its budget allows.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
-        reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory.
+        reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory. None takes
+            "threads" for whole layers, and `open_scattered` for neurons, the best one for many short reads.
         verify: read the whole store first, compare checksums and check that packed weights agree with themselves. They
             are not checked again later: pass False only for a store that was verified before, since the results of a
             damaged one are wrong. No store makes a kernel touch memory outside of its tensors, verified or not.
         device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
         device_bytes: hard budget of a GPU's memory, as `dram_bytes`. The bytes asked for are counted; torch rounds each
             piece up to some MB.
+        predictors: for a folder of neurons: one for each layer; None takes those that were packed with the model, if
+            any. A layer without one needs all its neurons for each token: it stays in memory whole, or is read whole
+            each time.
+        window: for a folder of neurons: how many tokens a neuron stays after its last use, if memory allows. 0 keeps
+            nothing.
 
     Raises `UserError` for an unknown name, a budget that is no number of bytes or of a device that has none, or a
     reader into a GPU's memory where the CPU must see the weights.
     """
 
-    method: str = "endor"
+    method: str | None = None
     dram_bytes: int | None = None
     placement: LayerMap | None = None
     policy: str = "pipelined"
-    reader: str = "threads"
+    reader: str | None = None
     verify: bool = True
     device: str = "cpu"
     device_bytes: int | None = None
+    predictors: Sequence[Predictor | None] | None = None
+    window: int = WINDOW
 
     def __post_init__(self):
         """Refuse options that are unknown or contradict each other."""
-        find_method(self.method)
-        for name, known in {"policy": POLICIES, "reader": READERS}.items():
+        if self.method is not None:
+            find_method(self.method)
+        for name, known in {"policy": POLICIES, "reader": {None: None, **READERS}}.items():
             if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
+                raise unknown(name, getattr(self, name), filter(None, known))
+        if self.window < 0:
+            raise UserError(f"window of {self.window} tokens: expected 0 or more")
         check_bytes(dram_bytes=self.dram_bytes, device_bytes=self.device_bytes)
         if self.device_bytes is not None and not self.on_gpu:
             raise UserError(
@@ -61,7 +79,16 @@ class Options:
     @property
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
-        return find_method(self.method)
+        return find_method(self.method or FAVOURITE)
+
+    def of_method(self, default: str) -> Self:
+        """The same options with a method: the one that is named, else the default."""
+        return replace(self, method=self.method or default)
+
+    @property
+    def disk_reader(self) -> str:
+        """The reader of whole layers."""
+        return self.reader or "threads"
 
     @property
     def on_gpu(self) -> bool:
@@ -71,10 +98,10 @@ class Options:
     @property
     def direct(self) -> bool:
         """Whether the reader reads into a GPU's memory, past DRAM."""
-        return READERS[self.reader].into == "device"
+        return READERS[self.disk_reader].into == "device"
 
     @property
     def way(self) -> Way:
         """The same way of running as the cost model and the measurements name it. Its device is "gpu" or "cpu"."""
         path, device = "direct" if self.direct else "host", "gpu" if self.on_gpu else "cpu"
-        return Way(self.method, path, self.policy, device)
+        return Way(self.method or FAVOURITE, path, self.policy, device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from toolkit.errors import UserError
-from toolkit.offload.neuron_model import NeuronModel
+from toolkit.offload.model import OffloadedModel
 
 AHEAD = 4  # guesses a pass: the paper's λ
 
@@ -41,7 +41,7 @@ class Speculated:
 
 @torch.no_grad()
 def speculate(
-    target: NeuronModel,
+    target: OffloadedModel,
     prompt: Int64[Tensor, "1 given"],
     max_new_tokens: int,
     ahead: int = AHEAD,
@@ -62,17 +62,17 @@ def speculate(
         choices = _choices(target, torch.cat([text[:, -1:], guesses], dim=1), cache)
         right = int((guesses == choices[:, :-1]).long().cumprod(1).sum())
         _cut(cache, text.shape[1] + right)
-        target.keep(1 + right)
+        target.strategy.keep(1 + right)
         new = _up_to(choices[:, : right + 1], end)
         text = torch.cat([text, new], dim=1)
         passes, proposed, accepted = passes + 1, proposed + guesses.shape[1], accepted + right
     return Speculated(text, passes, proposed, accepted)
 
 
-def _guesses(target: NeuronModel, token: Tensor, cache: DynamicCache, count: int) -> Int64[Tensor, "1 guesses"]:
+def _guesses(target: OffloadedModel, token: Tensor, cache: DynamicCache, count: int) -> Int64[Tensor, "1 guesses"]:
     """What the neurons in memory say of the next tokens. The cache is as it was afterwards."""
     length, found = cache.get_seq_length(), []
-    with target.drafting():
+    with target.strategy.drafting():
         for _ in range(count):
             token = _choices(target, token, cache)
             found.append(token)
@@ -80,7 +80,7 @@ def _guesses(target: NeuronModel, token: Tensor, cache: DynamicCache, count: int
     return torch.cat(found, dim=1) if found else token[:, :0]
 
 
-def _choices(target: NeuronModel, tokens: Tensor, cache: DynamicCache) -> Int64[Tensor, "1 tokens"]:
+def _choices(target: OffloadedModel, tokens: Tensor, cache: DynamicCache) -> Int64[Tensor, "1 tokens"]:
     """The likeliest token after each of these."""
     return target.model(input_ids=tokens, past_key_values=cache, use_cache=True).logits.argmax(-1)
 

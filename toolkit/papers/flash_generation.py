@@ -1,9 +1,8 @@
 """LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +14,14 @@ from torch import Tensor
 from toolkit import sources
 from toolkit.activations.thresholds import thresholded
 from toolkit.cache import cached
-from toolkit.errors import UserError
 from toolkit.evaluation.continuation import continuation_perplexity
 from toolkit.evidence.claims import claims
 from toolkit.machines.hardware import profile
 from toolkit.measure.replay import Replay, replay_measurements
 from toolkit.models.ffn import decoder_ffns
+from toolkit.offload.budget import BudgetError
+from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
-from toolkit.offload.neuron_model import NeuronModel
 from toolkit.offload.speculative import speculate
 from toolkit.papers.flash_io import measured_ways, modelled_reads
 from toolkit.progress import progress
@@ -69,13 +68,14 @@ class Generation:
         """The beginning of the evaluation text."""
         return tokens_of(self.setting, "evaluation")[None, : self.prompt_tokens]
 
-    def open(self, way: str) -> NeuronModel:
+    def open(self, way: str) -> OffloadedModel:
         """The model from disk, by one of `WAYS`. Raises `UserError` for a limit below one token's neurons."""
         predicts, keeps = WAYS[way]
         layers = len(decoder_ffns(loaded(self.setting.model)[0]))
         found = predictors(self.setting, self.variant) if predicts else [None] * layers
         folder = bundle_folder(self.setting, self.variant)
-        return NeuronModel.open(folder, found, self.dram_bytes, self.window if keeps else 0, verify=False)
+        window = self.window if keeps else 0
+        return OffloadedModel.open(folder, predictors=found, dram_bytes=self.dram_bytes, window=window, verify=False)
 
 
 def model_bytes(setting: ThresholdedModel) -> int:
@@ -138,15 +138,16 @@ def _run(generation: Generation, way: str) -> dict[str, float]:
             times = token_times(model.timeline, clock.instants[1:])
             tokens, more = len(times), {}
         each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
-        held = [ffn.store.num_used for ffn in model.ffns], [ffn.store.residency.units for ffn in model.ffns]
-        more |= {"neurons_held": sum(held[0]) / sum(held[1]), "dram_mb": model.budget.used_bytes / 1e6}
+        stores = [ffn.store for ffn in model.strategy.ffns]
+        held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
+        more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
         return each.rename({"mb": "mb_a_token"}).to_dict() | more
 
 
 class _Clock:
     """Takes the time at each token, as a streamer of `generate`: at the prompt's, too."""
 
-    def __init__(self, model: NeuronModel):
+    def __init__(self, model: OffloadedModel):
         self.recorder, self.instants = model.recorder, []
 
     def put(self, _: object) -> None:
@@ -171,17 +172,18 @@ def token_times(timeline: Timeline, instants: Sequence[float]) -> pd.DataFrame:
     spans = timeline.table()
     spans["token"] = np.searchsorted(instants, spans["start_s"], side="right") - 1
     spans = spans[spans["token"].between(0, len(instants) - 2)]
-    sums = spans.pivot_table(index="token", columns="op", values="seconds", aggfunc="sum", fill_value=0.0)
-    sums = 1e3 * sums.reindex(range(len(instants) - 1), columns=["neurons", "memory", "predictor"], fill_value=0.0)
+    parts = spans["stage"].mask(spans["op"] == "predictor", "predictor")
+    sums = spans.groupby(["token", parts])["seconds"].sum().unstack(fill_value=0.0)
+    sums = 1e3 * sums.reindex(range(len(instants) - 1), columns=["read", "manage", "predictor"], fill_value=0.0)
     read = spans[spans["stage"] == "read"].groupby("token")["nbytes"].sum().reindex(sums.index, fill_value=0)
     total = 1e3 * np.diff(instants)
     return pd.DataFrame(
         {
             "token": sums.index,
-            "io_ms": sums["neurons"],
-            "memory_ms": sums["memory"] - sums["neurons"],  # reads lie within it
+            "io_ms": sums["read"],
+            "memory_ms": sums["manage"],
             "predictor_ms": sums["predictor"],
-            "compute_ms": total - sums["memory"],
+            "compute_ms": total - sums["read"] - sums["manage"],
             "total_ms": total,
             "mb": read / 1e6,
         }
@@ -237,7 +239,7 @@ def _compared(prompt: str, length: int, made: dict[str, Tensor], model, tokenize
         }
 
 
-def _texts(generation: Generation, model, ours: NeuronModel) -> Iterator[tuple[str, object]]:
+def _texts(generation: Generation, model, ours: OffloadedModel) -> Iterator[tuple[str, object]]:
     limits = thresholds(generation.setting)
     for way, context in {"dense": nullcontext(), "thresholds": thresholded(model, limits)}.items():
         with context, torch.no_grad():
@@ -252,11 +254,11 @@ def _same_words(text: str, other: str) -> int:
 
 def least_share(generation: Generation) -> float:
     """The smallest share of the model's bytes that holds what stays in memory and one token's neurons."""
-    one_byte = Generation(generation.setting, generation.variant, 1 / model_bytes(generation.setting))
+    whole = model_bytes(generation.setting)
     try:
-        one_byte.open("all").close()
-    except UserError as error:
-        return float(re.search(r"([\d.]+) MB are needed", str(error))[1]) * 1e6 / model_bytes(generation.setting)
+        replace(generation, memory_share=1 / whole).open("all").close()
+    except BudgetError as error:
+        return error.needed_bytes / whole
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""A model in a folder of its own with its FFNs by neuron: all that `toolkit.offload.neuron_model` needs to run it."""
+"""A model in a folder of its own with its FFNs by neuron: all that `toolkit.offload.by_neuron` needs to run it."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

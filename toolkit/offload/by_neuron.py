@@ -1,0 +1,235 @@
+"""FFNs whose neurons come from disk when a token needs them (LLM in a flash: Alizadeh et al., 2024, section 3).
+
+    with OffloadedModel.open(folder, predictors=predictors, dram_bytes=150_000_000) as model:
+        tokens = model.generate(**model.tokenizer("Only neurons that fire", return_tensors="pt"), max_new_tokens=20)
+
+`toolkit.storage.neuron_packing` writes the folder.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.formats.dense import Dense
+from toolkit.kernels.neurons import ACTIVATIONS
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.activation import activation_name
+from toolkit.models.cutting import thresholds_of
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.offload.budget import Budget
+from toolkit.offload.device import Cpu
+from toolkit.offload.linear import OffloadedLinear
+from toolkit.offload.neuron_ffn import Maths, NeuronFFN
+from toolkit.offload.neuron_reads import NeuronReads
+from toolkit.offload.neuron_store import NeuronStore
+from toolkit.offload.options import Options
+from toolkit.offload.strategy import Opening, skeleton
+from toolkit.offload.turn import Turn
+from toolkit.policies.neuron_memory import Shares
+from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.predictors import Predictor, Predictors
+from toolkit.predictors.evaluation import check_fits as check_predictors
+from toolkit.storage import bundles
+from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
+from toolkit.storage.buffers import buffer_bytes as whole_pages
+from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
+from toolkit.storage.readers import Reader, open_reader, open_scattered
+from toolkit.storage.readers.base import HostReader
+from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder
+
+STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
+GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
+DEPTH = 128  # reads under way at once: short ones need many (section 2.2)
+PREDICTORS = "predictors.safetensors"  # beside the configuration
+
+ForLayers = Sequence[Predictor | None]
+
+
+class ByNeuron:
+    """The FFN of each decoder block reads neurons when a token needs them; see `Strategy`. It computes on the CPU.
+
+    Attention, embeddings, norms, the head and the predictors stay in memory, and of each FFN the neurons that the last
+    tokens used. `ffns` are the modules in the places of the model's, `predictors` one for each layer.
+
+    Raises `UserError` for options that neurons do not have, predictors of another number of layers, or a budget below
+    what one token needs; the message says how much that is.
+    """
+
+    by_token = True
+
+    def __init__(self, opening: Opening):
+        store, options, self._opening = opening.store, opening.options, opening
+        _check_options(store, options)
+        if options.verify:
+            store.verify()
+        self.model = skeleton(store, lambda outline: check_fits(store, outline))
+        self._modules = decoder_ffns(self.model)
+        self._maths = _maths(self.model, self._modules)
+        count = len(self._modules)
+        self.predictors = _packed_predictors(store, count) if options.predictors is None else list(options.predictors)
+        check_predictors(self.model, self.predictors)
+        budget = opening.budgets["dram"]
+        self._shares = _shares(store, self._modules, self.predictors, budget, options.window)
+        self._files = opening.stack.enter_context(_reader(store, options.reader))
+        self.mode, self.ffns = self._files.mode, []
+
+    def take_over(self, turn: Turn) -> None:
+        """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
+        recorder, shares = self._opening.recorder, self._shares
+        self._modules = decoder_ffns(self.model)  # with their biases now
+        stores = _stores(
+            self._opening.store, self._modules, shares, self._opening.options.window, self._files, recorder
+        )
+        for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
+            ffn, passes = self._modules[number], not shares.rows[number]
+            ours = NeuronFFN(
+                number, held, self.predictors[number], self._maths[number], ffn.down.bias, passes, recorder
+            )
+            ours._run = turn.guard(ours._run)  # blocks can be called by themselves
+            _replace_ffn(block, ffn, ours)
+            for name, linear in decoder_linears(block).items():
+                block.set_submodule(name, _resident(linear, name, number, recorder))
+            self.ffns.append(ours)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Inside the block nothing is read: FFNs compute with the neurons that memory holds."""
+        for ffn in self.ffns:
+            ffn.reads = False
+        try:
+            yield
+        finally:
+            for ffn in self.ffns:
+                ffn.reads = True
+
+    def keep(self, tokens: int) -> None:
+        """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
+        for ffn in self.ffns:
+            ffn.keep(tokens)
+
+    def close(self) -> None:
+        """Release the memory."""
+        for ffn in self.ffns:
+            ffn.close()
+
+
+def _check_options(store: Store, options: Options) -> None:
+    """Raise `UserError` for options of layers that are streamed whole."""
+    streamed = {"method": options.method, "placement": options.placement}
+    streamed |= {"device": options.device if options.on_gpu else None}
+    for name, value in streamed.items():
+        if value is not None:
+            why = f"{store.folder} holds neurons, which the CPU reads and uses; leave it out"
+            raise UserError(f"{name}={value!r}: {why}")
+
+
+def _reader(store: Store, name: str | None) -> Reader:
+    if name is None:
+        return open_scattered(store, LAYOUT, depth=DEPTH)
+    return open_reader(name, store, LAYOUT, **({"threads": DEPTH} if name == "threads" else {"depth": DEPTH}))
+
+
+def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
+    """What each layer computes, as the configuration says. Raises `UserError` for what has no kernel."""
+    name = activation_name(model)
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS)
+    limits = thresholds_of(model)
+    return [
+        Maths(name, ffn.gate is not None, 0.0 if limits is None else float(limits[layer]))
+        for layer, ffn in enumerate(ffns)
+    ]
+
+
+def _packed_predictors(store: Store, layers: int) -> list[Predictor | None]:
+    """Raises `UserError` for a file that is damaged or of another model."""
+    file = store.model_folder / PREDICTORS
+    return list(Predictors.load(file, str(store.model.get("name")))) if file.exists() else [None] * layers
+
+
+def _shares(store: Store, ffns: Sequence[FFN], predictors: ForLayers, budget: Budget, window: int) -> Shares:
+    """Take all memory from the budget, and share what is left for neurons. Raises `UserError` if it is too small."""
+    neurons = [ffn.neurons for ffn in ffns]
+    passing = min(STAGED, max(neurons))
+    fixed = {
+        "rest": store.rest_bytes,
+        "predictors": sum(predictor.nbytes for predictor in predictors if predictor),
+        "buffer": whole_pages(_buffer_bytes(store, ffns)),
+    }
+    row_bytes = width(ffns[0]) * store.index.ops[0].dtype.itemsize
+    edges_bytes = BLOCK_BYTES * (len(ffns) + 1)  # each layer's rows start on a block
+    needs = _needs(store, neurons, predictors)
+    least = Shares.least(needs, neurons, passing) if window else 1
+    budget.check(**fixed, neurons=whole_pages(row_bytes * least + edges_bytes))
+    budget.take(**fixed)
+    left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(neurons) + edges_bytes)
+    rows = int((left_bytes - edges_bytes) // row_bytes)
+    shares = Shares.of(rows, needs, neurons, passing) if window else Shares.keeping_nothing(rows, neurons)
+    budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
+    return shares
+
+
+def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[int]:
+    """How many neurons a token needs of each layer. It is 1 where a predictor decides and nobody has counted."""
+    told = store.model.get(NEEDS)
+    count = isinstance(told, list) and len(told) == len(neurons) and all(isinstance(need, int) for need in told)
+    return [
+        (told[layer] if count else 1) if predictor else neurons[layer] for layer, predictor in enumerate(predictors)
+    ]
+
+
+def _stores(
+    store: Store, ffns: Sequence[FFN], shares: Shares, window: int, reader: HostReader, recorder: Recorder
+) -> Iterator[NeuronStore]:
+    """The neurons of each layer that are in memory. Layers without rows of their own share some."""
+    matrices = _matrices([*shares.rows, shares.passing], width(ffns[0]), store.index.ops[0].dtype)
+    buffer = aligned_buffer(_buffer_bytes(store, ffns))
+    for number, (ffn, rows, matrix) in enumerate(zip(ffns, shares.rows, matrices, strict=False)):
+        kept = SlidingWindow(ffn.neurons, window if rows else 1, rows or min(shares.passing, ffn.neurons))
+        reads = NeuronReads(store.layer(number, LAYOUT), number, reader, buffer, recorder, STAGED, GAP_BYTES)
+        biases = None if ffn.gate else ffn.up.bias
+        yield NeuronStore(kept, width(ffn), matrix.dtype, reads, biases, matrix if rows else matrices[-1])
+
+
+def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float[Tensor, "rows width"]]:
+    """Matrices in one piece of memory, since each piece takes whole huge pages. Each starts on a block."""
+    sizes = [_up(count * width * dtype.itemsize) for count in rows]
+    arena, ends = torch.from_numpy(aligned_buffer(sum(sizes))), accumulate(sizes)
+    pieces = [arena[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+    row_bytes = width * dtype.itemsize
+    return [
+        piece[: count * row_bytes].view(dtype).view(count, width) for count, piece in zip(rows, pieces, strict=True)
+    ]
+
+
+def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
+    most = min(STAGED, max(ffn.neurons for ffn in ffns))
+    return bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
+
+
+def _up(nbytes: int) -> int:
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
+    """A linear whose weight is dense and stays in memory."""
+    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())
+
+
+def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:
+    """Put ours in the place of a block's FFN. OPT's is no module of its own: its parts lie in the block."""
+    names = {module: name for name, module in block.named_modules()}
+    if place := names[ffn.down].rpartition(".")[0]:
+        block.set_submodule(place, ours)
+    else:
+        block.set_submodule(names[ffn.up], ours)
+        for name in (names[ffn.down], "activation_fn"):
+            block.set_submodule(name, nn.Identity())

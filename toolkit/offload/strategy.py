@@ -1,0 +1,63 @@
+"""How the weights of decoder blocks come to where they are used: what every strategy has, and what it starts from.
+
+A strategy is one module with a class like `Streamed` or `ByNeuron`, and an entry in `STRATEGIES` of
+`toolkit.offload.model`, by the layout of the folders that it runs. It opens its files, takes its memory from the
+budgets, and puts modules of its own in the places of the model's. What it reads ahead is its own matter.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import nn
+
+from toolkit.models.skeleton import empty_model, read_config, read_generation_config
+from toolkit.offload.budget import Budget
+from toolkit.offload.device import Cpu, Cuda
+from toolkit.offload.options import Options
+from toolkit.offload.turn import Turn
+from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """A folder that is being opened; `stack` closes what a strategy opens."""
+
+    store: Store
+    options: Options
+    device: Cpu | Cuda
+    budgets: Mapping[str, Budget]
+    recorder: Recorder
+    stack: ExitStack
+
+
+class Strategy(Protocol):
+    """Made from an `Opening`: checks come first, then memory is taken from the budgets, then files are opened.
+
+    `model` has no weights when a strategy is made. When `take_over` is called, it has all that the folder holds beside
+    the weights that the strategy brings. `mode` says how the disk is really read, as `Reader.mode`. `by_token` says
+    whether a single token may take the short way past the modules (`toolkit.offload.single_token`).
+    """
+
+    model: nn.Module
+    mode: str
+    by_token: bool
+
+    def take_over(self, turn: Turn) -> None:
+        """Put modules in the places of the model's. What can be called by itself has the `turn` while it runs."""
+
+    def close(self) -> None:
+        """Release the memory. Running the model afterwards raises `UserError`."""
+
+
+def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
+    """The model without its parameters; buffers that are computed are there. `check` looks at its outline first."""
+    runs = (*store.index.ops, *store.index.rest)
+    config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
+    generation = read_generation_config(store.model_folder)
+    model = empty_model(config, check)
+    if generation is not None:
+        model.generation_config = generation
+    return model

@@ -1,0 +1,88 @@
+"""Decoder blocks that are streamed whole: on a GPU, in DRAM or on disk, the next one while this one is used."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from toolkit.errors import UserError
+from toolkit.formats import Packed
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.offload.checks import check_placement, check_weights
+from toolkit.offload.device import Cpu
+from toolkit.offload.linear import OffloadedLinear
+from toolkit.offload.options import FAVOURITE
+from toolkit.offload.plan import Plan, placed, scratch_bytes
+from toolkit.offload.strategy import Opening, skeleton
+from toolkit.offload.streamer import Streamer
+from toolkit.offload.turn import Turn
+from toolkit.offload.uploader import Uploader
+from toolkit.storage.readers import open_reader
+
+
+class Streamed:
+    """Every linear of a decoder block is one whose packed weight is elsewhere; see `Strategy`.
+
+    `placement` says where each layer lives. Raises `UserError` for predictors, which only a folder of neurons takes,
+    for a store of another model, and for a budget that is too small.
+    """
+
+    def __init__(self, opening: Opening):
+        store, device, budgets = opening.store, opening.device, opening.budgets
+        options = opening.options.of_method(FAVOURITE if FAVOURITE in store.variants else min(store.variants))
+        if options.predictors is not None:
+            raise UserError(f"{store.folder}: holds no neurons: name a folder that `pack --method neurons` wrote")
+        way, self._opening = options.way, opening
+        if options.verify:
+            store.verify_files()
+        self.model = skeleton(store, lambda model: store.check_fits(model, way.stored.format))
+        layers = store.layers_of(way.stored.format)
+        check_weights(store, layers)
+        fixed = {"scratch": scratch_bytes(layers, way), "rest": store.rest_bytes}
+        self.placement = options.placement or placed(layers, way, budgets, fixed)
+        check_placement(self.placement, len(layers), options.on_gpu)
+        budgets[device.tier].take(**fixed)
+        if options.on_gpu:  # each tensor is read into DRAM first
+            budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
+        if options.verify:  # this takes long, so it is the last check
+            store.verify(way.stored.format)
+        self._packed, self._scratch_bytes = way.stored.used_packed, fixed["scratch"]
+        self.by_token = self._packed and isinstance(device, Cpu)
+        self._source, self.mode = _source(opening, Plan(layers, self.placement.tiers, way), options.disk_reader)
+        self._layer: tuple[int, Mapping[str, Packed]] | None = None
+
+    def take_over(self, turn: Turn) -> None:
+        """Replace the linears of the decoder."""
+        recorder, device = self._opening.recorder, self._opening.device
+        scratch = device.empty(self._scratch_bytes)
+        for number, block in enumerate(decoder_blocks(self.model)):
+            for name, linear in decoder_linears(block).items():
+                fetch = partial(self.weight, number, name)
+                ours = OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
+                ours.forward = turn.guard(ours.forward)  # blocks can be called by themselves
+                block.set_submodule(name, ours)
+
+    def weight(self, number: int, name: str) -> Packed:
+        """The packed weight of a linear, good until one of another layer is asked for."""
+        if self._layer is None or self._layer[0] != number:
+            self._layer = None  # the next line may raise
+            self._layer = number, self._source.layer(number)
+        return self._layer[1][name]
+
+    def close(self) -> None:
+        """Release the weights."""
+        self._layer = None
+        for module in self.model.modules():
+            if isinstance(module, OffloadedLinear):
+                module.close()
+
+
+def _source(opening: Opening, plan: Plan, reader: str) -> tuple[Streamer | Uploader, str]:
+    """What brings the layers to where they are used, and the mode of its reads."""
+    stack, store, form, direct = opening.stack, opening.store, plan.way.stored.format, None
+    if plan.way.path == "direct":
+        direct, reader = stack.enter_context(open_reader(reader, store, form)), "threads"
+    files = stack.enter_context(open_reader(reader, store, form))
+    if plan.way.device == "cpu":
+        streamer = Streamer(plan, files, opening.budgets["dram"], opening.recorder)
+        return stack.enter_context(streamer), files.mode
+    uploader = Uploader(plan, opening.device, files, direct, opening.budgets, opening.recorder)
+    return stack.enter_context(uploader), (direct or files).mode
