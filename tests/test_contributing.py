@@ -11,12 +11,17 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from tests import naive_formats, naive_pruning
-from tests.studies.test_variants import linears, pruned
+from tests.studies.test_variants import linears, pruned, tiny
 from toolkit import paths
+from toolkit.__main__ import main
+from toolkit.commands.packers import PACKERS
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
+from toolkit.models import load_model
+from toolkit.offload.model import OffloadedModel
 from toolkit.predictors import STORED, Predictor, Predictors, Samples, quality, with_limits
 from toolkit.sparsity import Pattern
+from toolkit.storage.store import Store
 from toolkit.studies.forms import FORMS, store
 
 GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -25,7 +30,7 @@ GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
 def example(word: str, **names):
     """What the code block that defines `word` defines."""
     blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```$", GUIDE, re.MULTILINE | re.DOTALL))
-    (block,) = (block for block in blocks if re.search(rf"^(class|def) {word}\b", block, re.MULTILINE))
+    (block,) = (block for block in blocks if re.search(rf"^(class|def) {word}\b|^{word} = ", block, re.MULTILINE))
     names = {"__name__": __name__} | names
     exec(compile(block, "CONTRIBUTING.md", "exec"), names)
     return names[word]
@@ -95,3 +100,25 @@ def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_p
     Predictors("tiny", tuple(predictors)).save(tmp_path / "file")
     (loaded,) = Predictors.load(tmp_path / "file", "tiny")
     assert torch.equal(loaded.mask(samples.inputs[0]), predictors[0].mask(samples.inputs[0]))
+
+
+def test_the_packer_is_listed_checked_and_packs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(PACKERS, "global", example("PACKER"))
+    command = ["pack", str(tmp_path / "tiny"), "--method", "global", "--out", str(tmp_path / "out"), "--no-evaluate"]
+    with pytest.raises(SystemExit, match="0"):
+        main(["pack", "--help"])
+    assert "global     prune by weight, with one threshold" in capsys.readouterr().out
+    assert main([*command, "--int8"]) == 2
+    assert main([*command, "--sparsity", "2"]) == 2
+    model, tokenizer = tiny(), load_model("smollm2-135m")[1]
+    model.save_pretrained(tmp_path / "tiny")
+    tokenizer.save_pretrained(tmp_path / "tiny")
+    assert main([*command, "--sparsity", "0.6", "--dtype", "float32"]) == 0
+    assert Store.open(tmp_path / "out").model["method"] == "global"
+    with OffloadedModel.open(tmp_path / "out", "endor") as opened:
+        tokens = torch.arange(8)[None]
+        sizes = torch.cat([linear.weight.detach().abs().flatten() for linear in linears(model)])
+        limit = sizes.kthvalue(int(0.6 * len(sizes)) + 1).values
+        for linear in linears(model):
+            linear.weight.data[linear.weight.abs() < limit] = 0
+        assert torch.equal(opened.model(tokens).logits, model(tokens).logits)
