@@ -6,7 +6,7 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import generation, repetitions
-from toolkit.measure.generation import Generation, Text, generation_measurements, generation_words
+from toolkit.measure.generation import GenerationRace, Text, generation_measurements, generation_words
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
@@ -21,7 +21,7 @@ def toy(tmp_path, monkeypatch):
 
 
 def toys(**sizes):
-    return Generation(Workload("toy-opt"), 3, **sizes)
+    return GenerationRace(Workload("toy-opt"), 3, **sizes)
 
 
 def test_every_way_batch_and_phase_has_its_row(toy):

@@ -6,7 +6,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.measure import products, repetitions
-from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, Twin, product_measurements
+from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, product_measurements
 from toolkit.models import shapes
 
 
@@ -19,17 +19,17 @@ def toy(tmp_path, monkeypatch):
 
 
 def test_outliers_follow_a_real_matrix_row_by_row():
-    counts = Twin((4000, 1000), 0.01, (0, 30, 10)).row_counts(np.random.default_rng(0))
+    counts = MatrixTwin((4000, 1000), 0.01, (0, 30, 10)).row_counts(np.random.default_rng(0))
     assert counts.sum() == pytest.approx(40_000, rel=0.02)
     assert counts[::3].sum() == 0
     assert counts[1::3].mean() == pytest.approx(3 * counts[2::3].mean(), rel=0.05)
-    even = Twin((4000, 1000), 0.01).row_counts(np.random.default_rng(0))
+    even = MatrixTwin((4000, 1000), 0.01).row_counts(np.random.default_rng(0))
     assert (even.mean(), even.var()) == pytest.approx((10, 10), rel=0.1)
 
 
 @pytest.mark.parametrize("storage", csr.STORAGES)
 def test_random_matrices_are_sound(storage):
-    twin = Twin((33, 70), 0.2, tuple(range(7)))
+    twin = MatrixTwin((33, 70), 0.2, tuple(range(7)))
     outliers = products.random_outliers(twin, storage)
     outliers.check()
     spqr.check(products.random_words(twin.shape), twin.shape)
@@ -40,13 +40,13 @@ def test_random_matrices_are_sound(storage):
 # the others are slow to compile
 @pytest.mark.parametrize("name", ["dense", "dense, ours", "int8", "endor", "spqr, csr", "spqr, ptcsr"])
 def test_a_contestant_multiplies(name):
-    nbytes, run = CONTESTANTS[name](Twin((48, 64), 0.1), torch.ones(64))
+    nbytes, run = CONTESTANTS[name](MatrixTwin((48, 64), 0.1), torch.ones(64))
     assert run().shape == (48,)
     assert 0 < nbytes <= 2 * 48 * 64
 
 
 def test_both_storages_multiply_the_same_matrix():
-    x, twin = torch.linspace(-1, 1, 64), Twin((48, 64), 0.1)
+    x, twin = torch.linspace(-1, 1, 64), MatrixTwin((48, 64), 0.1)
     expected = spqr.decode(products.random_words(twin.shape), products.random_outliers(twin, "csr")) @ x
     for name in ("spqr, csr", "spqr, ptcsr"):
         assert torch.allclose(CONTESTANTS[name](twin, x)[1](), expected, rtol=1e-3, atol=1e-2)

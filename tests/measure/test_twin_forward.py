@@ -6,10 +6,10 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import repetitions, twin_forward
-from toolkit.measure.twin_forward import PLACES, WAYS, Twin, twin_measurements
+from toolkit.measure.twin_forward import PLACES, WAYS, ModelTwin, twin_measurements
 from toolkit.models import shapes
 
-TWIN = Twin("toy-llama", 3, 100)
+TWIN = ModelTwin("toy-llama", 3, 100)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def test_every_way_runs_in_every_place_and_is_kept():
 
 
 def test_layers_that_are_alike_share_their_weights_and_have_their_own_codes():
-    table = twin_measurements(Twin("toy-llama", 3, 100, alike=True), ["spqr"], tokens=4, repetitions=1)
+    table = twin_measurements(ModelTwin("toy-llama", 3, 100, alike=True), ["spqr"], tokens=4, repetitions=1)
     assert len(table) == 1
 
 

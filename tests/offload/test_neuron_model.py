@@ -1,6 +1,7 @@
 """A model whose neurons come from disk gives what the model in memory gives, within its budget, through any trouble."""
 
 import errno
+import itertools
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
@@ -20,8 +22,9 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import by_neuron
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
+from toolkit.offload.speculative import speculate
 from toolkit.policies.placement import LayerMap
-from toolkit.predictors import Gate, Oracle, Predictors
+from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.storage.readers import READERS
@@ -277,3 +280,35 @@ def test_options_of_whole_layers_are_refused(llama):
             OffloadedModel.open(llama.folder, **{name: value})
     with pytest.raises(UserError, match="window of -1 tokens: expected 0 or more"):
         OffloadedModel.open(llama.folder, window=-1)
+
+
+def test_spans_lie_beside_each_other(llama):
+    """Bookkeeping is no part of a read, nor a read of bookkeeping."""
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors) as ours:
+        ours.generate(PROMPT, **GREEDY)
+        spans = sorted(ours.timeline.spans, key=lambda span: span.start_s)
+    assert {span.stage for span in spans} == {"read", "manage", "compute"}
+    assert all(before.end_s <= after.start_s for before, after in itertools.pairwise(spans))
+
+
+def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token(llama):
+    class Recording(CopyLast):
+        def start(self, prefill):
+            self.events = [("start", len(prefill))]
+
+        def predict(self, context):
+            self.events.append("predict")
+            return np.arange(NEURONS)
+
+        def observe(self, active):
+            self.events.append(active)
+
+    predictors = [Recording(NEURONS, 48) for _ in llama.thresholds]
+    with OffloadedModel.open(llama.folder, predictors=predictors) as ours:
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
+        with pytest.raises(UserError, match="predictors with a state"):
+            speculate(ours, PROMPT, 2)
+    first, *rest = predictors[0].events
+    assert first == ("start", PROMPT.shape[1])
+    assert [event if isinstance(event, str) else "observe" for event in rest] == ["predict", "observe"] * 11
+    assert all(0 < len(active) < NEURONS and (np.diff(active) > 0).all() for active in rest[1::2])

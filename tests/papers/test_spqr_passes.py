@@ -5,7 +5,7 @@ import pytest
 
 from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.machines.hardware import profile
-from toolkit.measure.twin_forward import Twin
+from toolkit.measure.twin_forward import ModelTwin
 from toolkit.papers.spqr import passes
 
 SECONDS = {"dense": [[4, 5, 9], [8, 8, 8]], "spqr_packed": [[2, 2, 2], [2, 4, 4]], "spqr_ptcsr_packed": [[5] * 3] * 2}
@@ -70,7 +70,7 @@ def test_twins_by_hand():
         for (place, way), values in TWIN_SECONDS.items()
         for number, seconds in enumerate(values, 1)
     ).assign(layer_bytes=50, weights=100, head_bytes=10, mode="memory")
-    table = passes.twin_passes(turns, Twin("toy", 5))
+    table = passes.twin_passes(turns, ModelTwin("toy", 5))
     spqr, rival, streamed = table.to_dict("records")
     assert [spqr["minimum_s"], spqr["median_s"], spqr["maximum_s"]] == [2, 2, 4]
     assert [spqr["over_rival"], rival["over_rival"]] == [1.5, 1]

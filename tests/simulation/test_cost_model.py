@@ -14,7 +14,7 @@ from toolkit.machines.machine import Links, Memory, Profile, Storage
 from toolkit.models.shapes import random_pruned
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import DEVICES, PATHS, POLICIES, Way
-from toolkit.simulation.cost_model import Layer, Weight, predict, weights, with_rates
+from toolkit.simulation.cost_model import PlacedLayer, Weight, predict, weights, with_rates
 
 GB = 1_000_000_000
 # seconds a GB: read 4, copy 2, direct read 3; decoding 1 on the device, 5 or 6 on the CPU; products 1 and 2
@@ -43,7 +43,7 @@ def times(timeline):
 
 
 def test_sequential_by_hand():
-    layer = Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
+    layer = PlacedLayer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
     assert times(predict(MACHINE, [layer], Way("endor"))) == [
         *(("half", "read", 0, 4), ("half", "copy", 4, 6), ("half", "decode", 6, 8), ("half", "compute", 8, 10)),
         *(
@@ -57,7 +57,7 @@ def test_sequential_by_hand():
 
 
 def test_fixed_times_are_taken_by_every_request():
-    layer = Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
+    layer = PlacedLayer((HALF, Weight("twice", 4 * GB, 2 * GB)), "storage", overhead_s=0.5)
     assert times(predict(SLOW, [layer], Way("endor"))) == [
         *(("half", "read", 0, 5), ("half", "copy", 5, 9), ("half", "decode", 9, 13), ("half", "compute", 13, 16)),
         *(
@@ -75,7 +75,7 @@ def test_fixed_times_are_taken_by_every_request():
 def test_a_profile_without_fixed_times_has_none():
     bare = replace(SLOW, links=MACHINE.links, dram=MACHINE.dram, device=MACHINE.device)
     for plan in (Way("endor"), Way("zstd"), Way("endor_packed", "direct", "pipelined")):
-        layers = [Layer((HALF, FULL), "storage")]
+        layers = [PlacedLayer((HALF, FULL), "storage")]
         assert predict(bare, layers, plan) == predict(MACHINE, layers, plan)
         assert predict(SLOW, layers, plan).total_s > predict(MACHINE, layers, plan).total_s
 
@@ -87,7 +87,7 @@ def test_pipelined_by_hand():
     copy          00  11    22
     device          00001111  2222      decoding and products share the processor
     """
-    layers = [Layer((HALF,), "storage") for _ in range(3)]
+    layers = [PlacedLayer((HALF,), "storage") for _ in range(3)]
     assert times(predict(MACHINE, layers, Way("endor", policy="pipelined"))) == [
         *(("half", "read", 0, 4), ("half", "copy", 4, 6), ("half", "decode", 6, 8), ("half", "compute", 8, 10)),
         *(("half", "read", 4, 8), ("half", "copy", 8, 10), ("half", "decode", 10, 12), ("half", "compute", 12, 14)),
@@ -98,7 +98,7 @@ def test_pipelined_by_hand():
 
 
 def test_operations_of_a_layer_overlap_when_pipelined():
-    layer = Layer((FULL, replace(FULL, op="second")), "dram", overhead_s=3)
+    layer = PlacedLayer((FULL, replace(FULL, op="second")), "dram", overhead_s=3)
     assert times(predict(MACHINE, [layer], Way("dense", policy="pipelined"))) == [
         *(("full", "copy", 0, 4), ("full", "compute", 4, 6)),
         *(("second", "copy", 4, 8), ("second", "compute", 8, 10)),
@@ -132,30 +132,30 @@ def test_operations_of_a_layer_overlap_when_pipelined():
 )
 def test_the_way_of_a_weight_by_hand(method, path, placement, device, way):
     weight = FULL if method == "dense" else HALF
-    timeline = predict(MACHINE, [Layer((weight,), placement)], Way(method, path, device=device))
+    timeline = predict(MACHINE, [PlacedLayer((weight,), placement)], Way(method, path, device=device))
     assert ", ".join(f"{s.stage} {s.tier} {round(s.seconds, 9):g}" for s in timeline.spans) == way
 
 
 def test_the_bytes_of_a_span_are_the_ones_it_moves():
-    nbytes = {s.stage: s.nbytes / GB for s in predict(MACHINE, [Layer((HALF,), "storage")], Way("zstd")).spans}
+    nbytes = {s.stage: s.nbytes / GB for s in predict(MACHINE, [PlacedLayer((HALF,), "storage")], Way("zstd")).spans}
     assert nbytes == {"read": 1, "decode": 2, "copy": 2, "compute": 2}
 
 
 def test_unified_memory_is_not_copied_to_itself():
     machine = with_rates(profile("flash-m1-max"), "device", decode_gb_s={"endor": 100})
-    stages = [s.stage for s in predict(machine, [Layer((HALF,), "storage")], Way("endor")).spans]
+    stages = [s.stage for s in predict(machine, [PlacedLayer((HALF,), "storage")], Way("endor")).spans]
     assert stages == ["read", "decode", "compute"]
 
 
 def test_a_probed_profile_is_enough_for_the_cpu():
     bare = replace(PROBED, dram=Memory("cpu", 1e11, 0.5))
-    layers = [Layer((FULL,), "storage"), Layer((FULL,), "dram")]
+    layers = [PlacedLayer((FULL,), "storage"), PlacedLayer((FULL,), "dram")]
     assert predict(bare, layers, Way("dense", device="cpu")).total_s == 8 + 4 + 4
-    assert predict(bare, [Layer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 2
+    assert predict(bare, [PlacedLayer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 2
     tuned = with_rates(bare, "dram", decode_gb_s={"endor": 4}, matvec_gb_s={"dense": 1, "endor": 0.25})
     assert predict(tuned, layers, Way("dense", device="cpu")).total_s == 8 + 2 + 2
-    assert predict(tuned, [Layer((HALF,), "storage")], Way("endor", device="cpu")).total_s == 4 + 0.5 + 2
-    assert predict(tuned, [Layer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 4
+    assert predict(tuned, [PlacedLayer((HALF,), "storage")], Way("endor", device="cpu")).total_s == 4 + 0.5 + 2
+    assert predict(tuned, [PlacedLayer((HALF,), "storage")], Way("endor_packed", device="cpu")).total_s == 4 + 4
 
 
 def test_rates_are_added_to_those_there():
@@ -171,7 +171,7 @@ def test_rates_are_added_to_those_there():
 def test_a_curve_takes_the_place_of_a_rate_and_a_fixed_time():
     curve = Curve((GB, 2 * GB, 4 * GB), (7.0, 8.0, 9.0))
     machine = with_rates(SLOW, "dram", decode_curves={"endor": curve}, matvec_curves={"endor": curve})
-    layer = [Layer((HALF, Weight("twice", 4 * GB, 2 * GB)), "dram")]
+    layer = [PlacedLayer((HALF, Weight("twice", 4 * GB, 2 * GB)), "dram")]
     assert predict(machine, layer, Way("endor_packed", device="cpu")).total_s == 7 + 8
     assert predict(machine, layer, Way("endor", device="cpu")).total_s == (8 + 5) + (9 + 9)  # dense products: a rate
     other = with_rates(PROBED, "dram", decode_curves={"csr": curve})
@@ -200,7 +200,7 @@ def test_zstds_size_is_known_for_half_zeros_only():
 sizes = st.integers(1, 3).map(lambda size: Weight("op", size * GB, size * GB))
 layers = st.lists(
     st.builds(
-        Layer,
+        PlacedLayer,
         st.lists(sizes, min_size=1, max_size=3).map(tuple),
         st.sampled_from(["device", "dram", "storage"]),
         st.integers(0, 2).map(float),
@@ -338,12 +338,12 @@ def test_a_way_that_cannot_be_carried_out_is_refused(change, words):
 )
 def test_what_the_profile_lacks_is_named(machine, placement, plan, words):
     with pytest.raises(UserError, match=words):
-        predict(machine, [Layer((HALF,), placement)], plan)
+        predict(machine, [PlacedLayer((HALF,), placement)], plan)
 
 
 def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="unknown placement 'gpu'; choose from: device, dram, storage"):
-        predict(MACHINE, [Layer((HALF,), "gpu")], Way("dense"))
+        predict(MACHINE, [PlacedLayer((HALF,), "gpu")], Way("dense"))
     with pytest.raises(UserError, match="unknown method 'gzip'"):
         weights({"op": (8, 8)}, "gzip")
     with pytest.raises(UserError, match="unknown dtype 'fp16'; choose from: bfloat16, float16"):

@@ -9,7 +9,7 @@ from toolkit.machines.hardware import profiles
 from toolkit.machines.machine import Links, Memory, Profile, Software, Source, Storage
 from toolkit.models.workload import Workload
 from toolkit.policies.ways import POLICIES, Way, all_ways
-from toolkit.simulation.cost_model import Layer, Weight, predict
+from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
 from toolkit.simulation.ranges import corners, numbers_that_matter
 from toolkit.simulation.tables import layer_table, operation_table
 
@@ -34,8 +34,8 @@ MACHINE = Profile(
     | {"dram.decode_gb_s.endor": Source("paper", "no range"), "dram.bandwidth_gb_s": Source("assumed", "", 10.0, None)},
 )
 WEIGHTS = {
-    "dense": Layer((Weight("op", 10 * GB, 10 * GB),), "storage"),
-    "endor": Layer((Weight("op", 10 * GB, 6 * GB),), "storage"),
+    "dense": PlacedLayer((Weight("op", 10 * GB, 10 * GB),), "storage"),
+    "endor": PlacedLayer((Weight("op", 10 * GB, 6 * GB),), "storage"),
 }
 
 
@@ -118,7 +118,7 @@ tiers = st.lists(st.sampled_from(MACHINE.tiers), min_size=1, max_size=3)
 
 def layers_in(tiers, method):
     weights = WEIGHTS["dense" if method == "dense" else "endor"].weights
-    return [Layer(weights, tier, overhead_s=0.5) for tier in tiers]
+    return [PlacedLayer(weights, tier, overhead_s=0.5) for tier in tiers]
 
 
 @settings(max_examples=25, deadline=None)

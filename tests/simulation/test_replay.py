@@ -49,3 +49,4 @@ def test_the_rows_that_a_window_needs_by_hand():
     active = [np.array(token, np.int64) for token in ([0, 1], [1, 2, 3], [3])]
     assert [most_held(active, SlidingWindow(4, window)) for window in (1, 2, 3)] == [3, 4, 4]
     assert most_held([np.array([], np.int64)], SlidingWindow(4, 1)) == 1
+    assert most_held([], SlidingWindow(4, 1)) == 1

@@ -1,6 +1,6 @@
 """Prompts and batches through a model on disk: the time to the first token, and tokens a second after it.
 
-    generation_measurements(Generation(Workload("opt-1536"), layers=4, batches=(1, 4, 16)))
+    generation_measurements(GenerationRace(Workload("opt-1536"), layers=4, batches=(1, 4, 16)))
 
 The model is a twin with random weights on the CPU, all its layers on disk. Prompts are random, and the new tokens are
 those that the model in memory picks, so that every way does the same work. Ways take turns. Logits of every pass are
@@ -49,7 +49,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Generation:
+class GenerationRace:
     """What to measure: a twin of `workload` with so many layers, and the texts that go through it, by each method.
 
     Each text has `prompt_tokens` tokens and gets `new_tokens` more; `batches` says how many texts run at once.
@@ -78,7 +78,7 @@ class Generation:
         return [*((way, "storage") for way in all_ways(["pipelined"], "cpu", self.methods)), RIVAL]
 
 
-def generation_measurements(generation: Generation, fresh: bool = False) -> pd.DataFrame:
+def generation_measurements(generation: GenerationRace, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, batch and phase: "prompt", up to the first new token, and "generation", all later ones.
 
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
@@ -100,7 +100,7 @@ def generation_measurements(generation: Generation, fresh: bool = False) -> pd.D
     return _summary(runs).assign(**asdict(generation.workload), layers=generation.layers, evidence="measured")
 
 
-def _runs(generation: Generation, folder: Path) -> Iterator[dict]:
+def _runs(generation: GenerationRace, folder: Path) -> Iterator[dict]:
     """A row for each turn of each way, batch and phase."""
     texts: list[Text] = []
 

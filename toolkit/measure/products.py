@@ -41,7 +41,7 @@ Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Twin:
+class MatrixTwin:
     """A random matrix [rows, columns]. `outliers` of its weights are outliers, in rows as `density` has them.
 
     `density` holds the outliers of each row of a real matrix; None spreads them evenly.
@@ -59,7 +59,7 @@ class Twin:
         return np.minimum(generator.poisson(expected), columns)
 
 
-def random_outliers(twin: Twin, storage: str, seed: int = 0) -> csr.Outliers:
+def random_outliers(twin: MatrixTwin, storage: str, seed: int = 0) -> csr.Outliers:
     """Outliers of a twin, in columns drawn at random."""
     generator = np.random.default_rng(seed)
     columns = [
@@ -83,34 +83,34 @@ def random_words(shape: tuple[int, int], seed: int = 0) -> Tensor:
     return spqr.pack(spqr.Codes(*parts, statistics.half()))
 
 
-def _dense(twin: Twin, x: Tensor) -> tuple[int, Run]:
+def _dense(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
     weight, vector = torch.randn(twin.shape, dtype=torch.bfloat16), x.bfloat16()
     return weight.nbytes, lambda: weight @ vector
 
 
-def _our_dense(twin: Twin, x: Tensor) -> tuple[int, Run]:
+def _our_dense(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
     weight = torch.randn(twin.shape, dtype=torch.bfloat16)
     return weight.nbytes, lambda: dense.matvec(weight, x)
 
 
-def _int8(twin: Twin, x: Tensor) -> tuple[int, Run]:
+def _int8(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
     weight = Scaled.encode("dense", torch.randn(twin.shape, dtype=torch.bfloat16))
     return weight.nbytes, lambda: weight.matvec(x)
 
 
-def _endor(twin: Twin, x: Tensor) -> tuple[int, Run]:
+def _endor(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
     weight = Endor.encode(random_pruned(twin.shape, 0.5, torch.bfloat16))
     return weight.nbytes, lambda: weight.matvec(x)
 
 
-def _spqr(storage: str, backend: str, twin: Twin, x: Tensor) -> tuple[int, Run]:
+def _spqr(storage: str, backend: str, twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
     words, outliers = random_words(twin.shape), random_outliers(twin, storage)
     nbytes = words.nbytes + outliers.offsets.nbytes + outliers.col_vals.nbytes
     return nbytes, lambda: spqr.matvec(words, outliers, x, backend=backend)
 
 
 # what is timed: a twin and a vector give the stored bytes and a run
-CONTESTANTS: dict[str, Callable[[Twin, Tensor], tuple[int, Run]]] = {
+CONTESTANTS: dict[str, Callable[[MatrixTwin, Tensor], tuple[int, Run]]] = {
     "dense": _dense,
     "dense, ours": _our_dense,  # torch's product does not reach the rate of memory
     "int8": _int8,
@@ -148,7 +148,7 @@ def product_measurements(
         model: of `toolkit.models.shapes`, or a part of it.
         ops: its operations, such as "q_proj".
         contestants: keys of `CONTESTANTS`.
-        densities: outliers of each row of a real matrix, by operation, as in `Twin`; an operation without: even.
+        densities: outliers of each row of a real matrix, by operation, as in `MatrixTwin`; an operation without: even.
         outliers: the share of weights that are outliers.
         repetitions: turns that count; one more warms up.
         fresh: measure again.
@@ -166,17 +166,17 @@ def product_measurements(
     tables = []
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
-        twin = Twin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
+        twin = MatrixTwin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
         key = {"products": asdict(twin), "contestants": contestants, "repetitions": repetitions}
         found = kept_spans(key, (__name__,), partial(_turns, twin, contestants, repetitions), fresh)
         tables.append(found.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
     return pd.concat(tables, ignore_index=True)
 
 
-def _turns(twin: Twin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
+def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
     x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
     prepared = {name: CONTESTANTS[name](twin, x) for name in contestants}
-    small = Twin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
+    small = MatrixTwin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
     waking = {name: CONTESTANTS[name](small, x)[1] for name in contestants}
     cached = {name: _cached(twin, x, nbytes) for name, nbytes in CACHED_BYTES.items()}
     rows = []
@@ -192,11 +192,11 @@ def _turns(twin: Twin, contestants: Sequence[str], repetitions: int) -> pd.DataF
     return table[table["repetition"] > 0].assign(threads=torch.get_num_threads())
 
 
-def _cached(twin: Twin, x: Tensor, nbytes: int) -> tuple[int, Run]:
+def _cached(twin: MatrixTwin, x: Tensor, nbytes: int) -> tuple[int, Run]:
     """A product with as many tile rows as fit into so many bytes of words, one at least."""
     columns = twin.shape[1]
     tall = max(1, nbytes // (8 * spqr.TILE * spqr.tiles((1, columns))[1]))
-    part = Twin((tall * spqr.TILE, columns), twin.outliers)
+    part = MatrixTwin((tall * spqr.TILE, columns), twin.outliers)
     words, outliers = random_words(part.shape), random_outliers(part, "csr")
     return words.nbytes, lambda: spqr.matvec(words, outliers, x)
 

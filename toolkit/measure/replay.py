@@ -117,7 +117,7 @@ def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(open_scattered(store, depth=replay.depth))
-        twin = Twin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
+        twin = ReplayedTwin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
         for repetition in range(1, replay.repetitions + 1):
             for way in replay.ways:
                 first = (repetition - 1) * (replay.window + replay.tokens)
@@ -137,7 +137,7 @@ class Token:
     memory_bytes: int
 
 
-class Twin:
+class ReplayedTwin:
     """The twin with attention in memory, and what its ways share. `active[layer]` [tokens, neurons] is the trace."""
 
     def __init__(self, replay: Replay, store: Store, reader: Reader, active: list[np.ndarray]):
@@ -238,7 +238,7 @@ class Twin:
 class HeldLayer:
     """One layer's neurons in memory, the neurons that each token from `first` on needs, and the reads between."""
 
-    def __init__(self, twin: Twin, layer: int, layout: str, window: int, first: int):
+    def __init__(self, twin: ReplayedTwin, layer: int, layout: str, window: int, first: int):
         replay = twin.replay
         tokens = range(first, first + replay.window + replay.tokens)
         self.active = [np.flatnonzero(twin.active[layer][token]) for token in tokens]

@@ -119,7 +119,7 @@ def place_layers(way: Way, mapping: str, layers: int, dense_bytes: int = 1, pack
 
 
 @dataclass(frozen=True)
-class Turn:
+class TimedWindow:
     """One window: how the disk was read, what happened, and the bytes that one token must read."""
 
     mode: str
@@ -160,16 +160,18 @@ class Turns:
             }
             yield turn.timeline.table()[SPAN].assign(**labels)
 
-    def timed(self, way: Way, where: LayerMap) -> Turn:
+    def timed(self, way: Way, where: LayerMap) -> TimedWindow:
         """A window over `tokens` tokens. Raises `UserError` if its logits are not those of the model in memory."""
         if way.method == ACCELERATE:
             return self._accelerate(way)
         if way.method in LLAMA_CPP:
             runtime = self.llama_cpp[way.method]
-            return Turn(MODE, one_after_another([runtime.timed() for _ in range(self.tokens)]), runtime.stored_bytes)
+            return TimedWindow(
+                MODE, one_after_another([runtime.timed() for _ in range(self.tokens)]), runtime.stored_bytes
+            )
         return self._ours(way, where)
 
-    def _ours(self, way: Way, where: LayerMap) -> Turn:
+    def _ours(self, way: Way, where: LayerMap) -> TimedWindow:
         with open_model(self.store, way, where) as ours:
             found = [_logits(ours.model)]  # fills the buffers
             begun_s = ours.recorder.now_s()
@@ -183,14 +185,14 @@ class Turns:
         layers = zip(self.store.layers_of(way.stored.format), where.tiers, strict=True)
         stored_bytes = sum(layer.nbytes for layer, tier in layers if tier == "storage")
         # the model is closed, so every read has ended and is recorded
-        return Turn(ours.mode, ours.recorder.timeline().window(begun_s, ended_s), stored_bytes)
+        return TimedWindow(ours.mode, ours.recorder.timeline().window(begun_s, ended_s), stored_bytes)
 
-    def _accelerate(self, way: Way) -> Turn:
+    def _accelerate(self, way: Way) -> TimedWindow:
         passes = [self.accelerate.timed(TOKEN, use_cache=False) for _ in range(self.tokens)]
         for given, _ in passes:
             self.check(way, given.logits)
         timeline = one_after_another([timeline for _, timeline in passes])
-        return Turn(MODE, timeline, self.accelerate.stored_bytes)
+        return TimedWindow(MODE, timeline, self.accelerate.stored_bytes)
 
     def check(self, way: Way, logits: Tensor, expected: Tensor | None = None) -> None:
         """Raise `UserError` unless all bits are as expected, or for products with packed weights nearly so."""

@@ -1,6 +1,6 @@
 """Decoding one token after another with a shape-only twin: SpQR beside fewer bits, pruned weights and llama.cpp.
 
-    twin = Twin("tinyllama-1.1b", layers=22)
+    twin = ModelTwin("tinyllama-1.1b", layers=22)
     twin_measurements(twin, ["dense", "spqr"], ["llama.cpp Q3_K"], places=["dram", "storage"])
 
 All weights are random, so only time is measured. In `dram` all layers stay in memory, and llama.cpp has loaded its file
@@ -60,7 +60,7 @@ STREAMED_TOKENS = 4  # in a turn, after one that fills the buffers
 
 
 @dataclass(frozen=True)
-class Twin:
+class ModelTwin:
     """A Llama decoder of random weights: a model of `toolkit.models.shapes`, so many layers, and a vocabulary.
 
     `sparsity` is that of the dense weights and of what Endor packs; `outliers` the share that SpQR has. With `alike`
@@ -76,7 +76,7 @@ class Twin:
 
 
 def twin_measurements(
-    twin: Twin,
+    twin: ModelTwin,
     ways: Sequence[str],
     rivals: Sequence[str] = (),
     places: Sequence[str] = ("dram",),
@@ -110,7 +110,7 @@ def twin_measurements(
 
 
 def _rows(
-    twin: Twin,
+    twin: ModelTwin,
     ways: Sequence[str],
     rivals: Sequence[str],
     places: Sequence[str],
@@ -139,7 +139,7 @@ def _rows(
                 yield row | shared
 
 
-def _pack(model: nn.Module, twin: Twin, ways: Sequence[str], folder: Path) -> None:
+def _pack(model: nn.Module, twin: ModelTwin, ways: Sequence[str], folder: Path) -> None:
     """The stores that the ways read."""
     seeds = itertools.count()
 

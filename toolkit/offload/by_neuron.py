@@ -32,7 +32,7 @@ from toolkit.offload.strategy import Opening, skeleton
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.sliding_window import SlidingWindow
-from toolkit.predictors import Predictor, Predictors
+from toolkit.predictors import Foresight, Predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
@@ -49,7 +49,7 @@ GAP_BYTES = 8192  # between neurons that are read over, since a request more wou
 DEPTH = 128  # reads under way at once: short ones need many (section 2.2)
 PREDICTORS = "predictors.safetensors"  # beside the configuration
 
-ForLayers = Sequence[Predictor | None]
+ForLayers = Sequence[Foresight | None]
 
 
 class ByNeuron:
@@ -148,7 +148,7 @@ def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
     ]
 
 
-def _packed_predictors(store: Store, layers: int) -> list[Predictor | None]:
+def _packed_predictors(store: Store, layers: int) -> list[Foresight | None]:
     """Raises `UserError` for a file that is damaged or of another model."""
     file = store.model_folder / PREDICTORS
     return list(Predictors.load(file, str(store.model.get("name")))) if file.exists() else [None] * layers

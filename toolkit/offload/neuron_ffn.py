@@ -1,6 +1,6 @@
 """An FFN whose neurons come from disk: those that a token is predicted to need, and that memory does not hold yet."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.predictors import Context, Predictor
+from toolkit.predictors import Context, Foresight
 from toolkit.timeline.spans import Recorder
 
 FEW = 8  # tokens; more of them multiply by torch's matrix product
@@ -33,14 +33,15 @@ class NeuronFFN(nn.Module):
     `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
     share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
     memory holds, the neurons come in parts, whose sums are added up. While `reads` is False, it computes with what
-    memory holds.
+    memory holds. A pass of several tokens is a prompt: a predictor with a state needs all neurons for it, and starts
+    with what fired.
     """
 
     def __init__(
         self,
         layer: int,
         store: NeuronStore,
-        predictor: Predictor | None,
+        predictor: Foresight | None,
         maths: Maths,
         bias: Float[Tensor, " hidden"] | None,
         passes: bool,
@@ -50,6 +51,7 @@ class NeuronFFN(nn.Module):
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.residency.units)
+        self._learns = predictor is not None and predictor.stateful
         self.reads, self._of_tokens = True, []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ class NeuronFFN(nn.Module):
         active = self._needed(x)
         if self.passes:
             self.store.clear()
-        total = None
+        total, fired = None, []
         for part in self._parts(active):
             with self.store.fetch.managing():
                 self.store.advance(part)
@@ -79,6 +81,10 @@ class NeuronFFN(nn.Module):
             found = self._sum(x)
             total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
+            if self._learns:
+                fired.append(self._fired(x))
+        if self._learns:
+            self._learn([np.sort(np.concatenate(parts)) for parts in zip(*fired, strict=True)])
         return self._with_bias(total)
 
     def keep(self, tokens: int) -> None:
@@ -92,7 +98,7 @@ class NeuronFFN(nn.Module):
 
     def _needed(self, x: Float[Tensor, "tokens hidden"]) -> Int64[np.ndarray, " active"]:
         """The neurons that any of the tokens needs, rising."""
-        if self.predictor is None:
+        if self.predictor is None or (self._learns and len(x) > 1):
             return self._every
         begun_s = self._recorder.now_s()
         self._of_tokens = [self.predictor.predict(Context(self.layer, (token,))) for token in x.float()]
@@ -103,6 +109,21 @@ class NeuronFFN(nn.Module):
             needed = np.flatnonzero(mask)
         self._recorder.record("compute", "predictor", "dram", begun_s, self.predictor.nbytes, self.layer)
         return needed
+
+    def _fired(self, x: Float[Tensor, "tokens hidden"]) -> list[Int64[np.ndarray, " active"]]:
+        """Of the neurons in memory, those that each token activated."""
+        begun_s = self._recorder.now_s()
+        rows, bias = self.store.used
+        active = (_outputs(rows, bias, x.to(rows.dtype), self.maths) != 0).numpy()
+        self._recorder.record("compute", "predictor", "dram", begun_s, 0, self.layer)
+        return [self.store.pointer[: len(rows)][token] for token in active]
+
+    def _learn(self, active: Sequence[Int64[np.ndarray, " active"]]) -> None:
+        """Tell the predictor what the prompt's tokens, or the token last predicted, activated."""
+        if len(active) > 1:
+            self.predictor.start(active)
+        else:
+            self.predictor.observe(active[0])
 
     def _parts(self, active: Int64[np.ndarray, " active"]) -> Iterator[Int64[np.ndarray, " part"]]:
         """The neurons in parts that memory can hold, those held already first.
@@ -129,12 +150,17 @@ class NeuronFFN(nn.Module):
 
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
     """The same by torch's matrix products, in the type of the rows."""
-    *ups, down = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
+    down = rows.unflatten(1, (3 if maths.gated else 2, -1))[:, -1]
+    return _outputs(rows, bias, x, maths) @ down
+
+
+def _outputs(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
+    """What the rows' neurons give for each token, [tokens, rows]; zero where the threshold is not exceeded."""
+    *ups, _ = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
     outputs = activation(maths.activation)(functional.linear(x, ups[0], bias if len(ups) == 1 else None))
     if maths.gated:
         outputs *= functional.linear(x, ups[1])
-    outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)
-    return outputs @ down
+    return outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)
 
 
 def _closed(x: Tensor) -> Tensor:

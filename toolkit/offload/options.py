@@ -9,7 +9,7 @@ from toolkit.offload.budget import check_bytes
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Way
-from toolkit.predictors import Predictor
+from toolkit.predictors import Foresight
 from toolkit.storage.readers import READERS
 
 FAVOURITE = "endor"  # the format that is run where several are packed and none is named
@@ -55,7 +55,7 @@ class Options:
     verify: bool = True
     device: str = "cpu"
     device_bytes: int | None = None
-    predictors: Sequence[Predictor | None] | None = None
+    predictors: Sequence[Foresight | None] | None = None
     window: int = WINDOW
 
     def __post_init__(self):

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
 from toolkit.errors import UserError
+from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 
 AHEAD = 4  # guesses a pass: the paper's λ
@@ -54,6 +55,7 @@ def speculate(
     for name, value in {"max_new_tokens": max_new_tokens, "ahead": ahead}.items():
         if value < 1:
             raise UserError(f"{name} {value}: expected 1 or more")
+    _check(target)
     cache, text, passes, proposed, accepted = DynamicCache(config=target.model.config), prompt, 0, 0, 0
     text = torch.cat([text, _choices(target, prompt, cache)[:, -1:]], dim=1)
     most = prompt.shape[1] + max_new_tokens
@@ -67,6 +69,14 @@ def speculate(
         text = torch.cat([text, new], dim=1)
         passes, proposed, accepted = passes + 1, proposed + guesses.shape[1], accepted + right
     return Speculated(text, passes, proposed, accepted)
+
+
+def _check(target: OffloadedModel) -> None:
+    """Raise `UserError` for a model that has no draft, or whose predictors would take the guesses for a prompt."""
+    if not isinstance(target.strategy, ByNeuron):
+        raise UserError(f"{target.store.folder}: holds no neurons, and the draft is what memory holds of them")
+    if any(ffn.predictor is not None and ffn.predictor.stateful for ffn in target.strategy.ffns):
+        raise UserError("predictors with a state: a guess may be wrong, and they would learn from it; take others")
 
 
 def _guesses(target: OffloadedModel, token: Tensor, cache: DynamicCache, count: int) -> Int64[Tensor, "1 guesses"]:

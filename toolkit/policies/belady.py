@@ -39,9 +39,9 @@ class Belady(Residency):
 
 def _uses_after(future: Sequence[Int64[np.ndarray, " needed"]], units: int) -> list[Int64[np.ndarray, " needed"]]:
     """For each token and unit that it needs, the next token that needs the unit; the number of tokens if none does."""
-    highest = max((int(needed[-1]) for needed in future if len(needed)), default=0)
-    if highest >= units:
-        raise UserError(f"the future needs unit {highest}: the layer has 0 to {units - 1}")
+    for unit in (int(each) for needed in future if len(needed) for each in needed[[0, -1]]):
+        if not 0 <= unit < units:
+            raise UserError(f"the future needs unit {unit}: the layer has 0 to {units - 1}")
     following, uses = np.full(units, len(future)), []
     for number in range(len(future) - 1, -1, -1):
         uses.append(following[future[number]])

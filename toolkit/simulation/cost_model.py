@@ -1,7 +1,7 @@
 """The cost model of offloading: when each weight is read, copied, decoded and used, on the machine of a profile.
 
     machine = profile("endor-rtx4080")
-    layer = Layer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
+    layer = PlacedLayer(weights(SHAPES["opt-66b"], "endor"), placement="storage")
     predict(machine, [layer], Way("endor", path="direct")).stages()
 
 A stage takes a fixed time, where the profile has one, and its bytes over a rate:
@@ -46,7 +46,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Layer:
+class PlacedLayer:
     """Weights that live in one tier. `overhead_s` is the processor's time beside them (a `Software.layer_s`)."""
 
     weights: tuple[Weight, ...]
@@ -112,7 +112,7 @@ def with_rates(
     return replace(machine, **{tier: replace(memory, **merged)})
 
 
-def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | None = None) -> Timeline:
+def predict(machine: Profile, layers: Iterable[PlacedLayer], way: Way, slots: int | None = None) -> Timeline:
     """The timeline of one pass through the layers, in order, for one token.
 
     Up to `slots` layers are under way at once, by default as many as the policy has. A layer's first read waits until
@@ -126,7 +126,7 @@ def predict(machine: Profile, layers: Iterable[Layer], way: Way, slots: int | No
     return schedule(_steps(machine, layers, way, slots))
 
 
-def _steps(machine: Profile, layers: Iterable[Layer], way: Way, slots: int) -> Iterator[Step]:
+def _steps(machine: Profile, layers: Iterable[PlacedLayer], way: Way, slots: int) -> Iterator[Step]:
     """The steps of all layers. A weight's steps follow each other; without overlaps, all share one resource."""
     last_steps: list[Step] = []  # of layers that are transferred
     for number, layer in enumerate(layers):
@@ -144,7 +144,7 @@ def _steps(machine: Profile, layers: Iterable[Layer], way: Way, slots: int) -> I
             last_steps.append(step)
 
 
-def _parts(machine: Profile, layer: Layer, way: Way) -> list[list[Step]]:
+def _parts(machine: Profile, layer: PlacedLayer, way: Way) -> list[list[Step]]:
     """The steps of each weight of a layer, and then those of its overhead."""
     parts = [list(_passage(machine, weight, layer.placement, way)) for weight in layer.weights]
     if layer.overhead_s:

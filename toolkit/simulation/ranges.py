@@ -23,7 +23,7 @@ import pandas as pd
 
 from toolkit.machines.machine import Profile
 from toolkit.policies.ways import Way
-from toolkit.simulation.cost_model import Layer, predict
+from toolkit.simulation.cost_model import PlacedLayer, predict
 from toolkit.timeline.spans import Timeline
 
 RANGED = {  # a column, and those of its range
@@ -33,7 +33,7 @@ RANGED = {  # a column, and those of its range
 }
 
 
-def numbers_that_matter(machine: Profile, layers: Callable[[Profile], Iterable[Layer]], way: Way) -> list[str]:
+def numbers_that_matter(machine: Profile, layers: Callable[[Profile], Iterable[PlacedLayer]], way: Way) -> list[str]:
     """The names of the numbers with a range that the times of a machine's layers depend on, each layer by itself."""
 
     def alone(other: Profile) -> list[Timeline]:

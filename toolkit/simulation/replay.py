@@ -54,4 +54,4 @@ def units_of(active: Bool[np.ndarray, "tokens units"]) -> list[Int64[np.ndarray,
 
 def most_held(needed: Iterable[Int64[np.ndarray, " needed"]], residency: Residency) -> int:
     """The most units that a policy holds at once over these tokens, at least 1 (Req in LLM in a flash, C.3)."""
-    return max(1, int(replay(needed, residency)["held"].max()))
+    return max([1, *replay(needed, residency)["held"]])

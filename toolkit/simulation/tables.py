@@ -23,7 +23,7 @@ from toolkit.machines.machine import Profile
 from toolkit.models.workload import Workload
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way, all_ways
-from toolkit.simulation.cost_model import Layer, predict, weights
+from toolkit.simulation.cost_model import PlacedLayer, predict, weights
 from toolkit.simulation.ranges import corners, numbers_that_matter, with_ranges
 from toolkit.timeline.tables import DENSE, LABELS, beside_dense, relative_to
 
@@ -32,15 +32,15 @@ from toolkit.timeline.tables import DENSE, LABELS, beside_dense, relative_to
 class Case:
     """One timeline of a table: a machine's layers, the way to run them, and the labels that tell it from others."""
 
-    layers: Callable[[Profile], Sequence[Layer]]
+    layers: Callable[[Profile], Sequence[PlacedLayer]]
     way: Way
     labels: Mapping[str, object]
 
 
-def layer_of(workload: Workload, machine: Profile, method: str, placement: str) -> Layer:
+def layer_of(workload: Workload, machine: Profile, method: str, placement: str) -> PlacedLayer:
     """A whole decoder layer of a workload, stored as a method stores it."""
     stored = weights(workload.shapes(), method, workload.dtype, workload.sparsity)
-    return Layer(stored, placement, _overhead_s(machine))
+    return PlacedLayer(stored, placement, _overhead_s(machine))
 
 
 def _overhead_s(machine: Profile) -> float:
@@ -96,14 +96,14 @@ def pass_table(
     return table.assign(speedup_over_host=1 / relative_to(table, "seconds", path="host"))
 
 
-def _single(workload: Workload, op: str, way: Way, placement: str) -> Callable[[Profile], Sequence[Layer]]:
+def _single(workload: Workload, op: str, way: Way, placement: str) -> Callable[[Profile], Sequence[PlacedLayer]]:
     stored = weights(workload.shapes([op]), way.method, workload.dtype, workload.sparsity)
-    return lambda machine: [Layer(stored, placement)]
+    return lambda machine: [PlacedLayer(stored, placement)]
 
 
-def _whole(workload: Workload, way: Way, tiers: Sequence[str]) -> Callable[[Profile], Sequence[Layer]]:
+def _whole(workload: Workload, way: Way, tiers: Sequence[str]) -> Callable[[Profile], Sequence[PlacedLayer]]:
     stored = weights(workload.shapes(), way.method, workload.dtype, workload.sparsity)
-    return lambda machine: [Layer(stored, tier, _overhead_s(machine)) for tier in tiers]
+    return lambda machine: [PlacedLayer(stored, tier, _overhead_s(machine)) for tier in tiers]
 
 
 def _passes(

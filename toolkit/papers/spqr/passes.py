@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from toolkit.machines.machine import GB, Memory
-from toolkit.measure.twin_forward import Twin
+from toolkit.measure.twin_forward import ModelTwin
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.papers.spqr.speedups import MINE
 
@@ -61,7 +61,7 @@ def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
     return table.assign(byte_limit=dense / table["weight_bytes"], gb_s=table["weight_bytes"] / table[seconds] / GB)
 
 
-def twin_passes(turns: pd.DataFrame, twin: Twin) -> pd.DataFrame:
+def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
     """A row a way and place, from `twin_measurements`: median_s, minimum_s and maximum_s of a token, over the turns.
 
     bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median. `over_rival`

@@ -9,7 +9,7 @@ import torch
 from toolkit.kernels import csr
 from toolkit.kernels.csr.layout import word_dtype
 from toolkit.kernels.csr.shared import BLOCK
-from toolkit.measure.products import Twin
+from toolkit.measure.products import MatrixTwin
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import twin_shapes
 from toolkit.quantization.outliers import row_counts
@@ -60,7 +60,7 @@ def model_padding(densities: Iterable[Mapping[str, list[int]]], model: str, outl
             sizes = np.zeros(2)
             for block in range(ARCHITECTURES[model].layers):
                 density = tuple(densities[block % len(densities)][op]) if name == AS_QUANTISED else None
-                sizes += _words(Twin(shape, outliers, density).row_counts(generator))
+                sizes += _words(MatrixTwin(shape, outliers, density).row_counts(generator))
             csr_mb, ptcsr_mb = 4 * sizes / 1e6
             rows.append((op, name, csr_mb, ptcsr_mb, ptcsr_mb - csr_mb))
     return pd.DataFrame(rows, columns=["op", "spread", "csr_mb", "ptcsr_mb", "padding_mb"])
