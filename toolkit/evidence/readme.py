@@ -1,4 +1,4 @@
-"""README's generated blocks, made from one machine's kept results."""
+"""The generated blocks of README and of `results/reference/README.md`, made from one machine's kept results."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
+from toolkit.evidence.literature import PAPERS
 from toolkit.files import replacing
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
@@ -18,18 +19,17 @@ BEGIN, END = "<!-- begin generated {}: python -m toolkit.evidence.reference -->"
 
 
 def write_readme(folder: Path) -> None:
-    """Put each block between its markers in README. Raises `UserError` if the markers are not there."""
-    readme = paths.root() / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    for name, write in BLOCKS.items():
+    """Put each block between its markers in its file. Raises `UserError` if the markers are not there."""
+    for name, (place, write) in BLOCKS.items():
+        file = paths.root() / place
+        text = file.read_text(encoding="utf-8")
         start, end = _span(text, name)
-        text = f"{text[:start]}{write(folder)}{text[end:]}"
-    with replacing(readme) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        with replacing(file) as temporary:
+            temporary.write_text(f"{text[:start]}{write(folder)}{text[end:]}", encoding="utf-8")
 
 
 def read_block(text: str, name: str) -> str:
-    """The text between the markers of a block of README. Raises `UserError` if the markers are not there."""
+    """The text between the markers of a block. Raises `UserError` if the markers are not there."""
     start, end = _span(text, name)
     return text[start:end]
 
@@ -39,7 +39,7 @@ def _span(text: str, name: str) -> tuple[int, int]:
     begin, end = BEGIN.format(name), END.format(name)
     start, stop = text.find(f"{begin}\n"), text.find(f"\n{end}")
     if -1 in (start, stop):
-        raise UserError(f"README.md: the lines {begin!r} and {end!r} are not there; put them where the block belongs")
+        raise UserError(f"README: the lines {begin!r} and {end!r} are not there; put them where the block belongs")
     return start + len(begin) + 1, stop
 
 
@@ -109,10 +109,36 @@ def _perplexities(folder: Path) -> pd.DataFrame:
     return table[table["metric"].eq("perplexity") & table["bits_per_weight"].notna()]
 
 
+def readme_papers(folder: Path) -> str:
+    """A row a paper: how well its numbers are predicted, what is gained here, what it costs, what does not pay."""
+    predictions = {paper: prediction_words(rows) for paper, rows in _comparisons(folder).groupby("paper", sort=False)}
+    spoken: dict[str, dict[str, list[str]]] = {}
+    for id in notebooks():
+        if (folder / id / "meta.json").is_file():
+            headline = dict(_meta(folder, id).get("headline") or {})
+            system = headline.pop("system", id.split("/")[0])
+            for kind, sentence in headline.items():
+                spoken.setdefault(system, {}).setdefault(kind, []).append(sentence)
+    rows = [
+        {
+            "paper": paper.name,
+            "predicted on its machines": predictions.get(id, "no results yet"),
+            "what it gains": " ".join(spoken.get(id, {}).get("gain", [])) or "–",
+            "what it costs, what does not pay": " ".join(
+                sentence for kind in ("cost", "negative") for sentence in spoken.get(id, {}).get(kind, [])
+            )
+            or "–",
+        }
+        for id, paper in PAPERS.items()
+        if paper.title
+    ]
+    return markdown(pd.DataFrame(rows))
+
+
 def readme_tables(folder: Path) -> str:
-    """README's results as Markdown, from one machine's kept results."""
+    """All results as Markdown, from one machine's kept results."""
     meta = _meta(folder, "endor/tab_perplexity")
-    relative = folder.relative_to(paths.root())
+    relative = Path(folder.name)  # the file lies beside the folders of the machines
     parts = [
         f"Measured on {meta['cpu']}, {meta['gpu'] or 'no GPU'}, {meta['finished'][:10]}; all of it in `{relative}/`.",
         _score_part(folder),
@@ -304,4 +330,8 @@ def _table(folder: Path, id: str) -> pd.DataFrame:
     return pd.read_csv(folder / id / "table.csv")
 
 
-BLOCKS = {"summary": readme_summary, "results": readme_tables}
+BLOCKS = {
+    "summary": ("README.md", readme_summary),
+    "papers": ("README.md", readme_papers),
+    "results": ("results/reference/README.md", readme_tables),
+}
