@@ -13,6 +13,7 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.measure import llama_cpp, llama_cpp_driver
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
+from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
 
@@ -44,11 +45,11 @@ def model(tmp_path, monkeypatch):
 
 
 def test_a_pass_is_one_read_that_takes_all_of_it(model, tmp_path):
-    with LlamaCpp(model, "llama.cpp F16", tmp_path) as runtime:
-        for _ in range(2):
-            timeline = runtime.timed([1, 2])
-            assert timeline.total_s == timeline.busy_s("read") == 0.25
-            assert [span.nbytes for span in timeline.spans] == [24]
+    with LlamaCpp("llama.cpp F16", model, tmp_path) as runtime:
+        spans = take_turns([runtime], repetitions=2)
+    assert spans["stage"].tolist() == ["read", "read"]
+    assert (spans["end_s"] - spans["start_s"]).tolist() == [0.25, 0.25]
+    assert spans["nbytes"].tolist() == [12, 12]
     assert runtime._process.returncode == 0
 
 
@@ -59,20 +60,20 @@ def test_other_logits_are_refused_of_f16_only(model, tmp_path, off, refused):
         largest = float(model(torch.tensor([PROMPT])).logits[0, -1].abs().max())
     answers[3] += off * llama_cpp.NEAR * largest
     (tmp_path / "answers.json").write_text(json.dumps(answers))
-    LlamaCpp(model, "llama.cpp Q4_0", tmp_path).close()
+    LlamaCpp("llama.cpp Q4_0", model, tmp_path).close()
     if not refused:
-        LlamaCpp(model, "llama.cpp F16", tmp_path).close()
+        LlamaCpp("llama.cpp F16", model, tmp_path).close()
         return
     with pytest.raises(UserError, match=r"llama.cpp F16 is .* off from the model in memory: not timed"):
-        LlamaCpp(model, "llama.cpp F16", tmp_path)
+        LlamaCpp("llama.cpp F16", model, tmp_path)
 
 
 def test_a_process_that_ends_says_why(model, tmp_path):
     with (
-        LlamaCpp(model, "llama.cpp Q8_0", tmp_path) as runtime,
+        LlamaCpp("llama.cpp Q8_0", model, tmp_path) as runtime,
         pytest.raises(UserError, match=r"llama.cpp Q8_0 ended: out of luck"),
     ):
-        runtime.timed([13])
+        runtime._ask(tokens=[13])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.measure import products, repetitions
+from toolkit.measure import products, turns
 from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, Twin, product_measurements
 from toolkit.models import shapes
 
@@ -13,7 +13,7 @@ from toolkit.models import shapes
 @pytest.fixture(autouse=True)
 def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
     monkeypatch.setitem(shapes.SHAPES, "toy", {"q_proj": (48, 64), "down_proj": (32, 80)})
     monkeypatch.setattr(products, "SWEPT_BYTES", 1 << 16)
 

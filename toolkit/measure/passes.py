@@ -1,9 +1,8 @@
-"""Timed passes through one layer of a store: its operations are read, decoded and used, and each step is a span.
+"""Passes through one layer of a store: its operations are read, decoded and used, and each step is a span.
 
     with twin_store({"fc1": (36864, 9216)}, torch.float16, 0.5, ["dense", "endor"]) as store:
         ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", device="cpu"), "storage")]
-        for (way, placement), repetition, mode, timeline in timed_passes(store, ways, repetitions=5):
-            ...
+        take_turns(layer_passes(store, ways), repetitions=5, warm_up=1)
 
 The layer is a shape-only twin: random weights, since time does not depend on their values. The device is the CPU.
 """
@@ -11,6 +10,7 @@ The layer is a shape-only twin: random weights, since time does not depend on th
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -21,11 +21,12 @@ from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled, unpacked
+from toolkit.measure.contestant import Contestant
 from toolkit.models.shapes import random_pruned
-from toolkit.policies.ways import POLICIES, Placed, Way
+from toolkit.policies.ways import POLICIES, Placed
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.readers import Reader, open_reader
-from toolkit.storage.runs import Layer, OpRun
+from toolkit.storage.readers import open_reader
+from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 from toolkit.timeline.spans import Recorder, Timeline
@@ -74,31 +75,81 @@ def _check(store: Store, form: str, weights: Mapping[str, Tensor]) -> None:
             raise UserError(f"{op} read back as {form} is not the weight that was written: nothing is timed")
 
 
-def timed_passes(
-    store: Store, cases: Sequence[Placed], repetitions: int
-) -> Iterator[tuple[Placed, int, str, Timeline]]:
-    """Each way `repetitions` times and once before: way, placement, repetition from 0, the reader's mode, timeline.
-
-    A slow spell of the disk hits one repetition of every case, since repetitions are the outer loop. Files are opened
-    anew for each pass, which drops what the page cache may hold of them. Raises `UserError` for no repetition or an
-    unknown placement.
-    """
-    if repetitions < 1:
-        raise UserError(f"repetitions={repetitions}: expected 1 or more; one more goes before them")
+def layer_passes(store: Store, cases: Sequence[Placed]) -> list["LayerPass"]:
+    """A contestant for each way and placement, which share buffers. Raises `UserError` for an unknown placement."""
     for _, placement in cases:
         if placement not in PLACEMENTS:
             raise unknown("placement", placement, PLACEMENTS)
     forms = {way.stored.format for way, _ in cases}
     buffers = {form: aligned_buffer(store.slot_bytes(form)) for form in forms}
-    largest = max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values())
-    dense = aligned_buffer(largest)
+    dense = aligned_buffer(max(run.dense_bytes for form in forms for run in store.layer(0, form).ops.values()))
     weights = {form: _weights(store, form, buffers[form]) for form in forms}
-    for repetition in range(repetitions + 1):
-        for way, placement in cases:
-            form = way.stored.format
-            with open_reader("threads", store, form) as reader:
-                timeline = _pass(way, placement, reader, store.layer(0, form), buffers[form], weights[form], dense)
-                yield (way, placement), repetition, reader.mode, timeline
+    return [
+        LayerPass(store, case, buffers[form], weights[form], dense)
+        for case in cases
+        for form in [case[0].stored.format]
+    ]
+
+
+def labels(placed: Placed) -> dict[str, str]:
+    """The columns that tell a way and placement from others."""
+    way, placement = placed
+    return asdict(way) | {"placement": placement}
+
+
+class LayerPass(Contestant):
+    """One layer of a store: its operations are read, decoded and used with one vector each, by one way.
+
+    Files are opened anew for each turn, which drops what the page cache may hold of them.
+    """
+
+    def __init__(
+        self, store: Store, case: Placed, buffer: np.ndarray, weights: Mapping[str, Packed], dense: np.ndarray
+    ):
+        (self.way, placement), self.labels = case, labels(case)
+        self.store, self.layer = store, store.layer(0, self.way.stored.format)
+        self.is_read = placement == "storage"
+        self.nbytes = self.layer.nbytes if self.is_read else 0
+        self.buffer, self.weights, self.dense = buffer, weights, dense
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """The files, and the layer in its buffer if it is in DRAM."""
+        with open_reader("threads", self.store, self.way.stored.format) as self.reader:
+            if not self.is_read:
+                self.reader.read(self.layer.ranges, self.buffer)
+            self.mode, self.recorder = self.reader.mode, Recorder()
+            self.vectors = {run.shape[1]: torch.randn(run.shape[1]) for run in self.layer.ops.values()}
+            yield
+
+    def token(self, number: int) -> None:
+        """The pass. Pipelined: all operations are read in order, ahead; sequential: each when it is needed."""
+        with ThreadPoolExecutor(1) as link:
+            arrivals = link.map if POLICIES[self.way.policy].overlaps else map
+            for run in arrivals(self._read, self.layer.ops.values()):
+                operand = self._operand(run)
+                with self.recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
+                    operand.matvec(self.vectors[run.shape[1]])
+
+    def window(self, begun_s: float, ended_s: float) -> Timeline:
+        """The stages alone: what lies between two of them is no part of a layer."""
+        window = super().window(begun_s, ended_s)
+        return replace(window, spans=tuple(span for span in window.spans if span.stage != "other"))
+
+    def _read(self, run: OpRun) -> OpRun:
+        if self.is_read:
+            with self.recorder.span("read", run.op, "storage", run.nbytes, layer=0):
+                self.reader.read(run.ranges, self.buffer[run.offset - self.layer.offset :][: run.nbytes])
+        return run
+
+    def _operand(self, run: OpRun) -> Packed:
+        """The operand of the product: the weight made dense, or as it was stored."""
+        packed = self.weights[run.op]
+        if not self.way.stored.decoded_in:
+            return packed
+        out = torch.from_numpy(self.dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
+        with self.recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
+            return unpacked(packed, out)
 
 
 def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed]:
@@ -109,43 +160,3 @@ def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed
     with open_reader("threads", store, form) as reader:
         reader.read(store.layer(0, form).ranges, buffer)
     return store.layer(0, form).view(buffer)
-
-
-def _pass(
-    way: Way,
-    placement: str,
-    reader: Reader,
-    layer: Layer,
-    buffer: np.ndarray,
-    weights: Mapping[str, Packed],
-    dense: np.ndarray,
-) -> Timeline:
-    vectors = {columns: torch.randn(columns) for _, columns in (run.shape for run in layer.ops.values())}
-    if placement == "dram":
-        reader.read(layer.ranges, buffer)
-    recorder = Recorder()
-
-    def read(run: OpRun) -> OpRun:
-        if placement == "storage":
-            with recorder.span("read", run.op, "storage", run.nbytes, layer=0):
-                reader.read(run.ranges, buffer[run.offset - layer.offset :][: run.nbytes])
-        return run
-
-    with ThreadPoolExecutor(1) as link:
-        arrivals = (
-            link.map if POLICIES[way.policy].overlaps else map
-        )  # pipelined: all are read in order, ahead; sequential: each when it is needed
-        for run in arrivals(read, layer.ops.values()):
-            operand = _operand(way, recorder, run, weights[run.op], dense)
-            with recorder.span("compute", run.op, "dram", operand.nbytes, layer=0):
-                operand.matvec(vectors[run.shape[1]])
-    return recorder.timeline()
-
-
-def _operand(way: Way, recorder: Recorder, run: OpRun, packed: Packed, dense: np.ndarray) -> Packed:
-    """The operand of the product: the weight made dense, or as it was stored."""
-    if not way.stored.decoded_in:
-        return packed
-    out = torch.from_numpy(dense[: run.dense_bytes]).view(run.dtype).view(run.shape)
-    with recorder.span("decode", run.op, "dram", run.dense_bytes, layer=0):
-        return unpacked(packed, out)

@@ -12,7 +12,7 @@ the same kind therefore comes right before.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.kernels import csr, dense, spqr
-from toolkit.measure.repetitions import kept_spans
+from toolkit.measure.turns import measured
 from toolkit.models.shapes import random_pruned, twin_shapes
 from toolkit.progress import progress
 
@@ -167,12 +167,12 @@ def product_measurements(
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
         twin = Twin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
-        key = {"products": asdict(twin), "contestants": contestants, "repetitions": repetitions}
-        found = kept_spans(key, (__name__,), partial(_turns, twin, contestants, repetitions), fresh)
-        tables.append(found.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
+        turns = _turns(twin, contestants, repetitions, fresh=fresh)
+        tables.append(turns.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
     return pd.concat(tables, ignore_index=True)
 
 
+@measured
 def _turns(twin: Twin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
     x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
     prepared = {name: CONTESTANTS[name](twin, x) for name in contestants}
