@@ -9,7 +9,7 @@ Anyone may have written a file: `load` takes no more memory than there is, runs 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,17 +47,18 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
 
 
 def load_for(
-    path: str | os.PathLike, kind: str, version: str, model: str
+    path: str | os.PathLike, kind: str, versions: Collection[str], model: str
 ) -> tuple[dict[str, str], dict[str, "Tensor"]]:
     """As `load`, for a file about one model, which was saved with its `version` and the name of its `model`.
 
-    Raises `UserError` as `load` does, and for a file of another version or about another model.
+    Raises `UserError` as `load` does, and for a file of a version not among these or about another model.
     """
     about, tensors = load(path, kind)
-    if (found := about.get("version")) != version:
-        raise UserError(f"{path}: {kind} of version {found!r}; this code reads {version}: make the file again")
-    if (found := about.get("model")) != model:
-        raise UserError(f"{path}: {kind} of model {found!r}; expected {model!r}: make a file for this model")
+    if (version := about.get("version")) not in versions:
+        readable = ", ".join(versions)
+        raise UserError(f"{path}: {kind} of version {version!r}; this code reads {readable}: make the file again")
+    if (name := about.get("model")) != model:
+        raise UserError(f"{path}: {kind} of model {name!r}; expected {model!r}: make a file for this model")
     return about, tensors
 
 

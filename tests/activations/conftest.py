@@ -18,6 +18,7 @@ def trace():
             chance = (2 * share * torch.rand(count, generator=generator)).clamp(max=1)
             bits.append(pack(torch.rand(sequences, length, count, generator=generator) < chance))
         ids = torch.zeros(sequences, length, dtype=torch.int32)
-        return Trace("tiny", "random", ids, torch.zeros(len(neurons)), tuple(neurons), tuple(bits))
+        limits = torch.zeros(len(neurons))
+        return Trace("tiny", "random", ids, tuple(neurons), tuple(bits), thresholds=limits)
 
     return make

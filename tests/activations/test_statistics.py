@@ -14,7 +14,7 @@ ACTIVE = torch.tensor([[[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 0]]], dtype=torch.
 
 @pytest.fixture
 def worked():
-    return Trace("tiny", "worked", torch.zeros(1, 3, dtype=torch.int32), torch.zeros(1), (4,), (pack(ACTIVE),))
+    return Trace("tiny", "worked", torch.zeros(1, 3, dtype=torch.int32), (4,), (pack(ACTIVE),))
 
 
 def test_by_hand(worked):
@@ -42,7 +42,7 @@ def test_by_hand(worked):
 def test_against_sets(trace):
     found = trace(neurons=(13, 70), sequences=3, length=8)
     usage, overlap = statistics.aggregated_usage(found, 8), statistics.overlap(found, [1, 3, 7])
-    for layer, neurons in enumerate(found.neurons):
+    for layer, neurons in enumerate(found.units):
         active = found.active(layer).tolist()
         for row in usage[usage["layer"] == layer].itertuples():
             assert (row.used, row.most) == pytest.approx(naive.used(active, row.tokens, neurons))

@@ -51,7 +51,7 @@ def test_a_drawn_trace_follows_its_law():
             shares = law.usage(512)
             chance = (shares**2).sum() / shares.sum()
             assert row.shared == pytest.approx(chance + law.persistence**row.distance * (1 - chance), rel=0.06)
-    assert (trace.model, trace.neurons) == ("twin", (512, 512))
+    assert (trace.model, trace.units) == ("twin", (512, 512))
     assert torch.equal(draw("twin", laws, 512, 1200).bits[1], trace.bits[1])
     assert not torch.equal(draw("twin", laws, 512, 1200, seed=1).bits[1], trace.bits[1])
 

@@ -10,6 +10,8 @@ from toolkit import tensor_files
 from toolkit.activations import Magnitudes, Trace, record, thresholded
 from toolkit.activations.trace import KIND, pack
 from toolkit.errors import UserError
+from toolkit.policies.lru import Lru
+from toolkit.simulation.replay import replay_trace
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -18,7 +20,7 @@ def test_the_trace_says_which_outputs_exceed_the_threshold(tiny, tokens, family)
     model = tiny(family, **({"intermediate_size": 21} if family == "llama" else {"ffn_dim": 21}))
     limits = Magnitudes.measure(model, tokens, sequence_length=16).thresholds(0.6)
     trace = record(model, "tiny", tokens, "random", limits, windows=3, sequence_length=16)
-    assert (trace.model, trace.corpus, trace.neurons) == ("tiny", "random", (21, 21, 21))
+    assert (trace.model, trace.corpus, trace.units) == ("tiny", "random", (21, 21, 21))
     assert torch.equal(trace.tokens.long(), tokens[:48].view(3, 16))
     with thresholded(model, limits):
         outputs = outputs_of(model, trace.tokens.long())
@@ -47,23 +49,48 @@ def test_a_file_gives_the_trace_back(trace, tmp_path):
     kept = trace()
     kept.save(tmp_path / "trace")
     found = Trace.load(tmp_path / "trace", "tiny")
-    assert (found.neurons, found.corpus) == (kept.neurons, kept.corpus)
+    assert (found.units, found.unit, found.corpus) == (kept.units, kept.unit, kept.corpus)
     assert all(torch.equal(one, other) for one, other in zip(found.bits, kept.bits, strict=True))
     with pytest.raises(UserError, match="trace of model 'tiny'; expected 'opt': make a file for this model"):
         Trace.load(tmp_path / "trace", "opt")
 
 
+def test_experts_have_weights_of_the_router_and_no_thresholds(tmp_path):
+    weights = torch.tensor([[[0.75, 0.25, 0, 0], [0, 0.5, 0, 0.5]]])
+    ids = torch.tensor([[7, 8]], dtype=torch.int32)
+    Trace("mixture", "by hand", ids, (4,), (pack(weights > 0),), "expert", weights=(weights,)).save(tmp_path / "trace")
+    experts = Trace.load(tmp_path / "trace", "mixture")
+    assert (experts.unit, experts.thresholds) == ("expert", None)
+    assert torch.equal(experts.weights[0], weights)
+    assert replay_trace(experts, lambda layer, needed: Lru(4, 2), 10)["bytes"].tolist() == [20, 10]
+
+
+def test_a_file_of_version_1_holds_neurons(trace, tmp_path):
+    trace().save(tmp_path / "trace")
+    about, tensors = tensor_files.load(tmp_path / "trace", KIND)
+    del about["unit"]
+    about |= {"version": "1", "neurons": about.pop("units")}
+    tensor_files.save(tmp_path / "earlier", KIND, about, tensors)
+    earlier = Trace.load(tmp_path / "earlier", "tiny")
+    assert (earlier.unit, earlier.units) == ("FFN neuron", (13, 16))
+    assert torch.equal(earlier.thresholds, torch.zeros(2))
+    assert torch.equal(earlier.active(1), trace().active(1))
+
+
 @pytest.mark.parametrize(
     ("about", "tensors", "told"),
     [
-        ({"neurons": "[13]"}, {}, "thresholds of a trace"),
-        ({"neurons": "[13, 17]"}, {}, "bits of layer 1 of a trace"),
-        ({"neurons": "[11, 16]"}, {}, "bits beyond its 11 neurons"),
-        ({"neurons": "[-13, 16]"}, {}, "layer 0 of a trace has -13 neurons"),
-        ({"neurons": "13"}, {}, "inconsistent trace"),
-        ({"neurons": "[13, 16, 8]"}, {}, "inconsistent trace: 'bits.2'"),
-        ({"neurons": "[" * 100_000}, {}, "inconsistent trace"),
-        ({"version": "2"}, {}, "version '2'; this code reads 1"),
+        ({"units": "[13]"}, {}, "thresholds of a trace"),
+        ({"units": "[13, 17]"}, {}, "bits of layer 1 of a trace"),
+        ({"units": "[11, 16]"}, {}, "bits beyond its 11 units"),
+        ({"units": "[-13, 16]"}, {}, "layer 0 of a trace has -13 units"),
+        ({"units": "13"}, {}, "inconsistent trace"),
+        ({"units": "[13, 16, 8]"}, {}, "inconsistent trace: 'bits.2'"),
+        ({"units": "[" * 100_000}, {}, "inconsistent trace"),
+        ({"version": "3"}, {}, "version '3'; this code reads 1, 2: make the file again"),
+        ({"unit": "head"}, {}, "unknown unit of a trace"),
+        ({}, {"weights.0": torch.zeros(2, 9, 13)}, "weights of 1 layers and units of 2"),
+        ({}, {f"weights.{layer}": torch.ones(2, 9, n) for layer, n in enumerate((13, 16))}, "0 for idle units"),
         ({}, {"tokens": torch.zeros(3, 9).int()}, "bits of layer 0 of a trace"),
         ({}, {"bits.0": torch.zeros(2, 9, 2)}, "bits of layer 0 of a trace"),
     ],
@@ -79,5 +106,5 @@ def test_crafted_files_are_refused(trace, tmp_path, about, tensors, told):
 
 def test_parts_that_do_not_fit_are_refused(trace):
     kept = trace()
-    with pytest.raises(UserError, match="bits of 1 layers and neurons of 2"):
+    with pytest.raises(UserError, match="bits of 1 layers and units of 2"):
         dataclasses.replace(kept, bits=kept.bits[:1])

@@ -6,24 +6,13 @@ import pytest
 import torch
 
 from tests import naive_spqr
+from tests.quantization.test_outliers import outliers, random
 from toolkit.errors import UserError
 from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.kernels import csr
 from toolkit.papers.spqr import storage as spqr_storage
 from toolkit.papers.spqr import tile as spqr_tile
 from toolkit.quantization.spqr import SpQR
-
-
-def random(seed, *shape):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def outliers(counts, columns=64):
-    """So many outliers in each row, in its first columns."""
-    rows = np.repeat(np.arange(len(counts)), counts)
-    places = np.concatenate([np.arange(count) for count in counts])
-    values = torch.ones(len(rows), dtype=torch.float16)
-    return csr.encode("csr", (len(counts), columns), torch.from_numpy(rows), torch.from_numpy(places), values)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ def of(active):
     """A trace of one layer: [sequences][tokens][neurons] of 0 and 1."""
     bits = torch.tensor(active, dtype=torch.bool)
     ids = torch.zeros(bits.shape[:2], dtype=torch.int32)
-    return Trace("tiny", "by hand", ids, torch.zeros(1), (bits.shape[2],), (pack(bits),))
+    return Trace("tiny", "by hand", ids, (bits.shape[2],), (pack(bits),))
 
 
 def test_friends_are_read_again_and_again():

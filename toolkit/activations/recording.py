@@ -40,4 +40,4 @@ def record(
             with watched(model, see):
                 run_decoder(model, window)
             bar.update()
-    return Trace(name, corpus, cut.int(), thresholds.float().cpu(), neurons, bits)
+    return Trace(name, corpus, cut.int(), neurons, bits, thresholds=thresholds.float().cpu())

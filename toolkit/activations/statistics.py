@@ -26,7 +26,7 @@ def sparsity(trace: Trace) -> pd.DataFrame:
     of the neurons that no token used).
     """
     rows = []
-    for layer, count in enumerate(trace.neurons):
+    for layer, count in enumerate(trace.units):
         a_token = _counts(trace.bits[layer].numpy())
         used = np.bitwise_or.reduce(trace.bits[layer].numpy(), axis=(0, 1))
         row = {"layer": layer, "neurons": count, "sparsity": 1 - a_token.mean() / count, "active": a_token.mean()}
@@ -45,7 +45,7 @@ def aggregated_usage(trace: Trace, tokens: int) -> pd.DataFrame:
     _expect_within(trace, "tokens", [tokens], 1)
     rows = []
     with progress("aggregating usage", trace.layers, "layers") as bar:
-        for layer, count in enumerate(trace.neurons):
+        for layer, count in enumerate(trace.units):
             bits, before = trace.bits[layer].numpy(), 0.0
             union = bits.copy()
             for k in range(1, tokens + 1):
@@ -87,7 +87,7 @@ def hot_cold(trace: Trace, points: int = 20) -> pd.DataFrame:
     of all), usage (share of tokens that the last of them was active for).
     """
     rows = []
-    for layer, count in enumerate(trace.neurons):
+    for layer, count in enumerate(trace.units):
         usage = _usage(trace, layer).sort(descending=True).values
         total = usage.cumsum(0)
         for point in range(1, points + 1):
@@ -106,8 +106,8 @@ def coactivation(trace: Trace, layer: int) -> Float[Tensor, "neurons neurons"]:
         raise UserError(f"layer {layer}: the trace has layers 0 to {trace.layers - 1}")
     active = trace.active(layer).flatten(0, 1).float()
     uses = active.sum(0)
-    together = torch.empty(trace.neurons[layer], trace.neurons[layer])
-    for rows in torch.arange(trace.neurons[layer]).split(ROWS_AT_ONCE):
+    together = torch.empty(trace.units[layer], trace.units[layer])
+    for rows in torch.arange(trace.units[layer]).split(ROWS_AT_ONCE):
         torch.matmul(active[:, rows].T, active, out=together[rows[0] : rows[-1] + 1])
     return together.div_(uses.clamp(min=1)[:, None]).fill_diagonal_(0)
 
@@ -120,8 +120,8 @@ def friends(trace: Trace, layer: int, ranks: Iterable[int]) -> pd.DataFrame:
     what `together` would be by chance). Raises `UserError` for a rank that no other neuron can have.
     """
     ranks = list(ranks)
-    if not ranks or min(ranks) < 1 or max(ranks) >= trace.neurons[layer]:
-        raise UserError(f"ranks {ranks}: expected numbers from 1 to {trace.neurons[layer] - 1}, the other neurons")
+    if not ranks or min(ranks) < 1 or max(ranks) >= trace.units[layer]:
+        raise UserError(f"ranks {ranks}: expected numbers from 1 to {trace.units[layer] - 1}, the other neurons")
     shares, found = coactivation(trace, layer).topk(max(ranks), dim=1)
     usage = _usage(trace, layer)
     used = usage.nonzero().squeeze(1)

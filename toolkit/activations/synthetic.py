@@ -84,7 +84,7 @@ class UsageLaw:
 def draw(model: str, laws: Sequence[UsageLaw], neurons: int, tokens: int, seed: int = 0) -> Trace:
     """A trace of one sequence, a law for each layer. The ranks of a layer's neurons are in random order.
 
-    The trace's model is named `model`; its corpus is `CORPUS`, its token ids and thresholds are 0. Raises `UserError`
+    The trace's model is named `model`; its corpus is `CORPUS`, its token ids are 0. Raises `UserError`
     for no layer, neuron or token.
     """
     if not laws or neurons < 1 or tokens < 1:
@@ -101,7 +101,7 @@ def draw(model: str, laws: Sequence[UsageLaw], neurons: int, tokens: int, seed: 
             before = active[0, token] = chances[token] < chance
         bits.append(pack(torch.from_numpy(active)))
     ids = torch.zeros(1, tokens, dtype=torch.int32)
-    return Trace(model, CORPUS, ids, torch.zeros(len(laws)), (neurons,) * len(laws), tuple(bits))
+    return Trace(model, CORPUS, ids, (neurons,) * len(laws), tuple(bits))
 
 
 def bisect(make: Callable, error: Callable[..., float], low: float, high: float):

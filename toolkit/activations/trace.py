@@ -1,7 +1,8 @@
-"""A trace: which FFN neurons were active, for each token and layer, one bit each, and the file that keeps it."""
+"""A trace: which units of a layer were active for each token, one bit each, and the file that keeps it."""
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,23 +11,27 @@ from jaxtyping import Bool, Float32, Int32, UInt8
 from torch import Tensor
 
 from toolkit import tensor_files
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.records import line
 
-KIND, VERSION = "activation trace", "1"
+KIND, VERSION = "activation trace", "2"
+EARLIER = "1"  # its units are FFN neurons, all with thresholds
+UNITS = ("FFN neuron", "attention neuron", "expert")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Bit i of a token's bytes (the lowest bit first) tells whether neuron i of the layer was active.
+    """Bit i of a token's bytes (the lowest bit first) tells whether unit i of the layer was active.
 
     Args:
         model: the name of the model, as `load_model` takes it.
         corpus: the text, as `load_tokens` takes it, or what else the tokens are from.
         tokens: token ids; each row is a sequence of its own, read from a blank context.
-        thresholds: what the magnitudes of a layer's active neurons exceed.
-        neurons: of each layer.
-        bits: of each layer; bits beyond the last neuron are 0.
+        units: how many there are in each layer.
+        bits: of each layer; bits beyond the last unit are 0.
+        unit: what can be active, one of `UNITS`. A layer with units of two kinds has two traces of the same tokens.
+        thresholds: what the magnitudes of a layer's active neurons exceed, if thresholds decide.
+        weights: of each layer, the router's weight of each active expert, and 0 for the others.
 
     Raises `UserError` for parts that do not fit each other.
     """
@@ -34,40 +39,58 @@ class Trace:
     model: str
     corpus: str
     tokens: Int32[Tensor, "sequences length"]
-    thresholds: Float32[Tensor, " layers"]
-    neurons: tuple[int, ...]
+    units: tuple[int, ...]
     bits: tuple[UInt8[Tensor, "sequences length bytes"], ...]
+    unit: str = UNITS[0]
+    thresholds: Float32[Tensor, " layers"] | None = None
+    weights: tuple[Float32[Tensor, "sequences length units"], ...] | None = None
 
     def __post_init__(self):
         """Refuse parts that do not fit each other."""
         if self.tokens.ndim != 2:
             raise UserError(f"tokens of a trace: {list(self.tokens.shape)}; expected sequences × tokens")
         _expect("tokens", self.tokens, torch.int32, tuple(self.tokens.shape))
-        _expect("thresholds", self.thresholds, torch.float32, (len(self.neurons),))
-        if len(self.bits) != len(self.neurons):
-            raise UserError(f"a trace has bits of {len(self.bits)} layers and neurons of {len(self.neurons)}")
-        for layer, (count, bits) in enumerate(zip(self.neurons, self.bits, strict=True)):
+        if self.unit not in UNITS:
+            raise unknown("unit of a trace", self.unit, UNITS)
+        if self.thresholds is not None:
+            _expect("thresholds", self.thresholds, torch.float32, (self.layers,))
+        if len(self.bits) != self.layers:
+            raise UserError(f"a trace has bits of {len(self.bits)} layers and units of {self.layers}")
+        for layer, (count, bits) in enumerate(zip(self.units, self.bits, strict=True)):
             if type(count) is not int or count < 1:
-                raise UserError(f"layer {layer} of a trace has {count!r} neurons; expected 1 or more")
+                raise UserError(f"layer {layer} of a trace has {count!r} units; expected 1 or more")
             _expect(f"bits of layer {layer}", bits, torch.uint8, (*self.tokens.shape, -(-count // 8)))
             if count % 8 and bool((bits[..., -1] >> count % 8).any()):
-                raise UserError(f"layer {layer} of a trace has bits beyond its {count} neurons")
+                raise UserError(f"layer {layer} of a trace has bits beyond its {count} units")
+        if self.weights is not None:
+            self._check_weights(self.weights)
+
+    def _check_weights(self, weights: Sequence[Tensor]) -> None:
+        if len(weights) != self.layers:
+            raise UserError(f"a trace has weights of {len(weights)} layers and units of {self.layers}")
+        for layer, (count, values) in enumerate(zip(self.units, weights, strict=True)):
+            _expect(f"weights of layer {layer}", values, torch.float32, (*self.tokens.shape, count))
+            if not values.isfinite().all() or bool(values[~self.active(layer)].any()):
+                raise UserError(f"weights of layer {layer} of a trace: expected finite ones, 0 for idle units")
 
     @property
     def layers(self) -> int:
         """Decoder blocks."""
-        return len(self.neurons)
+        return len(self.units)
 
-    def active(self, layer: int) -> Bool[Tensor, "sequences length neurons"]:
-        """Which neurons of a layer were active, a byte each."""
+    def active(self, layer: int) -> Bool[Tensor, "sequences length units"]:
+        """Which units of a layer were active, a byte each."""
         packed = self.bits[layer].numpy()
-        return torch.from_numpy(np.unpackbits(packed, axis=-1, count=self.neurons[layer], bitorder="little")).bool()
+        return torch.from_numpy(np.unpackbits(packed, axis=-1, count=self.units[layer], bitorder="little")).bool()
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a safetensors file with a checksum. Raises `UserError` for trouble with the disk."""
-        about = {"version": VERSION, "model": self.model, "corpus": self.corpus, "neurons": json.dumps(self.neurons)}
-        tensors = {f"bits.{layer}": bits for layer, bits in enumerate(self.bits)}
-        tensor_files.save(path, KIND, about, tensors | {"tokens": self.tokens, "thresholds": self.thresholds})
+        about = {"version": VERSION, "model": self.model, "corpus": self.corpus, "unit": self.unit}
+        tensors = {"tokens": self.tokens} | {f"bits.{layer}": bits for layer, bits in enumerate(self.bits)}
+        tensors |= {f"weights.{layer}": values for layer, values in enumerate(self.weights or ())}
+        if self.thresholds is not None:
+            tensors["thresholds"] = self.thresholds
+        tensor_files.save(path, KIND, about | {"units": json.dumps(self.units)}, tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: str) -> "Trace":
@@ -75,17 +98,21 @@ class Trace:
 
         Raises `UserError` for a file that is damaged, no trace, inconsistent or of another model.
         """
-        about, tensors = tensor_files.load_for(path, KIND, VERSION, model)
+        about, tensors = tensor_files.load_for(path, KIND, (EARLIER, VERSION), model)
+        if about["version"] == EARLIER:
+            about |= {"units": about.get("neurons", ""), "unit": UNITS[0]}
         try:
-            neurons = tuple(json.loads(about["neurons"]))
-            bits = tuple(tensors.pop(f"bits.{layer}") for layer in range(len(neurons)))
-            return cls(model, about["corpus"], tensors["tokens"], tensors["thresholds"], neurons, bits)
+            units = tuple(json.loads(about["units"]))
+            bits = tuple(tensors[f"bits.{layer}"] for layer in range(len(units)))
+            weights = tuple(tensors[name] for layer in range(len(units)) if (name := f"weights.{layer}") in tensors)
+            optional = {"thresholds": tensors.get("thresholds"), "weights": weights or None}
+            return cls(model, about["corpus"], tensors["tokens"], units, bits, about["unit"], **optional)
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
             raise UserError(f"{path}: inconsistent trace: {line(error)}") from error
 
 
-def pack(active: Bool[Tensor, "*shape neurons"]) -> UInt8[Tensor, "*shape bytes"]:
-    """One bit a neuron, the lowest bit first; the last byte is filled up with zeros."""
+def pack(active: Bool[Tensor, "*shape units"]) -> UInt8[Tensor, "*shape bytes"]:
+    """One bit a unit, the lowest bit first; the last byte is filled up with zeros."""
     return torch.from_numpy(np.packbits(active.cpu().numpy(), axis=-1, bitorder="little"))
 
 

@@ -155,10 +155,7 @@ def _packed_perplexity(options: argparse.Namespace, tokens):
         return _perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
 
-    if options.method == "neurons":
-        with OffloadedModel.open(options.out, verify=False) as model:
-            return _perplexity(model.model, tokens)
-    form = options.format[0] if options.format else options.method
+    form = options.format[0] if options.format else None
     with OffloadedModel.open(options.out, form, verify=False) as model:
         return _perplexity(model.model, tokens)
 

@@ -83,7 +83,6 @@ class ByNeuron:
     def take_over(self, turn: Turn) -> None:
         """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
         recorder, shares = self._opening.recorder, self._shares
-        self._modules = decoder_ffns(self.model)  # with their biases now
         stores = _stores(
             self._opening.store, self._modules, shares, self._opening.options.window, self._files, recorder
         )

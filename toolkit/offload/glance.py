@@ -5,7 +5,7 @@ of the check that comes later. A glance refuses nothing else: `Store.open` judge
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +31,12 @@ def format_to_run(folder: Path, asked: str | None = None) -> str:
         variants = {run["variant"] for run in _index(folder)["ops"]}
     if asked is not None and variants and asked not in variants:
         raise unknown(f"format of {folder}", asked, variants)
-    return asked or (FAVOURITE if FAVOURITE in variants or not variants else min(variants))
+    return asked or favourite(variants or {FAVOURITE})
+
+
+def favourite(variants: Collection[str]) -> str:
+    """The variant that is run where none is named: `endor`, or the first by name."""
+    return FAVOURITE if FAVOURITE in variants else min(variants)
 
 
 def check_dram(folder: Path, form: str, policy: str, dram_bytes: int) -> None:

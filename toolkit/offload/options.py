@@ -6,13 +6,13 @@ from typing import Self
 
 from toolkit.errors import UserError, unknown
 from toolkit.offload.budget import check_bytes
+from toolkit.offload.glance import FAVOURITE
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Way
 from toolkit.predictors import Foresight
 from toolkit.storage.readers import READERS
 
-FAVOURITE = "endor"  # the format that is run where several are packed and none is named
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
 
 

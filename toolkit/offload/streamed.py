@@ -8,8 +8,8 @@ from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
+from toolkit.offload.glance import favourite
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.offload.options import FAVOURITE
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening, skeleton
 from toolkit.offload.streamer import Streamer
@@ -27,7 +27,7 @@ class Streamed:
 
     def __init__(self, opening: Opening):
         store, device, budgets = opening.store, opening.device, opening.budgets
-        options = opening.options.of_method(FAVOURITE if FAVOURITE in store.variants else min(store.variants))
+        options = opening.options.of_method(favourite(store.variants))
         if options.predictors is not None:
             raise UserError(f"{store.folder}: holds no neurons: name a folder that `pack --method neurons` wrote")
         way, self._opening = options.way, opening

@@ -72,7 +72,7 @@ class Predictors(Sequence):
 
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
-        said, tensors = tensor_files.load_for(path, FILE, VERSION, model)
+        said, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
         try:
             return cls(model, tuple(_rebuilt(json.loads(said["layers"]), tensors)))
         except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:

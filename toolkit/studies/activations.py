@@ -85,7 +85,7 @@ def friend_reads(active: np.ndarray, friend: np.ndarray, window: int) -> tuple[f
 
 
 def _friend_of(found: Trace, layer: int, closest: pd.DataFrame) -> np.ndarray:
-    friend = np.arange(found.neurons[layer])  # a neuron that never fired is its own
+    friend = np.arange(found.units[layer])  # a neuron that never fired is its own
     friend[closest["neuron"]] = closest["friend"]
     return friend
 
