@@ -128,7 +128,7 @@ def in_cache_ns(weight: torch.Tensor, x: torch.Tensor) -> dict[str, float]:
     dense, y, x = bitmap._bits(torch.zeros_like(weight[:rows])), np.zeros(rows, np.float32), x.float().numpy()
     runs = {
         "decompress": lambda: fastest.decompress(False)(*arrays, dense, 0, rows),
-        "matvec": lambda: fastest.matvec(weight.dtype)(*arrays, x, y, 0, rows),
+        "matvec": lambda: fastest.product(weight.dtype)(*arrays, x, y, 0, rows),
     }
     field = [Contestant("in cache", name, 0, run) for name, run in runs.items()]
     return {name: min(spent) / words * 1e9 for (_, name), spent in measure(field, 100).items()}

@@ -1,11 +1,14 @@
-"""The floors of the house: imports go from a higher one to a lower one only."""
+"""The floors of the house: imports go from a higher one to a lower one only. One name, one class."""
 
+import ast
 import os
+import re
 import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 
 import pytest
 
@@ -56,7 +59,7 @@ def test_an_import_of_a_higher_floor_breaks_it(house, tmp_path, module, line):
 
 def test_every_module_of_the_root_is_on_a_floor():
     contract = tomllib.loads((paths.root() / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]
-    floors = {name.strip(" ()") for layer in contract["layers"] for name in layer.split(":")}
+    floors = {name.strip(" ()") for layer in contract["layers"] for name in re.split("[:|]", layer)}
     modules = {path.stem for path in (paths.root() / "toolkit").iterdir() if path.suffix == ".py" or path.is_dir()}
     assert {f"toolkit.{name}" for name in modules - {"__init__", "__pycache__"}} | {"toolkit.kernels"} == floors
 
@@ -73,3 +76,14 @@ def test_every_package_is_installed(monkeypatch):
     }
     assert sorted(found) == sorted(listed)
     assert {"toolkit.kernels", "toolkit.kernels.runtime", "toolkit.storage.readers"} <= found
+
+
+def test_no_public_class_has_the_name_of_another():
+    """A reader who knows one of them would take the other for it."""
+    places = defaultdict(list)
+    for folder in ("toolkit", "kernels"):
+        for file in sorted((paths.root() / folder).rglob("*.py")):
+            classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef)]
+            for node in classes:
+                places[node.name].append(str(file.relative_to(paths.root())))
+    assert not {name: files for name, files in places.items() if len(files) > 1 and not name.startswith("_")}

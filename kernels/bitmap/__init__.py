@@ -27,7 +27,7 @@ from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
 from toolkit.kernels.common.simd import CACHE_LINE
 from toolkit.kernels.runtime import tuning
-from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.program import Product, Task
 from toolkit.kernels.runtime.threads import over_rows
@@ -45,18 +45,16 @@ LARGE, PROBE, PROBE_BATCH = 1 << 20, (2048, 4096), 4
 
 
 @dataclass(frozen=True)
-class Backend:
-    """One way to run the kernels on a CPU, and the features it needs of it, by LLVM's names."""
+class BitmapBackend(Backend):
+    """A backend that decodes, too. `product` takes a type and gives the compiled function of rows."""
 
-    features: frozenset[str]
     decompress: Callable  # streaming -> compiled function of rows
-    matvec: Callable  # dtype -> compiled function of rows
     decode_and_multiply: Callable | None = None  # dtype -> compiled function of rows, for several vectors
 
 
-def _simd(expand, *features: str) -> Backend:
-    operations = (cpu_simd.decompress, cpu_simd.matvec, cpu_simd.decode_and_multiply)
-    return Backend(frozenset(features), *(partial(operation, expand) for operation in operations))
+def _simd(expand, *features: str) -> BitmapBackend:
+    operations = (cpu_simd.matvec, cpu_simd.decompress, cpu_simd.decode_and_multiply)
+    return BitmapBackend(frozenset(features), *(partial(operation, expand) for operation in operations))
 
 
 # fastest first
@@ -64,7 +62,7 @@ BACKENDS = {
     "avx512": _simd(cpu_simd.by_instruction, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2"),
     "avx512_widening": _simd(cpu_simd.by_widening, "avx512f", "avx512bw", "avx512vl"),
     "avx2": _simd(cpu_simd.by_shuffle, "avx2", "fma", "f16c"),
-    "portable": Backend(frozenset(), lambda streaming: portable.decompress, portable.matvec),
+    "portable": BitmapBackend(frozenset(), portable.matvec, lambda streaming: portable.decompress),
 }
 
 
@@ -147,7 +145,7 @@ def matvec(
         run = kernels.decode_and_multiply(encoded.dtype)
         over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, given, results)
         return out
-    run = kernels.matvec(encoded.dtype)
+    run = kernels.product(encoded.dtype)
     for one, result in zip(given, results, strict=True):
         over_rows(run, rows, encoded.values.nbytes, *encoded.arrays, one, result)
     return out
@@ -165,7 +163,7 @@ def product(
         run = _decoding(encoded.device).decode_and_multiply(encoded.dtype)
         x, out = x[None], out[None]
     else:
-        run = _choose(backend, encoded.device).matvec(encoded.dtype)
+        run = _choose(backend, encoded.device).product(encoded.dtype)
     return Product(Task(run, (*encoded.arrays, x.numpy(), out.numpy()), encoded.shape[0], encoded.values.nbytes))
 
 
@@ -228,7 +226,7 @@ def _simd_backends() -> tuple[str, ...]:
     return tuple(name for name in available() if BACKENDS[name].decode_and_multiply)
 
 
-def _decoding(device: torch.device) -> Backend:
+def _decoding(device: torch.device) -> BitmapBackend:
     """The first backend that decodes and multiplies."""
     if not _simd_backends():
         raise UserError(f"backend {DECODE!r} needs a CPU with SIMD; this one can run: {', '.join(available())}")

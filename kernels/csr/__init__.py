@@ -6,7 +6,6 @@ the first of `available()`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -18,20 +17,12 @@ from toolkit.errors import unknown
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
-from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.compiled import compiled
 from toolkit.kernels.runtime.contracts import expect
 from toolkit.kernels.runtime.threads import over_rows
 
 __all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
-
-    features: frozenset[str]
-    add_product: Callable  # storage, bits of a column -> function of a block
 
 
 CUDA = "cuda"
@@ -75,7 +66,7 @@ def add_matvec(
 
         cuda.add_matvec(outliers, x.view(vectors, columns), out.view(vectors, rows))
         return out
-    run = _rows(kernels.add_product, outliers.name, column_bits(columns))
+    run = _rows(kernels.product, outliers.name, column_bits(columns))
     each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
     over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), each_x.numpy(), each_out.numpy())
     return out

@@ -4,27 +4,16 @@ torch has no such product on the CPU: it wants the weights widened first, or the
 `backend="auto"` takes the first of `available()`.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float, Float32, Int8
 from torch import Tensor
 
 from toolkit.kernels.int8 import cpu, cpu_simd
-from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.program import Product, Task
 
 __all__ = ["BACKENDS", "available", "matvec"]
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
-
-    features: frozenset[str]
-    matvec: Callable  # compiled function of rows
 
 
 # fastest first; LLVM writes the first with wider registers where the CPU has them
@@ -79,4 +68,4 @@ def available() -> list[str]:
 
 def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
     arguments = weight.numpy(), x.numpy(), out.numpy()
-    return Task(choose(backend, BACKENDS).matvec, arguments, len(weight), weight.nbytes)
+    return Task(choose(backend, BACKENDS).product, arguments, len(weight), weight.nbytes)

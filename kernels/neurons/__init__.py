@@ -6,7 +6,6 @@ kernels.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from toolkit.errors import unknown
 from toolkit.kernels.neurons import cpu, cpu_simd
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
-from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.threads import over_rows
 
@@ -26,14 +25,6 @@ BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16
 PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
 CUDA = "cuda"
 NO_BIAS = np.empty(0, np.float32)
-
-
-@dataclass(frozen=True)
-class Backend:
-    """One way to run the kernel on a CPU, and the features it needs of it, by LLVM's names."""
-
-    features: frozenset[str]
-    ffn: Callable  # element type, activation, whether there is a gate -> compiled function of parts
 
 
 # fastest first; LLVM writes the first with wider registers where the CPU has them
@@ -83,7 +74,7 @@ def ffn(
 
         cuda.ffn(given, shifts, vectors, activation, threshold, result)
     else:
-        _add_up(chosen.ffn(bundles.dtype, activation, gated), given, shifts, vectors, threshold, result)
+        _add_up(chosen.product(bundles.dtype, activation, gated), given, shifts, vectors, threshold, result)
     return out
 
 

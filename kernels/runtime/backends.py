@@ -1,7 +1,8 @@
-"""Which backends of a family this machine can run; one for CPUs has `features`, by LLVM's names."""
+"""The backends of a family, and which of them this machine can run."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
@@ -12,12 +13,25 @@ from toolkit.kernels.common.simd import host_has
 CPU = torch.device("cpu")
 
 
-def runnable(backends: Mapping) -> list[str]:
+@dataclass(frozen=True)
+class Backend:
+    """One way to run a family's kernels on a CPU.
+
+    Args:
+        features: what it needs of the CPU, by LLVM's names.
+        product: the compiled function of rows that multiplies, or what makes it for types and sizes.
+    """
+
+    features: frozenset[str]
+    product: Callable
+
+
+def runnable(backends: Mapping[str, Backend]) -> list[str]:
     """The backends that this CPU can run, in their order."""
     return [name for name, backend in backends.items() if all(map(host_has, backend.features))]
 
 
-def check_runnable(name: str, backends: Mapping) -> None:
+def check_runnable(name: str, backends: Mapping[str, Backend]) -> None:
     """Raise `UserError` that names the missing features unless this CPU can run the backend."""
     if not all(map(host_has, backends[name].features)):
         found = runnable(backends)
@@ -25,7 +39,7 @@ def check_runnable(name: str, backends: Mapping) -> None:
         raise UserError(f"backend {name!r} needs a CPU with {missing}; this one can run: {', '.join(found)}")
 
 
-def choose(name: str, backends: Mapping, device: torch.device = CPU, for_gpus: Sequence[str] = ()):
+def choose(name: str, backends: Mapping[str, Backend], device: torch.device = CPU, for_gpus: Sequence[str] = ()):
     """The backend of this name, or for "auto" the first for the device; one for GPUs is given as its name.
 
     Raises `UserError` for a name that is unknown, that this machine cannot run, or that works on another device.

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from toolkit.kernels import csr
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.runtime.backends import choose, runnable
+from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.program import Product, Task
 from toolkit.kernels.runtime.threads import over_rows
@@ -49,24 +49,23 @@ TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type
 
 
 @dataclass(frozen=True)
-class Backend:
-    """One way to run the kernels on a CPU, and the features it needs of it, by LLVM's names."""
+class SpQRBackend(Backend):
+    """A backend that decodes, too. `product` takes storage of outliers and bits of a column, and gives the function."""
 
-    features: frozenset[str]
-    decode: Callable  # storage of outliers, bits of a column -> compiled function of tile rows
-    product: Callable  # the same
+    decode: Callable  # of the same -> compiled function of tile rows
     prepare: Callable | None = None  # compiled: activations, prepared ones, a scale and a sum for each tile
     prepared: type = np.float32  # the type of the prepared activations
 
 
-def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) -> Backend:
+def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) -> SpQRBackend:
     decode = family.decode_stripe(by_table)
-    return Backend(features, partial(cpu.decoded, decode), partial(cpu.product, decode, family.multiply_decoded))
+    product = partial(cpu.product, decode, family.multiply_decoded)
+    return SpQRBackend(features, product, partial(cpu.decoded, decode))
 
 
-def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> Backend:
+def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> SpQRBackend:
     decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
-    return Backend(features, decode, partial(cpu_simd.product, kernel), prepare, prepared)
+    return SpQRBackend(features, partial(cpu_simd.product, kernel), decode, prepare, prepared)
 
 
 BACKENDS = {
@@ -187,7 +186,7 @@ def _padded(x: Float[Tensor, "vectors columns"], columns: int) -> Float32[Tensor
     return torch.nn.functional.pad(x.to(torch.float32), (0, columns - x.shape[1]))
 
 
-def _product(kernels: Backend, words: Tensor, outliers: csr.Outliers, x: np.ndarray, out: np.ndarray) -> Product:
+def _product(kernels: SpQRBackend, words: Tensor, outliers: csr.Outliers, x: np.ndarray, out: np.ndarray) -> Product:
     """The product of the padded vectors `x`, and what prepares them for it."""
     given, before = (x,), ()
     if kernels.prepare is not None:

@@ -229,19 +229,19 @@ def kernels():
     for backend in bitmap.BACKENDS.values():
         yield from (backend.decompress(streaming) for streaming in (False, True))
         for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.int8):
-            yield backend.matvec(dtype)
+            yield backend.product(dtype)
             if backend.decode_and_multiply:
                 yield backend.decode_and_multiply(dtype)
     for storage in ("csr", "ptcsr"):
         for bits in (16, 32):
-            yield from (csr._rows(backend.add_product, storage, bits) for backend in csr.BACKENDS.values())
+            yield from (csr._rows(backend.product, storage, bits) for backend in csr.BACKENDS.values())
             for backend in spqr.BACKENDS.values():
                 yield from (backend.decode(storage, bits), backend.product(storage, bits))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         yield from (dense_product(dtype), multiply_rows(dtype), single_token.cpu.attention(dtype))
         for backend in neurons.BACKENDS.values():
-            yield from (backend.ffn(dtype, name, gated) for name in ("relu", "silu") for gated in (False, True))
-    yield from (backend.matvec for backend in int8.BACKENDS.values())
+            yield from (backend.product(dtype, name, gated) for name in ("relu", "silu") for gated in (False, True))
+    yield from (backend.product for backend in int8.BACKENDS.values())
     yield from (single_token.normalise, single_token.add_and_normalise, single_token.rotate, neurons.add_up)
 
 

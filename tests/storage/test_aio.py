@@ -9,7 +9,7 @@ import pytest
 
 from tests.storage.conftest import Part, expected
 from toolkit.errors import UserError
-from toolkit.kernels.common import async_reads
+from toolkit.kernels.reads import asynchronous
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_scattered
@@ -24,7 +24,7 @@ def test_after_a_failure_no_more_reads_are_started(stored):
         offsets[0] = 1 << 40
         target, results = aligned_buffer(61 * BLOCK_BYTES), np.full(61, -99)
         sizes, places = np.full(61, BLOCK_BYTES), np.arange(61) * BLOCK_BYTES
-        async_reads.read_many(reader._context, 2, reader._descriptor("c"), offsets, sizes, places, target, results)
+        asynchronous.read_many(reader._context, 2, reader._descriptor("c"), offsets, sizes, places, target, results)
     assert results[0] == 0
     assert (results == -99).sum() >= 40
     assert set(results[1:]) == {-99, BLOCK_BYTES}
@@ -47,7 +47,7 @@ def test_signals_interrupt_nothing(stored):
 
 @pytest.mark.parametrize(("number", "reason"), [(-1, "unknown processor"), (1 << 20, os.strerror(errno.ENOSYS))])
 def test_where_the_system_refuses_it_threads_read(stored, monkeypatch, number, reason):
-    monkeypatch.setattr(async_reads, "SETUP", number)
+    monkeypatch.setattr(asynchronous, "SETUP", number)
     with pytest.raises(UserError, match=f"{reason}.*use reader 'threads'"):
         READERS["aio"](stored)
     store = type("Store", (), {"files": lambda self, *variants: stored})()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.storage.conftest import Part, expected
-from toolkit.kernels.common import async_reads
+from toolkit.kernels.reads import asynchronous
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS
@@ -69,7 +69,7 @@ def stand_in(request, monkeypatch):
 
     def install(failing):
         if request.param == "aio":
-            monkeypatch.setattr(async_reads, "read_many", loop(failing))
+            monkeypatch.setattr(asynchronous, "read_many", loop(failing))
         else:
             monkeypatch.setitem(sys.modules, "uring_api", type(sys)("uring_api"))
             sys.modules["uring_api"].Ring = ring(failing)
