@@ -18,7 +18,7 @@ from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
-from toolkit.offload import glance
+from toolkit.offload import early_checks
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
@@ -215,21 +215,21 @@ def test_the_quick_look_agrees_with_the_slow_one(model, tmp_path):
     """A budget is refused before the imports in the same words, and only where it would be refused later."""
     folder = tmp_path / "packed"
     assert pack(model, folder, "--format", "endor", "dense", "zstd") == 0
-    assert {name: policy.slots for name, policy in POLICIES.items()} == glance.POLICIES
-    assert set(glance.READERS) == set(READERS)
+    assert {name: policy.slots for name, policy in POLICIES.items()} == early_checks.POLICIES
+    assert set(early_checks.READERS) == set(READERS)
     for form in ("endor", "dense", "zstd"):
         for policy in POLICIES:
             low, high = 0, 1 << 30
             while high - low > 1:  # the least budget that the quick look lets pass
                 middle = (low + high) // 2
                 try:
-                    glance.check_dram(folder, form, policy, middle)
+                    early_checks.check_dram(folder, form, policy, middle)
                     high = middle
                 except UserError:
                     low = middle
             OffloadedModel.open(folder, form, policy=policy, dram_bytes=high).close()
             with pytest.raises(UserError) as quick:
-                glance.check_dram(folder, form, policy, low)
+                early_checks.check_dram(folder, form, policy, low)
             with pytest.raises(UserError) as slow:
                 OffloadedModel.open(folder, form, policy=policy, dram_bytes=low)
             assert str(quick.value) == str(slow.value)
@@ -238,8 +238,8 @@ def test_the_quick_look_agrees_with_the_slow_one(model, tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"ops": 5}', '{"ops": [{"variant": []}]}', "[" * 100_000])
 def test_the_quick_look_leaves_strange_indices_to_the_slow_one(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
-    assert glance.format_to_run(tmp_path) == "endor"
-    glance.check_dram(tmp_path, "endor", "pipelined", 1)
+    assert early_checks.format_to_run(tmp_path) == "endor"
+    early_checks.check_dram(tmp_path, "endor", "pipelined", 1)
 
 
 COMPLAINTS = [

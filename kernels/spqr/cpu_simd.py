@@ -448,7 +448,7 @@ def _as_int8(builder, x) -> tuple[ir.Value, ...]:
 
 
 def _as_int16(builder, x) -> tuple[ir.Value, ...]:
-    """Shifted to where the bits of their codes want them."""
+    """Shift each value to the bit position of its code."""
     integers, scale, total = _quantised(builder, x)
     moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in BITS]))
     return builder.trunc(moved, SHORTS), builder.fmul(scale, F32(2.0**-LARGEST_BIT)), total

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from toolkit.errors import UserError
-from toolkit.offload import glance
+from toolkit.offload import early_checks
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SEEDS = 2**32
@@ -40,9 +40,9 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
     parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
-    parser.add_argument("--policy", default="pipelined", choices=[*glance.POLICIES], help="default: pipelined")
+    parser.add_argument("--policy", default="pipelined", choices=[*early_checks.POLICIES], help="default: pipelined")
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
-    parser.add_argument("--reader", choices=glance.READERS, help=readers)
+    parser.add_argument("--reader", choices=early_checks.READERS, help=readers)
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> None:
     _check_prompt(options.prompt)
     if (options.folder / "config.json").is_file() and not (options.folder / "index.json").is_file():
         return _run_checkpoint(options)
-    form = glance.format_to_run(options.folder, options.format)
+    form = early_checks.format_to_run(options.folder, options.format)
     if form != BUNDLED and options.device == "cpu" and budgets["dram_bytes"] is not None:
-        glance.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
+        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
     return _run_packed(options, form, budgets)
 
 

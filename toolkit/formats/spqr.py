@@ -61,7 +61,7 @@ class SpQRMatrix(Packed):
 
     @cached_property
     def outliers(self) -> csr.Outliers:
-        """The outliers, as the kernels take them. Raises `ValueError` if the offsets end beside the words."""
+        """The outliers, for the kernels. Raises `ValueError` unless the last offset equals the number of words."""
         return csr.STORAGES[self.storage](tuple(self.shape), self.offsets, self.col_vals)
 
     @classmethod

@@ -23,7 +23,7 @@ from toolkit.records import line, load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 COUNTS = re.compile("layer|expert|label|block")  # names of entries that say how many modules or names are made
-FEW = 1024  # modules of a kind are made in any case; a model that has so many takes seconds
+LEAST_LIMIT = 1024  # modules of a kind that are always made; so many take seconds
 
 
 def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
@@ -35,7 +35,9 @@ def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
     from transformers import AutoConfig
 
     shapes = list(shapes)
-    limit = max([FEW, len(shapes), *(shape[0] for shape in shapes if len(shape) == 3)])  # experts share a tensor
+    limit = max(
+        [LEAST_LIMIT, len(shapes), *(shape[0] for shape in shapes if len(shape) == 3)]
+    )  # experts share a tensor
     for place, value in _numbers(_object(folder / CONFIG)):
         if COUNTS.search(place) and value > limit:
             raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")

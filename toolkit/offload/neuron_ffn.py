@@ -15,7 +15,7 @@ from toolkit.offload.neuron_store import NeuronStore
 from toolkit.predictors import Context, Foresight
 from toolkit.timeline.spans import Recorder
 
-FEW = 8  # tokens; more of them multiply by torch's matrix product
+KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class NeuronFFN(nn.Module):
         """The FFN of the neurons in memory."""
         rows, bias = self.store.used
         maths = self.maths
-        if len(x) <= FEW:
+        if len(x) <= KERNEL_TOKENS:
             return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
         return _of_many(rows, bias, x.to(rows.dtype), maths).float()
 

@@ -6,7 +6,7 @@ from typing import Self
 
 from toolkit.errors import UserError, unknown
 from toolkit.offload.budget import check_bytes
-from toolkit.offload.glance import FAVOURITE
+from toolkit.offload.early_checks import FAVOURITE
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Way

@@ -8,7 +8,7 @@ from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
-from toolkit.offload.glance import favourite
+from toolkit.offload.early_checks import favourite
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening, skeleton

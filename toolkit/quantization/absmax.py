@@ -48,6 +48,6 @@ def dequantise(
     scales: Float[Tensor, " rows"],
     out: Float[Tensor, "rows columns"] | None = None,
 ) -> Float[Tensor, "rows columns"]:
-    """What int8 values stand for, in the scales' type and, if given, in `out`: no more memory is taken then."""
+    """int8 values times the scale of their row, in the scales' type. `out` avoids an allocation."""
     out = torch.empty(values.shape, dtype=scales.dtype, device=values.device) if out is None else out
     return out.copy_(values).mul_(scales[:, None])

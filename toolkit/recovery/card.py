@@ -15,7 +15,7 @@ from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.files import new_folder
 from toolkit.models.adapters import FILE, Adapters, said_about, save
 from toolkit.recovery.distillation import adapted
-from toolkit.recovery.recipe import Made, Recipe
+from toolkit.recovery.recipe import Recipe, SparseVersion
 
 CURVE, QUALITY, CARD = "curve.csv", "quality.csv", "README.md"
 LICENCES = {
@@ -73,23 +73,29 @@ class Evaluation:
         return row
 
 
-def table(model: nn.Module, dense: dict[str, float], made: Made, on: Evaluation) -> pd.DataFrame:
+def table(model: nn.Module, dense: dict[str, float], sparse: SparseVersion, on: Evaluation) -> pd.DataFrame:
     """A row for the dense model (as evaluated), for thresholds alone, and for the adapters."""
-    rows = {"dense": dense, "thresholds alone": on.of(model, made.alone), "recovered": on.of(model, made.adapters)}
+    rows = {
+        "dense": dense,
+        "thresholds alone": on.of(model, sparse.alone),
+        "recovered": on.of(model, sparse.adapters),
+    }
     found = pd.DataFrame([{"version": name, **row} for name, row in rows.items()])
     return found.assign(relative=found["perplexity"] / dense["perplexity"])
 
 
-def write(folder: Path, model: nn.Module, recipe: Recipe, made: Made, quality: pd.DataFrame, on: Evaluation) -> None:
+def write(
+    folder: Path, model: nn.Module, recipe: Recipe, sparse: SparseVersion, quality: pd.DataFrame, on: Evaluation
+) -> None:
     """Write a new folder. Raises `UserError` if it is there already, and for trouble with the disk."""
-    about = {"model": recipe.model, "zeros": str(made.zeros), "recipe": json.dumps(recipe.record())}
+    about = {"model": recipe.model, "zeros": str(sparse.zeros), "recipe": json.dumps(recipe.record())}
     before = earlier(recipe)
     about[EARLIER_RECIPES] = json.dumps(before)
     with new_folder(folder) as target:
-        save(target / FILE, model, made.adapters, about)
-        pd.DataFrame(made.curve).to_csv(target / CURVE, index=False)
+        save(target / FILE, model, sparse.adapters, about)
+        pd.DataFrame(sparse.curve).to_csv(target / CURVE, index=False)
         quality.to_csv(target / QUALITY, index=False)
-        (target / CARD).write_text(card(recipe, before, made, quality, on), encoding="utf-8")
+        (target / CARD).write_text(card(recipe, before, sparse, quality, on), encoding="utf-8")
 
 
 def earlier(recipe: Recipe) -> list[dict]:
@@ -100,21 +106,21 @@ def earlier(recipe: Recipe) -> list[dict]:
     return [*json.loads(about.get(EARLIER_RECIPES, "[]")), json.loads(about["recipe"])]
 
 
-def card(recipe: Recipe, before: list[dict], made: Made, quality: pd.DataFrame, on: Evaluation) -> str:
+def card(recipe: Recipe, before: list[dict], sparse: SparseVersion, quality: pd.DataFrame, on: Evaluation) -> str:
     """The model card; `before` are the recipes that `earlier` gives."""
     training = recipe.training
-    losses = [row["loss"] for row in made.curve]
+    losses = [row["loss"] for row in sparse.curve]
     lines = [f"| {' | '.join(quality)} |", "|" + " --- |" * quality.shape[1]]
     lines += [f"| {' | '.join(map(_shown, row))} |" for row in quality.itertuples(index=False)]
     return TEXT.format(
-        name=recipe.name(made.zeros),
+        name=recipe.name(sparse.zeros),
         model=recipe.model,
         table="\n".join(lines),
         windows=on.windows,
         sequence_length=on.sequence_length,
-        steps=len(made.curve),
-        tokens=len(made.curve) * training.batch * training.sequence_length,
-        after="" if made.zeros == recipe.zeros[0] else AFTER,
+        steps=len(sparse.curve),
+        tokens=len(sparse.curve) * training.batch * training.sequence_length,
+        after="" if sparse.zeros == recipe.zeros[0] else AFTER,
         first=fmean(losses[:ENDS]),
         last=fmean(losses[-ENDS:]),
         ends=ENDS,

@@ -77,7 +77,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class SparseVersion:
     """A sparse version: the share of zeros asked for, its adapters, those it started from, and its curve.
 
     `alone` has the thresholds and the activation for the same share of zeros, but no differences.
@@ -90,7 +90,7 @@ class Made:
     curve: list[dict[str, float]]
 
 
-def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> Iterator[Made]:
+def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> Iterator[SparseVersion]:
     """Make each version of a dense model, from text to train on.
 
     Raises `UserError` as `shares` and `distil` do, and for adapters to start from that are damaged or
@@ -106,7 +106,7 @@ def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> It
         learnt, curve = distil(model, tokens, layers, start, recipe.training_of(number), state)
         adapters = refitted(model, rounded(learnt), windows, layers)
         alone = refitted(model, replace(adapters, differences={}), windows, layers)
-        yield Made(zeros, adapters, start, alone, curve)
+        yield SparseVersion(zeros, adapters, start, alone, curve)
 
 
 def rounded(adapters: Adapters) -> Adapters:

@@ -41,8 +41,8 @@ def operation_times(
     """
     choices = all_ways(methods=methods, paths=paths)
     modelled, null = with_null_model(operation_table, profile(machine), twin, ops, choices=choices)
-    here = operation_measurements(measured, ops, methods, repetitions, fresh, accelerate)
-    return _with_ways([modelled, here], ["op"] * (len(ops) > 1)), null
+    ours = operation_measurements(measured, ops, methods, repetitions, fresh, accelerate)
+    return _with_ways([modelled, ours], ["op"] * (len(ops) > 1)), null
 
 
 def layer_times(
@@ -64,11 +64,11 @@ def layer_times(
     choices = all_ways(methods=methods, paths=paths)
     tables = [with_null_model(layer_table, profile(machine), twin, placements, choices) for twin in twins]
     modelled, null = (pd.concat(each) for each in zip(*tables, strict=True))
-    here = [
+    ours = [
         layer_measurements(workload, methods, placements or PLACEMENTS, repetitions, fresh, policies)
         for workload in measured
     ]
-    return _with_ways([modelled, *here], ["model" if len(twins) > 1 else "placement"]), null
+    return _with_ways([modelled, *ours], ["model" if len(twins) > 1 else "placement"]), null
 
 
 def times_by_machine(table: pd.DataFrame) -> pd.DataFrame:

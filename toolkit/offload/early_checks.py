@@ -1,7 +1,7 @@
 """What the index of a packed folder tells at once: the formats it holds, and the memory that running one needs.
 
-torch and transformers take seconds to import. What is wrong with a folder or a budget is told before that, in the words
-of the check that comes later. A glance refuses nothing else: `Store.open` judges an index that is not as expected.
+torch and transformers take seconds to import. These checks come before that, and raise the errors of the checks that
+come later. They refuse nothing else: `Store.open` judges an index that is not as expected.
 """
 
 import json
