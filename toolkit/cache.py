@@ -33,6 +33,7 @@ from toolkit import paths, sources
 from toolkit.errors import UserError
 from toolkit.files import (
     disk_trouble_told,
+    elsewhere,
     file_sha256,
     locked,
     make_folder,
@@ -198,6 +199,10 @@ def shelf(kind: str, key: dict) -> Path:
         found = folder.lstat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         raise UserError(f"{folder} is open to others: remove it, so that it is made anew")
+    for parent in folder.resolve().parents:
+        mode = parent.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise UserError(f"{parent}: anyone may exchange what it holds: chmod o-w {parent}, or {elsewhere(parent)}")
     _hold(folder)
     if not (folder / KEY).is_file():
         write_json(folder / KEY, key)

@@ -154,7 +154,7 @@ def disk_trouble_told(path: Path) -> Iterator[None]:
     except Exception as error:
         named = getattr(error, "filename", None)
         about = _shown(named if isinstance(named, str | bytes | os.PathLike) else path)
-        if (told := disk_trouble(error, about, _elsewhere(path))) is None:
+        if (told := disk_trouble(error, about, elsewhere(path))) is None:
             raise
         raise told from error
 
@@ -187,7 +187,7 @@ def check_space(folder: Path, nbytes: int) -> None:
     if free < nbytes + SPARE_BYTES:
         raise UserError(
             f"{_shown(folder)}: no space left; {nbytes / 1e6:.0f} MB more are needed and {free / 1e6:.0f} MB free; "
-            f"free some, or {_elsewhere(folder)}"
+            f"free some, or {elsewhere(folder)}"
         )
 
 
@@ -267,7 +267,7 @@ def _shown(path: str | bytes | os.PathLike) -> Path:
     return Path(*(part for part in parts if part != LOCK and not SCRATCH.fullmatch(part)))
 
 
-def _elsewhere(path: Path) -> str:
+def elsewhere(path: Path) -> str:
     """How to use another place than that of a path."""
     for variable, place in PLACES.items():
         with contextlib.suppress(UserError):  # there is no checkout

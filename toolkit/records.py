@@ -73,30 +73,45 @@ def check(value: object, schema: dict, path: Path | str, error: type[UserError] 
         raise error(f"{path}: {line(fault)}") from fault
 
 
+def parse_json(text: str, schema: dict, path: Path | str) -> object:
+    """The value of JSON text that a file holds. Raises `UserError` for text that is no JSON, and as `check` does."""
+    value = _plain(lambda: json.loads(text), path, UserError, "cannot be read")
+    check(value, schema, path)
+    return value
+
+
+def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
+    """The bytes of a regular file. Raises `OSError` for another kind of file, `ValueError` for more than `limit` bytes.
+
+    `flags` are added to those of `os.open`, such as `os.O_NOFOLLOW`.
+    """
+    # without O_NONBLOCK, opening a FIFO waits for somebody who writes to it
+    with open(path, "rb", opener=lambda name, given: os.open(name, given | flags | os.O_NONBLOCK)) as stream:
+        expect_regular(os.fstat(stream.fileno()))
+        data = stream.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"more than {limit >> 20} MB")
+    return data
+
+
 def line(error: object) -> str:
     """An error's message as one line of bounded length."""
     return " ".join(str(error).split())[:300]
 
 
 def _load(path: Path, parse: Callable[[str], object], error: type[UserError], words: str) -> object:
+    return _plain(lambda: parse(read_regular(path, LIMIT_BYTES).decode("utf-8")), path, error, words)
+
+
+def _plain(value_of: Callable[[], object], path: Path | str, error: type[UserError], words: str) -> object:
     try:
-        value = parse(_text(path))
+        value = value_of()
         _expect_plain(value)
     except RecursionError as fault:
         raise error(f"{path}: {words}: nested more than {LIMIT_DEPTH} deep") from fault
     except (OSError, ValueError) as fault:
         raise error(f"{path}: {words}: {line(fault)}") from fault
     return value
-
-
-def _text(path: Path) -> str:
-    # without O_NONBLOCK, opening a FIFO waits for somebody who writes to it
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
-        expect_regular(os.fstat(stream.fileno()))
-        data = stream.read(LIMIT_BYTES + 1)
-    if len(data) > LIMIT_BYTES:
-        raise ValueError(f"more than {LIMIT_BYTES >> 20} MB")
-    return data.decode("utf-8")
 
 
 def _expect_plain(value: object) -> None:

@@ -13,6 +13,7 @@ hold pickles, which can run code when they are read: the folder is the user's ow
 import hashlib
 import json
 import logging
+import os
 import pickle
 import secrets
 import sys
@@ -36,9 +37,11 @@ from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
 from toolkit.kernels.runtime import source_files
+from toolkit.records import read_regular
 
 OURS = "toolkit.kernels."
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
+LARGEST_BYTES = 64 << 20
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type)
 
@@ -66,7 +69,7 @@ class Files(NullCache):
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
         try:
-            content = file.read_bytes() if file else b""
+            content = read_regular(file, LARGEST_BYTES, os.O_NOFOLLOW) if file else b""
             if not content or hashlib.sha256(content[CHECKSUM_BYTES:]).digest() != content[:CHECKSUM_BYTES]:
                 return None
             return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))

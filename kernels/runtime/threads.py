@@ -10,7 +10,7 @@ import ctypes
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 
 import numba
@@ -82,6 +82,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="kernels")
 
 
-# a forked child has none of its parent's threads
-for _found in (_pool, fork_address):
-    os.register_at_fork(after_in_child=_found.cache_clear)
+# a forked child has none of its parent's threads, which torch's own products would wait for, too
+for _forget in (_pool.cache_clear, fork_address.cache_clear, partial(torch.set_num_threads, 1)):
+    os.register_at_fork(after_in_child=_forget)

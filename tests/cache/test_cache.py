@@ -462,6 +462,16 @@ def test_a_shelf_that_is_not_the_users_own_is_refused(cache_folder, kind):
         cache.shelf("compiled", {})
 
 
+def test_a_shelf_below_a_folder_that_anyone_may_write_is_refused(cache_folder):
+    """Somebody could put another folder in its place after it was looked at."""
+    cache.shelf("compiled", {})
+    cache_folder.chmod(0o777)
+    with pytest.raises(UserError, match=f"{cache_folder}: anyone may exchange what it holds: chmod o-w"):
+        cache.shelf("compiled", {})
+    cache_folder.chmod(0o1777)  # where it is sticky, only the owner may, as in /tmp
+    cache.shelf("compiled", {})
+
+
 def test_a_file_is_hashed_again_only_when_it_changed(monkeypatch):
     made, hashed = [], []
     really = cache.file_sha256

@@ -370,14 +370,16 @@ def test_columns_of_the_values():
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_can_decode():
-    """It has none of its parent's threads, and must not wait for them. (Many of torch's operations do.)"""
+    """It has none of its parent's threads, and must not wait for them; nor must torch's products."""
     matrix = sparse((600, 1024), torch.float16, 0.5)
     encoded, out = bitmap.encode(matrix), torch.empty_like(matrix)
     bitmap.decompress(encoded)  # so that the threads exist
+    product = matrix.float() @ matrix.float().T
     child = os.fork()
     if child == 0:
         signal.alarm(30)
         bitmap.decompress(encoded, out)
+        torch.testing.assert_close(matrix.float() @ matrix.float().T, product)
         os._exit(0 if np.array_equal(bitmap._bits(out), bitmap._bits(matrix)) else 1)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -205,6 +205,23 @@ def test_a_folder_that_others_can_enter_is_refused(toy, tmp_path, caplog):
     assert f"{folder} is open to others" in caplog.text
 
 
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_what_is_no_file_is_replaced(toy, tmp_path, caplog, kind):
+    assert toy().scale(3) == 8
+    (file,) = entries(tmp_path)
+    content = file.read_bytes()
+    file.unlink()
+    if kind == "fifo":
+        os.mkfifo(file)
+    else:
+        (tmp_path / "elsewhere").write_bytes(content)
+        file.symlink_to(tmp_path / "elsewhere")
+    assert toy().scale(3) == 8
+    assert "is compiled anew" in caplog.text
+    assert file.is_file()
+    assert not file.is_symlink()
+
+
 def test_processes_may_compile_at_once(toy, tmp_path):
     """Each kernel is one file, which is replaced as a whole."""
     module = toy()

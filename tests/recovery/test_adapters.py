@@ -87,6 +87,10 @@ def test_altered_files_are_refused(saved):
         (lambda t: t.update({"nothing.left": torch.zeros(3, 2), "nothing.right": torch.zeros(2, 3)}), "nothing does"),
         (lambda t: t.update(thresholds=torch.zeros(2)), "2 thresholds do not fit"),
         (lambda t: t.pop("thresholds"), "0 thresholds do not fit"),
+        (
+            lambda t: t["model.layers.0.mlp.up_proj.left"].view(-1)[3:4].fill_(torch.inf),
+            "left has numbers that are not",
+        ),
     ],
 )
 def test_files_that_fit_nothing_are_refused(saved, change, told):

@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from toolkit import tensor_files
 from toolkit.activations import Magnitudes, thresholded
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replace_for_good
 from toolkit.models.adapters import add, named_linears
-from toolkit.recovery.distillation import Training, adapted, distil, fresh, refitted
+from toolkit.recovery.distillation import KIND, Training, adapted, distil, fresh, refitted
 from toolkit.recovery.running import settle
 
 TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
@@ -141,6 +142,44 @@ def test_it_goes_on_after_a_kill(tmp_path):
     assert run(tmp_path / "state", "kill").returncode == -signal.SIGKILL
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
     assert run(tmp_path / "state", "").stdout == run("", "").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("about", "tensors", "told"),
+    [
+        ({"curve": "[" * 100_000}, {}, "nested more than 100 deep"),
+        ({"curve": "3"}, {}, "3 is not of type 'array'"),
+        ({"curve": '[{"step": 1, "loss": NaN, "rate": 0}]'}, {}, "is not of type 'number'"),
+        ({"curve": '[{"step": 2, "loss": 1, "rate": 0}]'}, {}, "expected 1, 2, 3 and so on"),
+        ({"curve": str([{"step": n, "loss": 1, "rate": 0} for n in (1, 2, 3)]).replace("'", '"')}, {}, "is too long"),
+        ({"key": "{}"}, {}, "holds another training"),
+        ({}, {"limits": torch.full((3,), torch.nan)}, "limits: expected finite float32 numbers"),
+        ({}, {"limits": torch.zeros(3).double()}, "limits: expected finite float32 numbers"),
+        ({}, {"limits": torch.zeros(4)}, "holds another training"),
+    ],
+)
+def test_crafted_states_are_refused(tiny, tokens, tmp_path, about, tensors, told):
+    model = tiny().requires_grad_(False)
+    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
+    training, state = replace(TRAINING, steps=2), tmp_path / "state"
+    distil(model, tokens, ZEROS, start, training, state)
+    written, values = tensor_files.load(state, KIND)
+    tensor_files.save(state, KIND, written | about, values | tensors)
+    with pytest.raises(UserError, match=told) as caught:
+        distil(model, tokens, ZEROS, start, training, state)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_state_with_squares_below_0_is_refused(tiny, tokens, tmp_path):
+    model = tiny().requires_grad_(False)
+    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
+    training, state = replace(TRAINING, steps=1), tmp_path / "state"
+    distil(model, tokens, ZEROS, start, training, state)
+    about, values = tensor_files.load(state, KIND)
+    square = next(name for name in values if name.endswith(".square"))
+    tensor_files.save(state, KIND, about, values | {square: values[square] - 1})
+    with pytest.raises(UserError, match="squares at least 0"):
+        distil(model, tokens, ZEROS, start, training, state)
 
 
 def test_bad_input_is_refused(tiny, tokens, tmp_path):

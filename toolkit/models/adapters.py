@@ -102,6 +102,8 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
     about, tensors = tensor_files.load(path, KIND)
     if about.get(BASE) != fingerprint(base):
         raise UserError(f"{path}: made for another model ({about.get('model')}); load that one, or make adapters anew")
+    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UserError(f"{path}: {wrong[0]} has numbers that are not finite; make the file again")
     thresholds = tensors.pop(THRESHOLDS, torch.empty(0))
     names = {name.rpartition(".")[0] for name in tensors}
     try:

@@ -6,16 +6,27 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.predictors.foresight import Foresight
 from toolkit.predictors.predictor import Predictor
 from toolkit.predictors.registry import STORED
-from toolkit.records import line
+from toolkit.records import line, parse_json
 
 log = logging.getLogger(__name__)
 
 FILE, VERSION = "predictors", "1"
+LAYERS = {
+    "type": "array",
+    "items": {
+        "type": ["null", "object"],
+        "properties": {"kind": {"enum": [*STORED]}, "limit": {"type": "number"}},
+        "required": ["kind", "limit"],
+        "additionalProperties": {"type": ["string", "number", "boolean"]},
+    },
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,9 +84,10 @@ class Predictors(Sequence):
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
         said, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
+        about = parse_json(said.get("layers", ""), LAYERS, path)
         try:
-            return cls(model, tuple(_rebuilt(json.loads(said["layers"]), tensors)))
-        except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+            return cls(model, tuple(_rebuilt(about, tensors)))
+        except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
             raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
 
 
@@ -87,4 +99,6 @@ def _rebuilt(about: list[dict | None], tensors: dict) -> Iterator[Predictor | No
         kind = STORED[settings.pop("kind")]
         prefix = f"{layer}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        yield kind.restored(**settings, **own)
+        predictor = kind.restored(**settings, **own)
+        predictor.mask(torch.zeros(1, predictor.shape[1]))  # raises where types or shapes do not fit each other
+        yield predictor

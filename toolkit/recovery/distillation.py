@@ -27,11 +27,15 @@ from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint, na
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
+from toolkit.records import parse_json
 from toolkit.recovery.running import RunningThresholds, check_shares, settle
 
 KIND = "state of a distillation"
 LOGITS_AT_ONCE = 128  # positions whose distributions are compared at a time
 BETAS = (0.9, 0.95)  # of Adam
+MEAN, SQUARE = ".mean", ".square"  # of gradients; names in the state
+STEP = {"step": {"type": "integer"}, "loss": {"type": "number"}, "rate": {"type": "number"}}
+CURVE = {"type": "array", "items": {"type": "object", "properties": STEP, "required": [*STEP]}}
 
 
 @dataclass(frozen=True)
@@ -171,26 +175,37 @@ class _Run:
         tensors = dict(self.parameters()) | {"limits": self.running.limits}
         for name, parameter in self.parameters().items():
             moments = self.optimiser.state[parameter]
-            tensors |= {f"{name}.mean": moments["exp_avg"], f"{name}.square": moments["exp_avg_sq"]}
+            tensors |= {f"{name}{MEAN}": moments["exp_avg"], f"{name}{SQUARE}": moments["exp_avg_sq"]}
         tensor_files.save(file, KIND, {"key": json.dumps(key), "curve": json.dumps(self.curve)}, tensors)
 
     @torch.no_grad()
     def resume(self, file: Path, key: dict) -> None:
         """Go on from a state. Raises `UserError` if it is damaged or another training's."""
         about, tensors = tensor_files.load(file, KIND)
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        ours = {name: parameter.shape for name, parameter in self.parameters().items()}
-        if json.loads(about["key"]) != json.loads(json.dumps(key)) or not ours.items() <= shapes.items():
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        if about.get("key") != json.dumps(key) or shapes != self._shapes():
             raise UserError(f"{file} holds another training: remove it, or name another file")
-        self.curve = json.loads(about["curve"])
+        curve = parse_json(about.get("curve", ""), CURVE | {"maxItems": self.training.steps}, file)
+        if [row["step"] for row in curve] != list(range(1, len(curve) + 1)):
+            raise UserError(f"{file}: the steps of the curve: expected 1, 2, 3 and so on: remove the file")
+        for name, tensor in tensors.items():
+            lowest = 0 if name.endswith(SQUARE) else -math.inf
+            if tensor.dtype != torch.float32 or not ((tensor >= lowest) & tensor.isfinite()).all():
+                raise UserError(f"{file}: {name}: expected finite float32 numbers, squares at least 0: remove the file")
+        self.curve = curve
         self.running.limits.copy_(tensors["limits"])
         for name, parameter in self.parameters().items():
             parameter.copy_(tensors[name])
             self.optimiser.state[parameter] = {
                 "step": torch.tensor(float(len(self.curve))),
-                "exp_avg": tensors[f"{name}.mean"].to(parameter.device),
-                "exp_avg_sq": tensors[f"{name}.square"].to(parameter.device),
+                "exp_avg": tensors[f"{name}{MEAN}"].to(parameter.device),
+                "exp_avg_sq": tensors[f"{name}{SQUARE}"].to(parameter.device),
             }
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shapes of what `keep` writes, by name."""
+        moments = {f"{name}{of}": p for name, p in self.parameters().items() for of in ("", MEAN, SQUARE)}
+        return {name: list(p.shape) for name, p in (moments | {"limits": self.running.limits}).items()}
 
 
 @contextmanager
