@@ -83,14 +83,15 @@ def test_spot_values(records, claim, value, unit):
 
 
 def test_inputs_are_what_the_profiles_sources_name_and_nothing_else(records):
-    """Both ways: what a profile was derived from is an input, and every input is named by a source of its paper."""
+    """Both ways: what a profile was derived from is an input, and each input is named by a source or says its use."""
     named = {
         f"{machine.paper}/{id}"
         for machine in profiles().values()
         for source in machine.sources.values()
         for id in source.claims
     }
-    inputs = records[records["kind"] == "input"]
+    inputs = records[(records["kind"] == "input") & records["input_of"].isna()]
+    assert set(records.loc[records["input_of"].notna(), "kind"]) == {"input"}
     counted = (inputs["paper"] + "/" + inputs["same_as"].fillna(inputs["id"])).unique()
     assert named == set(counted)
 

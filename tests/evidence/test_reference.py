@@ -6,10 +6,11 @@ import pytest
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence import readme, reference
-from toolkit.evidence.readme import BLOCKS, read_block, readme_summary, readme_tables, write_readme
+from toolkit.evidence.comparison import COLUMNS
+from toolkit.evidence.readme import BLOCKS, GROUP_WORDS, read_block, readme_summary, readme_tables, write_readme
 from toolkit.evidence.reference import reference_dir, save
 
-NOTEBOOKS = ("endor/fig04", "endor/fig06", "endor/tab_e2e", "endor/tab_perplexity")
+NOTEBOOKS = ("endor/fig04", "endor/fig06", "endor/tab_e2e", "endor/tab_perplexity", "flash/tab02")
 META = {"git": "a" * 40, "git_dirty": False, "cpu": "a CPU, 2 cores", "gpu": None, "finished": "2026-01-02T03:04:05Z"}
 PARAMETERS = {
     "model": "tiny",
@@ -24,7 +25,7 @@ PARAMETERS = {
     "rival_layers": 1,
     "rival_model": "toy-llama",
 }
-CLAIM = {
+CLAIM = dict.fromkeys(COLUMNS) | {
     "kind": "prediction",
     "same_as": None,
     "bound": None,
@@ -39,6 +40,12 @@ COMPARED = pd.DataFrame(
         CLAIM | {"claim": "x-3", "published": 3.0, "ours": None, "ratio": None, "verdict": "not run"},
     ]
 ).assign(profile="paper", null_ratio=[0.8, 1.5, None])
+STAND_IN = COMPARED.iloc[:1].assign(claim="x-4", stand_in=True, verdict="same sign")
+COMPARED = pd.concat([COMPARED, STAND_IN], ignore_index=True)
+READS = pd.DataFrame(
+    [("measured", "naive", 4.0), ("measured", "hybrid", 2.0), ("modelled", "naive", 5.0), ("modelled", "hybrid", 2.2)],
+    columns=["evidence", "way", "io_ms"],
+).assign(profile="this-machine")
 PASSES = pd.DataFrame(
     [
         ("opt-125m", "storage", "dense", "pipelined", 2.0, 100),
@@ -73,12 +80,13 @@ TABLES = {
     "endor/fig06": ERRORS,
     "endor/tab_e2e": PASSES,
     "endor/tab_perplexity": QUALITY,
+    "flash/tab02": READS,
 }
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
-    """A results folder with four notebooks; a function that changes what one of them says of itself."""
+    """A results folder with five notebooks; a function that changes what one of them says of itself."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
     monkeypatch.setattr(reference, "reference_dir", lambda: tmp_path / "reference")
 
@@ -131,9 +139,10 @@ def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results
     monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
     text = readme_tables(folder)
     assert text.startswith("Measured on a CPU, 2 cores, no GPU, 2026-01-02; all of it in `here/`.")
-    assert "`endor`: 2 predictions, off by 20% (median) and 30% (at most, x-2), where bytes over links" in text
-    assert "nothing else are off by 35% and 50%." in text
-    assert "| prediction | on the paper's machine, modelled | 1 | 0 | 0 | 1 |" in text
+    assert "* `endor`: 2 predictions, off by 20% (median) and 30% (at most, x-2), where bytes over bandwidth" in text
+    assert "nothing else are off by 35% and 50%; left out: 0 limits, 1 stand-ins, 1 of 4 quantities not run." in text
+    values, stand_ins = (text.split(GROUP_WORDS[name])[1].strip().splitlines()[2] for name in ("values", "stand-ins"))
+    assert (values, stand_ins) == ("| prediction | 1 | 0 | 0 | 1 |", "| prediction | 0 | 0 | 1 | 0 |")
     assert "* `endor/x-2`: 1 published, 1.3 modelled, paper: why." in text
     assert "run on the GPU; measured" in text
     assert "(36864 × 9216), measured." in text
@@ -145,6 +154,7 @@ def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results
     assert "| published | 1 | endor | sequential | 1.500 | 1.250 | 1.750 | 1.25 |" in text
     assert "| another program | sequential | 5.000 | 4.750 | 5.250 | 0.80 | – |" in text
     assert "| endor/fig06 | 30% | 10% | 50% | 10% |" in text
+    assert "| flash/tab02 | 18% | – | 25% | – |" in text  # 5 / 4 and 2.2 / 2
     assert "numbers met" not in text
 
 

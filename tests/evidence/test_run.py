@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.run import Run
 
 ID = next(iter(notebooks()))
@@ -25,8 +26,8 @@ def test_everything_is_saved_with_its_circumstances(run):
     figure = Figure()
     figure.subplots().plot([1, 2])
     rows = [("x-1", None, "within tolerance", 1.05), ("x-2", "x-1", "same effect", 1.2), ("x-3", None, "not run", None)]
-    comparison = pd.DataFrame(rows, columns=["claim", "same_as", "verdict", "ratio"])
-    comparison = comparison.assign(kind="prediction", bound=None, stand_in=False)
+    comparison = pd.DataFrame(rows, columns=["claim", "same_as", "verdict", "ratio"]).reindex(columns=COLUMNS)
+    comparison = comparison.assign(kind="prediction", stand_in=False, evidence="modelled", profile="paper")
     folder = run.save(TABLE, {"curve": figure}, evidence="measured", comparison=comparison)
     names = {file.name for file in folder.iterdir()}
     assert names >= {"table.csv", "table.parquet", "comparison.csv", "curve.svg", "curve.png", "meta.json"}

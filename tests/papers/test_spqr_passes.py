@@ -1,4 +1,4 @@
-"""SpQR's forward passes and twins on times made by hand, and bytes over bandwidth."""
+"""SpQR's forward passes and twins on times made by hand, and modelled passes."""
 
 import pandas as pd
 import pytest
@@ -7,6 +7,7 @@ from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.machines.hardware import profile
 from toolkit.measure.twin_forward import ModelTwin
 from toolkit.papers.spqr import passes
+from toolkit.papers.spqr.speedups import without_kernels
 
 SECONDS = {"dense": [[4, 5, 9], [8, 8, 8]], "spqr_packed": [[2, 2, 2], [2, 4, 4]], "spqr_ptcsr_packed": [[5] * 3] * 2}
 LINEAR_BYTES = {"dense": 200, "spqr_packed": 54, "spqr_ptcsr_packed": 60}
@@ -26,7 +27,7 @@ def tokens():
 
 @pytest.fixture
 def table(tokens):
-    machines = {name: profile(name).device for name in GPUS}
+    machines = {name: profile(name) for name in GPUS}
     bits = passes.stored_bits(tokens)
     modelled = passes.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
     return pd.concat([modelled, passes.measured_passes(tokens, "toy")], ignore_index=True)
@@ -41,13 +42,26 @@ def test_passes_by_hand(table):
     assert packed["gb_s"] == pytest.approx(104 / 2e9)
 
 
-def test_bytes_over_bandwidth_by_hand(tokens, table):
+WEIGHTS, HEAD = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32000 * 4096
+
+
+def test_bytes_over_bandwidth_by_hand(tokens):
     assert passes.stored_bits(tokens) == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
-    modelled = table[table["profile"] != "this-machine"].set_index(["profile", "method"])["minimum_s"]
-    weights, head_bytes = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 2 * 32000 * 4096
-    assert modelled["spqr-a100", "dense"] == pytest.approx((2 * weights + head_bytes) / 1555e9)
-    assert modelled["spqr-rtx4060-mobile", "spqr_packed"] == pytest.approx((0.54 * weights + head_bytes) / 256e9)
-    assert ("spqr-rtx4060-mobile", "dense") not in modelled.index  # it does not fit
+    bare = without_kernels({name: profile(name) for name in GPUS})
+    null = passes.modelled_passes(passes.stored_bits(tokens) | {"dense": 32}, "llama2-7b", bare, GPUS[0])
+    null = null.set_index(["profile", "method"])["minimum_s"]
+    assert null["spqr-a100", "dense"] == pytest.approx(2 * (WEIGHTS + HEAD) / 1555e9)  # 16 bits there, whatever here
+    assert null["spqr-rtx4060-mobile", "spqr_packed"] == pytest.approx((0.54 * WEIGHTS + 2 * HEAD) / 256e9)
+    assert ("spqr-rtx4060-mobile", "dense") not in null.index  # it does not fit
+
+
+def test_a_pass_is_its_products_one_after_the_other(table):
+    """32 layers of 7 products and the head, each with a launch; the A100 waits for instructions, not for bytes."""
+    modelled = table[table["profile"] == "spqr-a100"].set_index("method")["minimum_s"]
+    launches, head_s = (32 * 7 + 1) * 5e-6, 2 * HEAD / (0.85 * 1555e9)
+    assert modelled["dense"] == pytest.approx(launches + head_s + 2 * WEIGHTS / (0.85 * 1555e9))
+    for method in ("spqr_packed", "spqr_ptcsr_packed"):
+        assert modelled[method] == pytest.approx(launches + head_s + WEIGHTS / 16 * 2.13 / 152.3e9)
 
 
 def test_claims_find_their_rows(table):

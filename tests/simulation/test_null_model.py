@@ -39,5 +39,6 @@ def test_every_profile_has_one(machine):
     assert null.links.storage_to_dram_gb_s == machine.links.storage_to_dram_gb_s
     assert null.links.storage_to_dram_fixed_s == 0
     assert null.software is None
+    assert machine.storage is None or null.storage.read_gb_s(4096, 32) == pytest.approx(machine.storage.bandwidth_gb_s)
     assert null.device.bandwidth_gb_s == float("inf")
     assert (null.dram is None) == (machine.dram is None)

@@ -2,10 +2,11 @@
 
 Every record has a kind, which says what a score may make of it:
 
-- `input`: a profile in `data/hardware/` was derived from it. It is shown and never scored.
-- `arithmetic`: it follows from shapes and formats; no number of a machine touches it.
+- `input`: a profile in `data/hardware/` was derived from it, or a model takes it (`input_of`). It is never scored.
+- `arithmetic`: it follows from shapes and formats, or by a sum, product or quotient from inputs; or it holds by
+  construction.
 - `prediction`: a model or a run could miss it.
-- `context`: the set-up, or a number that the model is given.
+- `context`: the set-up, or a number of another study. It has no verdict.
 
 Several records can be one quantity, such as a time and the speed-up made from it. `same_as` names the record that
 stands for all of them; it is of the same kind.
@@ -21,6 +22,7 @@ from toolkit.records import check, load_yaml
 
 READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook reruns when its paper's claims change
 KINDS = ("input", "arithmetic", "prediction", "context")
+EVIDENCE = ("measured", "modelled")
 
 # `number` counts things (layers, tokens) or has no unit (a threshold); `points` is a difference of two percentages
 UNITS = [
@@ -45,6 +47,8 @@ SCHEMA = {
             "unit": {"enum": UNITS},
             "conditions": {"type": "string"},
             "section": {"type": "string"},
+            "contradiction": {"type": "string"},  # another number of the paper that does not agree with this one
+            "input_of": {"type": "string"},  # what takes an input that is no number of a machine
             "worded": {"const": True},  # the paper says it in words; the number is this project's reading of them
             # how to find the same number in our table: its column, and the row by values of other columns
             "column": {"type": "string"},
@@ -53,10 +57,14 @@ SCHEMA = {
             "slack": {"type": "number", "exclusiveMinimum": 0},  # absolute instead: nothing is within 10 % of a 0
             # the paper gives a limit, not a value; `up_to` is an upper end that was reached
             "bound": {"enum": ["at_least", "at_most", "up_to"]},
-            # what the number is read against: another claim of the figure, or a plain number such as a speed-up of 1
-            "beside": {"type": ["string", "number"]},
+            # what the number is read against: another claim of the figure, or a plain number such as a speed-up of 1;
+            # nothing is so many times a zero
+            "beside": {"anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}]},
             "stand_in": {"type": "object"},  # a row that shows the same thing elsewhere: a smaller model, another disk
-            "reason": {"type": "string"},  # why ours is another number, where it is
+            # a profile, or `any`: of our number, where the table's row names no machine
+            "machine": {"type": "string"},
+            # why ours is another number, where it is, for each kind of evidence
+            "reason": {"type": "object", "properties": {key: {"type": "string"} for key in EVIDENCE}},
         },
     },
 }

@@ -1,8 +1,8 @@
 """Published numbers beside ours, each with a verdict, and the score that follows.
 
-The effect of a number is how far it lies from what it is `beside`: the logarithm of their ratio where both are
-positive, otherwise their difference. With the logarithm a speed-up of 2 and a time over dense of 0.5 are the same
-effect with opposite signs, so a time and the speed-up made from it get the same verdict.
+The effect of a number is how many times what it is `beside` it is, less one: a speed-up of 1.67 has an effect of 0.67.
+Of a number below what it is beside, the inverse ratio counts, with a negative sign: a time over dense of 0.5 and a
+speed-up of 2 are the same effect with opposite signs, so a time and the speed-up made from it get the same verdict.
 """
 
 import math
@@ -21,64 +21,81 @@ NOT_RUN = "not run"
 VERDICTS = (WITHIN, SAME_EFFECT, SAME_SIGN, DIFFERS, NOT_RUN)  # from best to worst
 
 TOLERANCE = 0.1  # relative, where a claim gives none
-EFFECT = (0.5, 2.0)  # the shares of the published effect between which ours is the same
+EFFECT = (0.67, 1.5)  # the shares of the published effect between which ours is the same
 ERRORS = 2  # standard errors on either side of a value
+THIS_MACHINE = "this-machine"
+VALUES, LIMITS, STAND_INS = "values", "limits", "stand-ins"
+GROUPS = (VALUES, LIMITS, STAND_INS)  # never added up; only values are scored
 COLUMNS = [
-    *("claim", "kind", "same_as", "quantity", "unit", "conditions", "section", "bound"),
-    *("published", "ours", "stand_in", "evidence", "ratio", "verdict", "reason"),
+    *("claim", "kind", "same_as", "quantity", "unit", "conditions", "section", "bound", "published", "ours"),
+    *("stand_in", "evidence", "profile", "ratio", "verdict", "reason", "null", "null_ratio"),
 ]
-NULL = ["null", "null_ratio", "null_verdict"]
 
 
-def compare(table: pd.DataFrame, figure: str) -> pd.DataFrame:
+def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) -> pd.DataFrame:
     """The published numbers of a figure beside ours, each with a verdict.
 
-    Columns: `COLUMNS`; a row a claim, none if the paper prints no number of the figure. `reason` is the claim's,
-    where ours is another number. The verdicts, in order of preference:
+    Columns: `COLUMNS`; a row for each claim and machine (`profile`) with a number for it, one that is `not run` for a
+    claim that no machine answers, none if the paper prints no number of the figure. What was measured on a machine
+    goes before what was modelled of it. A row without a profile has the claim's `machine`. `reason` is the claim's for
+    that kind of evidence, where ours is another number. `null` is the table that a model of nothing but bytes over
+    bandwidth makes of the paper's machines; the comparison has its numbers for the same claims, and their ratios.
+
+    The verdicts, in order of preference:
 
     - `within tolerance`: ours is within the claim's relative tolerance (10 % unless it says otherwise) or its absolute
       slack of the published value. A limit (`at_least`, `at_most`) is kept by any number on the side that it leaves
       open, and has no slack on the other. Never for a stand-in, which is another quantity.
     - `same effect`: ours lies on the same side of what the claim is beside as the published value does, its effect is
-      between half and twice the published one, and it is outside the run-to-run spread: the range of ours and the
-      range of what it is beside do not meet (`_range`).
+      0.67 to 1.5 times the published one, and it is outside the run-to-run spread: the range of ours and the range of
+      what it is beside do not meet (`_range`).
     - `same sign`: ours lies on the same side; or a stand-in keeps the limit.
     - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance.
     - `not run`: `table` holds no number that the claim is about.
     """
     records = claims(figure.split("/")[0])
     chosen = {record["id"]: record for record in records[records["figure"] == figure].to_dict("records")}
-    return pd.DataFrame([_compare(table, record, chosen) for record in chosen.values()], columns=COLUMNS)
+    machines = _machines(table)
+    guesses = {} if null is None else _machines(null)
+    rows = []
+    for record in chosen.values():
+        answers = [_compare(rows_, record, chosen, guesses.get(name)) for name, rows_ in machines.items()]
+        rows += [answer for answer in answers if answer["verdict"] != NOT_RUN] or answers[:1]
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def compare_machines(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) -> pd.DataFrame:
-    """`compare` for every machine of the table by itself, with a column `profile` more; what was measured goes before
-    what was modelled of the same machine.
+compare_machines = compare  # its name in notebooks of LLM in a flash
 
-    All claims are listed for the first machine, the paper's; for each other one those that it can say something about.
-    `null` is the table that a model of nothing but bytes over links makes of the first machine (`links_only`). With it
-    there are the columns `NULL` more: the null model's number for the claim, its ratio to the published one, and its
-    verdict.
-    """
-    tables = []
-    for name, rows in table.groupby("profile", sort=False):
-        measured = rows[rows["evidence"] == "measured"]
-        compared = compare(measured if len(measured) else rows, figure).assign(profile=name)
-        if null is not None and not tables:
-            guessed = compare(null, figure)[["ours", "ratio", "verdict"]]
-            compared[NULL] = guessed.where(guessed["ours"].notna(), None).to_numpy()
-        tables.append(compared[compared["verdict"] != NOT_RUN] if tables else compared)
-    return pd.concat([tables[0], *(compared for compared in tables[1:] if len(compared))], ignore_index=True)
+
+def _machines(table: pd.DataFrame) -> dict[str | None, pd.DataFrame]:
+    """The rows of each machine: those that were measured, if any were. Rows without a machine stay together."""
+    if "profile" not in table:
+        return {None: table}
+    names = table["profile"].astype(object).where(table["profile"].notna(), None)
+    return {name: _best(table[names.isna() if name is None else names == name], name) for name in dict.fromkeys(names)}
+
+
+def _best(rows: pd.DataFrame, machine: str | None) -> pd.DataFrame:
+    measured = rows["evidence"].eq("measured") if machine and "evidence" in rows else pd.Series(False, rows.index)
+    return rows[measured] if measured.any() else rows
+
+
+def group(comparison: pd.DataFrame) -> pd.Series:
+    """Which of `GROUPS` each row belongs to. Another model, or another machine than the paper's, is a stand-in."""
+    elsewhere = comparison["stand_in"].astype(bool) | comparison["profile"].eq(THIS_MACHINE)
+    return pd.Series(np.select([elsewhere, comparison["bound"].notna()], [STAND_INS, LIMITS], VALUES), comparison.index)
 
 
 def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
     """How many quantities of each kind got each verdict: {kind: {verdict: count}}, without zeros.
 
     Each quantity counts once a machine. Where several records are one quantity (`same_as`), the worst verdict of those
-    that were run counts.
+    that were run counts. `context` is not counted: a constant agrees with itself.
     """
     counted = _once(comparison, comparison["verdict"].map(_badness))
-    found = {kind: counted.loc[counted["kind"] == kind, "verdict"].value_counts() for kind in KINDS}
+    found = {
+        kind: counted.loc[counted["kind"] == kind, "verdict"].value_counts() for kind in KINDS if kind != "context"
+    }
     return {
         kind: {verdict: int(number[verdict]) for verdict in VERDICTS if verdict in number}
         for kind, number in found.items()
@@ -86,33 +103,51 @@ def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
     }
 
 
+def predictions(comparison: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are scored: values that were modelled for a machine of the paper, and could have missed.
+
+    Raises `UserError` for a modelled prediction that names no machine.
+    """
+    modelled = comparison["kind"].eq("prediction") & comparison["evidence"].eq("modelled") & comparison["ratio"].notna()
+    if len(nameless := comparison[modelled & comparison["profile"].isna()]):
+        raise UserError(
+            f"{nameless['claim'].iloc[0]} is modelled for no machine: give the table's row a `profile`, or the claim "
+            "a `machine`"
+        )
+    return comparison[modelled & group(comparison).eq(VALUES)]
+
+
 def score(comparison: pd.DataFrame) -> dict[str, object]:
-    """How far the predictions on the paper's machine are off; {} if there are none.
+    """How far the `predictions` on all machines of the paper are off; {} if there are none.
 
     n: quantities predicted; median_error and largest_error: |ours / published - 1|; largest: the claim that is
-    farthest off. Limits and stand-ins have no such error and are left out. Each quantity counts once, with the largest
-    error of its records. Where the comparison has a null model: null_median_error and null_largest_error of its
-    numbers for the same claims.
+    farthest off. Each quantity counts once a machine, with the largest error of its records. null_n, null_median_error
+    and null_largest_error are the null model's, for the quantities that it has a number of; same_median_error and
+    same_largest_error are ours for these.
     """
-    first = _first_machine(comparison)
-    predicted = comparison["kind"].eq("prediction") & comparison["ratio"].notna() & comparison["bound"].isna()
-    chosen = comparison[predicted & ~comparison["stand_in"].astype(bool) & first]
+    chosen = predictions(comparison)
     if chosen.empty:
         return {}
-    errors = chosen.assign(error=(chosen["ratio"].astype(float) - 1).abs())
-    found = _once(errors, errors["error"])
-    farthest = found.loc[found["error"].idxmax()]
+    errors = chosen.assign(error=_error(chosen["ratio"]), null_error=_error(chosen["null_ratio"]))
+    ours = _once(errors, errors["error"])
+    farthest = ours.loc[ours["error"].idxmax()]
     result = {
-        "n": len(found),
-        "median_error": float(found["error"].median()),
+        "n": len(ours),
+        "median_error": float(ours["error"].median()),
         "largest_error": float(farthest["error"]),
         "largest": farthest["claim"],
     }
-    if "null_ratio" in chosen and chosen["null_ratio"].notna().all():
-        guessed = errors.assign(error=(chosen["null_ratio"].astype(float) - 1).abs())
-        off = _once(guessed, guessed["error"])["error"]
-        result |= {"null_median_error": float(off.median()), "null_largest_error": float(off.max())}
+    reached = errors[errors["null_error"].notna()]
+    if len(reached):
+        for name, column in (("null", "null_error"), ("same", "error")):
+            off = _once(reached, reached[column])[column]
+            result |= {f"{name}_median_error": float(off.median()), f"{name}_largest_error": float(off.max())}
+        result["null_n"] = len(off)
     return result
+
+
+def _error(ratio: pd.Series) -> pd.Series:
+    return (ratio.astype(float) - 1).abs()
 
 
 def prediction_words(comparison: pd.DataFrame) -> str:
@@ -124,12 +159,27 @@ def prediction_words(comparison: pd.DataFrame) -> str:
         f"{found['n']} prediction{'s' * (found['n'] > 1)}, off by {found['median_error']:.0%} (median) and "
         f"{found['largest_error']:.0%} (at most, {found['largest']})"
     )
-    if "null_median_error" in found:
+    if "null_n" in found:
         words += (
-            f", where bytes over links and nothing else are off by {found['null_median_error']:.0%} and "
+            f", where bytes over bandwidth and nothing else are off by {found['null_median_error']:.0%} and "
             f"{found['null_largest_error']:.0%}"
         )
+        if found["null_n"] < found["n"]:
+            words += (
+                f" on the {found['null_n']} that they reach (ours there: {found['same_median_error']:.0%} and "
+                f"{found['same_largest_error']:.0%})"
+            )
     return words
+
+
+def omission_words(comparison: pd.DataFrame) -> str:
+    """What of a paper's predictions the score leaves out: limits, stand-ins, and quantities that were not run."""
+    rows = comparison[comparison["kind"] == "prediction"].assign(group=group, quantity=_quantity)
+    run = rows[rows["ours"].notna()]
+    counted = run.drop_duplicates(["quantity", "profile", "group"])["group"].value_counts()
+    every, missing = set(rows["quantity"]), set(rows["quantity"]) - set(run["quantity"])
+    parts = [f"{counted.get(name, 0)} {name}" for name in (LIMITS, STAND_INS)]
+    return f"left out: {', '.join(parts)}, {len(missing)} of {len(every)} quantities not run"
 
 
 def score_sentence(comparison: pd.DataFrame) -> str:
@@ -138,49 +188,58 @@ def score_sentence(comparison: pd.DataFrame) -> str:
         return "The paper prints no number of this figure."
     kinds = count_verdicts(comparison).items()
     verdicts = (f"{kind}: {', '.join(f'{count} {name}' for name, count in counts.items())}" for kind, counts in kinds)
-    return f"{'; '.join(verdicts)}. On the machine of the paper: {prediction_words(comparison)}."
+    return f"{'; '.join(verdicts)}. On the machines of the paper: {prediction_words(comparison)}."
 
 
 def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
     """To be looked at: the columns that a reader needs, numbers to three digits after the point."""
     wanted = ["claim", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence", "reason"]
-    numbers = [name for name in ("published", "ours", "null") if name in comparison]
-    rounded = comparison.assign(**{name: comparison[name].astype(float).round(3) for name in numbers})
-    return rounded[[name for name in wanted if name in comparison]].fillna({"reason": ""})
+    numbers = {name: comparison[name].astype(float).round(3) for name in ("published", "ours", "null")}
+    return comparison.assign(**numbers)[wanted].fillna({"reason": ""})
 
 
-def _first_machine(comparison: pd.DataFrame) -> pd.Series:
-    """Which rows are of the first machine of their paper."""
-    if "profile" not in comparison:
-        return pd.Series(True, comparison.index)
-    papers = comparison["paper"] if "paper" in comparison else pd.Series("", comparison.index)
-    first = comparison["profile"].groupby(papers).transform("first")  # skips rows of no machine
-    return comparison["profile"].fillna("") == first.fillna("")
-
-
-def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict]) -> dict:
+def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: pd.DataFrame | None = None) -> dict:
     row, stand_in = _counterpart(table, record)
-    if row is not None and pd.isna(row[record["column"]]):
-        row = None  # such a stage has no such number
-    ours = float(row[record["column"]]) if row is not None else None
-    verdict = NOT_RUN if row is None else _verdict(table, record, records, row, stand_in)
+    ours = _number(row, record)
+    guess = None if null is None or stand_in else _number(_row(null, record, record.get("where")), record)
+    verdict = NOT_RUN if ours is None else _verdict(table, record, records, row, stand_in)
+    known = row is not None and ours is not None
+    evidence = row.get("evidence") if known else None
     return {
         "claim": record["id"],
         "kind": record["kind"],
         "same_as": _or(record.get("same_as"), None),
         "quantity": record["quantity"],
         "unit": record["unit"],
-        "conditions": record["conditions"] + ("; in words there" if record.get("worded") is True else ""),
+        "conditions": _conditions(record),
         "section": record["section"],
         "bound": _or(record.get("bound"), None),
         "published": record["value"],
         "ours": ours,
         "stand_in": stand_in,
-        "evidence": row["evidence"] if row is not None and "evidence" in row else None,
-        "ratio": ours / record["value"] if ours is not None and record["value"] else None,
+        "evidence": evidence,
+        "profile": _or(row.get("profile"), _or(record.get("machine"), None)) if known else None,
+        "ratio": _ratio(ours, record),
         "verdict": verdict,
-        "reason": None if _as_published(verdict, ours, record) else _or(record.get("reason"), None),
+        "reason": None if _as_published(verdict, ours, record) else _or(record.get("reason"), {}).get(evidence),
+        "null": guess,
+        "null_ratio": _ratio(guess, record),
     }
+
+
+def _conditions(record: dict) -> str:
+    """The claim's, and whether the paper says it in words only or contradicts it."""
+    more = ["in words there"] * (record.get("worded") is True)
+    return "; ".join([record["conditions"], *more, *filter(None, [_or(record.get("contradiction"), None)])])
+
+
+def _number(row: pd.Series | None, record: dict) -> float | None:
+    """The claim's number in a row of a table; None for a stage that has no such number."""
+    return None if row is None or pd.isna(row[record["column"]]) else float(row[record["column"]])
+
+
+def _ratio(number: float | None, record: dict) -> float | None:
+    return number / record["value"] if number is not None and record["value"] else None
 
 
 def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series, stand_in: bool) -> str:
@@ -225,10 +284,10 @@ def _by_effect(table: pd.DataFrame, record: dict, records: dict[str, dict], row:
         if neighbour is None:
             return DIFFERS
         theirs, beside, span = other["value"], float(neighbour[other["column"]]), _range(neighbour, other["column"])
-    if beside is None or math.isnan(beside):
-        return DIFFERS
     ours = float(row[column])
-    found, published = _effects((ours, beside), (record["value"], theirs))
+    if beside is None or not min(ours, beside) > 0:
+        return DIFFERS
+    found, published = _effect(ours / beside), _effect(record["value"] / theirs)
     if found * published <= 0:
         return DIFFERS
     low, high = _range(row, column)
@@ -236,11 +295,9 @@ def _by_effect(table: pd.DataFrame, record: dict, records: dict[str, dict], row:
     return SAME_EFFECT if apart and EFFECT[0] <= found / published <= EFFECT[1] else SAME_SIGN
 
 
-def _effects(*pairs: tuple[float, float]) -> list[float]:
-    """The effect of each (value, baseline): log ratios if all numbers are positive, otherwise differences."""
-    if all(value > 0 and math.isfinite(value) for pair in pairs for value in pair):
-        return [math.log(value / baseline) for value, baseline in pairs]
-    return [value - baseline for value, baseline in pairs]
+def _effect(ratio: float) -> float:
+    """How many times as much, less one; negative, and of the inverse ratio, where it is less."""
+    return ratio - 1 if ratio >= 1 else 1 - 1 / ratio
 
 
 def _range(row: pd.Series, column: str) -> tuple[float, float]:
@@ -281,10 +338,14 @@ def _row(table: pd.DataFrame, record: dict, where: object) -> pd.Series | None:
 
 def _once(comparison: pd.DataFrame, worse: pd.Series) -> pd.DataFrame:
     """One row a quantity (and a paper and machine, where there are several): the one with the largest `worse`."""
-    quantity = comparison["same_as"].where(comparison["same_as"].notna(), comparison["claim"])
     keys = [name for name in ("paper", "profile") if name in comparison]
-    ordered = comparison.assign(quantity_id=quantity, worse=worse).sort_values("worse", ascending=False, kind="stable")
+    ordered = comparison.assign(quantity_id=_quantity, worse=worse).sort_values("worse", ascending=False, kind="stable")
     return ordered.drop_duplicates(["quantity_id", *keys]).drop(columns=["quantity_id", "worse"]).sort_index()
+
+
+def _quantity(comparison: pd.DataFrame) -> pd.Series:
+    """The claim that stands for each row's quantity."""
+    return comparison["same_as"].where(comparison["same_as"].notna(), comparison["claim"])
 
 
 def _badness(verdict: str) -> int:

@@ -39,7 +39,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
             Where a machine's bar was both measured and modelled, the modelled one stands below. Columns low_s and
             high_s, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
             repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
-        comparison: of `compare_machines`. Claims in other units, and those without a number of ours, are left out.
+        comparison: of `compare`. Claims in other units, and those without a number of ours, are left out.
     """
     panels = {name: _paired(rows, bar) for name, rows in table.groupby("profile", sort=False)}
     ratios = comparison[comparison["unit"].isin(RATIOS) & comparison["ours"].notna()]
@@ -60,7 +60,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
         place.set_title(", ".join([name, *about, " and ".join(kinds)]))
         _mark_totals(place, rows, bar)
     if len(ratios):
-        _ratios(axes.flat[-1], ratios, table, first=comparison["profile"].iloc[0])
+        _ratios(axes.flat[-1], ratios, table, first=table["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 

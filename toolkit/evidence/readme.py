@@ -8,12 +8,31 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.claims import KINDS
-from toolkit.evidence.comparison import DIFFERS, VERDICTS, count_verdicts, prediction_words
+from toolkit.evidence.comparison import (
+    DIFFERS,
+    GROUPS,
+    LIMITS,
+    STAND_INS,
+    THIS_MACHINE,
+    VALUES,
+    VERDICTS,
+    count_verdicts,
+    group,
+    omission_words,
+    prediction_words,
+)
 from toolkit.evidence.literature import PAPERS
 from toolkit.files import replacing
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
+
+GROUP_WORDS = {
+    VALUES: "Values, on the machines of the papers or on none:",
+    LIMITS: "Limits, which have no error:",
+    STAND_INS: "Stand-ins, another model or this machine for the paper's: they show an effect, not a value:",
+}
+READS = ("io_ms", "gb_s", "value")  # the number of a table of reads, and what tells its rows apart
+READ_KEYS = ("way", "window", "layout", "pattern", "chunk_bytes", "threads")
 
 BEGIN, END = "<!-- begin generated {}: python -m toolkit.evidence.reference -->", "<!-- end generated {} -->"
 
@@ -111,7 +130,7 @@ def _perplexities(folder: Path) -> pd.DataFrame:
 
 def readme_papers(folder: Path) -> str:
     """A row a paper: how well its numbers are predicted, what is gained here, what it costs, what does not pay."""
-    predictions = {paper: prediction_words(rows) for paper, rows in _comparisons(folder).groupby("paper", sort=False)}
+    predictions = _scores(folder)
     spoken: dict[str, dict[str, list[str]]] = {}
     for id in notebooks():
         if (folder / id / "meta.json").is_file():
@@ -150,11 +169,20 @@ def readme_tables(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
+def _scores(folder: Path) -> dict[str, str]:
+    """By paper: how many predictions, how far off, beside the null model, and what is left out."""
+    return {
+        paper: f"{prediction_words(rows)}; {omission_words(rows)}"
+        for paper, rows in _comparisons(folder).groupby("paper", sort=False)
+    }
+
+
 def _score_part(folder: Path) -> str:
     """The headline: predictions against the null model; then all verdicts apart, and what differs with its reason."""
     compared = _comparisons(folder)
-    words = [f"`{paper}`: {prediction_words(rows)}." for paper, rows in compared.groupby("paper", sort=False)]
-    differing = compared[compared["verdict"] == DIFFERS]
+    scores = [f"* `{paper}`: {words}." for paper, words in _scores(folder).items()]
+    tables = [f"{GROUP_WORDS[name]}\n\n{markdown(_verdicts(compared[group(compared) == name]))}" for name in GROUPS]
+    differing = compared[compared["verdict"].eq(DIFFERS) & compared["kind"].ne("context")]
     lines = [
         f"* `{row.paper}/{row.claim}`: {row.published:g} published, {row.ours:.3g} {row.evidence}"
         + (f", {row.profile}" if isinstance(row.profile, str) else "")
@@ -163,11 +191,12 @@ def _score_part(folder: Path) -> str:
     ]
     return "\n\n".join(
         [
-            "**What is predicted, and how well.** A quantity counts once, limits and stand-ins are left out. "
-            + " ".join(words),
+            "**What is predicted, and how well.** All that is modelled for a machine of a paper and could have missed; "
+            "a quantity counts once a machine.",
+            "\n".join(scores),
             "Verdicts on the published numbers compared so far; `toolkit/evidence/comparison.py` has the rules. "
-            "An `input` is what a profile was derived from, `arithmetic` follows from shapes and formats.",
-            markdown(_verdicts(compared)),
+            "An `input` is what a profile was derived from, `arithmetic` follows from shapes, formats and inputs.",
+            *tables,
             "What differs:" if lines else "Nothing differs.",
             *(["\n".join(lines)] if lines else []),
         ]
@@ -218,7 +247,8 @@ def _passes_part(folder: Path) -> str:
 def _errors_part(folder: Path) -> str:
     return (
         "**What the cost model is worth on this machine**: how far it is off what was measured, as the median and the "
-        "largest error.\n\n" + markdown(_errors(folder))
+        "largest error. Of SpQR's products it is the larger of their limits, bytes and instructions.\n\n"
+        + markdown(_errors(folder))
     )
 
 
@@ -289,37 +319,54 @@ def _seconds(total: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _errors(folder: Path) -> pd.DataFrame:
     present = {id: _table(folder, id) for id in notebooks() if (folder / id / "table.csv").is_file()}
-    predicted = {id: table for id, table in present.items() if "modelled_over_measured" in table}
+    ratios = {id: _modelled_over_measured(table) for id, table in present.items()}
+    predicted = {id: table for id, table in ratios.items() if len(table)}
     if predicted:
         predicted["all together"] = pd.concat(predicted.values())
     rows = []
     for id, table in predicted.items():
-        off = {name: f"{share:.0%}" for name, share in model_error(table).items()}
+        off = {name: "–" if pd.isna(share) else f"{share:.0%}" for name, share in model_error(table).items()}
         rows.append({"figure": id, **{name.replace("_largest", ", largest"): share for name, share in off.items()}})
     return pd.DataFrame(rows)
 
 
+def _modelled_over_measured(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows with `stage` and `modelled_over_measured`: of stages, of products beside their limits, or of reads."""
+    if "modelled_over_measured" in table or "profile" not in table:
+        return table if "modelled_over_measured" in table else table[:0]
+    if "instructions_s" in table:
+        ratio = table[["bytes_s", "instructions_s"]].max(axis=1) / table["seconds"]
+        ratio = ratio[table["profile"].eq(THIS_MACHINE)].dropna()
+    else:
+        mine = table[table["profile"] == THIS_MACHINE]
+        number, keys = next((name for name in READS if name in mine), None), [key for key in READ_KEYS if key in mine]
+        if not number or not keys or {"measured", "modelled"} - set(mine["evidence"]):
+            return table[:0]
+        wide = mine.groupby([*keys, "evidence"], dropna=False)[number].first().unstack()
+        ratio = (wide["modelled"] / wide["measured"]).dropna()
+    return pd.DataFrame({"stage": "read or product", "modelled_over_measured": ratio})
+
+
 def _verdicts(compared: pd.DataFrame) -> pd.DataFrame:
-    """A row a kind and machine (the paper's, or this one by measuring), a column a verdict."""
-    stands_in = compared["evidence"].eq("measured") | compared["stand_in"].astype(bool)
-    rows = []
-    for where, part in (("on the paper's machine, modelled", ~stands_in), ("on this machine, measured", stands_in)):
-        counts = count_verdicts(compared[part & compared["ours"].notna()])
-        for kind in (kind for kind in KINDS if kind in counts):
-            shown = {verdict: counts[kind].get(verdict, 0) for verdict in VERDICTS[:-1]}
-            rows.append({"kind": kind, "compared": where, **shown})
-    return pd.DataFrame(rows)
+    """A row a kind, a column a verdict."""
+    counts = count_verdicts(compared[compared["ours"].notna()])
+    return pd.DataFrame(
+        [
+            {"kind": kind} | {verdict: found.get(verdict, 0) for verdict in VERDICTS[:-1]}
+            for kind, found in counts.items()
+        ],
+        columns=["kind", *VERDICTS[:-1]],
+    )
 
 
 def _comparisons(folder: Path) -> pd.DataFrame:
-    """Every notebook's comparison, with its paper; the columns of a machine and a null model where one has them."""
+    """Every notebook's comparison, with its paper."""
     tables = [
         pd.read_csv(folder / id / "comparison.csv").assign(paper=id.split("/")[0])
         for id in notebooks()
         if (folder / id / "comparison.csv").is_file()
     ]
-    found = pd.concat([table for table in tables if len(table)], ignore_index=True)
-    return found if "profile" in found else found.assign(profile=None)
+    return pd.concat([table for table in tables if len(table)], ignore_index=True)
 
 
 def _meta(folder: Path, id: str) -> dict:

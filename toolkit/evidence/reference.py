@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
+
 from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.comparison import compare, count_verdicts, score
 from toolkit.evidence.readme import write_readme
-from toolkit.files import make_folder, replacing_folder
+from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
 
@@ -36,6 +39,30 @@ def save(machine: str) -> Path:
         with replacing_folder(folder / id) as made:
             for file in (file for pattern in KEPT for file in meta.parent.glob(pattern)):
                 shutil.copyfile(file, made / file.name)
+    return folder
+
+
+def compare_again(machine: str) -> Path:
+    """Compare the kept tables of a machine with the claims as they are now.
+
+    The null model's numbers stay, since no table has them. Raises `UserError` if nothing is kept of that machine.
+    """
+    folder = reference_dir() / machine
+    files = [folder / id / "comparison.csv" for id in notebooks() if (folder / id / "comparison.csv").is_file()]
+    if not files:
+        raise UserError(f"no comparisons in {folder}; keep results first, without --again")
+    for file in files:
+        table, before = pd.read_csv(file.with_name("table.csv"), low_memory=False), pd.read_csv(file)
+        found = compare(table, file.parent.relative_to(folder).as_posix())
+        if "null" in before and len(found):
+            keys = ["claim", "profile"]
+            null = before.astype({"profile": object}).set_index(keys)["null"]
+            null = null.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()
+            found = found.assign(null=null, null_ratio=null / found["published"])
+        with replacing(file) as temporary:
+            found.to_csv(temporary, index=False)
+        meta = json.loads(file.with_name("meta.json").read_text(encoding="utf-8"))
+        write_json(file.with_name("meta.json"), meta | {"verdicts": count_verdicts(found), "score": score(found)})
     return folder
 
 
@@ -64,8 +91,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Keep the last results and write README's numbers from them."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
+    parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
     options = parser.parse_args(arguments)
-    return run_command(lambda: write_readme(save(options.machine)))
+    keep = compare_again if options.again else save
+    return run_command(lambda: write_readme(keep(options.machine)))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ from toolkit.evidence.catalogue import find
 from toolkit.evidence.comparison import (
     NOT_RUN,
     compare,
-    compare_machines,
     count_verdicts,
     score,
     score_sentence,
@@ -76,13 +75,9 @@ class Run:
         """Whether the sweep runs this notebook."""
         return bool(os.environ.get(STAGING))
 
-    def compare(self, table: pd.DataFrame) -> pd.DataFrame:
+    def compare(self, table: pd.DataFrame, null: pd.DataFrame | None = None) -> pd.DataFrame:
         """The paper's numbers of this notebook beside those of the table: `toolkit.evidence.comparison.compare`."""
-        return compare(table, self.identifier)
-
-    def compare_machines(self, table: pd.DataFrame, null: pd.DataFrame | None = None) -> pd.DataFrame:
-        """The same for each machine (`profile`) of the table: `toolkit.evidence.comparison.compare_machines`."""
-        return compare_machines(table, self.identifier, null)
+        return compare(table, self.identifier, null)
 
     def evidence(
         self,
@@ -102,7 +97,7 @@ class Run:
             seen: what the results say, in sentences made from the table. The report shows them as the answer.
             figures: by the name of their file; the report shows the first one on top.
             evidence: of all rows, where `table` has no column of that name.
-            comparison: of `compare` or `compare_machines`, where a figure or sentence needed it before. Without it,
+            comparison: of `compare`, where a figure or sentence needed it before. Without it,
                 the whole table is compared; if it answers no claim, there is no comparison.
             card: a caption and the numbers that the report's index draws: see `Card`.
             headline: as `save` takes it.

@@ -35,9 +35,10 @@ FIELDS = {
         "bandwidth": BANDWIDTH,
         "latency": ("latency_s", TIME_UNITS),
         "request": ("request_s", TIME_UNITS),
+        "thread": ("thread_gb_s", BANDWIDTH_UNITS),
     },
     "dram": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
-    "device": {"capacity": CAPACITY, "bandwidth": BANDWIDTH},
+    "device": {"capacity": CAPACITY, "bandwidth": BANDWIDTH, "clock": ("sm_ghz", {"GHz": 1.0})},
     "links": {name: (f"{name}_gb_s", BANDWIDTH_UNITS) for name in LINKS}
     | {f"{name}_fixed": (f"{name}_fixed_s", TIME_UNITS) for name in LINKS},
     "near_data": {
@@ -47,7 +48,12 @@ FIELDS = {
         "compute": ("tflop_s", RATE_UNITS),
         "link": ("link_gb_s", BANDWIDTH_UNITS),
     },
-    "software": {"layer": ("layer_s", TIME_UNITS)},
+    "software": {
+        "layer": ("layer_s", TIME_UNITS),
+        "launch": ("launch_s", TIME_UNITS),
+        "reach": ("bandwidth_share", {"ratio": 1.0}),
+        "word": ("word_cycles", {"cycles": 1.0}),
+    },
 }
 RATES = {  # of dram (the CPU) and device: key, attribute, unit factors of each of its numbers
     "compute": ("tflop_s", dict.fromkeys(DTYPES, RATE_UNITS)),
@@ -62,7 +68,7 @@ KINDS = {
     "near_data": NearData,
     "software": Software,
 }
-OPTIONAL = {"latency", "request", *FIELDS["links"]}
+OPTIONAL = {"latency", "request", "thread", "clock", *FIELDS["links"], *FIELDS["software"]}
 
 
 def profiles() -> dict[str, Profile]:

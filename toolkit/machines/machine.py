@@ -48,7 +48,8 @@ class Storage:
 
     `latency_s` is the time from a request to its data on an idle disk, without the transfer; requests of several
     threads overlap in it. `request_s` is the part of a request's cost that does not overlap, so a disk serves at most
-    1 / `request_s` reads a second.
+    1 / `request_s` reads a second. With `thread_gb_s`, a read of c bytes takes its thread a time on a line instead,
+    `latency_s` + c / `thread_gb_s`, with all threads at work; their sum stays below the bandwidth.
     """
 
     name: str
@@ -56,11 +57,12 @@ class Storage:
     bandwidth_gb_s: float
     latency_s: float | None = None
     request_s: float = 0.0
+    thread_gb_s: float | None = None
 
     def read_gb_s(self, chunk_bytes: int, threads: int) -> float:
         """Random-read bandwidth in GB/s when `threads` threads each wait for one chunk at a time.
 
-        Every read first waits `latency_s` beside the others, then for its turn at the disk behind them. With s(c) =
+        Without a rate of a thread, every read first waits `latency_s` beside the others, then for its turn at the disk behind them. With s(c) =
         `request_s` + c / bandwidth, the bandwidth is threads · c / (latency + threads · s(c)). This is the pessimistic
         bound of operational analysis for a closed system of one server and a delay. It rises with chunk and threads
         towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk of unknown latency.
@@ -79,6 +81,9 @@ class Storage:
         """Seconds between the ends of two reads, of many that `threads` threads do."""
         if self.latency_s is None:
             raise UserError(f"the profile gives no latency for {self.name}: short reads cannot be modelled")
+        if self.thread_gb_s:
+            own_s = (self.latency_s + chunk_bytes / (self.thread_gb_s * GB)) / threads
+            return max(own_s, chunk_bytes / (self.bandwidth_gb_s * GB))
         return self.latency_s / threads + self.request_s + chunk_bytes / (self.bandwidth_gb_s * GB)
 
 
@@ -93,7 +98,8 @@ class Memory:
     stored bytes that a mat-vec goes through a second; a format without one is read at `bandwidth_gb_s`.
     `decode_fixed_s` and `matvec_fixed_s` are what decoding one weight, or one product, takes however small it is
     (starting threads, launching a kernel): 0 if absent. `decode_curves` and `matvec_curves` are measured times by
-    bytes; where there is one, it is used instead of the rate and the fixed time.
+    bytes; where there is one, it is used instead of the rate and the fixed time. `sm_ghz` is the number of a GPU's
+    multiprocessors times their clock.
     """
 
     name: str
@@ -106,6 +112,7 @@ class Memory:
     matvec_fixed_s: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     decode_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
     matvec_curves: Mapping[str, Curve] = field(default_factory=lambda: NOTHING)
+    sm_ghz: float | None = None
 
     def decode_s(self, form: str, nbytes: float) -> float:
         """Seconds that decoding a weight of so many dense bytes takes, of a format that has a rate or a curve."""
@@ -158,10 +165,17 @@ class NearData:
 
 @dataclass(frozen=True)
 class Software:
-    """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product."""
+    """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product.
+
+    Of GPU kernels: a product takes `launch_s`, and the longer of its bytes at the share `bandwidth_share` of the
+    memory's bandwidth and of `word_cycles` cycles of one multiprocessor for each packed word.
+    """
 
     name: str
-    layer_s: float
+    layer_s: float = 0.0
+    launch_s: float = 0.0
+    bandwidth_share: float = 1.0
+    word_cycles: float = 0.0
 
 
 @dataclass(frozen=True)

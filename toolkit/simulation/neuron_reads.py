@@ -3,8 +3,9 @@
     neuron_reads(profile("flash-m1-max"), Reads("opt-6.7b", layers=32), "bundling")
 
 Long reads take their bytes over the disk's bandwidth. Scattered reads of a layer are a burst: each takes its share of
-`Storage.read_gb_s`, and the last one ends a latency after the disk has begun it. Nothing is read ahead, since the
-predictor needs the layer's input.
+`Storage.read_gb_s`, and the last one ends a latency after the disk has begun it, unless the rates of a profile are of
+whole tokens (`thread_gb_s`) and have such waits in them. Nothing is read ahead, since the predictor needs the layer's
+input.
 """
 
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def neuron_reads(machine: Profile, reads: Reads, way: str) -> TokenReads:
     chunk = neuron_bytes(reads.model, reads.element_bytes, technique.layout)
     read_bytes = reads.layers * share * sizes["ffn"]
     bursts = _read(read_bytes / (machine.storage.read_gb_s(chunk, reads.depth) * GB), read_bytes)
-    waits = _read(reads.layers * machine.storage.latency_s)
+    waits = _read(reads.layers * machine.storage.latency_s if machine.storage.thread_gb_s is None else 0)
     held = reads.layers * (sizes["attention"] + _held_share(reads, technique.windowed) * sizes["ffn"])
     return TokenReads(read_bytes, read_bytes / chunk, schedule([bursts, waits]), held)
 

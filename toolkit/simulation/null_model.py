@@ -1,7 +1,7 @@
 """The null model: bytes over links and nothing else.
 
 A prediction is worth what it adds to this. The cost model runs on a machine whose links keep their bandwidths, while
-everything else takes no time: no decoding, no products, no fixed times, no software.
+everything else takes no time: no decoding, no products, no fixed times, no latency of the disk, no software.
 
     links_only(profile("endor-rtx4080"))
 """
@@ -21,6 +21,7 @@ def links_only(machine: Profile) -> Profile:
     fixed = {field.name: 0.0 for field in fields(machine.links) if field.name.endswith("_fixed_s")}
     return replace(
         machine,
+        storage=machine.storage and replace(machine.storage, latency_s=0.0, request_s=0.0, thread_gb_s=None),
         dram=_instant(machine.dram),
         device=_instant(machine.device),
         links=replace(machine.links, **fixed),

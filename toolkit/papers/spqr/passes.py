@@ -4,10 +4,11 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from toolkit.machines.machine import GB, Memory
+from toolkit.machines.machine import GB, Profile
 from toolkit.measure.twin_forward import ModelTwin
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.papers.spqr.speedups import MINE
+from toolkit.models.shapes import twin_shapes
+from toolkit.papers.spqr.speedups import DENSE_BITS, MINE, product_s
 
 RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
 DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
@@ -35,23 +36,26 @@ def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
 
 
 def modelled_passes(
-    bits: Mapping[str, float], model: str, machines: Mapping[str, Memory], dense_on: str
+    bits: Mapping[str, float], model: str, machines: Mapping[str, Profile], dense_on: str
 ) -> pd.DataFrame:
-    """A row a machine and method, with minimum_s: the bytes of all weights and of the head, over the bandwidth.
+    """A row a machine and method, with minimum_s: the products of all weights and of the head, one after the other.
 
-    `bits` a weight of the decoder linears, by method. Nothing else takes time: no attention, no launches. The dense
-    model is asked for on the machine `dense_on` alone, since the other one cannot hold it.
+    `bits` a weight of the decoder linears, by method; dense weights and the head have 16. Nothing else takes time: no
+    attention, no norms. The dense model is asked for on the machine `dense_on` alone, since the other one cannot hold
+    it.
     """
-    parameters = ARCHITECTURES[model].parameters
-    weights, head_bytes = parameters["attention"] + parameters["ffn"], 2 * parameters["head"]  # the head stays in fp16
+    shape = ARCHITECTURES[model]
+    sizes = [rows * columns for rows, columns in twin_shapes(model).values()]
+    head = shape.parameters["head"]
+    bits = {method: DENSE_BITS if method == DENSE else weight_bits for method, weight_bits in bits.items()}
     tables = []
-    for name, memory in machines.items():
-        table = pd.DataFrame(
-            {"method": list(bits), "weight_bytes": [weights * b / 8 + head_bytes for b in bits.values()]}
-        )
-        table["minimum_s"] = table["weight_bytes"] / GB / memory.bandwidth_gb_s
+    for name, machine in machines.items():
+        layer_s = [sum(product_s(machine, size, each) for size in sizes) for each in bits.values()]
+        table = pd.DataFrame({"method": list(bits), "minimum_s": layer_s}).assign(profile=name)
+        table["minimum_s"] = shape.layers * table["minimum_s"] + product_s(machine, head, DENSE_BITS)
+        table["weight_bytes"] = [(shape.layers * sum(sizes) * each + head * DENSE_BITS) / 8 for each in bits.values()]
         table["speedup"] = table.loc[table["method"] == DENSE, "minimum_s"].item() / table["minimum_s"]
-        table = _finished(table, "minimum_s").assign(profile=name)
+        table = _finished(table, "minimum_s")
         tables.append(table if name == dense_on else table[table["method"] != DENSE])
     return pd.concat(tables, ignore_index=True).assign(model=model, evidence="modelled")
 

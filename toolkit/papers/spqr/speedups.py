@@ -1,11 +1,12 @@
-"""SpQR figures 3.2, 4.1 and 4.2: its mat-vecs on this machine, their limits, and a roofline of the thesis' GPUs."""
+"""SpQR figures 3.2, 4.1 and 4.2: its mat-vecs on this machine, their limits, and a cost model of the thesis' GPUs."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
-from toolkit.machines.machine import Memory
+from toolkit.machines.machine import GB, Profile
 from toolkit.measure.products import FEW, MANY, READ
 from toolkit.models.shapes import twin_shapes
 
@@ -14,7 +15,7 @@ STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
 MEAN = "geometric mean"
 MINE = "this-machine"
 WORD_BYTES, WORD_WEIGHTS = 8, 16
-MULTIPLY_ADD, DEQUANTISE = 2, 2  # operations a weight; dequantising is code minus zero point, times scale
+DENSE_BITS = 16  # on the thesis' GPUs, whatever this machine computes its dense products in
 
 
 def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFrame:
@@ -123,18 +124,19 @@ def measured_limits(seconds: pd.DataFrame) -> pd.DataFrame:
 
 
 def modelled_speedups(
-    bits: Mapping[tuple[str, str], float], model: str, machines: Mapping[str, Memory]
+    bits: Mapping[tuple[str, str], float], model: str, machines: Mapping[str, Profile]
 ) -> pd.DataFrame:
-    """The roofline of the matrices of `model` on other machines, with bits a weight by operation and contestant.
+    """The products of the matrices of `model` on other machines, with bits a weight by operation and contestant.
 
-    Time is the larger of bytes over bandwidth and operations over the fp32 peak: these kernels use no tensor cores. A
-    weight takes a multiply-add, and two operations more where it is dequantised. Nothing else costs time: no launch, no
-    latency, no uneven rows. Columns as `measured_speedups` has them, without spreads, and limit: "memory" or "compute".
+    `product_s` gives the times: no attention, no uneven rows. The dense product is in 16 bits there. Columns as
+    `measured_speedups` has them, without spreads. The null model is the same of machines without `software`.
     """
     shapes = twin_shapes(model)
+    bits = {key: DENSE_BITS if key[1] == DENSE else weight_bits for key, weight_bits in bits.items()}
     table = pd.DataFrame(
-        {"profile": name, "op": op, "contestant": contestant, **_roofline(memory, shapes[op], weight_bits)}
-        for name, memory in machines.items()
+        {"profile": name, "op": op, "contestant": contestant, "bits_per_weight": weight_bits}
+        | _product(machine, shapes[op], weight_bits)
+        for name, machine in machines.items()
         for (op, contestant), weight_bits in bits.items()
     )
     ours = table[table["contestant"].isin(STORAGES)].sort_values("seconds", kind="stable")
@@ -145,12 +147,29 @@ def modelled_speedups(
     return pd.concat([table, means.reset_index().assign(op=MEAN)], ignore_index=True).assign(evidence="modelled")
 
 
-def _roofline(memory: Memory, shape: tuple[int, int], weight_bits: float) -> dict[str, object]:
+def _product(machine: Profile, shape: tuple[int, int], weight_bits: float) -> dict[str, float]:
     weights = shape[0] * shape[1]
-    nbytes, ops = weights * weight_bits / 8, weights * (MULTIPLY_ADD + DEQUANTISE * (weight_bits < 16))
-    rate = memory.attainable_tflop_s(ops / nbytes, "fp32")
-    limit = "memory" if rate < memory.tflop_s["fp32"] else "compute"
-    return {"nbytes": nbytes, "bits_per_weight": weight_bits, "seconds": ops / rate / 1e12, "limit": limit}
+    return {"nbytes": weights * weight_bits / 8, "seconds": product_s(machine, weights, weight_bits)}
+
+
+def product_s(machine: Profile, weights: int, weight_bits: float) -> float:
+    """Seconds of a mat-vec with so many weights in the machine's device memory.
+
+    A launch, and then the longer of two: the bytes at the share of the bandwidth that the kernels reach, and the
+    cycles of the multiprocessors for each word of 16 packed weights (none for weights of 16 bits). A machine without `software`
+    takes bytes over bandwidth and nothing else.
+    """
+    bytes_s = weights * weight_bits / 8 / GB / machine.device.bandwidth_gb_s
+    kernels = machine.software
+    if kernels is None:
+        return bytes_s
+    cycles = kernels.word_cycles * weights / WORD_WEIGHTS if weight_bits < DENSE_BITS else 0
+    return kernels.launch_s + max(bytes_s / kernels.bandwidth_share, cycles / GB / machine.device.sm_ghz)
+
+
+def without_kernels(machines: Mapping[str, Profile]) -> dict[str, Profile]:
+    """The null model's machines: bytes over bandwidth."""
+    return {name: replace(machine, software=None) for name, machine in machines.items()}
 
 
 def _seconds_of(table: pd.DataFrame, contestant: str | pd.Series) -> np.ndarray:
@@ -173,14 +192,14 @@ def by_op(table: pd.DataFrame, column: str, contestants: Sequence[str] = ()) -> 
     return wide[list(contestants) or list(dict.fromkeys(rows["contestant"]))]
 
 
-def roofline_sentence(table: pd.DataFrame) -> str:
-    """What bytes and peaks alone allow on the machines that are modelled; empty without such rows."""
+def modelled_sentence(table: pd.DataFrame) -> str:
+    """The speed-ups on the machines that are modelled; empty without such rows."""
     rows = table[table["profile"].ne(MINE) & table["op"].eq(MEAN) & table["contestant"].isin(STORAGES)]
     words = [
         f"{name} {', '.join(f'{row.speedup:.2f} ({row.contestant})' for row in of_machine.itertuples())}"
         for name, of_machine in rows.groupby("profile", sort=False)
     ]
-    return f"Bytes and peaks alone allow (modelled): {'; '.join(words)}." if words else ""
+    return f"The cost model gives: {'; '.join(words)}." if words else ""
 
 
 def mean_row(table: pd.DataFrame, contestant: str) -> pd.Series:
