@@ -62,10 +62,11 @@ class Storage:
     def read_gb_s(self, chunk_bytes: int, threads: int) -> float:
         """Random-read bandwidth in GB/s when `threads` threads each wait for one chunk at a time.
 
-        Without a rate of a thread, every read first waits `latency_s` beside the others, then for its turn at the disk behind them. With s(c) =
-        `request_s` + c / bandwidth, the bandwidth is threads · c / (latency + threads · s(c)). This is the pessimistic
-        bound of operational analysis for a closed system of one server and a delay. It rises with chunk and threads
-        towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk of unknown latency.
+        Without a rate of a thread, every read first waits `latency_s` beside the others, then for its turn at the disk
+        behind them. With s(c) = `request_s` + c / bandwidth, the bandwidth is threads · c / (latency + threads · s(c)).
+        This is the pessimistic bound of operational analysis for a closed system of one server and a delay. It rises
+        with chunk and threads towards the disk's bandwidth, as FLASH shows in figure 2b. Raises `UserError` for a disk
+        of unknown latency.
         """
         return chunk_bytes / self._read_s(chunk_bytes, threads) / GB
 

@@ -156,8 +156,8 @@ def product_s(machine: Profile, weights: int, weight_bits: float) -> float:
     """Seconds of a mat-vec with so many weights in the machine's device memory.
 
     A launch, and then the longer of two: the bytes at the share of the bandwidth that the kernels reach, and the
-    cycles of the multiprocessors for each word of 16 packed weights (none for weights of 16 bits). A machine without `software`
-    takes bytes over bandwidth and nothing else.
+    cycles of the multiprocessors for each word of 16 packed weights (none for weights of 16 bits). A machine without
+    `software` takes bytes over bandwidth and nothing else.
     """
     bytes_s = weights * weight_bits / 8 / GB / machine.device.bandwidth_gb_s
     kernels = machine.software
