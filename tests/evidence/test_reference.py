@@ -1,12 +1,15 @@
 import json
+import re
 
 import pandas as pd
 import pytest
 
+from tests import naive_score
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence import readme, reference
 from toolkit.evidence.comparison import COLUMNS
+from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.readme import BLOCKS, GROUP_WORDS, read_block, readme_summary, readme_tables, write_readme
 from toolkit.evidence.reference import reference_dir, save
 
@@ -112,6 +115,31 @@ def test_readmes_blocks_are_made_from_kept_results(name):
     place, write = BLOCKS[name]
     text = (paths.root() / place).read_text(encoding="utf-8")
     assert read_block(text, name) in [write(folder) for folder in folders]
+
+
+def score_words(found: dict[str, object]) -> list[str]:
+    """What README must say of a paper, from the oracle's numbers."""
+    left_out = f"left out: {found['limits']} limits, {found['stand_ins']} stand-ins, "
+    words = [left_out + f"{found['not_run']} of {found['quantities']} quantities not run"]
+    for key, pattern in {
+        "off": f"{found['n']} prediction.*, off by {{}} \\(median\\) and {{}} \\(at most, ",
+        "null_off": "nothing else are off by {} and {}",
+    }.items():
+        if key in found:
+            words.append(pattern.format(*found[key].split(" and ")))
+    if found.get("null_n", found["n"]) < found["n"]:
+        words.append(f"on the {found['null_n']} that they reach \\(ours there: {found['same_off']}\\)")
+    return words
+
+
+@pytest.mark.parametrize("paper", ["endor", "flash", "spqr"])
+def test_readmes_scores_follow_from_the_comparisons_alone(paper):
+    """Of the machine that README's block is made of, by an oracle that knows nothing but the files."""
+    block = read_block((paths.root() / "README.md").read_text(encoding="utf-8"), "papers")
+    (row,) = [line for line in block.splitlines() if line.startswith(f"| {PAPERS[paper].name} |")]
+    folders = [folder for folder in reference_dir().iterdir() if folder.is_dir()]
+    found = [score_words(naive_score.score(folder, paper)) for folder in folders]
+    assert any(all(re.search(words, row) for words in each) for each in found), (row, found)
 
 
 def test_readme_is_short():

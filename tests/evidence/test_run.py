@@ -56,10 +56,16 @@ def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
     assert set(pd.read_csv(sizes.folder / "comparison.csv")["evidence"].dropna()) == {"measured"}
 
 
-def test_a_table_that_answers_no_claim_has_no_comparison(run, capsys):
+def test_a_table_that_answers_no_claim_is_not_run(run, capsys):
+    sizes = Run("endor/fig04", notebooks()["endor/fig04"].parameters)
+    assert set(sizes.evidence(TABLE, "nothing.", evidence="measured")["verdict"]) == {"not run"}
+    assert capsys.readouterr().out.endswith("no predictions.\nSeen: nothing.\n")
+
+
+def test_a_figure_without_published_numbers_has_no_comparison(run, capsys, monkeypatch):
+    monkeypatch.setattr(run, "compare", lambda table: pd.DataFrame(columns=COLUMNS))
     assert run.evidence(TABLE, "nothing.", evidence="measured") is None
     assert capsys.readouterr().out == "Seen: nothing.\n"
-    assert not (run.folder / "comparison.csv").exists()
 
 
 def test_the_seed_seeds_all_three_generators(run):

@@ -48,13 +48,16 @@ def compare_again(machine: str) -> Path:
     The null model's numbers stay, since no table has them. Raises `UserError` if nothing is kept of that machine.
     """
     folder = reference_dir() / machine
-    files = [folder / id / "comparison.csv" for id in notebooks() if (folder / id / "comparison.csv").is_file()]
+    files = [folder / id / "table.csv" for id in notebooks() if (folder / id / "table.csv").is_file()]
     if not files:
-        raise UserError(f"no comparisons in {folder}; keep results first, without --again")
-    for file in files:
-        table, before = pd.read_csv(file.with_name("table.csv"), low_memory=False), pd.read_csv(file)
-        found = compare(table, file.parent.relative_to(folder).as_posix())
-        if "null" in before and len(found):
+        raise UserError(f"no tables in {folder}; keep results first, without --again")
+    for table in files:
+        file = table.with_name("comparison.csv")
+        found = compare(pd.read_csv(table, low_memory=False), table.parent.relative_to(folder).as_posix())
+        if found.empty:
+            continue
+        before = pd.read_csv(file) if file.is_file() else {}
+        if "null" in before:
             keys = ["claim", "profile"]
             null = before.astype({"profile": object}).set_index(keys)["null"]
             null = null.reindex(pd.MultiIndex.from_frame(found[keys])).to_numpy()

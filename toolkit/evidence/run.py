@@ -23,7 +23,6 @@ from toolkit.errors import UserError, unknown
 from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.comparison import (
-    NOT_RUN,
     compare,
     count_verdicts,
     score,
@@ -98,7 +97,7 @@ class Run:
             figures: by the name of their file; the report shows the first one on top.
             evidence: of all rows, where `table` has no column of that name.
             comparison: of `compare`, where a figure or sentence needed it before. Without it,
-                the whole table is compared; if it answers no claim, there is no comparison.
+                the whole table is compared; if the paper prints no number of the figure, there is no comparison.
             card: a caption and the numbers that the report's index draws: see `Card`.
             headline: as `save` takes it.
 
@@ -107,7 +106,7 @@ class Run:
         table = table if evidence is None else table.assign(evidence=evidence)
         if comparison is None:
             comparison = self.compare(table)
-            comparison = comparison if (comparison["verdict"] != NOT_RUN).any() else None
+            comparison = comparison if len(comparison) else None
         self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline)
         if comparison is not None:
             print(score_sentence(comparison))
