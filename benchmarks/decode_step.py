@@ -104,7 +104,7 @@ def prepare(folder: Path) -> None:
             pack_model(twin(), folder / name, variants, "twin")
     for name in RIVALS if not missing() else ():
         if not (folder / f"{LLAMA_CPP[name]}.gguf").exists():
-            LlamaCpp(twin(), name, folder, mapped=False).close()
+            LlamaCpp(name, twin(), folder, mapped=False).close()
 
 
 def random_form(form: type, seeds: Iterator[int], weight: torch.Tensor) -> Packed:
@@ -204,7 +204,7 @@ def main() -> int:
         for name, found in rows.items()
     ]
     head_bytes = next(iter(head_bytes.values()), 0)
-    table += [_rival_row(name, found, rivals[name].stored_bytes + head_bytes, read) for name, found in rival_ms.items()]
+    table += [_rival_row(name, found, rivals[name].nbytes + head_bytes, read) for name, found in rival_ms.items()]
     settings = {"turns": options.turns, "tokens": options.tokens, "beside": options.beside, "read_gb_s": read}
     settings |= {name: os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     settings |= {"threads": torch.get_num_threads(), "load_per_core": reports.load_per_core()}
@@ -218,7 +218,8 @@ def opened_rivals(stack: contextlib.ExitStack, names: list[str], folder: Path) -
     if names and (reason := missing()):
         print(f"llama.cpp takes no part: {reason}")
         return {}
-    found = {name: stack.enter_context(LlamaCpp(None, name, folder, mapped=False)) for name in names}
+    closing = contextlib.closing
+    found = {name: stack.enter_context(closing(LlamaCpp(name, None, folder, mapped=False))) for name in names}
     for rival in found.values():
         rival.generated(PROMPT[0].tolist(), 2)
     return found

@@ -3,7 +3,7 @@
     python benchmarks/offload.py [--folder DIR] [--layers 6] [--repetitions 7] [--markdown]
 
 The model is a twin of TinyLlama-1.1B (hidden 2048, FFN 5632) with random bfloat16 weights, half of them zero, and fewer
-layers; no layer stays in memory. Ways take turns, and a turn is a window over four tokens (`toolkit.measure.turns`).
+layers; no layer stays in memory. Ways take turns, each a window over four tokens (`toolkit.measure.model_passes`).
 Ours must give the logits of the model in memory; those of `endor_packed`, whose sums run in another order, and of
 llama.cpp's F16 may differ by rounding. Ours read past the page cache, or, without direct reads, with their
 pages dropped before each token. Accelerate and llama.cpp map their files, whose pages are dropped before each token
@@ -21,7 +21,7 @@ import reports
 
 from toolkit.measure.end_to_end import PASS_METHODS, goals_table, software_ways
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.turns import PLACED, pass_spans, turn_bytes, turn_seconds
+from toolkit.measure.model_passes import PLACED, pass_spans, turn_bytes, turn_seconds
 from toolkit.models.workload import Workload
 from toolkit.papers.endor.passes import GOALS
 from toolkit.policies.ways import all_ways

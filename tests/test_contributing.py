@@ -11,14 +11,21 @@ from jaxtyping import Float, Float32
 from torch import Tensor
 
 from tests import naive_formats, naive_pruning
+from tests.models.test_twins import TOYS
 from tests.studies.test_variants import linears, pruned, tiny
 from toolkit import paths
 from toolkit.__main__ import main
 from toolkit.commands.packers import PACKERS
+from toolkit.errors import UserError
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
-from toolkit.models import load_model
+from toolkit.measure.decoding import Decoding
+from toolkit.measure.model_passes import RUNTIMES, pass_spans
+from toolkit.models import load_model, shapes
+from toolkit.models.workload import Workload
 from toolkit.offload.model import OffloadedModel
+from toolkit.policies.methods import RIVALS, Method
+from toolkit.policies.ways import Way
 from toolkit.predictors import STORED, Predictor, Predictors, Samples, quality, with_limits
 from toolkit.sparsity import Pattern
 from toolkit.storage.store import Store
@@ -122,3 +129,21 @@ def test_the_packer_is_listed_checked_and_packs(monkeypatch, tmp_path, capsys):
         for linear in linears(model):
             linear.weight.data[linear.weight.abs() < limit] = 0
         assert torch.equal(opened.model(tokens).logits, model(tokens).logits)
+
+
+def test_the_contestant_takes_turns_and_may_not_be_wrong(monkeypatch, tmp_path):
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    mapped = example("MappedModel")
+    monkeypatch.setitem(RIVALS, "torch, mapped", Method("dense", by_torch=True))
+    for name, runtime in (RUNTIMES | {"torch, mapped": mapped}).items():
+        monkeypatch.delitem(RUNTIMES, name, raising=False)
+        monkeypatch.setitem(RUNTIMES, name, runtime)
+    ways = [(Way(name, device="cpu"), "storage") for name in ("dense", "torch, mapped", "accelerate")]
+    spans = pass_spans(Workload("toy-llama"), 3, ways, 2, tmp_path)
+    turns = spans.groupby("method")
+    assert set(turns.groups) == {"dense", "torch, mapped", "accelerate"}
+    assert turns["repetition"].nunique().eq(2).all()
+    assert turns["stored_bytes"].first()["torch, mapped"] == turns["stored_bytes"].first()["accelerate"]
+    monkeypatch.setattr(mapped, "token", lambda self, number: Decoding.token(self, number) + (number == 4))
+    with pytest.raises(UserError, match="torch, mapped gives another output than the model in memory"):
+        pass_spans(Workload("toy-llama"), 3, ways, 1, tmp_path)

@@ -10,9 +10,9 @@ from torch import nn
 
 from toolkit.errors import UserError
 from toolkit.files import SPARE_BYTES
-from toolkit.measure.accelerate import RIVAL, DiskOffloaded, beside, timed_linear
+from toolkit.measure.accelerate import AcceleratedLinear, DiskOffloaded
+from toolkit.measure.turns import take_turns
 from toolkit.models.shapes import random_pruned
-from toolkit.policies.ways import Way
 from toolkit.storage import direct as files
 
 
@@ -28,6 +28,14 @@ def resident_pages(file) -> int:
     return sum(flag & 1 for flag in flags)
 
 
+def timed(rival: DiskOffloaded, x: torch.Tensor):
+    """The product and its timeline, read from the disk."""
+    rival.drop_pages()
+    begun_s = rival.recorder.now_s()
+    result = rival.module(x)
+    return result, rival.recorder.timeline().window(begun_s, rival.recorder.now_s())
+
+
 @pytest.fixture
 def layers():
     torch.manual_seed(0)
@@ -40,7 +48,7 @@ def test_it_gives_what_the_module_in_memory_gives(layers, tmp_path, dtype):
     expected, nbytes = layers(x), {name: tensor.nbytes for name, tensor in layers.state_dict().items()}
     rival = DiskOffloaded(layers, tmp_path / "weights")
     assert all(parameter.is_meta for parameter in layers.parameters())
-    result, timeline = rival.timed(x)
+    result, timeline = timed(rival, x)
     assert torch.equal(result, expected)
     reads = [span for span in timeline.spans if span.stage == "read"]
     assert {span.op: span.nbytes for span in reads} == nbytes
@@ -73,7 +81,7 @@ def test_only_the_part_that_is_offloaded_is_read(layers, tmp_path):
     assert layers[0].weight.is_meta
     assert not layers[2].weight.is_meta
     for _ in range(2):
-        result, timeline = rival.timed(x)
+        result, timeline = timed(rival, x)
         assert torch.equal(result, expected)
         assert {span.op: span.nbytes for span in timeline.spans if span.stage == "read"} == {
             "weight": 300 * 400 * 4,
@@ -91,14 +99,14 @@ def test_every_pass_reads_the_disk(layers, tmp_path):
     assert [file.name for file in (tmp_path / "weights").glob("*.dat") if resident_pages(file)] == []
 
 
-def test_pages_are_dropped_of_every_file_and_before_the_clock_starts(layers, tmp_path, monkeypatch):
+def test_pages_are_dropped_of_every_file(layers, tmp_path, monkeypatch):
     rival, dropped = DiskOffloaded(layers, tmp_path / "weights"), []
     monkeypatch.setattr(
         files.os,
         "posix_fadvise",
         lambda descriptor, *how: dropped.append((files.os.readlink(f"/proc/self/fd/{descriptor}"), how)),
     )
-    rival.timed(torch.randn(1, 300))
+    rival.drop_pages()
     assert {name for name, _ in dropped} == {str(file) for file in (tmp_path / "weights").iterdir()}
     assert {how for _, how in dropped} == {(0, 0, files.os.POSIX_FADV_DONTNEED)}
 
@@ -117,40 +125,18 @@ def test_a_disk_too_small_is_refused_before_anything_is_written(layers, tmp_path
     DiskOffloaded(layers, tmp_path / "weights")
 
 
-def test_a_linear_is_timed_at_each_call_and_leaves_nothing(tmp_path):
-    with timed_linear(random_pruned((48, 80), 0.5), tmp_path) as turn:
-        timelines = [turn(), turn()]
-    assert [[span.op for span in timeline.spans if span.stage == "read"] for timeline in timelines] == [["weight"]] * 2
-    assert [*tmp_path.iterdir()] == []
+def test_a_linear_reads_its_weight_in_each_turn(tmp_path, monkeypatch):
+    dropped, really = [], DiskOffloaded.drop_pages
+    monkeypatch.setattr(DiskOffloaded, "drop_pages", lambda self: dropped.append(really(self)))
+    rival = AcceleratedLinear(random_pruned((48, 80), 0.5), tmp_path / "weights", {"method": "accelerate"})
+    spans = take_turns([rival], repetitions=2)
+    assert spans.loc[spans["stage"] == "read", "op"].tolist() == ["weight"] * 2
+    assert len(dropped) == 2
+    assert set(spans["mode"]) == {"buffered"}
 
 
 def test_a_wrong_product_is_refused(tmp_path, monkeypatch):
-    right = DiskOffloaded.timed
-
-    def wrong(self, x):
-        result, timeline = right(self, x)
-        return result + 1, timeline
-
-    monkeypatch.setattr(DiskOffloaded, "timed", wrong)
-    with timed_linear(random_pruned((8, 16), 0.5), tmp_path) as turn, pytest.raises(UserError, match="another product"):
-        turn()
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_the_rival_takes_its_turn_behind_the_last_case_of_each_repetition():
-    cases, order = [(Way(name, device="cpu"), "storage") for name in ("dense", "endor")], []
-
-    def ours():
-        for repetition in range(3):
-            for case in cases:
-                order.append(case[0].method)
-                yield case, repetition, "direct", None
-
-    found = [*beside(ours(), cases[-1], lambda: order.append("rival"))]
-    assert order == ["dense", "endor", "rival"] * 3  # when they run, not only how they are listed
-    assert [(case, repetition, mode) for case, repetition, mode, _ in found[:3]] == [
-        (cases[0], 0, "direct"),
-        (cases[1], 0, "direct"),
-        (RIVAL, 0, "buffered"),
-    ]
-    assert [repetition for _, repetition, _, _ in found] == [0] * 3 + [1] * 3 + [2] * 3
+    rival = AcceleratedLinear(random_pruned((8, 16), 0.5), tmp_path / "weights", {})
+    monkeypatch.setattr(AcceleratedLinear, "token", lambda self, number: self.linear(self.vector) + 1)
+    with pytest.raises(UserError, match="accelerate gives another output than the weight in memory"):
+        take_turns([rival], repetitions=1)

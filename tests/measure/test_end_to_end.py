@@ -1,16 +1,16 @@
 import importlib.metadata
 import json
 from dataclasses import asdict, replace
-from functools import partial
 
 import pandas as pd
 import pytest
 
 from tests.measure.test_operations import MACHINE
 from tests.models.test_twins import TOYS
-from toolkit import paths
+from toolkit import cache, paths
 from toolkit.errors import UserError
-from toolkit.measure import end_to_end, repetitions
+from toolkit.measure import end_to_end
+from toolkit.measure import turns as measure_turns
 from toolkit.measure.end_to_end import (
     PLAIN_TYPES,
     Passes,
@@ -43,7 +43,7 @@ def toy(tmp_path_factory):
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
         patch.setattr(end_to_end, "this_machine", lambda *arguments: RATED)
-        patch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+        patch.setattr(measure_turns, "describe", lambda: {"cpu": "toy"})
         yield
 
 
@@ -102,14 +102,14 @@ def test_what_was_measured_is_found_again_and_the_goals_are_made_from_it(table, 
 
 def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
     keys = []
-    monkeypatch.setattr(repetitions, "cached_table", lambda kind, key, *rest: keys.append(key))
-    spans = partial(end_to_end._spans, fresh=False)
+    monkeypatch.setattr(cache, "cached_table", lambda kind, key, *rest: keys.append(key))
+    spans = end_to_end.measured_spans
     spans(toy_passes())
     spans(replace(toy_passes(), ways=[(Way("dense", device="cpu"), "storage")]))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
     spans(toy_passes())
     assert len({json.dumps(key) for key in keys}) == 3
-    assert keys[1]["ways"] == [[asdict(Way("dense", device="cpu")), "storage"]]
+    assert keys[1]["passes"]["Passes"]["ways"] == [[{"Way": asdict(Way("dense", device="cpu"))}, "storage"]]
     assert {"torch", "numba"} <= keys[2]["versions"].keys()
     assert keys[2]["versions"]["numba"] == "numba of tomorrow"
 

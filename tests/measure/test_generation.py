@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
@@ -5,8 +7,9 @@ import torch
 from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.measure import generation, repetitions
-from toolkit.measure.generation import GenerationRace, Text, generation_measurements, generation_words
+from toolkit.measure import generation, turns
+from toolkit.measure.contestant import Reference
+from toolkit.measure.generation import GenerationRace, generation_measurements, generation_words
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
@@ -17,7 +20,7 @@ from toolkit.timeline.spans import Span, Timeline
 def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     monkeypatch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
 
 
 def toys(**sizes):
@@ -47,7 +50,7 @@ def test_passes_give_what_one_pass_over_all_tokens_gives(toy):
     assert [tuple(tokens.shape) for tokens in text.inputs] == [(2, 4), (2, 1), (2, 1)]
     with torch.no_grad():
         whole = model(torch.cat(text.inputs, 1)).logits
-    for step, expected in enumerate(text.expected):
+    for step, expected in text.reference._outputs.items():
         assert torch.allclose(whole[:, 3 + step], expected, atol=1e-5)
         if step < 2:
             assert torch.equal(expected.argmax(-1, keepdim=True), text.inputs[step + 1])
@@ -120,8 +123,9 @@ def test_wrong_logits_are_refused(toy, monkeypatch):
 
     def wrong(*arguments):
         text = really(*arguments)
-        return Text(text.inputs, [*text.expected[:-1], text.expected[-1] + 1])
+        outputs = [*text.reference._outputs.values()]
+        return replace(text, reference=Reference("the model in memory", [*outputs[:-1], outputs[-1] + 1]))
 
     monkeypatch.setattr(generation, "_text", wrong)
-    with pytest.raises(UserError, match="dense, pipelined, gives other logits"):
+    with pytest.raises(UserError, match="dense, pipelined, gives another output"):
         generation_measurements(toys(prompt_tokens=2, new_tokens=2, batches=[1]))

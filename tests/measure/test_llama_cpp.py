@@ -3,6 +3,7 @@ import mmap
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.measure import llama_cpp, llama_cpp_driver
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
+from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
 
@@ -44,35 +46,53 @@ def model(tmp_path, monkeypatch):
 
 
 def test_a_pass_is_one_read_that_takes_all_of_it(model, tmp_path):
-    with LlamaCpp(model, "llama.cpp F16", tmp_path) as runtime:
-        for _ in range(2):
-            timeline = runtime.timed([1, 2])
-            assert timeline.total_s == timeline.busy_s("read") == 0.25
-            assert [span.nbytes for span in timeline.spans] == [24]
+    with closing(LlamaCpp("llama.cpp F16", model, tmp_path)) as runtime:
+        spans = take_turns([runtime], repetitions=2)
+    assert spans["stage"].tolist() == ["read", "read"]
+    assert (spans["end_s"] - spans["start_s"]).tolist() == [0.25, 0.25]
+    assert spans["nbytes"].tolist() == [12, 12]
     assert runtime._process.returncode == 0
 
 
-@pytest.mark.parametrize(("off", "refused"), [(0.5, False), (2.0, True), (float("nan"), True)])
+def test_no_type_may_give_nan(model, tmp_path):
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    (tmp_path / "answers.json").write_text(json.dumps([float("nan"), *answers[1:]]))
+    for kind in ("F16", "Q4_0"):
+        with pytest.raises(UserError, match=f"llama.cpp {kind} gives another output than"):
+            LlamaCpp(f"llama.cpp {kind}", model, tmp_path)
+
+
+@pytest.mark.parametrize(("off", "refused"), [(0.5, False), (2.0, True)])
 def test_other_logits_are_refused_of_f16_only(model, tmp_path, off, refused):
     answers = json.loads((tmp_path / "answers.json").read_text())
     with torch.no_grad():
         largest = float(model(torch.tensor([PROMPT])).logits[0, -1].abs().max())
     answers[3] += off * llama_cpp.NEAR * largest
     (tmp_path / "answers.json").write_text(json.dumps(answers))
-    LlamaCpp(model, "llama.cpp Q4_0", tmp_path).close()
+    LlamaCpp("llama.cpp Q4_0", model, tmp_path).close()
     if not refused:
-        LlamaCpp(model, "llama.cpp F16", tmp_path).close()
+        LlamaCpp("llama.cpp F16", model, tmp_path).close()
         return
-    with pytest.raises(UserError, match=r"llama.cpp F16 is .* off from the model in memory: not timed"):
-        LlamaCpp(model, "llama.cpp F16", tmp_path)
+    with pytest.raises(UserError, match=r"llama.cpp F16 gives another output than the model in memory: not timed"):
+        LlamaCpp("llama.cpp F16", model, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
+def test_logits_are_compared_after_each_turn(model, tmp_path, monkeypatch, kind):
+    right = LlamaCpp.log_probabilities
+    with closing(LlamaCpp(f"llama.cpp {kind}", model, tmp_path)) as runtime:
+        take_turns([runtime], repetitions=2)
+        monkeypatch.setattr(LlamaCpp, "log_probabilities", lambda *arguments: right(*arguments) + 1)
+        with pytest.raises(UserError, match=f"llama.cpp {kind} gives another output than"):
+            take_turns([runtime], repetitions=1)
 
 
 def test_a_process_that_ends_says_why(model, tmp_path):
     with (
-        LlamaCpp(model, "llama.cpp Q8_0", tmp_path) as runtime,
+        closing(LlamaCpp("llama.cpp Q8_0", model, tmp_path)) as runtime,
         pytest.raises(UserError, match=r"llama.cpp Q8_0 ended: out of luck"),
     ):
-        runtime.timed([13])
+        runtime._ask(tokens=[13])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.machine import Links, Memory, Profile, Storage
-from toolkit.measure import operations, rates, repetitions, spans
-from toolkit.measure.accelerate import DiskOffloaded
+from toolkit.measure import operations, passes, rates, turns
+from toolkit.measure.accelerate import AcceleratedLinear
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.policies.ways import Way
@@ -27,14 +27,14 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(rates, "RATES_MODEL", "toy")
     monkeypatch.setattr(rates, "RATES_PARTS", (1, 4))
     monkeypatch.setattr(rates, "probe", lambda: MACHINE)
-    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
 
 
 @pytest.fixture
 def measurements(monkeypatch):
     """How often something was measured."""
-    count, really = [], spans.timed_passes
-    monkeypatch.setattr(spans, "timed_passes", lambda *arguments: count.append(arguments) or really(*arguments))
+    count, really = [], passes.layer_passes
+    monkeypatch.setattr(passes, "layer_passes", lambda *arguments: count.append(arguments) or really(*arguments))
     return count
 
 
@@ -91,12 +91,13 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
     pd.testing.assert_frame_equal(operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
-def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch):
-    turns, really = [], DiskOffloaded.timed
-    monkeypatch.setattr(DiskOffloaded, "timed", lambda self, *x: turns.append(self) or really(self, *x))
+def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch, tmp_path):
+    products, really = [], AcceleratedLinear.token
+    monkeypatch.setattr(AcceleratedLinear, "token", lambda self, number: products.append(1) or really(self, number))
     table = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     assert len(measurements) == 2  # the operation, and the rates
-    assert len(turns) == 3
+    assert len(products) == 3
+    assert [folder.name for folder in tmp_path.iterdir()] == ["measured"]  # no weights are left
     measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")].set_index("method")
     assert set(measured.index) == {"dense", "endor", "endor_packed", "zstd", "accelerate"}
     assert measured["measured_at"].nunique() == 1
@@ -106,7 +107,7 @@ def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monke
     )
     again = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     pd.testing.assert_frame_equal(again, table)
-    assert len(turns) == 3
+    assert len(products) == 3
     without = operations.operation_measurements(
         Workload("toy"), ["fc1"], repetitions=2
     )  # another measurement: nobody between ours
@@ -125,7 +126,7 @@ def spans_that_take(takes, parts=(1, 2, 4), factors=(100.0, 1.0, 0.5, 4.0)):
             labels = {"method": method, "stage": stage, "op": f"fc1/{part}", "repetition": repetition}
             times = {"start_s": 1.0, "end_s": 1.0 + seconds(gb / part) * factor}
             rows.append(labels | {"nbytes": gb * 1e9 / part} | times)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).query("repetition > 0")  # as `take_turns` leaves the warm-up out
 
 
 def line(fixed_s, s_per_gb):
@@ -143,7 +144,7 @@ def test_reads_are_a_line_and_the_rest_curves_over_the_sizes_of_another_matrix(m
         *((method, "compute", 8, line(0, 1 / 2)) for method in ("dense", "endor", "zstd")),
         ("endor_packed", "compute", 4, line(5, 1)),
     ]
-    monkeypatch.setattr(rates, "measured_spans", lambda *arguments: spans_that_take(takes))
+    monkeypatch.setattr(rates, "measured_spans", lambda *arguments, **named: spans_that_take(takes))
     machine = rates.this_machine()
     assert machine.links.storage_to_dram_gb_s == pytest.approx(4.0)
     assert machine.links.storage_to_dram_fixed_s == pytest.approx(1.0)
@@ -168,7 +169,7 @@ def test_large_packed_weights_are_not_predicted_from_the_rate_of_small_ones(monk
     monkeypatch.setattr(rates, "RATES_MODEL", RATES_MODEL)
     monkeypatch.setattr(rates, "RATES_PARTS", RATES_PARTS)
 
-    def measured(workload, matrices, ways, *more):
+    def measured(workload, matrices, ways, *more, **named):
         gb = {name: rows * columns * 2 / 1e9 for name, (rows, columns) in matrices.items()}
         takes = []
         for whole in gb.values():
@@ -205,7 +206,9 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
             rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
             rows[-1] |= {"path": "host", "device": "cpu"}
             rows[-1] |= {"repetition": repetition, "mode": "direct", "measured_at": "2024-02-03T04:05:06+00:00"}
-    monkeypatch.setattr(operations, "measured_spans", lambda *arguments: pd.DataFrame(rows))
+    monkeypatch.setattr(
+        operations, "measured_spans", lambda *arguments, **named: pd.DataFrame(rows).query("repetition > 0")
+    )
     table = operations.operation_measurements(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
     measured, modelled = table.loc["measured"], table.loc["modelled"]
     assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}

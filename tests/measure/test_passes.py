@@ -1,5 +1,5 @@
+import itertools
 import time
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.measure import passes
-from toolkit.measure.passes import PLACEMENTS, timed_passes, twin_store
+from toolkit.measure.passes import PLACEMENTS, layer_passes, twin_store
+from toolkit.measure.turns import take_turns
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import POLICIES, Way, all_ways
 from toolkit.storage.store import Store
@@ -25,6 +26,10 @@ def placed(method, placement="storage", policy="sequential"):
     return Way(method, policy=policy, device="cpu"), placement
 
 
+def turns(store, cases, repetitions=1, **named):
+    return take_turns(layer_passes(store, cases), repetitions, **named)
+
+
 @pytest.fixture
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
@@ -36,67 +41,72 @@ def store(tmp_path, monkeypatch):
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("method", ON_CPU)
 def test_every_case_takes_its_stages_in_order(store, method, placement, policy):
-    [(case, number, mode, timeline), *_] = timed_passes(store, [placed(method, placement, policy)], repetitions=1)
-    assert (case, number) == (placed(method, placement, policy), 0)
-    assert mode in ("direct", "buffered")
+    spans = turns(store, [placed(method, placement, policy)])
+    assert set(spans["mode"]) <= ({"direct", "buffered"} if placement == "storage" else {"memory"})
     stages = ["read"] * (placement == "storage") + ["decode"] * bool(METHODS[method].decoded_in) + ["compute"]
-    assert timeline.evidence == "measured"
     for op, (rows, columns) in SHAPES.items():
-        spans = [span for span in timeline.spans if span.op == op]
-        assert [span.stage for span in spans] == stages
-        assert all(before.end_s <= after.start_s for before, after in pairwise(spans))
-        dense = [
-            span.nbytes for span in spans if span.stage == "decode" or (span.stage, method) == ("compute", "dense")
-        ]
-        assert set(dense) <= {rows * columns * 2}
+        of_op = spans[spans["op"] == op]
+        assert of_op["stage"].tolist() == stages
+        assert (of_op["end_s"].to_numpy()[:-1] <= of_op["start_s"].to_numpy()[1:]).all()
+        is_dense = (of_op["stage"] == "decode") | ((of_op["stage"] == "compute") & (method == "dense"))
+        assert set(of_op.loc[is_dense, "nbytes"]) <= {rows * columns * 2}
+    assert set(spans["op"]) == set(SHAPES)
 
 
 def test_reads_are_of_the_stored_bytes(store):
-    for method in ON_CPU:
-        _, _, _, timeline = next(timed_passes(store, [placed(method)], repetitions=1))
-        read = sum(span.nbytes for span in timeline.spans if span.stage == "read")
-        assert read == store.layer(0, METHODS[method].format).nbytes
-
-
-def test_repetitions_are_the_outer_loop_with_one_before_them(store):
-    cases = [placed("dense"), placed("endor")]
-    found = [(way.method, number) for (way, _), number, _, _ in timed_passes(store, cases, repetitions=2)]
-    assert found == [(method, number) for number in range(3) for method in ("dense", "endor")]
+    spans = turns(store, [placed(method) for method in ON_CPU])
+    read = spans[spans["stage"] == "read"].groupby("method")["nbytes"].sum()
+    assert read.to_dict() == {method: store.layer(0, METHODS[method].format).nbytes for method in ON_CPU}
 
 
 @pytest.mark.parametrize(("policy", "ahead"), [("sequential", False), ("pipelined", True)])
 def test_only_a_pipeline_reads_ahead(store, monkeypatch, policy, ahead):
-    monkeypatch.setattr(Dense, "matvec", lambda weight, x: time.sleep(0.2))
-    _, _, _, timeline = next(timed_passes(store, [placed("endor", policy=policy)], repetitions=1))
-    second_read = next(span for span in timeline.spans if (span.op, span.stage) == ("fc2", "read"))
-    first_product = next(span for span in timeline.spans if (span.op, span.stage) == ("fc1", "compute"))
-    assert (second_read.start_s < first_product.end_s) == ahead
+    really = Dense.matvec
+    monkeypatch.setattr(Dense, "matvec", lambda weight, x: time.sleep(0.2) or really(weight, x))
+    spans = turns(store, [placed("endor", policy=policy)]).set_index(["op", "stage"])
+    assert (spans["start_s"]["fc2", "read"] < spans["end_s"]["fc1", "compute"]) == ahead
 
 
 @pytest.fixture
 def seen(monkeypatch):
     """The weights that products were taken with."""
-    found = []
+    weights = []
     for kind in (Dense, Endor, Scaled):
-        monkeypatch.setattr(kind, "matvec", lambda weight, x: found.append(weight))
-    return found
+
+        def matvec(weight, x, really=kind.matvec):
+            weights.append(weight)
+            return really(weight, x)
+
+        monkeypatch.setattr(kind, "matvec", matvec)
+    return weights
 
 
 def test_the_products_operand_is_the_pruned_weight(store, seen):
     for case in (placed("dense"), placed("zstd"), placed("endor"), placed("endor_packed", "dram")):
         seen.clear()
-        next(timed_passes(store, [case], repetitions=1))
+        turns(store, [case])
         assert torch.equal(seen[-1].decode(), passes.random_pruned(SHAPES["q_proj"], 0.5, torch.float16, seed=2))
+
+
+@pytest.mark.parametrize("method", ON_CPU)
+def test_a_wrong_product_is_refused_in_any_turn(store, monkeypatch, method):
+    """The third product of a turn is wrong in the second repetition."""
+    kind = Endor if method == "endor_packed" else Dense
+    contestants, count, really = layer_passes(store, [placed(method)]), itertools.count(1), kind.matvec
+    monkeypatch.setattr(kind, "matvec", lambda weight, x: really(weight, x) + 100 * (next(count) == 6))
+    with pytest.raises(UserError, match=f"{method}, sequential, storage, gives another output than the weights made"):
+        take_turns(contestants, repetitions=2)
 
 
 def test_int8_products_are_taken_with_scales(tmp_path, monkeypatch, seen):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     with twin_store(SHAPES, torch.int8, 0.5, FORMS) as store:
         for method in ON_CPU:
-            next(timed_passes(store, [placed(method)], repetitions=1))
+            turns(store, [placed(method)])
             weight = passes.random_pruned(SHAPES["q_proj"], 0.5, torch.int8, seed=2)
-            assert torch.equal(seen[-1].packed.decode(), weight)
-            assert torch.equal(seen[-1].decode(), weight.half() / 1024)
+            *_, scaled = (operand for operand in seen if isinstance(operand, Scaled))
+            assert torch.equal(scaled.packed.decode(), weight)
+            assert torch.equal(scaled.decode(), weight.half() / 1024)
 
 
 def test_nothing_is_left_on_the_disk(tmp_path, monkeypatch):
@@ -129,6 +139,6 @@ def test_bytes_that_are_not_those_written_are_not_timed(tmp_path, monkeypatch, f
 
 def test_unknown_names_and_no_repetition_are_refused(store):
     with pytest.raises(UserError, match="unknown placement 'device'"):
-        next(timed_passes(store, [placed("endor", "device")], repetitions=1))
-    with pytest.raises(UserError, match="repetitions=0: expected 1 or more"):
-        next(timed_passes(store, [placed("dense")], repetitions=0))
+        layer_passes(store, [placed("endor", "device")])
+    with pytest.raises(UserError, match="repetitions=0, tokens=1: expected 1 or more"):
+        turns(store, [placed("dense")], repetitions=0)

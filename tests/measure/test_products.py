@@ -5,15 +5,15 @@ import torch
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.measure import products, repetitions
-from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, product_measurements
+from toolkit.measure import products, turns
+from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, Product, product_measurements
 from toolkit.models import shapes
 
 
 @pytest.fixture(autouse=True)
 def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(repetitions, "describe", lambda: {"cpu": "toy"})
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
     monkeypatch.setitem(shapes.SHAPES, "toy", {"q_proj": (48, 64), "down_proj": (32, 80)})
     monkeypatch.setattr(products, "SWEPT_BYTES", 1 << 16)
 
@@ -52,20 +52,48 @@ def test_both_storages_multiply_the_same_matrix():
         assert torch.allclose(CONTESTANTS[name](twin, x)[1](), expected, rtol=1e-3, atol=1e-2)
 
 
-def test_every_turn_has_a_read_before_each_product():
+def test_every_turn_has_a_read_and_each_product():
     table = product_measurements("toy", ["q_proj", "down_proj"], ["dense", "spqr, csr"], repetitions=2)
     assert (table["seconds"] > 0).all()
     counts = table.groupby(["op", "repetition", "contestant"]).size().unstack()
     assert counts.index.tolist() == [("down_proj", 1), ("down_proj", 2), ("q_proj", 1), ("q_proj", 2)]
-    assert (counts[["dense", "spqr, csr", FEW, MANY]] == 1).all(axis=None)
-    assert (counts[READ] == 2).all()
+    assert (counts[["dense", "spqr, csr", FEW, MANY, READ]] == 1).all(axis=None)
+    assert table["measured_at"].notna().all()
     dense = table[table["contestant"].eq("dense") & table["op"].eq("q_proj")]
     assert dense["nbytes"].unique().tolist() == [2 * 48 * 64]
 
 
+def test_caches_are_swept_before_each_product(monkeypatch):
+    events = []
+    monkeypatch.setattr(products, "_pause", lambda: events.append("pause"))
+    product = Product("dense", 8, lambda: events.append("product"), [lambda: events.append("sweep")])
+    product.prepare()
+    product.token(0)
+    assert events == ["pause", "sweep", "product"]
+
+
+def test_small_products_run_on_one_core(monkeypatch):
+    threads, really = {}, Product.token
+
+    def token(self, number):
+        threads[self.name] = torch.get_num_threads()
+        return really(self, number)
+
+    monkeypatch.setattr(Product, "token", token)
+    product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
+    assert threads == {READ: torch.get_num_threads(), "dense": torch.get_num_threads(), FEW: 1, MANY: 1}
+
+
+def test_a_product_that_changes_is_refused(monkeypatch):
+    results = iter([torch.ones(4)] * 5 + [torch.full((4,), 1.5)])  # two a turn, one of them not timed
+    monkeypatch.setitem(CONTESTANTS, "dense", lambda twin, x: (8, lambda: next(results)))
+    with pytest.raises(UserError, match="dense gives another output than before"):
+        product_measurements("toy", ["q_proj"], ["dense"], repetitions=2)
+
+
 def test_what_was_measured_is_kept(monkeypatch):
     first = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
-    monkeypatch.setattr(products, "_seconds", lambda *runs: pytest.fail("measured again"))
+    monkeypatch.setattr(products, "take_turns", lambda *runs, **named: pytest.fail("measured again"))
     again = product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
     assert again["seconds"].tolist() == first["seconds"].tolist()
 

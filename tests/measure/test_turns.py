@@ -1,286 +1,120 @@
-import pandas as pd
+"""Turns of contestants whose clocks are worked out by hand."""
+
+import re
+from contextlib import contextmanager
+
 import pytest
 import torch
 
-from tests.measure.test_accelerate import resident_pages
-from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.measure import turns
-from toolkit.measure.accelerate import DiskOffloaded
-from toolkit.measure.end_to_end import default_ways
-from toolkit.measure.repetitions import timeline_of
-from toolkit.measure.turns import (
-    PLACED,
-    layer_maps,
-    one_after_another,
-    pass_spans,
-    read_shares,
-    turn_bytes,
-    turn_seconds,
-)
-from toolkit.models import shapes
-from toolkit.models.workload import Workload
-from toolkit.offload.linear import OffloadedLinear
-from toolkit.policies.methods import ACCELERATE, METHODS
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way
-from toolkit.timeline.spans import Span, Timeline
-
-LAYERS = 4
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.turns import median_repetition, take_turns
+from toolkit.timeline.spans import Recorder
 
 
-def placed(method, policy="sequential", mapping="storage"):
-    return Way(method, policy=policy, device="cpu"), mapping
+class Toy(Contestant):
+    """Token n of a turn reads for n + 1 seconds; each preparation takes 100 s. Writes down what is called."""
+
+    nbytes, mode, memory = 8, "direct", 64
+
+    def __init__(self, name, events):
+        self.name, self.events, self.labels, self.clock_s = name, events, {"method": name}, 0.0
+        self.recorder = Recorder(lambda: self.clock_s)
+
+    @contextmanager
+    def open(self):
+        self.events.append(f"{self.name} opens")
+        yield
+        self.events.append(f"{self.name} closes")
+
+    def prepare(self):
+        self.clock_s += 100
+
+    def token(self, number):
+        begun_s = self.clock_s
+        self.clock_s += number + 1
+        self.recorder.record("read", "all", "storage", begun_s, 8, None)
+        self.events.append(f"{self.name} {number}")
+
+    def check(self, number, output):
+        self.events.append(f"{self.name} checked")
 
 
-EVERYONE = default_ways(("dense", "zstd", "endor", "endor_packed"))
+def test_only_tokens_that_count_are_timed_and_nothing_between_them():
+    spans = take_turns([Toy("a", [])], repetitions=2, tokens=2, skipped=1, warm_up=1)
+    assert spans[["repetition", "token"]].to_numpy().tolist() == [[1, 1], [1, 2], [2, 1], [2, 2]]
+    assert spans[["start_s", "end_s"]].to_numpy().tolist() == [[0, 2], [2, 5]] * 2
+    constants = spans[["method", "stage", "tokens", "stored_bytes", "memory_bytes", "mode"]].drop_duplicates()
+    assert constants.to_numpy().tolist() == [["a", "read", 2, 8, 64, "direct"]]
+    assert median_repetition(spans) == 1
 
 
-@pytest.fixture(autouse=True)
-def toys(monkeypatch):
-    for name, layers in TOYS.items():
-        monkeypatch.setitem(shapes.SHAPES, name, layers)
+def test_each_repetition_begins_with_the_next_contestant():
+    events = []
+    take_turns([Toy(name, events) for name in "abc"], repetitions=4)
+    assert [event[0] for event in events if event.endswith("opens")] == [*"abc", *"bca", *"cab", *"abc"]
 
 
-@pytest.fixture(scope="module")
-def spans_of_turns(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        folder = tmp_path_factory.mktemp("turns")
-        spans = pass_spans(Workload("toy-opt"), LAYERS, EVERYONE, 2, folder)
-        assert [*folder.iterdir()] == []
-        return spans
+@pytest.mark.parametrize("stay_open", [False, True])
+def test_a_turn_opens_and_closes_unless_contestants_stay_open(stay_open):
+    events = []
+    take_turns([Toy("a", events)], repetitions=2, stay_open=stay_open)
+    between = ["a 0", "a checked"] if stay_open else ["a closes", "a checked", "a opens", "a 0"]
+    expected = ["a opens", "a 0", *(["a checked", *between] if stay_open else between)]
+    assert events == [*expected, "a closes"] + ([] if stay_open else ["a checked"])
 
 
-def test_every_contestant_has_its_turns(spans_of_turns):
-    seconds = turn_seconds(spans_of_turns)
-    assert seconds.index.tolist() == [1, 2]
-    assert set(seconds) == {(way.method, way.policy, mapping) for way, mapping in EVERYONE}
-    assert (seconds > 0).all(axis=None)
+def test_a_contestant_without_a_recorder_is_one_span():
+    class Plain(Contestant):
+        nbytes = 3
+
+        def token(self, number):
+            return number
+
+    spans = take_turns([Plain()], repetitions=1, tokens=2)
+    assert spans[["stage", "tier", "nbytes"]].drop_duplicates().to_numpy().tolist() == [["compute", "dram", 3]]
+    assert (spans["end_s"] > spans["start_s"]).all()
 
 
-def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
-    dense_bytes = sum(rows * columns * 2 for rows, columns in TOYS["toy-opt"].values())
-    for (method, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
-        assert set(rows["tokens"]) == {turns.TOKENS}
-        moved = rows.groupby("stage")["nbytes"].sum() / turns.TOKENS
-        if method == ACCELERATE:
-            assert LAYERS * dense_bytes < moved["read"] == rows["stored_bytes"].iloc[0]  # biases and norms as well
-            continue
-        stored = moved.get("read", 0) / max(rows["storage_layers"].iloc[0], 1)
-        if policy == "sequential":
-            assert moved.get("read", 0) == rows["stored_bytes"].iloc[0]
-        if policy == "sequential" and method != "zstd":
-            least = (1 if method == "dense" else 0.5625) * dense_bytes
-            assert least <= stored <= least + 8192 * len(TOYS["toy-opt"])  # whole blocks
-        decoded = METHODS[method].decoded_in is not None
-        assert moved.get("decode", 0) == decoded * LAYERS * dense_bytes
-        if method != "endor_packed":
-            assert moved["compute"] == LAYERS * dense_bytes
-        assert rows["dram_layers"].iloc[0] + rows["storage_layers"].iloc[0] == LAYERS
+def test_no_turn_is_refused():
+    with pytest.raises(UserError, match="repetitions=0, tokens=1: expected 1 or more of each"):
+        take_turns([Toy("a", [])], repetitions=0)
 
 
-def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(spans_of_turns):
-    for (_, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
-        timeline = timeline_of(rows)
-        assert timeline.busy_s() == pytest.approx(timeline.total_s)
-        assert rows["start_s"].min() == 0
-        if policy == "sequential":
-            assert timeline.overlap_s < 0.2 * timeline.total_s
+def test_contestants_with_different_limits_of_memory_are_refused():
+    unlimited = Toy("b", [])
+    unlimited.memory = float("inf")
+    with pytest.raises(UserError, match=re.escape("may take [64, inf] bytes of memory: expected one limit")):
+        take_turns([Toy("a", []), unlimited], repetitions=1)
 
 
-@pytest.mark.parametrize(("dtype", "sparsity"), [("bfloat16", 0.5), ("float32", 0.25)])
-def test_other_families_and_types_give_the_right_logits(tmp_path, dtype, sparsity):
-    spans = pass_spans(
-        Workload("toy-llama", dtype, sparsity),
-        3,
-        [placed("endor", "pipelined"), placed(ACCELERATE)],
-        1,
-        tmp_path,
-    )
-    assert set(spans["method"]) == {"endor", ACCELERATE}
+class Adder(Contestant):
+    """Gives the number of the token, and 1 more in the turn named `wrong`."""
+
+    def __init__(self, name, wrong=None):
+        self.name, self.labels, self.wrong, self.turn = name, {"method": name}, wrong, -1
+        self.reference = Reference("the sum", [torch.tensor(0.0), torch.tensor(1.0)])
+
+    def token(self, number):
+        self.turn += number == 0
+        return torch.tensor(float(number + (self.turn == self.wrong and number == 1)))
 
 
-def test_turns_begin_with_another_contestant_each_time(spans_of_turns):
-    first = [spans_of_turns[spans_of_turns["repetition"] == number].iloc[0][PLACED].tolist() for number in (1, 2)]
-    assert first == [[way.method, way.policy, mapping] for way, mapping in EVERYONE[:2]]
+@pytest.mark.parametrize("wrong", [0, 2, None])
+def test_every_token_of_every_turn_is_checked(wrong):
+    """Turn 0 warms up, and the wrong contestant is the second of two."""
+    contestants = [Adder("right"), Adder("rival", wrong)]
+    if wrong is None:
+        take_turns(contestants, repetitions=2, tokens=2, warm_up=1)
+        return
+    with pytest.raises(UserError, match="rival gives another output than the sum: not timed"):
+        take_turns(contestants, repetitions=2, tokens=2, warm_up=1)
 
 
-@pytest.mark.parametrize("contestant", [placed("endor", "pipelined"), placed("dense"), placed(ACCELERATE)])
-def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
-    kind, attribute = (DiskOffloaded, "timed") if contestant[0].method == ACCELERATE else (OffloadedLinear, "forward")
-    right = getattr(kind, attribute)
-
-    def wrong(self, *arguments, **named):
-        found = right(self, *arguments, **named)
-        if kind is OffloadedLinear:
-            return found * 1.01
-        found[0].logits += 1
-        return found
-
-    monkeypatch.setattr(kind, attribute, wrong)
-    with pytest.raises(UserError, match=f"{contestant[0].method}, {contestant[0].policy}, gives other logits"):
-        pass_spans(Workload("toy-opt"), 3, [contestant], 1, tmp_path)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_packed_products_may_differ_by_rounding_and_no_more():
-    expected = torch.tensor([[1.0, -2.0]])
-    judge = turns.Turns(None, None, {}, expected, {})
-    judge.check(Way("endor_packed"), expected + 0.03)
-    with pytest.raises(UserError, match="endor_packed"):
-        judge.check(Way("endor_packed"), expected + 0.06)
-    with pytest.raises(UserError, match="endor,"):
-        judge.check(Way("endor"), expected + 1e-6)
-
-
-def test_maps_by_hand():
-    # 13 of 64 layers are near; 2 dense ones make room for 3 at 56.25 %
-    assert layer_maps(10, 16, 9) == {
-        "storage": LayerMap(0, 0, 10),
-        "published": LayerMap(0, 2, 8),
-        "refilled": LayerMap(0, 3, 7),
-    }
-    assert layer_maps(1, 16, 9)["published"] == LayerMap(0, 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("contestant", "layers", "words"),
-    [
-        (placed("dense"), 1, "layers in storage: 1 of 1; its buffers keep 1"),
-        (placed("endor", "pipelined"), 2, "layers in storage: 2 of 2; its buffers keep 2"),
-        (placed("endor", "pipelined", "published"), 3, "published: layers in storage: 2 of 3; its buffers keep 2"),
-    ],
-)
-def test_a_second_token_that_would_read_nothing_is_refused_before_anything_is_written(
-    tmp_path, monkeypatch, contestant, layers, words
-):
-    monkeypatch.setattr(turns, "pack_model", None)  # packing would fail
-    with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), layers, [placed(ACCELERATE), contestant], 1, tmp_path)
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_layers_are_placed_by_hand():
-    """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
-    refilled = placed("endor", "sequential", "refilled")
-    assert turns.place_layers(*refilled, 9, 16, 8) == LayerMap(0, 4, 5)
-    assert turns.place_layers(*refilled, 9, 16, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
-    with pytest.raises(UserError, match="layers in storage: 1 of 9"):
-        turns.place_layers(*refilled, 9, 16, 4)
-    assert turns.place_layers(*placed(ACCELERATE), 1) == LayerMap(0, 0, 1)  # it keeps nothing
-
-
-@pytest.mark.parametrize("kind", ["refused", "ignored"])
-def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monkeypatch, o_direct, kind):
-    o_direct(kind)
-    before, after, really = [], [], turns._logits
-
-    def cached() -> int:
-        return sum(map(resident_pages, tmp_path.glob(".partial-*/store/layer-*")))
-
-    def logits(model):
-        before.append(cached())
-        found = really(model)
-        after.append(cached())
-        return found
-
-    monkeypatch.setattr(turns, "_logits", logits)
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("dense")], 1, tmp_path)
-    assert set(spans["mode"]) == {"buffered"}
-    if not after[1]:
-        pytest.skip("this file system keeps no pages")
-    assert before[2:] == [0] * turns.TOKENS  # the first two are of the model in memory, and not timed
-
-
-@pytest.mark.parametrize(("kind", "dropped"), [("refused", LAYERS), (None, 0)])
-def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(tmp_path, monkeypatch, o_direct, kind, dropped):
-    if kind:
-        o_direct(kind)
-    events, really = [], turns._logits
-    monkeypatch.setattr(turns, "_logits", lambda model: events.append("token") or really(model))
-    monkeypatch.setattr(turns, "drop_pages", lambda path: events.append(path.name))
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("endor", "pipelined")], 1, tmp_path)
-    if not kind and set(spans["mode"]) != {"direct"}:
-        pytest.skip("this file system knows no direct reads")
-    shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
-    assert events == ["token", "token", *turns.TOKENS * [*shards, "token"]]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ({"method": "gzip"}, "unknown method 'gzip'"),
-        ({"method": "dense", "policy": "random"}, "unknown policy 'random'"),
-        ({"method": "dense", "mapping": "moon"}, "unknown mapping 'moon'"),
-    ],
-)
-def test_unknown_names_are_refused(tmp_path, name, words):
-    with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), 2, [placed(**name)], 1, tmp_path)
-
-
-@pytest.mark.parametrize(("repetitions", "tokens"), [(0, 4), (1, 0)])
-def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
-    with pytest.raises(UserError, match=f"repetitions={repetitions}, tokens={tokens}"):
-        pass_spans(Workload("toy-opt"), 2, [placed("dense")], repetitions, tmp_path, tokens)
-
-
-def test_seconds_of_turns_by_hand():
-    """Windows over two tokens: 3 and 5 s for dense weights, 1 s for Endor."""
-    rows = [("dense", 1, 0.0, 2.0), ("dense", 1, 2.0, 3.0), ("endor", 1, 0.0, 1.0), ("dense", 2, 0.0, 5.0)]
-    spans = pd.DataFrame(rows, columns=["method", "repetition", "start_s", "end_s"]).assign(
-        policy="sequential", mapping="storage", stage="read", op="fc1", tier="storage", nbytes=1, layer=0, tokens=2
-    )
-    seconds = turn_seconds(spans)
-    assert seconds["dense", "sequential", "storage"].tolist() == [1.5, 2.5]
-    assert seconds["endor", "sequential", "storage"].dropna().tolist() == [0.5]
-
-
-def pipeline(tokens: int) -> Timeline:
-    """Two layers of 10 bytes, each read in 1 s while the one before is used; the first token starts at 1 s."""
-    reads = [Span("read", "layer", "storage", start, start + 1, 10) for start in range(2 * tokens + 2)]
-    products = [Span("compute", "fc1", "dram", start + 1, start + 2, 10) for start in range(2 * tokens)]
-    return Timeline((*reads, *products), "measured")
-
-
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_bytes_in_a_window_by_hand(tokens):
-    """A window from the second token on has two reads a token, though none began in the token that it is for."""
-    window = pipeline(tokens + 1).window(3, 3 + 2 * tokens)
-    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
-    spans = window.table().assign(**labels, tokens=tokens, stored_bytes=20)
-    assert turn_seconds(spans).iloc[0].tolist() == [2]
-    assert turn_bytes(spans).iloc[0].tolist() == [20]
-    assert read_shares(spans).iloc[0].tolist() == [1]
-    assert read_shares(spans.assign(stored_bytes=0)).isna().all(axis=None)
-
-
-def test_a_read_that_the_window_cuts_counts_in_proportion():
-    """The first read ends 0.25 s after the window begins; the last one begins 0.5 s before it ends."""
-    reads = [Span("read", "layer", "storage", *times, 40) for times in ((0, 1.25), (2, 2.5), (3.5, 5.5))]
-    window = Timeline(tuple(reads), "measured").window(1, 4)
-    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
-    assert turn_bytes(window.table().assign(**labels, tokens=2)).iloc[0].tolist() == [(8 + 40 + 10) / 2]
-
-
-def test_windows_follow_each_other_without_what_lay_between():
-    first = Timeline((Span("read", "a", "storage", 0, 2, 5), Span("other", "pass", "dram", 2, 3)), "measured")
-    second = Timeline((Span("read", "b", "storage", 0, 1, 7),), "measured")
-    joined = one_after_another([first, second, first])
-    assert [(span.op, span.start_s, span.end_s) for span in joined.spans] == [
-        ("a", 0, 2),
-        ("pass", 2, 3),
-        ("b", 3, 4),
-        ("a", 4, 6),
-        ("pass", 6, 7),
-    ]
-    assert joined.total_s == 7
-
-
-def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
-    """A layer's read may begin on either side of a window's end; with one thing at a time nothing is left to chance."""
-    shares = read_shares(spans_of_turns)
-    for method, policy, mapping in shares:
-        slack = 0 if policy == "sequential" else 1 / LAYERS
-        assert shares[method, policy, mapping].to_numpy() == pytest.approx(1, abs=slack)
+def test_the_first_output_is_the_reference_where_there_is_no_other():
+    reference = Reference("the others")
+    reference.check("a", 0, torch.ones(2))
+    reference.check("b", 1, torch.zeros(2))
+    for number, output in ((0, torch.zeros(2)), (1, torch.ones(2))):
+        with pytest.raises(UserError, match="c gives another output than the others"):
+            reference.check("c", number, output)

@@ -13,7 +13,8 @@ from toolkit.errors import UserError
 from toolkit.formats import FORMATS
 from toolkit.formats.packed import Packed, expect
 from toolkit.formats.scaled import Scaled
-from toolkit.measure.passes import timed_passes
+from toolkit.measure.passes import layer_passes
+from toolkit.measure.turns import take_turns
 from toolkit.offload import model as offloaded
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import METHODS, Method
@@ -112,5 +113,5 @@ def test_a_new_format_runs_on_a_gpu(packed, monkeypatch, method):
 
 def test_a_new_format_is_timed(packed):
     store = Store.open(packed[1])
-    [(_, _, _, timeline), *_] = timed_passes(store, [(Way("backwards", device="cpu"), "storage")], repetitions=1)
-    assert len([span for span in timeline.spans if span.stage == "decode"]) == 7
+    spans = take_turns(layer_passes(store, [(Way("backwards", device="cpu"), "storage")]), repetitions=1)
+    assert (spans["stage"] == "decode").sum() == 7

@@ -1,19 +1,23 @@
-"""Hugging Face Accelerate's disk offload, set up so that it can be timed beside our runtime."""
+"""Hugging Face Accelerate's disk offload, as a contestant beside our runtime."""
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
-from toolkit.files import check_space, scratch_folder
+from toolkit.files import check_space
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.decoding import Decoding, Text
+from toolkit.models import decoder_blocks
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, Way
 from toolkit.storage.direct import drop_pages
-from toolkit.timeline.spans import Recorder, Span, Timeline
+from toolkit.timeline.spans import Recorder, Span
+
+MAPPED = "mmap, pages dropped"
+RIVAL: Placed = (Way(ACCELERATE, device="cpu"), "storage")  # all on disk, one thing at a time
 
 
 class DiskOffloaded:
@@ -47,15 +51,6 @@ class DiskOffloaded:
         for file in self.folder.iterdir():
             drop_pages(file)
 
-    def timed(self, *arguments: Tensor, **named: object) -> tuple[object, Timeline]:
-        """The module's result with weights read from the disk, and the pass's timeline. Products are stage `other`."""
-        self.drop_pages()
-        with torch.no_grad():
-            begun_s = self.recorder.now_s()
-            result = self.module(*arguments, **named)
-            ended_s = self.recorder.now_s()
-        return result, self.recorder.timeline().window(begun_s, ended_s)
-
 
 class Recorded(Mapping):
     """Weights by name, each access a span of stage `read`."""
@@ -79,38 +74,39 @@ class Recorded(Mapping):
         return len(self._weights)
 
 
-@contextlib.contextmanager
-def timed_linear(weight: Float[Tensor, "outputs inputs"], folder: Path) -> Iterator[Callable[[], Timeline]]:
-    """A linear that Accelerate keeps on the disk of `folder`. Each call multiplies it with one token's vector.
+class AcceleratedModel(Decoding):
+    """A decoder whose blocks Accelerate keeps on the disk. Embeddings, norms and head stay in memory.
 
-    The files are removed afterwards. A call raises `UserError` if a bit of the result differs from that of the weight
-    in memory.
+    The model loses its blocks' weights. Products are stage `other`. Raises `UserError` if the disk is too small.
     """
-    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    x = torch.randn(1, weight.shape[1]).to(weight.dtype)
-    expected = linear(x)
-    del weight  # it may take a large part of memory
-    with scratch_folder(folder) as place:
-        rival = DiskOffloaded(linear, place / "weights")
 
-        def turn() -> Timeline:
-            result, timeline = rival.timed(x)
-            if not torch.equal(result, expected):
-                raise UserError("Accelerate gives another product than the weight in memory: nothing is timed")
-            return timeline
+    mode = MAPPED
 
-        yield turn
+    def __init__(self, method: str, model: nn.Module, folder: Path, text: Text, labels: Mapping[str, object]):
+        super().__init__(f"{method}, sequential,", text, labels)
+        offloaded = DiskOffloaded(model, folder / method, decoder_blocks(model))
+        self.model, self.recorder, self.nbytes = model, offloaded.recorder, offloaded.stored_bytes
+        self.prepare = offloaded.drop_pages
 
 
-RIVAL: Placed = (Way(ACCELERATE, device="cpu"), "storage")  # all on disk, one thing at a time
+class AcceleratedLinear(Contestant):
+    """A linear that Accelerate keeps on the disk, multiplied with one token's vector. Writes its files to `folder`.
 
+    All bits of the product must be those of the weight in memory.
+    """
 
-def beside(
-    passes: Iterable[tuple[Placed, int, str, Timeline]], last: Placed, turn: Callable[[], Timeline]
-) -> Iterator[tuple[Placed, int, str, Timeline]]:
-    """The passes of `timed_passes`, and in each repetition one pass of Accelerate after that of `last`."""
-    for case, repetition, mode, timeline in passes:
-        yield case, repetition, mode, timeline
-        if case == last:
-            yield RIVAL, repetition, "buffered", turn()
+    name, mode = ACCELERATE, "buffered"
+
+    def __init__(self, weight: Float[Tensor, "outputs inputs"], folder: Path, labels: Mapping[str, object]):
+        self.linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+        self.linear.weight = nn.Parameter(weight, requires_grad=False)
+        self.labels, self.vector = labels, torch.randn(1, weight.shape[1]).to(weight.dtype)
+        self.reference = Reference("the weight in memory", [self.linear(self.vector)])
+        offloaded = DiskOffloaded(self.linear, folder)
+        self.recorder, self.nbytes = offloaded.recorder, offloaded.stored_bytes
+        self.prepare = offloaded.drop_pages
+
+    @torch.no_grad()
+    def token(self, number: int) -> Tensor:
+        """The product."""
+        return self.linear(self.vector)

@@ -4,8 +4,8 @@
     pass_measurements(passes)      # beside pass_table(profile("endor-rtx4080"), ...)
     goal_ratios(passes, GOALS)     # with the goals of toolkit.papers.endor.passes
 
-The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU; `toolkit.measure.turns` times.
-Measurements are kept under `data/cache/measured/`, by machine, disk and code.
+The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU. `toolkit.measure.model_passes`
+times. Measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from toolkit.files import make_folder
 from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
+from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_seconds
 from toolkit.measure.rates import this_machine
-from toolkit.measure.repetitions import kept_spans, median_stages
-from toolkit.measure.turns import PLACED, pass_spans, read_shares, turn_seconds
+from toolkit.measure.turns import measured, median_stages
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
@@ -57,7 +57,7 @@ def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
     repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not those of the
     model in memory.
     """
-    workload, spans = passes.workload, _spans(passes, fresh)
+    workload, spans = passes.workload, measured_spans(passes, fresh=fresh)
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
     tables = []
     for (way, mapping), rows in _by_way(spans):
@@ -78,7 +78,7 @@ def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
 
 def goal_ratios(passes: Passes, goals: Goals, fresh: bool = False) -> pd.DataFrame:
     """`goals_table` of the passes that `pass_measurements` shows."""
-    return goals_table(_spans(passes, fresh), goals)
+    return goals_table(measured_spans(passes, fresh=fresh), goals)
 
 
 def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
@@ -113,9 +113,9 @@ def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
             for name, share, layer in zip(names.values(), read, slack, strict=True)
             if abs(share - 1) > layer
         ]
-        found = {"ratio": middle, "low": low, "high": high, "wanted": wanted, "met": middle >= wanted}
-        found |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
-        rows.append(names | found | {"fault": "; ".join(faults)})
+        numbers = {"ratio": middle, "low": low, "high": high, "wanted": wanted, "met": middle >= wanted}
+        numbers |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
+        rows.append(names | numbers | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
 
 
@@ -138,9 +138,9 @@ def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
 def default_ways(methods: Sequence[str]) -> list[Placed]:
     """Every method by both policies from disk, Accelerate, and every method through the paper's maps, sequentially."""
     one_by_one = all_ways(device="cpu", methods=methods)
-    found = [(way, "storage") for way in all_ways(POLICIES, "cpu", methods)] + [RIVAL]
-    found += [(way, "published") for way in one_by_one]
-    return found + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
+    ways = [(way, "storage") for way in all_ways(POLICIES, "cpu", methods)] + [RIVAL]
+    ways += [(way, "published") for way in one_by_one]
+    return ways + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
 
 
 def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -> list[Placed]:
@@ -148,19 +148,15 @@ def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -
 
     llama.cpp runs Llama decoders only.
     """
-    found = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
-    return found + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])
+    ways = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
+    return ways + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])
 
 
-def _spans(passes: Passes, fresh: bool) -> pd.DataFrame:
-    named = [[asdict(way), mapping] for way, mapping in passes.ways]
-    key = asdict(passes.workload) | {"layers": passes.layers, "ways": named, "repetitions": passes.repetitions}
-
-    def measure() -> pd.DataFrame:
-        place = make_folder(paths.cache_dir())
-        return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, place)
-
-    return kept_spans(key, ("toolkit.measure.turns",), measure, fresh)
+@measured
+def measured_spans(passes: Passes) -> pd.DataFrame:
+    """`pass_spans` of the passes, kept."""
+    place = make_folder(paths.cache_dir())
+    return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, place)
 
 
 def _a_token(spans: pd.DataFrame) -> pd.DataFrame:

@@ -3,49 +3,33 @@
     generation_measurements(GenerationRace(Workload("opt-1536"), layers=4, batches=(1, 4, 16)))
 
 The model is a twin with random weights on the CPU, all its layers on disk. Prompts are random, and the new tokens are
-those that the model in memory picks, so that every way does the same work. Ways take turns. Logits of every pass are
-compared with those of the model in memory after the last one.
+those that the model in memory picks, so that every way does the same work. Ways take turns (`toolkit.measure.turns`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.contestant import Reference
+from toolkit.measure.decoding import Text
 from toolkit.measure.end_to_end import PASS_METHODS, above_limit
-from toolkit.measure.llama_cpp import MODE
-from toolkit.measure.repetitions import kept_spans
-from toolkit.measure.turns import Turns, drop_store_pages, open_model, prepared
+from toolkit.measure.model_passes import SLACK, contestants
+from toolkit.measure.turns import measured, take_turns, timeline_of
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import ACCELERATE
-from toolkit.policies.ways import Placed, Way, all_ways
-from toolkit.timeline.spans import Recorder, Timeline
+from toolkit.policies.ways import Placed, all_ways
+from toolkit.timeline.spans import Timeline
 
 PHASES = ("prompt", "generation")
 STAGES = ("read", "decode", "compute", "other")
-
-
-@dataclass(frozen=True)
-class Text:
-    """What goes through the model in one run, pass by pass, and the logits of the last token that each must give.
-
-    The first input is the prompts, int64 [batch, prompt_tokens]; each later one is a new token of each, [batch, 1].
-    """
-
-    inputs: list[Tensor]
-    expected: list[Tensor]
-
-    @property
-    def batch(self) -> int:
-        """How many texts there are."""
-        return len(self.inputs[0])
+TURN = ["method", "policy", "batch", "repetition", "mode", "measured_at"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ class GenerationRace:
         return [*((way, "storage") for way in all_ways(["pipelined"], "cpu", self.methods)), RIVAL]
 
 
-def generation_measurements(generation: GenerationRace, fresh: bool = False) -> pd.DataFrame:
+def generation_measurements(race: GenerationRace, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, batch and phase: "prompt", up to the first new token, and "generation", all later ones.
 
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
@@ -88,57 +72,31 @@ def generation_measurements(generation: GenerationRace, fresh: bool = False) -> 
     the bytes of dense weights over ours; fault, whether the speed-up is above that (`above_limit`). Raises `UserError`
     for unknown names, a disk too small, or a way whose logits are not those of the model in memory.
     """
-    sizes = {name: getattr(generation, name) for name in ("layers", "prompt_tokens", "new_tokens", "repetitions")}
-    lists = {"methods": list(generation.methods), "batches": sorted(generation.batches)}
-    key = asdict(generation.workload) | sizes | lists
-
-    def measure() -> pd.DataFrame:
-        with scratch_folder(make_folder(paths.cache_dir())) as place:
-            return pd.DataFrame(_runs(generation, place))
-
-    runs = kept_spans(key, ("toolkit.measure.generation",), measure, fresh)
-    return _summary(runs).assign(**asdict(generation.workload), layers=generation.layers, evidence="measured")
+    runs = _runs(race, fresh=fresh)
+    return _summary(runs).assign(**asdict(race.workload), layers=race.layers, evidence="measured")
 
 
-def _runs(generation: GenerationRace, folder: Path) -> Iterator[dict]:
+@measured
+def _runs(race: GenerationRace) -> pd.DataFrame:
     """A row for each turn of each way, batch and phase."""
-    texts: list[Text] = []
 
-    def look(model: nn.Module) -> None:
-        for batch in sorted(generation.batches):
-            texts.append(_text(model, batch, generation.prompt_tokens, generation.new_tokens))
+    def texts(model: nn.Module) -> list[Text]:
+        return [_text(model, batch, race.prompt_tokens, race.new_tokens) for batch in sorted(race.batches)]
 
-    with prepared(generation.workload, generation.layers, generation.ways, folder, look=look) as turns:
-        for repetition in range(1, generation.repetitions + 1):
-            for text in texts:
-                for way, _ in generation.ways:
-                    if way.method != ACCELERATE or text is texts[0]:
-                        yield from _run(turns, way, text, repetition)
-
-
-def _run(turns: Turns, way: Way, text: Text, repetition: int) -> Iterator[dict]:
-    if way.method == ACCELERATE:
-        rival = turns.accelerate
-        instants, logits = _timed(rival.module, rival.recorder, text, rival.drop_pages)
-        mode, timeline = MODE, rival.recorder.timeline()
-    else:
-        where = turns.maps[way, "storage"]
-        with open_model(turns.store, way, where) as ours:
-
-            def drop() -> None:
-                if ours.mode != "direct":
-                    drop_store_pages(turns.store, way.stored.format)
-
-            instants, logits = _timed(ours.model, ours.recorder, text, drop)
-        mode, timeline = ours.mode, ours.recorder.timeline()  # closed: every read has ended
-    for found, expected in zip(logits, text.expected, strict=True):
-        turns.check(way, found, expected)
-    steps = len(text.inputs) - 1
-    windows = (timeline.window(*instants[:2]), timeline.window(instants[1], instants[-1]))
-    for phase, window, passes in zip(PHASES, windows, (1, steps), strict=True):
-        tokens = text.batch * (text.inputs[0].shape[1] if phase == "prompt" else 1)
-        labels = {"method": way.method, "policy": way.policy, "batch": text.batch, "phase": phase}
-        yield labels | {"repetition": repetition, "mode": mode} | _numbers(window, passes, tokens)
+    with (
+        scratch_folder(make_folder(paths.cache_dir())) as folder,
+        contestants(race.workload, race.layers, race.ways, folder, texts) as racing,
+    ):
+        spans = take_turns(racing, race.repetitions, race.new_tokens)
+    rows = []
+    for turn, turn_spans in spans.groupby(TURN, sort=False):
+        labels = dict(zip(TURN, turn, strict=True))
+        is_prompt = turn_spans["token"] == 0
+        sizes = {"prompt": (1, race.prompt_tokens), "generation": (race.new_tokens - 1, 1)}
+        for phase, (passes, tokens) in sizes.items():
+            window = timeline_of(turn_spans[is_prompt == (phase == "prompt")])
+            rows.append(labels | {"phase": phase} | _numbers(window, passes, labels["batch"] * tokens))
+    return pd.DataFrame(rows)
 
 
 def _numbers(window: Timeline, passes: int, tokens: int) -> dict[str, float]:
@@ -150,21 +108,7 @@ def _numbers(window: Timeline, passes: int, tokens: int) -> dict[str, float]:
     return {"seconds": seconds} | rates | busy
 
 
-def _timed(
-    model: nn.Module, recorder: Recorder, text: Text, drop: Callable[[], None]
-) -> tuple[list[float], list[Tensor]]:
-    """The instants between passes, one more than there are passes, and each pass's logits of the last token."""
-    drop()
-    instants, logits, past = [recorder.now_s()], [], None
-    for tokens in text.inputs:
-        if past is not None:
-            drop()
-        found, past = _step(model, tokens, past)
-        logits.append(found)
-        instants.append(recorder.now_s())
-    return instants, logits
-
-
+@torch.no_grad()
 def _text(model: nn.Module, batch: int, prompt_tokens: int, new_tokens: int) -> Text:
     """Random prompts, and the most likely tokens after them. Raises `UserError` for more than the model has places."""
     places = model.config.max_position_embeddings
@@ -174,16 +118,11 @@ def _text(model: nn.Module, batch: int, prompt_tokens: int, new_tokens: int) -> 
     inputs = [torch.randint(model.config.vocab_size, (batch, prompt_tokens), generator=random)]
     expected, past = [], None
     for _ in range(new_tokens):
-        logits, past = _step(model, inputs[-1], past)
-        expected.append(logits)
-        inputs.append(logits.argmax(-1, keepdim=True))
-    return Text(inputs[:-1], expected)
-
-
-def _step(model: nn.Module, tokens: Tensor, past) -> tuple[Tensor, object]:
-    with torch.no_grad():
-        found = model(tokens, past_key_values=past, use_cache=True)
-    return found.logits[:, -1], found.past_key_values
+        output = model(inputs[-1], past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        expected.append(output.logits[:, -1])
+        inputs.append(expected[-1].argmax(-1, keepdim=True))
+    return Text(inputs[:-1], Reference("the model in memory", expected, SLACK))
 
 
 def _summary(runs: pd.DataFrame) -> pd.DataFrame:
@@ -194,11 +133,11 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     beside = dense[["seconds", "read_bytes"]].reindex(places).to_numpy()
     runs = runs.assign(speedup=beside[:, 0] / runs["seconds"], byte_limit=beside[:, 1] / runs["read_bytes"])
     groups = runs.groupby(labels, sort=False)
-    found = groups.median(numeric_only=True).drop(columns="repetition")
+    medians = groups.median(numeric_only=True).drop(columns="repetition")
     spread = {"low": groups["speedup"].quantile(0.25), "high": groups["speedup"].quantile(0.75)}
-    found = found.assign(**spread, **groups[["mode", "measured_at"]].first()).reset_index()
-    found.loc[found["method"] == ACCELERATE, "byte_limit"] = float("nan")
-    return found.assign(fault=above_limit(found["speedup"], found["low"], found["high"], found["byte_limit"]))
+    medians = medians.assign(**spread, **groups[["mode", "measured_at"]].first()).reset_index()
+    medians.loc[medians["method"] == ACCELERATE, "byte_limit"] = float("nan")
+    return medians.assign(fault=above_limit(medians["speedup"], medians["low"], medians["high"], medians["byte_limit"]))
 
 
 def generation_words(table: pd.DataFrame) -> str:

@@ -1,7 +1,8 @@
 """llama.cpp on a model of ours, as a user would run it from disk: a GGUF file that is mapped into memory.
 
-    with LlamaCpp(model, "llama.cpp Q8_0", folder) as runtime:
-        runtime.timed()      # the timeline of one token, read from the disk
+    rival = LlamaCpp("llama.cpp Q8_0", model, folder)
+    take_turns([rival, ...], repetitions=5)
+    rival.close()
 
 PyPI's package `xllamacpp` has llama.cpp built for any x86-64 CPU with AVX2. It lives in an environment of its own under
 `data/cache/environments/`, and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine,
@@ -14,9 +15,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,10 @@ from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, write_gguf
 from toolkit.measure import llama_cpp_driver
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.decoding import Text
 from toolkit.policies.methods import LLAMA_CPP
-from toolkit.timeline.spans import Span, Timeline
+from toolkit.timeline.spans import Recorder
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 MODE = "mmap, pages dropped"
@@ -49,25 +51,40 @@ def library() -> Path:
     return next(_python().parents[1].glob(f"lib/python*/site-packages/{PACKAGE}/*.so"))
 
 
-class LlamaCpp:
+class LlamaCpp(Contestant):
     """A Llama decoder in llama.cpp, its weights mapped from a GGUF file of the type that `method` names.
 
-    Opening it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
-    with as many threads as torch has. F16 is refused with `UserError` unless the logits of `PROMPT` are those of the
-    model in memory, up to `NEAR`; the others change the weights and are not compared. Types with a K get blocks that
-    repeat (`llama_cpp_quantiser.repeated`): good for timing only. `stored_bytes` are those of the layers in the file.
-    Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest products want, as it
-    does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, or for a model of
-    another kind than Llama.
+    It takes the token ids of `text`, or `PROMPT[:1]` again and again; each pass begins a new text. Pages are read when
+    products touch them, so a pass is one span of stage `read`. Its clock is llama.cpp's, and stands still between
+    passes. Nothing limits its memory (`memory`), but its pages are dropped before each pass.
+
+    Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
+    with as many threads as torch has. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
+    F16 must be the model's in memory, those of other types, which change the weights, the same each time. Types with a
+    K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the layers in
+    the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest products
+    want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for wrong
+    logits, or for a model of another kind than Llama.
     """
 
-    def __init__(self, model: nn.Module | None, method: str, folder: Path, mapped: bool = True):
-        self.method, python = method, _python()
+    def __init__(
+        self,
+        method: str,
+        model: nn.Module | None,
+        folder: Path,
+        text: Text | None = None,
+        labels: Mapping[str, object] | None = None,
+        mapped: bool = True,
+    ):
+        self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
+        self.mode, python = MODE if mapped else "memory", _python()
+        self._clock_s = 0.0
+        self.recorder = Recorder(lambda: self._clock_s)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         file = folder / f"{LLAMA_CPP[method]}.gguf"
         if model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
-        self.stored_bytes = layer_bytes(file)
+        self.nbytes = layer_bytes(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
         command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
@@ -76,19 +93,34 @@ class LlamaCpp:
         self._process = subprocess.Popen(command, text=True, **pipes)
         try:
             self._answer()
-            if LLAMA_CPP[method] == "F16" and model is not None:
-                self._check(model)
+            if model is not None:
+                self._logits = _logits(model)
+                of_model = ("the model in memory", [self._logits]) if LLAMA_CPP[method] == "F16" else ("before",)
+                self.reference = Reference(*of_model, near=NEAR)
+                self.check(0)
         except BaseException:
             self.close()
             raise
 
-    def timed(self, tokens: Sequence[int] = PROMPT[:1]) -> Timeline:
-        """One pass of these tokens from the disk.
+    def token(self, number: int) -> None:
+        """One pass from the disk. If the file is in memory, one of the tokens that llama.cpp generates in one call."""
+        inputs = self.text.inputs[number][0].tolist() if self.text else PROMPT[:1]
+        begun_s = self._clock_s
+        if self.mapped:
+            answer = self._ask(tokens=list(inputs))
+            self._clock_s += answer["seconds"]
+            self.recorder.record("read", "pass", "storage", begun_s, answer["read_bytes"], None)
+            return
+        if number == 0:
+            self._token_s = self.generated(inputs, len(self.text.inputs))
+        self._clock_s += self._token_s
+        self.recorder.record("compute", "pass", "dram", begun_s, self.nbytes, None)
 
-        Pages are read when products touch them, so the whole pass is one span of stage `read`.
-        """
-        found = self._ask(tokens=list(tokens))
-        return Timeline((Span("read", "pass", "storage", 0.0, found["seconds"], found["read_bytes"]),), "measured")
+    def check(self, number: int, output: None = None) -> None:
+        """Compare the logits of `PROMPT`, once a turn, when it is over: asking for them takes time."""
+        if self.reference and number == 0:
+            logits = self.log_probabilities(PROMPT, len(self._logits)) + self._logits.logsumexp(0)
+            self.reference.check(self.name, 0, logits, exact=False)
 
     def generated(self, tokens: Sequence[int], count: int) -> float:
         """Seconds a token, of `count` that it picks after these, with the file in the page cache as it is."""
@@ -109,22 +141,6 @@ class LlamaCpp:
             self._process.wait()
         self._errors.close()
 
-    def __enter__(self) -> Self:
-        """The runtime itself."""
-        return self
-
-    def __exit__(self, *error) -> None:
-        """Close it."""
-        self.close()
-
-    def _check(self, model: nn.Module) -> None:
-        with torch.no_grad():
-            logits = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -1].float()
-        found = self.log_probabilities(PROMPT, len(logits))
-        off = float((found - torch.log_softmax(logits, 0)).abs().max() / logits.abs().max())
-        if not off < NEAR:
-            raise UserError(f"{self.method} is {off:.1%} of the largest logit off from the model in memory: not timed")
-
     def _ask(self, **request: object) -> dict:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -137,9 +153,14 @@ class LlamaCpp:
         line = self._process.stdout.readline()
         if not line:
             self._errors.seek(0)
-            said = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise UserError(f"{self.method} ended: {' / '.join(said[-3:]) or 'it says nothing'}")
+            lines = self._errors.read().decode(errors="replace").strip().splitlines()
+            raise UserError(f"{self.name} ended: {' / '.join(lines[-3:]) or 'it says nothing'}")
         return json.loads(line)
+
+
+@torch.no_grad()
+def _logits(model: nn.Module) -> Tensor:
+    return model(torch.tensor([PROMPT]), use_cache=False).logits[0, -1].float()
 
 
 def _quantise(method: str):
@@ -171,5 +192,5 @@ def _command(arguments: Sequence[str | Path]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UserError(f"llama.cpp cannot be installed: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise UserError(f"llama.cpp ({PACKAGE} {VERSION}) cannot be installed: {said[-1]}")
+        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise UserError(f"llama.cpp ({PACKAGE} {VERSION}) cannot be installed: {lines[-1]}")

@@ -54,27 +54,27 @@ def answer(server, file: str, request: dict) -> dict:
         return {"seconds": generate(server, request["tokens"], request["generate"])}
     drop_pages(file)
     count = request.get("probabilities", 0)
-    asked = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
+    task = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
     before, begun_s = read_bytes(), time.perf_counter()
-    given = server.handle_completions(asked | {"ignore_eos": True})
+    completion = server.handle_completions(task | {"ignore_eos": True})
     seconds = time.perf_counter() - begun_s
-    if "choices" not in given:
-        raise RuntimeError(f"llama.cpp answered {given}")
-    found = {"seconds": seconds, "read_bytes": read_bytes() - before}
+    if "choices" not in completion:
+        raise RuntimeError(f"llama.cpp answered {completion}")
+    reply = {"seconds": seconds, "read_bytes": read_bytes() - before}
     if count:
-        ranked = given["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        ranked = completion["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         by_token = {entry["id"]: entry["logprob"] for entry in ranked}
-        found["log_probabilities"] = [by_token[token] for token in range(count)]
-    return found
+        reply["log_probabilities"] = [by_token[token] for token in range(count)]
+    return reply
 
 
 def generate(server, tokens: list[int], count: int) -> float:
     """Seconds a token by llama.cpp's own clock. Raises `RuntimeError` if llama.cpp does not give as many."""
-    asked = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
-    given = server.handle_completions(asked)
-    if given.get("timings", {}).get("predicted_n") != count:
-        raise RuntimeError(f"llama.cpp answered {given}")
-    return given["timings"]["predicted_per_token_ms"] / 1e3
+    task = {"prompt": tokens, "n_predict": count, "temperature": 0.0, "cache_prompt": False, "ignore_eos": True}
+    completion = server.handle_completions(task)
+    if completion.get("timings", {}).get("predicted_n") != count:
+        raise RuntimeError(f"llama.cpp answered {completion}")
+    return completion["timings"]["predicted_per_token_ms"] / 1e3
 
 
 def drop_pages(file: str) -> None:

@@ -13,10 +13,9 @@ import pandas as pd
 
 from toolkit.errors import unknown
 from toolkit.measure.accelerate import RIVAL
-from toolkit.measure.passes import PLACEMENTS
+from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
 from toolkit.measure.rates import this_machine
-from toolkit.measure.repetitions import CIRCUMSTANCES, median_repetition, median_stages, timeline_of
-from toolkit.measure.spans import labels, measured_spans, spans_of
+from toolkit.measure.turns import CIRCUMSTANCES, median_repetition, median_stages, timeline_of
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import Placed, Way, all_ways
@@ -39,8 +38,8 @@ def operation_measurements(
 
     With `accelerate`, Hugging Face Accelerate's disk offload of the same weights takes its turns as one more method.
 
-    More columns: low_s, median_s and high_s are the stage's least, median and most seconds of all repetitions but the
-    first. `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC. `modelled_over_measured`, in
+    More columns: low_s, median_s and high_s are the stage's least, median and most seconds of all repetitions.
+    `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC. `modelled_over_measured`, in
     modelled rows, is their seconds over median_s, since a single repetition may hold a pause that no other has.
     Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
     """
@@ -51,7 +50,7 @@ def operation_measurements(
     for op, shape in workload.shapes(
         ops
     ).items():  # measured one by one, so that notebooks share measurements of the same operation
-        spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh)
+        spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh=fresh)
         tables.append(_stages(spans, workload, [(way, "storage") for way in choices] + rivals, op))
     measured = beside_dense(pd.concat(tables, ignore_index=True))
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
@@ -75,7 +74,7 @@ def layer_measurements(
         if name not in LAYER_METHODS:
             raise unknown("method for layers", name, LAYER_METHODS)
     choices = all_ways(policies, "cpu", methods)
-    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh)
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh=fresh)
     wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in _layer_ways()]
     measured = beside_dense(_stages(spans, workload, wanted, "layer"))
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
@@ -85,7 +84,7 @@ def layer_measurements(
 
 def layer_spans(workload: Workload, way: Way, placement: str = "storage", repetitions: int = 5) -> pd.DataFrame:
     """The spans of one pass through a layer, the one that `layer_measurements` shows, as `Timeline.table` has them."""
-    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh=False)
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions)
     chosen = spans_of(spans, (way, placement))
     table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
     shared = {"profile": PROFILE, "model": workload.model, **labels((way, placement))}

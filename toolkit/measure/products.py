@@ -4,15 +4,16 @@
     limits = limits_table(table)
 
 Weights are shape-only twins: time does not depend on the values, but it does depend on where outliers lie. Each matrix
-may therefore take its outliers' rows from a real one. Between two products a buffer larger than the caches is read, so
-that every product finds its weights in DRAM, as in a model that is larger than the caches. That read is timed as well.
-It also sends threads to sleep and code out of the caches, which a model's products do not wait for. A small product of
-the same kind therefore comes right before.
+may therefore take its outliers' rows from a real one. Before each product a buffer larger than the caches is read, so
+that it finds its weights in DRAM, as in a model that is larger than the caches. That read takes turns as well. It also
+sends threads to sleep and code out of the caches, which a model's products do not wait for. A small product of the same
+kind therefore comes right before.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,18 +25,19 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.kernels import csr, dense, spqr
-from toolkit.measure.repetitions import kept_spans
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.shapes import random_pruned, twin_shapes
-from toolkit.progress import progress
 
 READ = "read"
 FEW, MANY = "cached, few words", "cached, many words"
-SWEPT_BYTES = 128 << 20  # read between two products; far more than the caches of a few cores
+SWEPT_BYTES = 128 << 20  # read before each product; far more than the caches of a few cores
 SMALL_ROWS = 256  # of the product before a timed one: enough work for several threads
-CACHED_RUNS = 5
+CACHED_RUNS = 4  # that are not timed: from the second on, the caches hold the words
 PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
 CACHED_BYTES = {FEW: 64 << 10, MANY: 512 << 10}  # of words; a core's second cache holds them beside the vector
 OUTLIERS = 0.01
+SLACK = 0.02  # of the largest product: sums of another turn may be in another order
 
 Run = Callable[[], object]
 
@@ -65,7 +67,7 @@ def random_outliers(twin: MatrixTwin, storage: str, seed: int = 0) -> csr.Outlie
     columns = [
         generator.choice(twin.shape[1], count, replace=False, shuffle=False) for count in twin.row_counts(generator)
     ]
-    rows = np.repeat(np.arange(twin.shape[0]), [len(found) for found in columns])
+    rows = np.repeat(np.arange(twin.shape[0]), [len(places) for places in columns])
     values = torch.from_numpy(generator.standard_normal(len(rows))).half()
     places = torch.from_numpy(np.concatenate(columns)) if columns else torch.empty(0, dtype=torch.int64)
     return csr.encode(storage, twin.shape, torch.from_numpy(rows), places, values)
@@ -154,8 +156,9 @@ def product_measurements(
         fresh: measure again.
 
     Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, measured_at. The contestant
-    `READ` stands for `torch.sum` of `SWEPT_BYTES` between products. `FEW` and `MANY` are SpQR's products on one core
-    with words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown.
+    `READ` stands for `torch.sum` of `SWEPT_BYTES`. `FEW` and `MANY` are SpQR's products on one core
+    with words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown, and
+    for a product that is not the same in each turn.
     """
     known, contestants = twin_shapes(model), runnable(contestants)
     if repetitions < 1:
@@ -167,29 +170,56 @@ def product_measurements(
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
         twin = MatrixTwin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
-        key = {"products": asdict(twin), "contestants": contestants, "repetitions": repetitions}
-        found = kept_spans(key, (__name__,), partial(_turns, twin, contestants, repetitions), fresh)
-        tables.append(found.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
+        turns = _turns(twin, contestants, repetitions, fresh=fresh)
+        tables.append(turns.assign(op=op, rows=twin.shape[0], columns=twin.shape[1]))
     return pd.concat(tables, ignore_index=True)
 
 
+@measured
 def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
     x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
-    prepared = {name: CONTESTANTS[name](twin, x) for name in contestants}
     small = MatrixTwin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
-    waking = {name: CONTESTANTS[name](small, x)[1] for name in contestants}
-    cached = {name: _cached(twin, x, nbytes) for name, nbytes in CACHED_BYTES.items()}
-    rows = []
-    with progress(f"mat-vecs {twin.shape[0]} × {twin.shape[1]}", repetitions + 1, "turns") as bar:
-        for repetition in range(repetitions + 1):
-            for name, (nbytes, run) in prepared.items():
-                rows.append((READ, swept.nbytes, repetition, _seconds(swept.sum)))
-                rows.append((name, nbytes, repetition, _seconds(run, waking[name])))
-            for name, (nbytes, run) in cached.items():
-                rows.append((name, nbytes, repetition, _on_one_core(run)))
-            bar.update()
-    table = pd.DataFrame(rows, columns=["contestant", "nbytes", "repetition", "seconds"])
-    return table[table["repetition"] > 0].assign(threads=torch.get_num_threads())
+    products = [Product(READ, swept.nbytes, swept.sum)]
+    for name in contestants:
+        before = [swept.sum, _pause, CONTESTANTS[name](small, x)[1]]
+        products.append(Product(name, *CONTESTANTS[name](twin, x), before))
+    for name, nbytes in CACHED_BYTES.items():
+        words_bytes, run = _cached(twin, x, nbytes)
+        products.append(OnOneCore(name, words_bytes, run, [run] * CACHED_RUNS))
+    spans = take_turns(products, repetitions, warm_up=1)
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], threads=torch.get_num_threads())
+    return spans[["contestant", "nbytes", "repetition", "seconds", "threads", "measured_at"]]
+
+
+class Product(Contestant):
+    """A product that is timed by itself, after other runs and a pause that are not. Each turn must give the same."""
+
+    exact = False
+
+    def __init__(self, name: str, nbytes: int, run: Run, before: Sequence[Run] = ()):
+        self.name, self.labels, self.nbytes = name, {"contestant": name}, nbytes
+        self.run, self.before, self.reference = run, before, Reference("before", near=SLACK)
+
+    def prepare(self) -> None:
+        """Run what comes before."""
+        for run in (_pause, *self.before):
+            run()
+
+    def token(self, number: int) -> object:
+        """The product."""
+        return self.run()
+
+
+class OnOneCore(Product):
+    """A product by one thread."""
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """One thread for the turn."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        yield
+        torch.set_num_threads(threads)
 
 
 def _cached(twin: MatrixTwin, x: Tensor, nbytes: int) -> tuple[int, Run]:
@@ -201,23 +231,8 @@ def _cached(twin: MatrixTwin, x: Tensor, nbytes: int) -> tuple[int, Run]:
     return words.nbytes, lambda: spqr.matvec(words, outliers, x)
 
 
-def _seconds(run: Run, waking: Run | None = None) -> float:
-    """The seconds of a run. Before it comes a pause, then `waking`, if there is any."""
+def _pause() -> None:
+    """Wait without sleep: a thread that sleeps would have to be woken itself."""
     start = time.perf_counter()
-    while time.perf_counter() - start < PAUSE_S:  # a thread that sleeps would have to be woken itself
+    while time.perf_counter() - start < PAUSE_S:
         pass
-    if waking:
-        waking()
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def _on_one_core(run: Run) -> float:
-    """The least seconds of several runs in a row on one thread: from the second on, the caches hold the words."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return min(_seconds(run) for _ in range(CACHED_RUNS))
-    finally:
-        torch.set_num_threads(threads)

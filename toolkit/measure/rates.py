@@ -11,7 +11,7 @@ from toolkit.machines.curve import Curve
 from toolkit.machines.machine import Profile
 from toolkit.machines.probe import probe
 from toolkit.measure.line import Line, fit_line
-from toolkit.measure.spans import measured_spans
+from toolkit.measure.passes import measured_spans
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import all_ways
@@ -36,8 +36,8 @@ def this_machine(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = Fa
     parts = {f"{RATES_OP}/{part}": replace(workload, model=f"{RATES_MODEL}/{part}") for part in RATES_PARTS}
     shapes = {name: part.shapes([RATES_OP])[RATES_OP] for name, part in parts.items()}
     ways = [(way, "storage") for way in all_ways(device="cpu")]
-    spans = measured_spans(workload, shapes, ways, RATES_REPETITIONS, fresh)
-    spans = spans[spans["repetition"] > 0].assign(seconds=spans["end_s"] - spans["start_s"])
+    spans = measured_spans(workload, shapes, ways, RATES_REPETITIONS, fresh=fresh)
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
     read, machine = _read_line(spans), probe()
     links = replace(machine.links, storage_to_dram_gb_s=read.gb_s, storage_to_dram_fixed_s=read.fixed_s)
     curves = {"decode_curves": _curves(spans, "decode"), "matvec_curves": _curves(spans, "compute")}

@@ -16,7 +16,7 @@ layer's own input.
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -24,10 +24,9 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from toolkit import sources
 from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.activations.trace import Trace
-from toolkit.cache import cached_table
+from toolkit.cache import kept
 from toolkit.errors import UserError, unknown
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
@@ -98,19 +97,14 @@ class Replay:
         return draw(self.model, [law] * self.layers, count, length, self.seed)
 
 
-def replay_measurements(replay: Replay, fresh: bool = False) -> pd.DataFrame:
+@kept("replay", key=lambda: {"machine": describe()})
+def replay_measurements(replay: Replay) -> pd.DataFrame:
     """A row for each way, repetition, token and stage of `Timeline.stages()`, measured here or from the cache.
 
     Columns more: neurons (read), memory_bytes (weights held or in buffers), mode and reader. Raises
     `UserError` as `Replay` and `twin_bundles` do.
     """
-    code = sources.dependencies("toolkit.measure.replay")
-    key = asdict(replay) | {"ways": list(replay.ways), "machine": describe()}
-
-    def measure() -> pd.DataFrame:
-        return pd.concat(_rows(replay), ignore_index=True)
-
-    return cached_table("replay", key, code, measure, fresh)
+    return pd.concat(_rows(replay), ignore_index=True)
 
 
 def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
@@ -121,20 +115,11 @@ def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
         for repetition in range(1, replay.repetitions + 1):
             for way in replay.ways:
                 first = (repetition - 1) * (replay.window + replay.tokens)
-                for number, run in enumerate(twin.run(way, first)):
+                for number, (timeline, neurons_read, memory_bytes) in enumerate(twin.tokens(WAYS[way], first)):
                     labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
-                    numbers = {"neurons": run.neurons, "memory_bytes": run.memory_bytes}
+                    numbers = {"neurons": neurons_read, "memory_bytes": memory_bytes}
                     numbers |= {"mode": reader.mode, "reader": reader.name}
-                    yield run.timeline.stages().assign(**labels, token=number, **numbers)
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token's timeline, neurons read, and bytes of weights in memory."""
-
-    timeline: Timeline
-    neurons: int
-    memory_bytes: int
+                    yield timeline.stages().assign(**labels, token=number, **numbers)
 
 
 class ReplayedTwin:
@@ -151,10 +136,9 @@ class ReplayedTwin:
         self.sum = torch.empty(self.hidden)
         self._values = self._sampled_values()
 
-    def run(self, way: str, first: int) -> Iterator[Token]:
-        """The timed tokens of one way, from number `first` of the trace on."""
-        run = self._by_neuron if WAYS[way].predicted else self._by_layer
-        yield from run(WAYS[way], first)
+    def tokens(self, way: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
+        """Each timed token, from number `first` of the trace on: neurons read, and bytes of weights in memory."""
+        return self._by_neuron(way, first) if way.predicted else self._by_layer(way)
 
     def fetched(self, part: Part) -> dict[str, Tensor]:
         """The weights of a part of a layer, by op, in memory of their own."""
@@ -162,7 +146,7 @@ class ReplayedTwin:
         self.reader.read(part.ranges, buffer)
         return {op: packed.values for op, packed in part.view(buffer).items()}
 
-    def _by_neuron(self, technique: NeuronWay, first: int) -> Iterator[Token]:
+    def _by_neuron(self, technique: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
         window = self.replay.window if technique.windowed else 1
         held = [HeldLayer(self, layer, technique.layout, window, first) for layer in range(self.replay.layers)]
         memory = sum(layer.store.matrix.nbytes for layer in held) + sum(map(_nbytes, self.attention))
@@ -174,26 +158,29 @@ class ReplayedTwin:
                 layer.advance(recorder, layer.active[token], keep=technique.windowed)
                 self._ffn(recorder, layer.store.used[0], threshold, number)
             if token >= self.replay.window:
-                yield Token(recorder.timeline(), sum(layer.store.rows_loaded for layer in held) - before, memory)
+                yield recorder.timeline(), sum(layer.store.rows_loaded for layer in held) - before, memory
 
-    def _by_layer(self, technique: NeuronWay, first: int) -> Iterator[Token]:
-        kept, parts = zip(*(self._split(technique, layer) for layer in range(self.replay.layers)), strict=True)
+    def _by_layer(self, technique: NeuronWay) -> Iterator[tuple[Timeline, int, int]]:
+        resident, parts = zip(*(self._split(technique, layer) for layer in range(self.replay.layers)), strict=True)
         slots = [aligned_buffer(max(part.nbytes for part in parts)) for _ in range(2)]
-        memory, threshold = sum(map(_nbytes, kept)) + sum(slot.nbytes for slot in slots), self._threshold(self.count)
+        memory, threshold = (
+            sum(map(_nbytes, resident)) + sum(slot.nbytes for slot in slots),
+            self._threshold(self.count),
+        )
         for token in range(-1, self.replay.passes):  # the first one is not timed
             recorder = Recorder()
             coming = self._submit(recorder, parts, slots, 0)
             for number, part in enumerate(parts):
                 coming.result()
-                found = {op: packed.values for op, packed in part.view(slots[number % 2]).items()} | kept[number]
+                weights = {op: packed.values for op, packed in part.view(slots[number % 2]).items()} | resident[number]
                 if number + 1 < len(parts):
                     coming = self._submit(recorder, parts, slots, number + 1)
-                bundles = [found.pop(op) for op in [*found] if op.startswith(BUNDLE)]
-                self._attend(recorder, found, number)
+                bundles = [weights.pop(op) for op in [*weights] if op.startswith(BUNDLE)]
+                self._attend(recorder, weights, number)
                 for matrix in bundles:
                     self._ffn(recorder, matrix, threshold, number)
             if token >= 0:
-                yield Token(recorder.timeline(), 0, memory)
+                yield recorder.timeline(), 0, memory
 
     def _split(self, technique: NeuronWay, layer: int) -> tuple[dict[str, Tensor], Part]:
         """What of a layer stays in memory, attention first, and what is read for each token."""

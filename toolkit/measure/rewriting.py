@@ -7,15 +7,14 @@ Nothing is read from a disk here: new rows are left as they are, and only the ro
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
 
-from toolkit import sources
 from toolkit.activations.synthetic import UsageLaw, draw
-from toolkit.cache import cached_table
+from toolkit.cache import kept
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape
@@ -44,24 +43,23 @@ class Rewriting:
             raise UserError(f"tokens={self.tokens}, windows={list(self.windows)}: expected 1 or more of each")
 
 
-def rewriting(asked: Rewriting, fresh: bool = False) -> pd.DataFrame:
+@kept("rewriting", key=lambda: {"machine": describe()})
+def rewriting(setting: Rewriting) -> pd.DataFrame:
     """A row for each way, window and timed token: held, changed and rewritten (rows), bytes rewritten, seconds.
 
     `changed` counts the rows that go. Two ways: the manager of LLM in a flash (section 3.3), and a new matrix into
     which the rows that stay are copied. The first `window` tokens fill the window and are left out.
     """
-    code = sources.dependencies("toolkit.measure.rewriting")
-    key = asdict(asked) | {"windows": list(asked.windows), "machine": describe()}
-    return cached_table("rewriting", key, code, lambda: pd.DataFrame(_rows(asked)), fresh)
+    return pd.DataFrame(_rows(setting))
 
 
-def _rows(asked: Rewriting) -> Iterator[dict]:
-    count, hidden, gated = neuron_shape(asked.model)
-    width, warm = hidden * (3 if gated else 2), max(asked.windows)
-    law = UsageLaw.fit(asked.active, exponent=1, new=asked.new, tokens=5)
-    active = draw(asked.model, [law], count, warm + asked.tokens, asked.seed).active(0)[0].numpy()
+def _rows(setting: Rewriting) -> Iterator[dict]:
+    count, hidden, gated = neuron_shape(setting.model)
+    width, warm = hidden * (3 if gated else 2), max(setting.windows)
+    law = UsageLaw.fit(setting.active, exponent=1, new=setting.new, tokens=5)
+    active = draw(setting.model, [law], count, warm + setting.tokens, setting.seed).active(0)[0].numpy()
     needed = units_of(active)
-    for window in asked.windows:
+    for window in setting.windows:
         rows = most_held(needed, SlidingWindow(count, window))
         store = NeuronStore(SlidingWindow(count, window, rows), width, DTYPE, lambda neurons, rows: None)
         matrix, stays = torch.zeros(rows, width, dtype=DTYPE), SlidingWindow(count, window, rows)
@@ -70,13 +68,13 @@ def _rows(asked: Rewriting) -> Iterator[dict]:
             change = store.advance(token)
             managed_s = time.perf_counter() - begun_s
             begun_s = time.perf_counter()
-            matrix, kept = _reallocated(matrix, stays, token)
+            matrix, copied = _reallocated(matrix, stays, token)
             rebuilt_s = time.perf_counter() - begun_s
             if number >= warm:
-                labels = {"model": asked.model, "window": window, "neurons": count, "held": store.num_used}
+                labels = {"model": setting.model, "window": window, "neurons": count, "held": store.num_used}
                 labels |= {"changed": len(change.dropped), "row_bytes": width * DTYPE.itemsize}
                 yield labels | {"way": MANAGER, "rewritten": store.rows_moved - moved, "seconds": managed_s}
-                yield labels | {"way": REALLOCATION, "rewritten": kept, "seconds": rebuilt_s}
+                yield labels | {"way": REALLOCATION, "rewritten": copied, "seconds": rebuilt_s}
 
 
 def _reallocated(matrix: torch.Tensor, window: SlidingWindow, token: np.ndarray) -> tuple[torch.Tensor, int]:
@@ -86,6 +84,6 @@ def _reallocated(matrix: torch.Tensor, window: SlidingWindow, token: np.ndarray)
     stay = held.copy()
     stay[change.dropped] = False
     places = torch.from_numpy(np.flatnonzero(stay[np.flatnonzero(held)]))  # a row for each neuron held, in rising order
-    made = torch.empty(len(places) + len(change.loaded), matrix.shape[1], dtype=matrix.dtype)
-    torch.index_select(matrix, 0, places, out=made[: len(places)])
-    return made, len(places)
+    rebuilt = torch.empty(len(places) + len(change.loaded), matrix.shape[1], dtype=matrix.dtype)
+    torch.index_select(matrix, 0, places, out=rebuilt[: len(places)])
+    return rebuilt, len(places)

@@ -5,14 +5,13 @@ scattered_reads(Scattered("opt-6.7b", layers=4))
 
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 import torch
 
-from toolkit import sources
-from toolkit.cache import cached_table
+from toolkit.cache import kept
 from toolkit.machines.probe import describe
 from toolkit.measure import fio
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
@@ -39,15 +38,14 @@ class Scattered:
     seed: int = 0
 
 
-def scattered_reads(scattered: Scattered, fresh: bool = False) -> pd.DataFrame:
+@kept("scattered", key=lambda: {"machine": describe(), "fio": fio.installed()})
+def scattered_reads(scattered: Scattered) -> pd.DataFrame:
     """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s.
 
     Ours reads bursts, one layer's neurons at a time, then `LONG_SHARE` of a layer; fio reads chunks of the same
     size and file without a pause. Turns alternate. There are no rows of fio where it is not installed.
     """
-    code = sources.dependencies("toolkit.measure.scattered")
-    key = asdict(scattered) | {"machine": describe(), "fio": fio.installed()}
-    return cached_table("scattered", key, code, lambda: pd.DataFrame(_rows(scattered)), fresh)
+    return pd.DataFrame(_rows(scattered))
 
 
 def _rows(scattered: Scattered) -> Iterator[dict]:
@@ -59,12 +57,12 @@ def _rows(scattered: Scattered) -> Iterator[dict]:
                 labels = {"layout": layout, "chunk_bytes": chunk, "depth": scattered.depth, "mode": reader.mode}
                 labels |= {"model": scattered.model, "repetition": repetition}
                 for tool, share in ((TOOL, scattered.share), (LONG, LONG_SHARE)):
-                    found = _ours(replace(scattered, share=share), store, reader, layout, generator)
-                    yield labels | {"tool": tool, "gb_s": found}
+                    gb_s = _ours(replace(scattered, share=share), store, reader, layout, generator)
+                    yield labels | {"tool": tool, "gb_s": gb_s}
                 if fio.installed():
                     file = store.shards[store.layer(0, layout).shard].path
-                    found = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
-                    yield labels | {"tool": FIO, "gb_s": found}
+                    gb_s = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
+                    yield labels | {"tool": FIO, "gb_s": gb_s}
 
 
 def _ours(scattered: Scattered, store: Store, reader: Reader, layout: str, generator: np.random.Generator) -> float:

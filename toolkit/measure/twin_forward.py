@@ -10,10 +10,8 @@ is used, and llama.cpp maps its file, whose pages are dropped before each token.
 
 import contextlib
 import itertools
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,15 +25,18 @@ from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import QUANTISED, Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.twins import random_spqr
-from toolkit.measure.llama_cpp import MODE, LlamaCpp, missing
-from toolkit.measure.repetitions import kept_spans
-from toolkit.measure.turns import drop_store_pages
+from toolkit.measure.contestant import Reference
+from toolkit.measure.decoding import Text
+from toolkit.measure.llama_cpp import LlamaCpp, missing
+from toolkit.measure.streamed import Streamed
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.twins import twin_model
-from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import Way
 from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
 
 
 @dataclass(frozen=True)
@@ -99,44 +100,56 @@ def twin_measurements(
     if tokens < 4 or repetitions < 1:
         raise UserError(f"tokens={tokens}, repetitions={repetitions}: expected 4 or more, and 1 or more")
     rivals = [] if not rivals or missing() else list(rivals)
-    key = {"twin": asdict(twin), "ways": list(ways), "rivals": rivals, "places": list(places)}
-    key |= {"tokens": tokens, "repetitions": repetitions}
-
-    def measure() -> pd.DataFrame:
-        with scratch_folder(make_folder(paths.cache_dir())) as folder:
-            return pd.DataFrame(_rows(twin, ways, rivals, places, tokens, repetitions, folder))
-
-    return kept_spans(key, ("toolkit.measure.twin_forward",), measure, fresh)
+    return _decoding(twin, list(ways), rivals, list(places), tokens, repetitions, fresh=fresh)
 
 
-def _rows(
-    twin: ModelTwin,
-    ways: Sequence[str],
-    rivals: Sequence[str],
-    places: Sequence[str],
-    tokens: int,
-    repetitions: int,
-    folder: Path,
-) -> Iterator[dict[str, object]]:
+@measured
+def _decoding(
+    twin: ModelTwin, ways: Sequence[str], rivals: Sequence[str], places: Sequence[str], tokens: int, repetitions: int
+) -> pd.DataFrame:
     model = twin_model(twin.model, twin.layers, torch.bfloat16, twin.sparsity, 0, twin.vocabulary, twin.alike)
     linears = [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
     shared = {"weights": sum(linear.weight.numel() for linear in linears)}
     shared |= {"head_bytes": model.lm_head.weight.nbytes}
-    _pack(model, twin, ways, folder)
-    expected: dict[str, Tensor] = {}
-    for place in places:
-        with contextlib.ExitStack() as stack:
-            runtimes = [
-                *(stack.enter_context(_Ours(folder, name, place, twin.layers)) for name in ways),
-                *(stack.enter_context(_Rival(model, name, folder, place)) for name in rivals),
-            ]
-            for runtime in runtimes[: len(ways)]:
-                if not torch.equal(expected.setdefault(runtime.name, runtime.logits), runtime.logits):
-                    raise UserError(f"{runtime.name} gives other logits from the disk than from memory: not timed")
-            for repetition, runtime in itertools.product(range(1, repetitions + 1), runtimes):
-                row = {"way": runtime.name, "place": place, "repetition": repetition}
-                row |= {"seconds": runtime.seconds(tokens), "layer_bytes": runtime.layer_bytes, "mode": runtime.mode}
-                yield row | shared
+    references = {name: Reference("the same weights in the other place") for name in ways}
+    tables = []
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        _pack(model, twin, ways, folder)
+        for place in places:
+            counts = (STREAMED_TOKENS, 1) if place == "storage" else (tokens - 2, 2)
+            with contextlib.ExitStack() as stack:
+                contestants = [_ours(folder, name, place, twin.layers, sum(counts), references[name]) for name in ways]
+                for name in rivals:
+                    text = _text(sum(counts), Reference(name))
+                    rival = LlamaCpp(name, model, folder, text, {"way": name, "place": place}, place == "storage")
+                    stack.callback(rival.close)
+                    rival.labels |= {"layer_bytes": rival.nbytes}
+                    contestants.append(rival)
+                spans = take_turns(contestants, repetitions, *counts, warm_up=1, stay_open=True)
+                tables.append(_seconds(spans, "mean" if place == "storage" else "median"))
+    return pd.concat(tables, ignore_index=True).assign(**shared)
+
+
+def _ours(folder: Path, name: str, place: str, layers: int, tokens: int, reference: Reference) -> Streamed:
+    """A way of ours. Its logits are compared with its own in the other place: nobody else has the same weights."""
+    way, store = WAYS[name], Store.open(folder / WAYS[name].store)
+    labels = {"way": name, "place": place, "layer_bytes": sum(of.nbytes for of in store.layers_of(way.variant))}
+    where = LayerMap(0, layers, 0) if place == "dram" else LayerMap(0, 0, layers)
+    pipelined = Way(way.method, policy="pipelined", device="cpu")
+    return Streamed(store, pipelined, _text(tokens, reference), labels, staged=False, placement=where)
+
+
+def _text(tokens: int, reference: Reference) -> Text:
+    return Text([torch.tensor([[TOKEN]])] * tokens, reference)
+
+
+def _seconds(spans: pd.DataFrame, statistic: str) -> pd.DataFrame:
+    """Seconds a token of each turn."""
+    keys = ["way", "place", "repetition"]
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
+    groups = spans.groupby([*keys, "token"], sort=False)["seconds"].sum().groupby(keys, sort=False)
+    rest = spans.groupby(keys, sort=False)[["layer_bytes", "mode", "measured_at"]].first()
+    return groups.agg(statistic).to_frame().join(rest).reset_index()
 
 
 def _pack(model: nn.Module, twin: ModelTwin, ways: Sequence[str], folder: Path) -> None:
@@ -152,65 +165,3 @@ def _pack(model: nn.Module, twin: ModelTwin, ways: Sequence[str], folder: Path) 
     for store in dict.fromkeys(WAYS[way].store for way in ways):
         variants = [WAYS[way].variant for way in ways if WAYS[way].store == store]
         pack_model(model, folder / store, {name: packs[store, name] for name in variants}, twin.model)
-
-
-class _Ours:
-    """A way of ours, opened."""
-
-    def __init__(self, folder: Path, name: str, place: str, layers: int):
-        self.name, way = name, WAYS[name]
-        where = LayerMap(0, layers, 0) if place == "dram" else LayerMap(0, 0, layers)
-        self.streamed, self.variant = place == "storage", way.variant
-        self.model = OffloadedModel.open(folder / way.store, way.method, placement=where, verify=False)
-        self.mode = self.model.mode if self.streamed else "memory"
-        self.layer_bytes = sum(layer.nbytes for layer in self.model.store.layers_of(way.variant))
-        self.logits = self._decode(2)[1]  # the second token is the first that is taken by the step for single tokens
-
-    def seconds(self, tokens: int) -> float:
-        """Of a token, as `twin_measurements` counts them."""
-        if self.streamed:
-            return statistics.mean(self._decode(1 + STREAMED_TOKENS)[0][1:])
-        return statistics.median(self._decode(tokens)[0][2:])
-
-    @torch.no_grad()
-    def _decode(self, tokens: int) -> tuple[list[float], Tensor]:
-        """Seconds of each token's pass, and the logits of the last one."""
-        seconds, past = [], None
-        for _ in range(tokens):
-            if self.streamed and self.mode != "direct":
-                drop_store_pages(self.model.store, self.variant)
-            start = time.perf_counter()
-            found = self.model.model(torch.tensor([[TOKEN]]), past_key_values=past, use_cache=True)
-            seconds.append(time.perf_counter() - start)
-            past = found.past_key_values
-        return seconds, found.logits
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.model.close()
-
-
-class _Rival:
-    """llama.cpp with a file of its own."""
-
-    def __init__(self, model: nn.Module, name: str, folder: Path, place: str):
-        self.name, self.streamed = name, place == "storage"
-        self.runtime = LlamaCpp(model, name, folder, mapped=self.streamed)
-        self.mode = MODE if self.streamed else "memory"
-        self.layer_bytes = self.runtime.stored_bytes
-        if not self.streamed:
-            self.runtime.generated([TOKEN], 2)
-
-    def seconds(self, tokens: int) -> float:
-        """Of a token, as `twin_measurements` counts them."""
-        if self.streamed:
-            return statistics.mean(self.runtime.timed().total_s for _ in range(STREAMED_TOKENS))
-        return self.runtime.generated([TOKEN], tokens)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error) -> None:
-        self.runtime.close()

@@ -8,12 +8,10 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from toolkit import paths
 from toolkit.evidence.figures import first_on_top, whiskers
-from toolkit.files import make_folder
+from toolkit.measure.end_to_end import Passes, measured_spans
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.repetitions import kept_spans
-from toolkit.measure.turns import pass_spans, turn_bytes, turn_seconds
+from toolkit.measure.model_passes import turn_bytes, turn_seconds
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.policies.ways import Placed, Way
@@ -34,13 +32,8 @@ def rival_tokens(model: str, layers: int, repetitions: int = 3, fresh: bool = Fa
 
     Endor's weights are pruned to one half, so its model is another one than llama.cpp's; latency alone is compared.
     """
-    ways, workload = rivals(), Workload(model)
-    key = {"model": model, "layers": layers, "repetitions": repetitions, "rivals": [way.method for way, _ in ways]}
-
-    def measure() -> pd.DataFrame:
-        return pass_spans(workload, layers, ways, repetitions, make_folder(paths.cache_dir()))
-
-    spans = kept_spans(key, ("toolkit.measure.turns", "toolkit.papers.flash_rivals"), measure, fresh)
+    passes = Passes(Workload(model), layers, rivals(), repetitions)
+    spans = measured_spans(passes, fresh=fresh)
     seconds, nbytes = turn_seconds(spans), turn_bytes(spans)
     rows = [_row(column, seconds[column] * 1e3, nbytes[column].median()) for column in seconds]
     return pd.DataFrame(rows).assign(model=model, layers=layers, profile="this-machine", evidence="measured")

@@ -1,0 +1,243 @@
+import pandas as pd
+import pytest
+import torch
+
+from tests.measure.test_accelerate import resident_pages
+from tests.models.test_twins import TOYS
+from toolkit.errors import UserError
+from toolkit.measure import model_passes, streamed
+from toolkit.measure.contestant import Reference
+from toolkit.measure.decoding import Decoding
+from toolkit.measure.end_to_end import default_ways
+from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_bytes, turn_seconds
+from toolkit.measure.streamed import Streamed
+from toolkit.measure.turns import timeline_of
+from toolkit.models import shapes
+from toolkit.models.workload import Workload
+from toolkit.offload.linear import OffloadedLinear
+from toolkit.policies.methods import ACCELERATE, METHODS
+from toolkit.policies.ways import POLICIES, Way
+from toolkit.timeline.spans import Span, Timeline
+
+LAYERS = 4
+
+
+def placed(method, policy="sequential", mapping="storage"):
+    return Way(method, policy=policy, device="cpu"), mapping
+
+
+EVERYONE = default_ways(("dense", "zstd", "endor", "endor_packed"))
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    for name, layers in TOYS.items():
+        monkeypatch.setitem(shapes.SHAPES, name, layers)
+
+
+@pytest.fixture(scope="module")
+def spans_of_turns(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
+        folder = tmp_path_factory.mktemp("turns")
+        spans = pass_spans(Workload("toy-opt"), LAYERS, EVERYONE, 2, folder)
+        assert [*folder.iterdir()] == []
+        return spans
+
+
+def test_every_contestant_has_its_turns(spans_of_turns):
+    seconds = turn_seconds(spans_of_turns)
+    assert seconds.index.tolist() == [1, 2]
+    assert set(seconds) == {(way.method, way.policy, mapping) for way, mapping in EVERYONE}
+    assert (seconds > 0).all(axis=None)
+
+
+def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
+    dense_bytes = sum(rows * columns * 2 for rows, columns in TOYS["toy-opt"].values())
+    for (method, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
+        assert set(rows["tokens"]) == {model_passes.TOKENS}
+        moved = rows.groupby("stage")["nbytes"].sum() / model_passes.TOKENS
+        if method == ACCELERATE:
+            assert LAYERS * dense_bytes < moved["read"] == rows["stored_bytes"].iloc[0]  # biases and norms as well
+            continue
+        stored = moved.get("read", 0) / max(rows["storage_layers"].iloc[0], 1)
+        if policy == "sequential":
+            assert moved.get("read", 0) == rows["stored_bytes"].iloc[0]
+        if policy == "sequential" and method != "zstd":
+            least = (1 if method == "dense" else 0.5625) * dense_bytes
+            assert least <= stored <= least + 8192 * len(TOYS["toy-opt"])  # whole blocks
+        decoded = METHODS[method].decoded_in is not None
+        assert moved.get("decode", 0) == decoded * LAYERS * dense_bytes
+        if method != "endor_packed":
+            assert moved["compute"] == LAYERS * dense_bytes
+        assert rows["dram_layers"].iloc[0] + rows["storage_layers"].iloc[0] == LAYERS
+
+
+def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(spans_of_turns):
+    for (_, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
+        timeline = timeline_of(rows)
+        assert timeline.busy_s() == pytest.approx(timeline.total_s)
+        assert rows["start_s"].min() == 0
+        if policy == "sequential":
+            assert timeline.overlap_s < 0.2 * timeline.total_s
+
+
+@pytest.mark.parametrize(("dtype", "sparsity"), [("bfloat16", 0.5), ("float32", 0.25)])
+def test_other_families_and_types_give_the_right_logits(tmp_path, dtype, sparsity):
+    spans = pass_spans(
+        Workload("toy-llama", dtype, sparsity),
+        3,
+        [placed("endor", "pipelined"), placed(ACCELERATE)],
+        1,
+        tmp_path,
+    )
+    assert set(spans["method"]) == {"endor", ACCELERATE}
+
+
+def test_turns_begin_with_another_contestant_each_time(spans_of_turns):
+    first = [spans_of_turns[spans_of_turns["repetition"] == number].iloc[0][PLACED].tolist() for number in (1, 2)]
+    assert first == [[way.method, way.policy, mapping] for way, mapping in EVERYONE[:2]]
+
+
+@pytest.mark.parametrize("contestant", [placed("endor", "pipelined"), placed("dense"), placed(ACCELERATE)])
+def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
+    kind, function = (Decoding, "token") if contestant[0].method == ACCELERATE else (OffloadedLinear, "forward")
+    right = getattr(kind, function)
+    monkeypatch.setattr(kind, function, lambda self, argument: right(self, argument) * 1.01)
+    with pytest.raises(UserError, match=f"{contestant[0].method}, {contestant[0].policy}, gives another output"):
+        pass_spans(Workload("toy-opt"), 3, [contestant], 1, tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_packed_products_may_differ_by_rounding_and_no_more():
+    expected = torch.tensor([[1.0, -2.0]])
+    reference = Reference("the model in memory", [expected], near=0.02)
+    reference.check("endor_packed", 0, expected + 0.03, exact=False)
+    with pytest.raises(UserError, match="endor_packed gives another output than the model in memory"):
+        reference.check("endor_packed", 0, expected + 0.06, exact=False)
+    with pytest.raises(UserError, match="endor gives"):
+        reference.check("endor", 0, expected + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("contestant", "layers", "words"),
+    [
+        (placed("dense"), 1, "layers in storage: 1 of 1; its buffers keep 1"),
+        (placed("endor", "pipelined"), 2, "layers in storage: 2 of 2; its buffers keep 2"),
+        (placed("endor", "pipelined", "published"), 3, "published: layers in storage: 2 of 3; its buffers keep 2"),
+    ],
+)
+def test_a_second_token_that_would_read_nothing_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, contestant, layers, words
+):
+    monkeypatch.setattr(model_passes, "pack_model", None)  # packing would fail
+    with pytest.raises(UserError, match=words):
+        pass_spans(Workload("toy-opt"), layers, [placed(ACCELERATE), contestant], 1, tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("kind", ["refused", "ignored"])
+def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monkeypatch, o_direct, kind):
+    o_direct(kind)
+    before, after, really = [], [], Decoding.token
+
+    def cached() -> int:
+        return sum(map(resident_pages, tmp_path.glob(".partial-*/store/layer-*")))
+
+    def token(self, number):
+        before.append(cached())
+        output = really(self, number)
+        after.append(cached())
+        return output
+
+    monkeypatch.setattr(Decoding, "token", token)
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("dense")], 1, tmp_path)
+    assert set(spans["mode"]) == {"buffered"}
+    if not after[1]:
+        pytest.skip("this file system keeps no pages")
+    assert before == [0] * (1 + model_passes.TOKENS)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("kind", "dropped"), [("refused", LAYERS), (None, 0)])
+def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
+    tmp_path, monkeypatch, o_direct, kind, dropped, policy
+):
+    """While the next layer is read, the clock runs: pages are dropped after the preparation, which is not timed."""
+    if kind:
+        o_direct(kind)
+    events, token, prepare = [], Decoding.token, Streamed.prepare
+    monkeypatch.setattr(Decoding, "token", lambda *arguments: events.append("token") or token(*arguments))
+    monkeypatch.setattr(Streamed, "prepare", lambda self: events.append(prepare(self) or "prepared"))
+    monkeypatch.setattr(streamed, "drop_pages", lambda path: events.append(path.name))
+    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("endor", policy)], 1, tmp_path)
+    if not kind and set(spans["mode"]) != {"direct"}:
+        pytest.skip("this file system knows no direct reads")
+    shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
+    before = [*shards, "prepared"] if policy == "sequential" else ["prepared", *shards]
+    assert events == (1 + model_passes.TOKENS) * [*before, "token"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ({"method": "gzip"}, "unknown method 'gzip'"),
+        ({"method": "dense", "policy": "random"}, "unknown policy 'random'"),
+        ({"method": "dense", "mapping": "moon"}, "unknown mapping 'moon'"),
+    ],
+)
+def test_unknown_names_are_refused(tmp_path, name, words):
+    with pytest.raises(UserError, match=words):
+        pass_spans(Workload("toy-opt"), 2, [placed(**name)], 1, tmp_path)
+
+
+@pytest.mark.parametrize(("repetitions", "tokens"), [(0, 4), (1, 0)])
+def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
+    with pytest.raises(UserError, match=f"repetitions={repetitions}, tokens={tokens}"):
+        pass_spans(Workload("toy-opt"), 2, [placed("dense")], repetitions, tmp_path, tokens)
+
+
+def test_seconds_of_turns_by_hand():
+    """Windows over two tokens: 3 and 5 s for dense weights, 1 s for Endor."""
+    rows = [("dense", 1, 0.0, 2.0), ("dense", 1, 2.0, 3.0), ("endor", 1, 0.0, 1.0), ("dense", 2, 0.0, 5.0)]
+    spans = pd.DataFrame(rows, columns=["method", "repetition", "start_s", "end_s"]).assign(
+        policy="sequential", mapping="storage", stage="read", op="fc1", tier="storage", nbytes=1, layer=0, tokens=2
+    )
+    seconds = turn_seconds(spans)
+    assert seconds["dense", "sequential", "storage"].tolist() == [1.5, 2.5]
+    assert seconds["endor", "sequential", "storage"].dropna().tolist() == [0.5]
+
+
+def pipeline(tokens: int) -> Timeline:
+    """Two layers of 10 bytes, each read in 1 s while the one before is used; the first token starts at 1 s."""
+    reads = [Span("read", "layer", "storage", start, start + 1, 10) for start in range(2 * tokens + 2)]
+    products = [Span("compute", "fc1", "dram", start + 1, start + 2, 10) for start in range(2 * tokens)]
+    return Timeline((*reads, *products), "measured")
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_bytes_in_a_window_by_hand(tokens):
+    """A window from the second token on has two reads a token, though none began in the token that it is for."""
+    window = pipeline(tokens + 1).window(3, 3 + 2 * tokens)
+    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
+    spans = window.table().assign(**labels, tokens=tokens, stored_bytes=20)
+    assert turn_seconds(spans).iloc[0].tolist() == [2]
+    assert turn_bytes(spans).iloc[0].tolist() == [20]
+    assert read_shares(spans).iloc[0].tolist() == [1]
+    assert read_shares(spans.assign(stored_bytes=0)).isna().all(axis=None)
+
+
+def test_a_read_that_the_window_cuts_counts_in_proportion():
+    """The first read ends 0.25 s after the window begins; the last one begins 0.5 s before it ends."""
+    reads = [Span("read", "layer", "storage", *times, 40) for times in ((0, 1.25), (2, 2.5), (3.5, 5.5))]
+    window = Timeline(tuple(reads), "measured").window(1, 4)
+    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
+    assert turn_bytes(window.table().assign(**labels, tokens=2)).iloc[0].tolist() == [(8 + 40 + 10) / 2]
+
+
+def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
+    """A layer's read may begin on either side of a window's end; with one thing at a time nothing is left to chance."""
+    shares = read_shares(spans_of_turns)
+    for method, policy, mapping in shares:
+        slack = 0 if policy == "sequential" else 1 / LAYERS
+        assert shares[method, policy, mapping].to_numpy() == pytest.approx(1, abs=slack)

@@ -1,0 +1,85 @@
+"""A contestant: one way of doing the work that `toolkit.measure.turns` times, such as running a model from the disk."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from toolkit.errors import UserError
+from toolkit.timeline.spans import Recorder, Span, Timeline
+
+
+class Contestant(ABC):
+    """One way of doing the same work as others, token by token. Only `token` must be written.
+
+    - name: for error messages;
+    - labels: the columns that tell its rows from those of others;
+    - nbytes: what one token must read, or else the bytes of the weights that it multiplies;
+    - memory: the bytes of memory that it may take at most, infinite without a limit;
+    - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
+    - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
+    - reference, exact: what `check` compares outputs with, and whether all bits must agree.
+    """
+
+    name: str = ""
+    labels: Mapping[str, object] = {}
+    nbytes: int = 0
+    memory: float = float("inf")
+    mode: str = "memory"
+    recorder: Recorder | None = None
+    reference: "Reference | None" = None
+    exact: bool = True
+
+    def open(self) -> AbstractContextManager:
+        """What a turn needs, such as a loaded model. It is not timed."""
+        return nullcontext()
+
+    def prepare(self) -> None:  # noqa: B027
+        """What comes before each token and is not timed: dropping pages, emptying caches."""
+
+    @abstractmethod
+    def token(self, number: int) -> object:
+        """Token `number` of a turn, from 0. Returns what `check` judges."""
+
+    def check(self, number: int, output: object) -> None:
+        """Raise `UserError` if the output of a token is wrong. It is called when the turn is over."""
+        if self.reference:
+            self.reference.check(self.name, number, output, self.exact)
+
+    def close(self) -> None:  # noqa: B027
+        """Release what outlives a turn."""
+
+    def now_s(self) -> float:
+        """The contestant's clock. It may stand still where only others work."""
+        return self.recorder.now_s() if self.recorder else time.perf_counter()
+
+    def window(self, begun_s: float, ended_s: float) -> Timeline:
+        """The spans between two instants of its clock, with times counted from the first. Asked for after `open`."""
+        if self.recorder:
+            return self.recorder.timeline().window(begun_s, ended_s)
+        return Timeline((Span("compute", "token", "dram", 0.0, ended_s - begun_s, self.nbytes),), "measured")
+
+
+class Reference:
+    """The outputs that contestants must give, token by token; without `outputs`, those of the first that gives any.
+
+    `source` names them in the error. Products with packed weights add in another order, so theirs may differ by `near`
+    of the largest output; all others must have the same bits.
+    """
+
+    def __init__(self, source: str, outputs: Sequence[Tensor] = (), near: float = 0.0):
+        self.source, self.near, self._outputs = source, near, dict(enumerate(outputs))
+
+    def check(self, name: str, number: int, output: Tensor, exact: bool = True) -> None:
+        """Raise `UserError` for another output than that of this token."""
+        expected = self._outputs.setdefault(number, output)
+        if exact or not self.near:
+            same = torch.equal(output, expected)
+        else:
+            difference = (output.float() - expected.float()).abs().max()
+            same = output.shape == expected.shape and bool(difference <= self.near * expected.abs().max())
+        if not same:
+            raise UserError(f"{name} gives another output than {self.source}: not timed")

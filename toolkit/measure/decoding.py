@@ -1,0 +1,38 @@
+"""What contestants share that take token ids through a decoder, pass by pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.measure.contestant import Contestant, Reference
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Token ids for each pass, int64 [batch, tokens], and the logits of the last ones that each pass must give.
+
+    With `cached`, each pass continues the text of those before it; otherwise each begins a new one.
+    """
+
+    inputs: Sequence[Tensor]
+    reference: Reference
+    cached: bool = True
+
+
+class Decoding(Contestant):
+    """A contestant whose `model`, in the form of Hugging Face, gets the text. A token of the turn is one pass."""
+
+    model: nn.Module
+
+    def __init__(self, name: str, text: Text, labels: Mapping[str, object]):
+        self.name, self.text, self.labels, self.reference = name, text, labels, text.reference
+
+    @torch.no_grad()
+    def token(self, number: int) -> Tensor:
+        """One pass. Returns the logits of the last tokens, [batch, vocabulary]."""
+        past = self._past if number else None
+        output = self.model(self.text.inputs[number], past_key_values=past, use_cache=self.text.cached)
+        self._past = output.past_key_values
+        return output.logits[:, -1]
