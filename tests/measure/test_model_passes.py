@@ -10,7 +10,7 @@ from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Decoding
 from toolkit.measure.end_to_end import default_ways
 from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_bytes, turn_seconds
-from toolkit.measure.streamed import Streamed
+from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import timeline_of
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
@@ -166,9 +166,9 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
     """While the next layer is read, the clock runs: pages are dropped after the preparation, which is not timed."""
     if kind:
         o_direct(kind)
-    events, token, prepare = [], Decoding.token, Streamed.prepare
+    events, token, prepare = [], Decoding.token, StreamedModel.prepare
     monkeypatch.setattr(Decoding, "token", lambda *arguments: events.append("token") or token(*arguments))
-    monkeypatch.setattr(Streamed, "prepare", lambda self: events.append(prepare(self) or "prepared"))
+    monkeypatch.setattr(StreamedModel, "prepare", lambda self: events.append(prepare(self) or "prepared"))
     monkeypatch.setattr(streamed, "drop_pages", lambda path: events.append(path.name))
     spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("endor", policy)], 1, tmp_path)
     if not kind and set(spans["mode"]) != {"direct"}:

@@ -6,7 +6,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.measure import products, turns
-from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, Product, product_measurements
+from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, TimedProduct, product_measurements
 from toolkit.models import shapes
 
 
@@ -66,20 +66,20 @@ def test_every_turn_has_a_read_and_each_product():
 def test_caches_are_swept_before_each_product(monkeypatch):
     events = []
     monkeypatch.setattr(products, "_pause", lambda: events.append("pause"))
-    product = Product("dense", 8, lambda: events.append("product"), [lambda: events.append("sweep")])
+    product = TimedProduct("dense", 8, lambda: events.append("product"), [lambda: events.append("sweep")])
     product.prepare()
     product.token(0)
     assert events == ["pause", "sweep", "product"]
 
 
 def test_small_products_run_on_one_core(monkeypatch):
-    threads, really = {}, Product.token
+    threads, really = {}, TimedProduct.token
 
     def token(self, number):
         threads[self.name] = torch.get_num_threads()
         return really(self, number)
 
-    monkeypatch.setattr(Product, "token", token)
+    monkeypatch.setattr(TimedProduct, "token", token)
     product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
     assert threads == {READ: torch.get_num_threads(), "dense": torch.get_num_threads(), FEW: 1, MANY: 1}
 

@@ -6,7 +6,7 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import turns
-from toolkit.measure.streamed import Streamed
+from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.twin_forward import PLACES, WAYS, ModelTwin, twin_measurements
 from toolkit.models import shapes
 
@@ -38,8 +38,8 @@ def test_layers_that_are_alike_share_their_weights_and_have_their_own_codes():
 
 
 def test_other_logits_from_the_disk_are_refused(monkeypatch):
-    really = Streamed.token
-    monkeypatch.setattr(Streamed, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
+    really = StreamedModel.token
+    monkeypatch.setattr(StreamedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
     with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than the same weights"):
         twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)
 

@@ -18,7 +18,7 @@ from toolkit.formats import Packed, encode
 from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
-from toolkit.measure.streamed import Streamed
+from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.policies.placement import LayerMap
@@ -65,7 +65,7 @@ def forward_measurements(
     return spans.assign(seconds=spans["end_s"] - spans["start_s"])[columns]
 
 
-def _contestants(quantised: QuantisedModel, store: Store, tokens: int) -> list[Streamed]:
+def _contestants(quantised: QuantisedModel, store: Store, tokens: int) -> list[StreamedModel]:
     """The methods, all layers in DRAM. A token is a single span."""
     text = Text([torch.tensor([[TOKEN]])] * tokens, Reference("dense weights", near=SLACK))
     head_bytes = quantised.model.get_output_embeddings().weight.nbytes
@@ -75,7 +75,7 @@ def _contestants(quantised: QuantisedModel, store: Store, tokens: int) -> list[S
         nbytes = sum(layer.nbytes for layer in store.layers_of(variant))
         labels = {"method": method, "weights": weights, "linear_bytes": nbytes, "weight_bytes": nbytes + head_bytes}
         way = Way(name, policy="pipelined", device="cpu")
-        contestants.append(Streamed(store, way, text, labels, staged=False, placement=where))
+        contestants.append(StreamedModel(store, way, text, labels, staged=False, placement=where))
     return contestants
 
 

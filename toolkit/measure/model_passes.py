@@ -27,7 +27,7 @@ from toolkit.measure.accelerate import AcceleratedModel
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.streamed import Streamed
+from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import take_turns, timeline_of
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
@@ -103,7 +103,8 @@ def contestants(
             stack.callback(rivals[method].close)
         del model
         yield [
-            rivals.get(way.method) or Streamed(store, way, text, labels(way, mapping, where, text), placement=where)
+            rivals.get(way.method)
+            or StreamedModel(store, way, text, labels(way, mapping, where, text), placement=where)
             for text in (first, *others)
             for (way, mapping), where in maps.items()
             if text is first or way.method not in rivals

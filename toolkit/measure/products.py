@@ -179,10 +179,10 @@ def product_measurements(
 def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd.DataFrame:
     x, swept = torch.randn(twin.shape[1]), torch.ones(SWEPT_BYTES // 8, dtype=torch.int64)
     small = MatrixTwin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
-    products = [Product(READ, swept.nbytes, swept.sum)]
+    products = [TimedProduct(READ, swept.nbytes, swept.sum)]
     for name in contestants:
         before = [swept.sum, _pause, CONTESTANTS[name](small, x)[1]]
-        products.append(Product(name, *CONTESTANTS[name](twin, x), before))
+        products.append(TimedProduct(name, *CONTESTANTS[name](twin, x), before))
     for name, nbytes in CACHED_BYTES.items():
         words_bytes, run = _cached(twin, x, nbytes)
         products.append(OnOneCore(name, words_bytes, run, [run] * CACHED_RUNS))
@@ -191,7 +191,7 @@ def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd
     return spans[["contestant", "nbytes", "repetition", "seconds", "threads", "measured_at"]]
 
 
-class Product(Contestant):
+class TimedProduct(Contestant):
     """A product that is timed by itself, after other runs and a pause that are not. Each turn must give the same."""
 
     exact = False
@@ -210,7 +210,7 @@ class Product(Contestant):
         return self.run()
 
 
-class OnOneCore(Product):
+class OnOneCore(TimedProduct):
     """A product by one thread."""
 
     @contextmanager

@@ -12,7 +12,7 @@ from toolkit.storage.direct import drop_pages
 from toolkit.storage.store import Store
 
 
-class Streamed(Decoding):
+class StreamedModel(Decoding):
     """A packed model of a verified store in this toolkit's runtime, on the CPU.
 
     `settings` go to `OffloadedModel.open`, such as `placement`. Without `staged` a token is a single span.

@@ -28,7 +28,7 @@ from toolkit.formats.twins import random_spqr
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp, missing
-from toolkit.measure.streamed import Streamed
+from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.twins import twin_model
@@ -130,13 +130,13 @@ def _decoding(
     return pd.concat(tables, ignore_index=True).assign(**shared)
 
 
-def _ours(folder: Path, name: str, place: str, layers: int, tokens: int, reference: Reference) -> Streamed:
+def _ours(folder: Path, name: str, place: str, layers: int, tokens: int, reference: Reference) -> StreamedModel:
     """A way of ours. Its logits are compared with its own in the other place: nobody else has the same weights."""
     way, store = WAYS[name], Store.open(folder / WAYS[name].store)
     labels = {"way": name, "place": place, "layer_bytes": sum(of.nbytes for of in store.layers_of(way.variant))}
     where = LayerMap(0, layers, 0) if place == "dram" else LayerMap(0, 0, layers)
     pipelined = Way(way.method, policy="pipelined", device="cpu")
-    return Streamed(store, pipelined, _text(tokens, reference), labels, staged=False, placement=where)
+    return StreamedModel(store, pipelined, _text(tokens, reference), labels, staged=False, placement=where)
 
 
 def _text(tokens: int, reference: Reference) -> Text:
