@@ -12,7 +12,7 @@ from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare, count_verd
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.latency import fc_share, over_saved_copy
+from toolkit.papers.endor.latency import fc_share, layer_headline, over_saved_copy
 from toolkit.papers.endor.passes import MAPS, pass_table
 from toolkit.policies.ways import Way, all_ways
 from toolkit.simulation.cost_model import predict
@@ -290,3 +290,19 @@ def test_unknown_names_are_refused(machine):
         operation_table(machine, Workload("opt-66b"), ops=["fc3"])
     with pytest.raises(UserError, match=r"unknown mapped model 'opt-6\.7b'; choose from: llama2-70b, opt-66b"):
         pass_table(machine, Workload("opt-6.7b"))
+
+
+def test_a_layer_says_where_packing_is_slower_if_anywhere():
+    table = pd.DataFrame(
+        {
+            "method": ["dense", "endor", "endor", "endor_packed", "endor"],
+            "placement": ["dram", "dram", "storage", "dram", "dram"],
+            "speedup": [1.0, 0.5, 1.5, 0.9, 0.1],
+            "evidence": ["measured"] * 4 + ["modelled"],
+        }
+    ).assign(stage="total", model="tiny")
+    assert layer_headline(table) == {
+        "negative": "With weights in DRAM, endor runs a layer of tiny at 0.50 times the speed of dense "
+        "weights (measured)."
+    }
+    assert layer_headline(table.iloc[[0, 2]]) == {}

@@ -11,7 +11,6 @@ from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Memory, Profile, Software
 from toolkit.measure.products import FEW, MANY, READ
 from toolkit.models.shapes import twin_shapes
-from toolkit.papers.headlines import product_headline
 from toolkit.papers.spqr.figures import draw_bars, draw_published
 from toolkit.papers.spqr.speedups import (
     CSR,
@@ -148,15 +147,3 @@ def test_claims_find_their_rows_and_figures_are_drawn(measured):
     assert modelled_sentence(measured) == ""
     assert modelled_sentence(table).startswith(f"The cost model gives: {machine} 1.6")
     assert mean_row(measured, CSR)["speedup"] == pytest.approx(8**0.5)
-
-
-def test_the_headline_says_what_the_bytes_would_allow(measured):
-    rival = row(measured, MEAN, CSR) | {"contestant": "int8", "speedup": 9.0}
-    found = product_headline(pd.concat([measured, pd.DataFrame([rival])]), "toy")
-    assert found["gain"] == (
-        "Weights of 4.0 bits, outliers included, are multiplied 2.83 times as fast as torch's dense bf16 "
-        "(toy, measured)."
-    )
-    assert "at 62% of the rate of reads" in found["negative"]
-    assert "int8 with more bytes is faster" in found["negative"]
-    assert product_headline(measured[measured["contestant"] == DENSE], "toy") == {}

@@ -64,9 +64,6 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-compare_machines = compare  # its name in notebooks of LLM in a flash
-
-
 def _machines(table: pd.DataFrame) -> dict[str | None, pd.DataFrame]:
     """The rows of each machine: those that were measured, if any were. Rows without a machine stay together."""
     if "profile" not in table:

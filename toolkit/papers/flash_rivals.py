@@ -28,7 +28,7 @@ def rivals() -> list[Placed]:
 
 
 def rival_tokens(model: str, layers: int, repetitions: int = 3, fresh: bool = False) -> pd.DataFrame:
-    """One token by each rival, as rows of `toolkit.papers.flash_io`: medians over the turns, and their range.
+    """One token by each rival, as rows of `toolkit.papers.flash.reads`: medians over the turns, and their range.
 
     Endor's weights are pruned to one half, so its model is another one than llama.cpp's; latency alone is compared.
     """

@@ -21,6 +21,7 @@ from toolkit.simulation.tables import layer_table, operation_table
 from toolkit.timeline.tables import DENSE, LABELS, way_names
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
+PLACES = {"storage": "on disk", "dram": "in DRAM", "device": "in the device's memory"}
 
 
 def operation_times(
@@ -98,6 +99,19 @@ def fc_share(spans: pd.DataFrame) -> pd.DataFrame:
     share = 100 * moved.loc[moved["op"].isin(["fc1", "fc2"]), "nbytes"].sum() / moved["nbytes"].sum()
     row = {"op": "fc1 and fc2", "stage": "transfer", "share_of_transfer_percent": share}
     return pd.DataFrame([dict(spans[["profile", "model", "evidence"]].iloc[0]) | row])
+
+
+def layer_headline(layers: pd.DataFrame) -> dict[str, str]:
+    """The notebook's negative result: where measured packed layers are slower than dense ones, the slowest way."""
+    packed = layers["method"].str.startswith("endor") & layers["evidence"].eq("measured") & layers["stage"].eq("total")
+    slower = layers[packed & layers["speedup"].lt(1)]
+    if slower.empty:
+        return {}
+    worst = slower.loc[slower["speedup"].idxmin()]
+    return {
+        "negative": f"With weights {PLACES[worst['placement']]}, {worst['method']} runs a layer of {worst['model']} at "
+        f"{worst['speedup']:.2f} times the speed of dense weights (measured)."
+    }
 
 
 def _with_ways(tables: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:

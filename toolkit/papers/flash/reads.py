@@ -1,4 +1,4 @@
-"""LLM in a flash: what its techniques save of a token's reads and time (tables 2 and 3, figures 1, 5, 6 and 7).
+"""LLM in a flash: what its techniques save of a token's reads and time (tables 2 and 3, figures 1 and 7).
 
 Tables have a row for each machine, way and kind of evidence, per token:
 
@@ -10,11 +10,9 @@ Tables have a row for each machine, way and kind of evidence, per token:
 from collections.abc import Sequence
 
 import pandas as pd
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from toolkit.evidence.figures import HATCHES, first_on_top, mark_published, stage_colours, whiskers
+from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.replay import Replay
 from toolkit.policies.neuron_ways import WAYS
@@ -68,34 +66,6 @@ def _speedups(turns: pd.DataFrame, whole: pd.Series) -> dict[str, pd.Series]:
     return {"speedup": whole[BASELINE] / whole, "speedup_low": ratios.min(), "speedup_high": ratios.max()}
 
 
-def with_ratios(table: pd.DataFrame) -> pd.DataFrame:
-    """Add io_over_split: a way's time of reading over that of the same way with its rows and columns apart."""
-    apart = table[table["way"] == "windowing"].set_index(["profile", "evidence"])["io_ms"]
-    keys = pd.MultiIndex.from_frame(table[["profile", "evidence"]])
-    ratio = table["io_ms"] / apart.reindex(keys).to_numpy()
-    return table.assign(io_over_split=ratio.where(table["way"] == "bundling"))
-
-
-def io_error(table: pd.DataFrame) -> pd.Series:
-    """|modelled / measured − 1| of this machine's read times, by way."""
-    mine = table[table["profile"] == "this-machine"].pivot(index="way", columns="evidence", values="io_ms")
-    return (mine["modelled"] / mine["measured"] - 1).abs().dropna().reindex([way for way in WAYS if way in mine.index])
-
-
-def ladder_figure(table: pd.DataFrame, comparison: pd.DataFrame, machine: str) -> Figure:
-    """Left: a token's stages on this machine, way by way. Right: its reads on the paper's machine, beside its own."""
-    figure, (mine, theirs) = plt.subplots(1, 2, figsize=(9.2, 3.4), layout="constrained")
-    stage_bars(mine, table[table["evidence"].eq("measured") & table["profile"].eq("this-machine")])
-    rows = table[table["profile"].eq(machine) & table["evidence"].eq("modelled")].reset_index(drop=True)
-    theirs.barh(rows["way"], rows["io_ms"], height=0.6, color="C0", hatch=HATCHES["modelled"], edgecolor="white")
-    published = comparison[comparison["claim"].str.endswith("-io") & comparison["profile"].eq(machine)]
-    places = published["claim"].str.split("-").str[1]
-    mark_published(theirs, published["published"], places)
-    theirs.set(xscale="log", xlabel="ms of reading a token", title=f"{machine}, modelled; ◇ published")
-    first_on_top(theirs)
-    return figure
-
-
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     """Stacked stages of each way, measured. Where reading and computing overlap, a line marks the whole time."""
     stages = ["read", "manage", "compute"]
@@ -112,23 +82,3 @@ def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     model, layers = rows[["model", "layers"]].iloc[0]
     axes.set(xlabel="ms a token", title=f"this machine, {layers} layers of {model}")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3)
-
-
-def ladder_words(table: pd.DataFrame, machine: str) -> str:
-    """What each technique leaves of the reads, how fast the whole token is, and how far the model is off."""
-    rows = table.set_index(["profile", "evidence", "way"])
-    mine, first = rows.loc["this-machine", "measured"], table["way"].iloc[0]
-    steps = ", ".join(f"{way} {row.read_gb * 1e3:.0f} MB in {row.io_ms:.0f} ms" for way, row in mine.iterrows())
-    last, error = mine.iloc[-1], io_error(table)
-    gain = f"{mine.index[-1]} brings {last['speedup']:.1f} times the tokens a second of {first}"
-    managed = "below" if last["manage_ms"] < last["io_ms"] else "above"
-    modelled = rows.loc[machine, "modelled"]["io_ms"]
-    theirs = ", ".join(f"{way} {value:.0f}" for way, value in modelled.items())
-    return (
-        f"measured here, {mine['layers'].iloc[0]} layers, a token reads: {steps}; {gain} ({last['speedup_low']:.1f} to "
-        f"{last['speedup_high']:.1f} over repetitions). Memory management takes {last['manage_ms']:.1f} ms, {managed} "
-        f"reading. Scattered reads run at {last['gb_s']:.2f} GB/s bundled and {mine['gb_s'].get('windowing', 0):.2f} "
-        "apart. "
-        f"The model misses this machine's read times by {error.median():.0%} (median), {error.max():.0%} at most. On "
-        f"{machine} it gives {theirs} ms (modelled)."
-    )

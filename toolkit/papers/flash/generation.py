@@ -1,0 +1,161 @@
+"""LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from toolkit import sources
+from toolkit.cache import cached
+from toolkit.models.ffn import decoder_ffns
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.neuron_folder import neurons_needed
+from toolkit.offload.speculative import speculate
+from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.studies.predictors import PredictorVariant, predictors
+from toolkit.studies.thresholded import ThresholdedModel, loaded, samples, thresholds, tokens_of, weights_key
+from toolkit.timeline.spans import Timeline
+
+FOLDER = "store"
+WAYS = {  # whether predictors tell what to read, and whether neurons stay; "speculative" checks guesses beside that
+    "naive": (False, False),
+    "hybrid": (False, True),
+    "predictor": (True, False),
+    "all": (True, True),
+    "speculative": (True, True),
+}
+
+
+@dataclass(frozen=True)
+class Generation:
+    """How text is generated: the model and its predictors, the memory, and how much text.
+
+    `memory_share` is the limit of all weights and buffers in memory, over the bytes of the dense model. A neuron stays
+    for `window` tokens after its last use, if memory allows.
+    """
+
+    setting: ThresholdedModel
+    variant: PredictorVariant
+    memory_share: float
+    window: int = 5
+    prompt_tokens: int = 64
+    new_tokens: int = 64
+
+    @property
+    def dram_bytes(self) -> int:
+        """The limit in bytes."""
+        return int(self.memory_share * model_bytes(self.setting))
+
+    @property
+    def prompt(self) -> Int64[Tensor, "1 tokens"]:
+        """The beginning of the evaluation text."""
+        return tokens_of(self.setting, "evaluation")[None, : self.prompt_tokens]
+
+    def open(self, way: str) -> OffloadedModel:
+        """The model from disk, by one of `WAYS`. Raises `UserError` for a limit below one token's neurons."""
+        predicts, keeps = WAYS[way]
+        layers = len(decoder_ffns(loaded(self.setting.model)[0]))
+        by_layer = predictors(self.setting, self.variant) if predicts else [None] * layers
+        folder = bundle_folder(self.setting, self.variant)
+        window = self.window if keeps else 0
+        return OffloadedModel.open(folder, predictors=by_layer, dram_bytes=self.dram_bytes, window=window, verify=False)
+
+
+def model_bytes(setting: ThresholdedModel) -> int:
+    """Bytes of the dense model."""
+    return sum(parameter.nbytes for parameter in loaded(setting.model)[0].parameters())
+
+
+def bundle_folder(setting: ThresholdedModel, variant: PredictorVariant) -> Path:
+    """The model by neuron, with the setting's thresholds; made once and kept."""
+
+    def make(folder: Path) -> None:
+        model, tokenizer, _ = loaded(setting.model)
+        needs = neurons_needed(samples(setting, "limits"), predictors(setting, variant))
+        pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
+
+    code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
+    return cached("neurons", asdict(setting) | weights_key(setting) | asdict(variant), code, make) / FOLDER
+
+
+def mean_token(generation: Generation, way: str) -> dict[str, float]:
+    """A greedy text by one of `WAYS`: what a token takes on average, without the prompt.
+
+    Gives io_ms (reads), memory_ms (bookkeeping and copies beside reads), compute_ms (all the rest, predictors among
+    it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb; and
+    acceptance and tokens_a_pass of the speculative way. Raises what `Generation.open` raises.
+    """
+    with generation.open(way) as model, torch.no_grad():
+        greedy = {"max_new_tokens": generation.new_tokens, "do_sample": False, "pad_token_id": 0}
+        if way == "speculative":
+            speculate(model, generation.prompt, 2)  # compiles what is not compiled
+            clock = Clock(model)
+            clock.put(None)
+            text = speculate(model, generation.prompt, generation.new_tokens)
+            clock.put(None)
+            times = token_times(model.timeline, _after_prompt(model.timeline, clock.instants))
+            tokens = text.passes + text.accepted
+            more = {"acceptance": text.acceptance, "tokens_a_pass": tokens / text.passes}
+        else:
+            model.generate(generation.prompt, **greedy | {"max_new_tokens": 2})
+            clock = Clock(model)
+            model.generate(generation.prompt, streamer=clock, **greedy)
+            times = token_times(model.timeline, clock.instants[1:])
+            tokens, more = len(times), {}
+        each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
+        stores = [ffn.store for ffn in model.strategy.ffns]
+        held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
+        more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
+        return each.rename({"mb": "mb_a_token"}).to_dict() | more
+
+
+class Clock:
+    """A streamer of `generate` that notes the time of each token, and first of the prompt, in `instants`."""
+
+    def __init__(self, model: OffloadedModel):
+        self.recorder, self.instants = model.recorder, []
+
+    def put(self, _: object) -> None:
+        """A token has come."""
+        self.instants.append(self.recorder.now_s())
+
+    def end(self) -> None:
+        """The text has ended."""
+
+
+def _after_prompt(timeline: Timeline, instants: Sequence[float]) -> list[float]:
+    """The end of the first pass over all layers since the first instant, and the last instant."""
+    last = max(span.layer for span in timeline.spans if span.layer is not None)
+    ends = (s.end_s for s in timeline.spans if s.layer == last and s.op == "ffn" and s.start_s > instants[0])
+    return [next(iter(sorted(ends))), instants[-1]]
+
+
+def token_times(timeline: Timeline, instants: Sequence[float]) -> pd.DataFrame:
+    """A row for each stretch between two instants, of one token as a rule: milliseconds of each part, and MB read.
+
+    Columns: token, io_ms, memory_ms, predictor_ms, compute_ms, total_ms, mb.
+    """
+    spans = timeline.table()
+    spans["token"] = np.searchsorted(instants, spans["start_s"], side="right") - 1
+    spans = spans[spans["token"].between(0, len(instants) - 2)]
+    parts = spans["stage"].mask(spans["op"] == "predictor", "predictor")
+    sums = spans.groupby(["token", parts])["seconds"].sum().unstack(fill_value=0.0)
+    sums = 1e3 * sums.reindex(range(len(instants) - 1), columns=["read", "manage", "predictor"], fill_value=0.0)
+    read = spans[spans["stage"] == "read"].groupby("token")["nbytes"].sum().reindex(sums.index, fill_value=0)
+    total = 1e3 * np.diff(instants)
+    return pd.DataFrame(
+        {
+            "token": sums.index,
+            "io_ms": sums["read"],
+            "memory_ms": sums["manage"],
+            "predictor_ms": sums["predictor"],
+            "compute_ms": total - sums["read"] - sums["manage"],
+            "total_ms": total,
+            "mb": read / 1e6,
+        }
+    ).reset_index(drop=True)
