@@ -1,61 +1,15 @@
-"""Tables and sentences of `beyond/sparse_curve` on numbers made up, and its ways on a toy model."""
+"""Ways to get zeros, on a toy model."""
 
-import pandas as pd
 import pytest
 import torch
-from matplotlib import pyplot as plt
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.loading import SPARSE as SPARSE_MODELS
-from toolkit.papers import sparse_curve
+from toolkit.studies import sparse_curve
 from toolkit.studies.variants import EvaluationSettings
-
-SPARSE = pd.DataFrame(
-    {
-        "family": ["dense", "threshold", "threshold"],
-        "asked": [0.0, 0.7, 0.9],
-        "zeros": [0.0, 0.71, 0.9],
-        "perplexity": [20.0, 24.0, 60.0],
-        "ffn_bytes": [160, 48, 16],
-        "evidence": "measured",
-    }
-)
-QUALITY = pd.DataFrame(
-    {
-        "form": ["fp16", "int8", "int4, hqq", "int4, hqq"],
-        "metric": ["perplexity", "perplexity", "perplexity", "local_agreement"],
-        "value": [20.0, 20.1, 23.0, 0.9],
-        "bits_per_weight": [16.0, 8.0, 4.5, 4.5],
-        "evidence": "measured",
-    }
-)
-
-
-def test_rivals_are_better_at_no_more_bytes():
-    few_bits = sparse_curve.few_bits_rows(QUALITY, weights=80)
-    assert few_bits["ffn_bytes"].tolist() == [80, 45]
-    table = sparse_curve.joined(SPARSE, few_bits)
-    assert table["relative"].tolist() == pytest.approx([1, 1.2, 3, 1.005, 1.15])
-    assert table["beaten_by"].tolist() == ["", "int4, hqq", "", "", ""]
-    assert "(int4, hqq) has a lower perplexity than 1 of 2 models" in sparse_curve.sentence(table)
-    assert "threshold 1.20 at 71%, 3.00 at 90%" in sparse_curve.sentence(table)
-    found = sparse_curve.headline(table, "tiny")
-    assert found["cost"].startswith("With 71% of the FFN outputs zero, tiny has a perplexity of")
-    assert "1 of 2 models" in found["negative"]
-    assert "negative" not in sparse_curve.headline(table.assign(beaten_by=""), "tiny")
-
-
-def test_what_is_far_worse_stands_at_the_edge():
-    worse = {"family": "FATReLU", "asked": 0.8, "zeros": 0.8, "perplexity": 5000.0, "ffn_bytes": 32}
-    table = pd.concat([SPARSE, pd.DataFrame([worse])], ignore_index=True)
-    _, axes = plt.subplots()
-    sparse_curve.draw(axes, table, "zeros")
-    assert axes.get_ylim()[1] < 100
-    assert [text.get_text() for text in axes.texts] == ["5,000"]
-    assert "FATReLU" in axes.get_legend_handles_labels()[1]
 
 
 def toy():

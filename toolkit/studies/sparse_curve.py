@@ -1,8 +1,4 @@
-"""What fewer neurons cost and save beside fewer bits: tables, figure and sentences of `beyond/sparse_curve`.
-
-Bytes are those of a token's FFN weights: of the neurons that are active, as bundles in fp16 on whole blocks of the
-disk, or of all neurons in fewer bits.
-"""
+"""What fewer neurons cost and save: perplexity and FFN bytes over the share of zeros, by the way to get them."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +7,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 
 import pandas as pd
-import seaborn as sns
 import torch
 from jaxtyping import Float64, Int64
-from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullLocator
 from torch import Tensor, nn
 
 from toolkit import sources
@@ -38,11 +31,7 @@ from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
 HALF_BYTES = 2
-BEYOND = 10  # times the dense model's perplexity: what is worse is shown at the edge of the figure
-EDGE = 0.96  # of the axis
-TICKS = (1, 1.5, 2, 3, 4, 5, 7)  # of each power of ten
 RECOVERED, RECOVERED_RELU = "recovered by distillation", "ReLU for SiLU, recovered by distillation"
-FEW_BITS = "fewer bits, all neurons"
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,16 +120,6 @@ def sparse_rows(settings: EvaluationSettings, ways: Sequence[str], sparsities: S
     return found.assign(ffn_bytes=nbytes, bits_per_weight=8 * nbytes / weights, evidence="measured")
 
 
-def few_bits_rows(quality: pd.DataFrame, weights: int) -> pd.DataFrame:
-    """The same columns for models with fewer bits, which read every neuron, from the table of `compare_variants`.
-
-    `weights` are those of all FFNs. The perplexity is that of a model whose attention has fewer bits, too.
-    """
-    lost = quality[quality["metric"].eq("perplexity") & quality["form"].ne("fp16")]
-    rows = lost[["form", "bits_per_weight", "evidence"]].assign(perplexity=lost["value"], family=FEW_BITS, zeros=0.0)
-    return rows.assign(ffn_bytes=rows["bits_per_weight"] * weights / 8)
-
-
 def recovered(model: str) -> list[tuple[str, float, str]]:
     """Family, share of zeros and name of a model's recovered versions, by family and share."""
     names = [re.fullmatch(rf"{re.escape(model)}-(?:(\w+)-)?sparse(\d+)", name) for name in MODELS]
@@ -158,79 +137,6 @@ def bundle_bytes(ffn: FFN) -> int:
     """What a neuron takes on disk in fp16: its rows and its column, filled up to whole blocks."""
     nbytes = (2 if ffn.gate is None else 3) * ffn.down.out_features * HALF_BYTES
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def joined(sparse: pd.DataFrame, few_bits: pd.DataFrame) -> pd.DataFrame:
-    """Both tables, with `relative` (perplexity over the dense model's) and `beaten_by`.
-
-    That is the form with fewer bits that has a lower perplexity at no more bytes, the best of them; empty for none.
-    """
-    table = pd.concat([sparse, few_bits], ignore_index=True)
-    table["relative"] = table["perplexity"] / table.loc[table["family"].eq("dense"), "perplexity"].item()
-    table["beaten_by"] = [_rival(row, few_bits) if pd.notna(row.asked) else "" for row in table.itertuples()]
-    return table
-
-
-def draw(axes: Axes, table: pd.DataFrame, x: str) -> None:
-    """Perplexity (log) over a column, a line for each family; the dense model is a dotted line.
-
-    Triangles at the upper edge, with their perplexity, stand for those beyond `BEYOND` times the dense model's: one of
-    them on the axis would make all others look alike.
-    """
-    dense = table.loc[table["family"].eq("dense"), "perplexity"].item()
-    shown = table[table["family"].ne("dense") & ~(table["family"].eq(FEW_BITS) & (x == "zeros"))]
-    families = list(dict.fromkeys(table.loc[table["family"].ne("dense"), "family"]))
-    colours = dict(zip(families, sns.color_palette("colorblind", len(families)), strict=True))
-    for family, rows in shown.groupby("family", sort=False):
-        line = rows[rows["perplexity"].le(BEYOND * dense)].sort_values(x)
-        style = "s--" if family == FEW_BITS else "o-"
-        axes.plot(line[x], line["perplexity"], style, color=colours[family], markersize=5, label=family)
-        for number, row in enumerate(line[line["family"].eq(FEW_BITS)].itertuples()):  # neighbours below and above
-            _note(axes, row.form, (getattr(row, x), row.perplexity), (4, 5 if number % 2 else -12))
-        edge = axes.get_xaxis_transform()
-        for row in rows[rows["perplexity"].gt(BEYOND * dense)].itertuples():
-            axes.plot(getattr(row, x), EDGE, "^", color=colours[family], transform=edge)
-            _note(axes, f"{row.perplexity:,.0f}", (getattr(row, x), EDGE), (6, -3), xycoords=edge)
-    axes.axhline(dense, color="gray", linestyle=":")
-    axes.set(yscale="log")
-    axes.yaxis.set(major_locator=LogLocator(subs=TICKS), major_formatter="{x:.0f}", minor_locator=NullLocator())
-    axes.margins(x=0.08, y=0.14)  # room for the triangles, and for words beside the outermost points
-
-
-def _note(axes: Axes, words: str, place: tuple[float, float], offset: tuple[int, int], **others) -> None:
-    axes.annotate(words, place, xytext=offset, textcoords="offset points", fontsize=8, **others)
-
-
-def sentence(table: pd.DataFrame) -> str:
-    """What the table says: the cost of zeros by family, and where fewer bits beat fewer neurons."""
-    parts = []
-    for family, rows in table[table["asked"].gt(0)].groupby("family", sort=False):
-        shown = ", ".join(f"{row.relative:.2f} at {row.zeros:.0%}" for row in rows.itertuples())
-        parts.append(f"{family} {shown}")
-    return f"perplexity over the dense model's, by share of zeros: {'; '.join(parts)}. {rival_sentence(table)}"
-
-
-def rival_sentence(table: pd.DataFrame) -> str:
-    """Of how many models with fewer neurons a model with fewer bits is better at no more bytes."""
-    sparse = table[table["asked"].gt(0)]
-    beaten = sparse[sparse["beaten_by"].ne("")]
-    rivals = ", ".join(dict.fromkeys(beaten["beaten_by"]))
-    which = f" ({rivals})" if rivals else ""
-    return (
-        f"A model with fewer bits that reads no more FFN bytes a token{which} has a lower perplexity than "
-        f"{len(beaten)} of {len(sparse)} models with fewer neurons."
-    )
-
-
-def headline(table: pd.DataFrame, model: str) -> dict[str, str]:
-    """What the fewest zeros cost, and where fewer bits are better than fewer neurons, if anywhere."""
-    sparse, dense = table[table["asked"].gt(0)], table.loc[table["family"].eq("dense"), "perplexity"].item()
-    best = sparse.sort_values(["asked", "perplexity"]).iloc[0]
-    found = {
-        "cost": f"With {best['zeros']:.0%} of the FFN outputs zero, {model} has a perplexity of "
-        f"{best['perplexity']:.1f} instead of {dense:.1f} ({best['family']}, measured)."
-    }
-    return found | ({"negative": rival_sentence(table)} if sparse["beaten_by"].ne("").any() else {})
 
 
 def _row(
@@ -251,8 +157,3 @@ def _measured(model: nn.Module, prepare: Callable, tokens: Tensor, settings: Eva
     with prepare(), watched(model, see):
         lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
     return pd.DataFrame([{"zeros": sum(zeros) / len(zeros), "perplexity": float(lost)}])
-
-
-def _rival(row, few_bits: pd.DataFrame) -> str:
-    better = few_bits[few_bits["perplexity"].lt(row.perplexity) & few_bits["ffn_bytes"].le(row.ffn_bytes)]
-    return "" if better.empty else better.loc[better["perplexity"].idxmin(), "form"]
