@@ -1,7 +1,6 @@
 """House rules of the notebooks, over every one there is."""
 
 import json
-import re
 
 import pytest
 
@@ -11,7 +10,6 @@ from toolkit.evidence.parameters import read_cells
 from toolkit.models import check_model, hub
 from toolkit.text import check_corpus
 
-SAVED = re.compile(r"run\.save\(|Seen:")  # how a notebook ended before there was `run.evidence`
 BOOKS = list(notebooks().values())
 every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])
 
@@ -57,5 +55,5 @@ def test_it_opens_with_its_question_and_ends_with_what_was_seen(book: Notebook):
     cells = read_cells(book.path)
     assert cells[0].kind == "markdown"
     assert "**Question.**" in cells[0].source
-    assert "run.evidence(" in cells[-1].source or {"run.save(", "Seen:"} <= set(SAVED.findall(cells[-1].source))
+    assert "run.evidence(" in cells[-1].source
     assert f'Run("{book.id}", globals())' in "".join(cell.source for cell in cells)
