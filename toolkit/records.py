@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from toolkit.errors import UserError
 
@@ -37,7 +38,7 @@ def expect_regular(status: os.stat_result) -> None:
         raise OSError(errno.EINVAL, "not a regular file")
 
 
-def load_json(path: Path, error: type[UserError] = UserError, words: str = "cannot be read") -> object:
+def load_json(path: Path, error: type[UserError] = UserError, words: str = "cannot be read") -> Any:
     """The contents of a JSON file.
 
     Raises `error`, which says the `words`, if it cannot be read, is too large or nested too deeply.
@@ -45,7 +46,7 @@ def load_json(path: Path, error: type[UserError] = UserError, words: str = "cann
     return _load(path, json.loads, error, words)
 
 
-def load_yaml(path: Path) -> object:
+def load_yaml(path: Path) -> Any:
     """The contents of a YAML file. Raises `UserError` as `load_json` does, and for a date or other type of its own."""
     import yaml
 
@@ -73,7 +74,7 @@ def check(value: object, schema: dict, path: Path | str, error: type[UserError] 
         raise error(f"{path}: {line(fault)}") from fault
 
 
-def parse_json(text: str, schema: dict, path: Path | str) -> object:
+def parse_json(text: str, schema: dict, path: Path | str) -> Any:
     """The value of JSON text that a file holds. Raises `UserError` for text that is no JSON, and as `check` does."""
     value = _plain(lambda: json.loads(text), path, UserError, "cannot be read")
     check(value, schema, path)
@@ -99,11 +100,11 @@ def line(error: object) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _load(path: Path, parse: Callable[[str], object], error: type[UserError], words: str) -> object:
+def _load(path: Path, parse: Callable[[str], object], error: type[UserError], words: str) -> Any:
     return _plain(lambda: parse(read_regular(path, LIMIT_BYTES).decode("utf-8")), path, error, words)
 
 
-def _plain(value_of: Callable[[], object], path: Path | str, error: type[UserError], words: str) -> object:
+def _plain(value_of: Callable[[], object], path: Path | str, error: type[UserError], words: str) -> Any:
     try:
         value = value_of()
         _expect_plain(value)

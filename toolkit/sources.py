@@ -103,13 +103,13 @@ def _reads(tree: ast.Module) -> tuple[str, ...]:
 
 def _targets(tree: ast.AST, package: str) -> set[Path]:
     """The files that the imports anywhere in a syntax tree lead to."""
-    found = set()
+    found: set[Path | None] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {_file(alias.name) for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found |= {_origin(_module_of(node, package), alias.name) for alias in node.names}
-    return found - {None}
+    return {file for file in found if file}
 
 
 def _origin(module: str, name: str) -> Path | None:

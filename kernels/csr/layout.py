@@ -94,11 +94,10 @@ class Outliers(ABC):
 
     def entries(self) -> tuple[Int64[Tensor, " count"], Int64[Tensor, " count"], Float16[Tensor, " count"]]:
         """Rows, columns and values of all outliers, without padding, by row and column."""
-        found = (self.rows(), self.columns(), self.values())
-        kept = torch.ones(self.col_vals.numel(), dtype=torch.bool) if self.rows_at_once == 1 else self.col_vals != 0
-        found = [part[kept] for part in found]
-        order = torch.from_numpy(np.lexsort((found[1].numpy(), found[0].numpy())))
-        return tuple(part[order] for part in found)
+        outliers = torch.ones(self.col_vals.numel(), dtype=torch.bool) if self.rows_at_once == 1 else self.col_vals != 0
+        rows, columns, values = (part[outliers] for part in (self.rows(), self.columns(), self.values()))
+        order = torch.from_numpy(np.lexsort((columns.numpy(), rows.numpy())))
+        return rows[order], columns[order], values[order]
 
     def check(self) -> None:
         """Raise `ValueError` unless offsets never fall and every word names a finite value within the matrix.

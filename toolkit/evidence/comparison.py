@@ -6,6 +6,7 @@ speed-up of 2 are the same effect with opposite signs, so a time and the speed-u
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -350,5 +351,5 @@ def _badness(verdict: str) -> int:
     return -1 if verdict == NOT_RUN else VERDICTS.index(verdict)
 
 
-def _or(value: object, default: object) -> object:
+def _or(value: Any, default: Any) -> Any:
     return default if value is None or (isinstance(value, float) and np.isnan(value)) else value

@@ -6,6 +6,7 @@ The report is also made of results that an older toolkit left, that a disk damag
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from toolkit.evidence.cards import MOST_BARS, Card
 from toolkit.evidence.comparison import VERDICTS
@@ -104,7 +105,7 @@ def _numbers(value: object) -> dict[str, float]:
     return {name: number for name, number in _mapping(value).items() if _number(number) is not None}
 
 
-def _number(value: object) -> float | None:
+def _number(value: Any) -> float | None:
     sound = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     return value if sound else None
 

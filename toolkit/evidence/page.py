@@ -129,11 +129,13 @@ def _cells(book: dict) -> str:
 
     if not book["cells"]:
         raise UserError("there is no notebook, or it has no cells")
-    book = nbformat.reads(json.dumps(book), as_version=4)
-    book.cells = [cell for cell in book.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))]
-    if book.cells and book.cells[0].cell_type == "markdown":
-        book.cells[0].source = QUESTION.sub("", HEADING.sub("", book.cells[0].source + "\n")).strip()
-    for cell in book.cells:
+    notebook = nbformat.reads(json.dumps(book), as_version=4)
+    notebook.cells = [
+        cell for cell in notebook.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))
+    ]
+    if notebook.cells and notebook.cells[0].cell_type == "markdown":
+        notebook.cells[0].source = QUESTION.sub("", HEADING.sub("", notebook.cells[0].source + "\n")).strip()
+    for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)
         cell.outputs = _without_bars(cell.get("outputs", []))
@@ -141,7 +143,7 @@ def _cells(book: dict) -> str:
             if "text/html" in output.get("data", {}):
                 output.data["text/html"] = _tables(output.data["text/html"])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
-    return exporter.from_notebook_node(book)[0]
+    return exporter.from_notebook_node(notebook)[0]
 
 
 def _without_bars(outputs: list) -> list:

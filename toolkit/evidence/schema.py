@@ -143,7 +143,7 @@ def _like(default: object) -> Rule | None:
     """The rule that a default stands for; None if it says nothing."""
     first = default[0] if isinstance(default, list) and default else default
     kind = next((name for name in TYPES if _is_of(name, first)), None)
-    return kind and Rule(kind, list=isinstance(default, list))
+    return Rule(kind, list=isinstance(default, list)) if kind else None
 
 
 def _is_of(kind: str, value: object) -> bool:

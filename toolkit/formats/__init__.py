@@ -20,7 +20,7 @@ __all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode"
 FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
 # these decode to what a quantiser chose, not to the weight that was packed, and hold floating-point weights only;
 # what is stored is looked up in `READABLE`, which has all of them
-QUANTISED: dict[str, type[Packed]] = {cls.name: cls for cls in (SpQRMatrix, SpQRTransposed)}
+QUANTISED: dict[str, type[SpQRMatrix]] = {cls.name: cls for cls in (SpQRMatrix, SpQRTransposed)}
 READABLE = ChainMap(FORMATS, QUANTISED)
 
 

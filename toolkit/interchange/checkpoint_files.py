@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -73,7 +74,7 @@ def tensor_shape(path: Path, name: str) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, what: str) -> Iterator[object]:
+def _opened(path: Path, what: str) -> Iterator[Any]:
     """Open a safetensors file. Errors become a `FormatError` that names `what`."""
     from safetensors import SafetensorError, safe_open
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +125,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     config = read_config(checkpoint.folder, shapes.values())
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"{checkpoint.folder / CONFIG}: transformers has no causal language model of this type")
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     for entry in ENTRIES:
         vars(config).pop(entry, None)  # else transformers looks for the package that the entry names
     check_outline(config, lambda model: _check_shapes(checkpoint.folder, shapes, model), architecture)

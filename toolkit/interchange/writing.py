@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -23,7 +24,7 @@ SHARD_BYTES = 5 * 10**9
 
 
 def save_model(
-    model: nn.Module, folder: str | os.PathLike, tokenizer: object | None = None, shard_bytes: int = SHARD_BYTES
+    model: nn.Module, folder: str | os.PathLike, tokenizer: Any = None, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write a transformers model. The weight of an `nn.Linear` is packed if that makes it smaller.
 

@@ -29,7 +29,7 @@ RATE_UNITS = {"TFLOP/s": 1.0, "GFLOP/s": 1e-3}
 DTYPES = ("fp32", "fp16", "bf16", "int8")
 DECODED = ("endor", "zstd")  # formats that a file may give decoding rates of
 LINKS = ("storage_to_dram", "dram_to_device", "storage_to_device")
-FIELDS = {
+FIELDS: dict[str, dict[str, tuple[str, Mapping[str, float]]]] = {
     "storage": {
         "capacity": CAPACITY,
         "bandwidth": BANDWIDTH,

@@ -82,7 +82,7 @@ def _contestants(quantised: QuantisedModel, store: Store, tokens: int) -> list[S
 def _variants(quantised: QuantisedModel) -> Mapping[str, object]:
     """How each variant's matrices are packed, in the order in which the model has them."""
 
-    def quantised_matrices(form: type, following: Iterator, weight: Tensor) -> Packed:
+    def quantised_matrices(form: type[SpQRMatrix], following: Iterator, weight: Tensor) -> Packed:
         return form.from_quantised(next(following), weight.dtype)
 
     def matrices() -> Iterator:

@@ -35,12 +35,14 @@ def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> Line:
     size, time = np.asarray(nbytes, float), np.asarray(seconds, float)
     if not len(size) or len(size) != len(time) or min(size.min(), time.min()) <= 0:
         raise UserError(f"{len(size)} sizes and {len(time)} times to fit a line to: expected as many, all above zero")
-    lines = [(0.0, t / s) for s, t in zip(size, time, strict=True)]
+    lines: list[tuple[float, float]] = [(0.0, t / s) for s, t in zip(size, time, strict=True)]
     for first, second in zip(*np.triu_indices(len(size), 1), strict=True):
         if size[first] != size[second]:
             slope = (time[second] - time[first]) / (size[second] - size[first])
             lines.append((time[first] - slope * size[first], slope))
-    fixed_s, slope = min((line for line in lines if line[0] >= 0 < line[1]), key=lambda line: _off(*line, size, time))
+    fixed_s, slope = min(
+        (line for line in lines if line[0] >= 0 < line[1]), key=lambda line: _off(line[0], line[1], size, time)
+    )
     return Line(float(fixed_s), float(1 / slope / GB))
 
 

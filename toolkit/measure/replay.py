@@ -17,6 +17,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,7 @@ from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.activations.trace import Trace
 from toolkit.cache import kept
 from toolkit.errors import UserError, unknown
+from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
 from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
@@ -144,7 +146,7 @@ class ReplayedTwin:
         """The weights of a part of a layer, by op, in memory of their own."""
         buffer = aligned_buffer(part.nbytes)
         self.reader.read(part.ranges, buffer)
-        return {op: packed.values for op, packed in part.view(buffer).items()}
+        return {op: cast(Dense, packed).values for op, packed in part.view(buffer).items()}
 
     def _by_neuron(self, technique: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
         window = self.replay.window if technique.windowed else 1

@@ -62,7 +62,7 @@ class ByNeuron:
     what one token needs; the message says how much that is.
     """
 
-    by_token = True
+    by_token, placement = True, None
 
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening

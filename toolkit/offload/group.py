@@ -42,9 +42,10 @@ class Group:
 
     def close(self) -> None:
         """Release the weights."""
-        self._weights, self._program = [None] * len(self.linears), None
+        self._weights: list[Packed | None] = [None] * len(self.linears)
+        self._program: Program | None = None
 
-    def _bind(self, weights: list[Packed]) -> None:
+    def _bind(self, weights: Sequence[Packed]) -> None:
         each = zip(weights, self.outs, strict=True)
         products = [weight.product(self.x, out) or _plain(weight, self.x, out) for weight, out in each]
         biases = [
@@ -54,7 +55,7 @@ class Group:
         ]
         around = [[[task] for task in tasks] for tasks in (self.before, [*biases, *self.after])]
         self._program = Program([*around[0], *stages(products), *around[1]])
-        self._weights, self._nbytes = weights, sum(weight.nbytes for weight in weights)
+        self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
 
 
 def _plain(weight: Packed, x: Tensor, out: Tensor) -> Product:

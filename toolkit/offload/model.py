@@ -8,7 +8,7 @@ How weights come is a strategy: whole layers are streamed (`toolkit.offload.stre
 token needs are read (`toolkit.offload.by_neuron`). The folder says which.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,8 @@ from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
 
-STRATEGIES: dict[str, type[Strategy]] = {LAYOUT: ByNeuron}  # by the variant of the folder; others are streamed
+# by the variant of the folder; others are streamed
+STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {LAYOUT: ByNeuron}
 
 
 @dataclass(eq=False, repr=False)
@@ -72,7 +73,7 @@ class OffloadedModel:
         needed.
         """
         with ExitStack() as stack:
-            device = stack.enter_context(open_device(options.device))
+            device: Cpu | Cuda = stack.enter_context(open_device(options.device))
             budgets = budgets_of(options, device)
             store, recorder = Store.open(folder), Recorder()
             variant = store.variants[0] if len(store.variants) == 1 else ""
@@ -90,8 +91,8 @@ class OffloadedModel:
         return self.strategy.mode
 
     @property
-    def placement(self) -> LayerMap:
-        """Where each layer lives, if layers are streamed whole."""
+    def placement(self) -> LayerMap | None:
+        """Where each layer lives; None if neurons are read."""
         return self.strategy.placement
 
     @property

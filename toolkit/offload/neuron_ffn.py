@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
@@ -11,6 +12,7 @@ from torch.nn import functional
 from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
+from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.predictors import Context, Foresight
 from toolkit.timeline.spans import Recorder
@@ -75,7 +77,7 @@ class NeuronFFN(nn.Module):
             self.store.clear()
         total, fired = None, []
         for part in self._parts(active):
-            with self.store.fetch.managing():
+            with cast(NeuronReads, self.store.fetch).managing():
                 self.store.advance(part)
             begun_s = self._recorder.now_s()
             found = self._sum(x)

@@ -10,7 +10,7 @@ from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
 from toolkit.offload.by_neuron import PREDICTORS
-from toolkit.predictors import STORED, Foresight, Predictors, Samples, with_limits
+from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.text import load_tokens
@@ -64,12 +64,12 @@ def make_folder(
     return model, tokenizer
 
 
-def neurons_needed(samples: Samples, predictors: Sequence[Foresight | None]) -> list[int]:
+def neurons_needed(samples: Samples, predictors: Sequence[Stateless | None]) -> list[int]:
     """How many neurons of each layer a token needs on average, rounded up: those predicted, or else those active."""
     return [_needed(samples, layer, predictor) for layer, predictor in enumerate(predictors)]
 
 
-def _needed(samples: Samples, layer: int, predictor: Foresight | None) -> int:
+def _needed(samples: Samples, layer: int, predictor: Stateless | None) -> int:
     inputs = samples.inputs[layer]
     bits = samples.active(layer) if predictor is None else predictor.mask(inputs)
     return -(-int(bits.sum()) // len(inputs))

@@ -39,9 +39,9 @@ class SingleToken:
     def __init__(self, model: nn.Module):
         self.model = model
         blocks = decoder_blocks(model)
-        self.of = _Vectors(blocks[0], model.config)
-        self.blocks = [_Block(block, self.of) for block in blocks]
-        self.norm, self.head = Program([[_adding(model.model.norm, self.of)]]), model.lm_head.weight
+        self.vectors = _Vectors(blocks[0], model.config)
+        self.blocks = [_Block(block, self.vectors) for block in blocks]
+        self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head.weight
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ][2:]  # not the model's own, which its caller runs
@@ -74,7 +74,7 @@ class SingleToken:
         for number, layer in enumerate(cache.layers):
             if type(layer) is not GrowingLayer:
                 cache.layers[number] = GrowingLayer.of(layer)
-        of = self.of
+        of = self.vectors
         of.x.copy_(self.model.model.embed_tokens(token)[0])
         of.more.zero_()
         position = torch.tensor([[cache.get_seq_length()]]) if position is None else position

@@ -55,34 +55,37 @@ def speculate(
     for name, value in {"max_new_tokens": max_new_tokens, "ahead": ahead}.items():
         if value < 1:
             raise UserError(f"{name} {value}: expected 1 or more")
-    _check(target)
+    neurons = _neurons(target)
     cache, text, passes, proposed, accepted = DynamicCache(config=target.model.config), prompt, 0, 0, 0
     text = torch.cat([text, _choices(target, prompt, cache)[:, -1:]], dim=1)
     most = prompt.shape[1] + max_new_tokens
     while text.shape[1] < most and text[0, -1] != end:
-        guesses = _guesses(target, text[:, -1:], cache, min(ahead, most - text.shape[1] - 1))
+        guesses = _guesses(target, neurons, text[:, -1:], cache, min(ahead, most - text.shape[1] - 1))
         choices = _choices(target, torch.cat([text[:, -1:], guesses], dim=1), cache)
         right = int((guesses == choices[:, :-1]).long().cumprod(1).sum())
         _cut(cache, text.shape[1] + right)
-        target.strategy.keep(1 + right)
+        neurons.keep(1 + right)
         new = _up_to(choices[:, : right + 1], end)
         text = torch.cat([text, new], dim=1)
         passes, proposed, accepted = passes + 1, proposed + guesses.shape[1], accepted + right
     return Speculated(text, passes, proposed, accepted)
 
 
-def _check(target: OffloadedModel) -> None:
-    """Raise `UserError` for a model that has no draft, or whose predictors would take the guesses for a prompt."""
-    if not isinstance(target.strategy, ByNeuron):
+def _neurons(target: OffloadedModel) -> ByNeuron:
+    """The draft. Raises `UserError` if there is none, or if predictors would take the guesses for a prompt."""
+    if not isinstance(neurons := target.strategy, ByNeuron):
         raise UserError(f"{target.store.folder}: holds no neurons, and the draft is what memory holds of them")
-    if any(ffn.predictor is not None and ffn.predictor.stateful for ffn in target.strategy.ffns):
+    if any(ffn.predictor is not None and ffn.predictor.stateful for ffn in neurons.ffns):
         raise UserError("predictors with a state: a guess may be wrong, and they would learn from it; take others")
+    return neurons
 
 
-def _guesses(target: OffloadedModel, token: Tensor, cache: DynamicCache, count: int) -> Int64[Tensor, "1 guesses"]:
+def _guesses(
+    target: OffloadedModel, neurons: ByNeuron, token: Tensor, cache: DynamicCache, count: int
+) -> Int64[Tensor, "1 guesses"]:
     """What the neurons in memory say of the next tokens. The cache is as it was afterwards."""
     length, found = cache.get_seq_length(), []
-    with target.strategy.drafting():
+    with neurons.drafting():
         for _ in range(count):
             token = _choices(target, token, cache)
             found.append(token)

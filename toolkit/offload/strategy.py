@@ -17,6 +17,8 @@ from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.options import Options
 from toolkit.offload.turn import Turn
+from toolkit.policies.placement import LayerMap
+from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder
 
@@ -38,12 +40,14 @@ class Strategy(Protocol):
 
     `model` has no weights when a strategy is made. When `take_over` is called, it has all that the folder holds beside
     the weights that the strategy brings. `mode` says how the disk is really read, as `Reader.mode`. `by_token` says
-    whether a single token may take the short way past the modules (`toolkit.offload.single_token`).
+    whether a single token may take the short way past the modules (`toolkit.offload.single_token`). `placement` says
+    where each layer lives, if layers are brought whole.
     """
 
     model: nn.Module
     mode: str
     by_token: bool
+    placement: LayerMap | None
 
     def take_over(self, turn: Turn) -> None:
         """Put modules in the places of the model's. What can be called by itself has the `turn` while it runs."""
@@ -54,7 +58,7 @@ class Strategy(Protocol):
 
 def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     """The model without its parameters; buffers that are computed are there. `check` looks at its outline first."""
-    runs = (*store.index.ops, *store.index.rest)
+    runs: list[OpRun | RestRun] = [*store.index.ops, *store.index.rest]
     config = read_config(store.model_folder, [piece.shape for run in runs for piece in run.pieces.values()])
     generation = read_generation_config(store.model_folder)
     model = empty_model(config, check)

@@ -125,7 +125,8 @@ class Uploader:
         bounce_bytes = max((self._stored[number].nbytes for number in staying), default=0)
         dense_bytes = largest_bytes([form for number, form in staying.items() if form is not self._stored[number]])
         dram.check(bounce=buffer_bytes(bounce_bytes) + buffer_bytes(dense_bytes))
-        bounce, staging, found = aligned_buffer(bounce_bytes), aligned_buffer(dense_bytes), {}
+        bounce, staging = aligned_buffer(bounce_bytes), aligned_buffer(dense_bytes)
+        weights: dict[int, Mapping[str, Packed]] = {}
         self.device.wait()  # work that was launched before may still use the arena's memory
         for number, form in staying.items():
             place, arena = arena[: form.nbytes], arena[form.nbytes :]
@@ -135,8 +136,8 @@ class Uploader:
                 self._copy("layer", number, bounce[: stored.nbytes], place)
             else:
                 self._unpack(number, stored.view(bounce), form, place, staging)
-            found[number] = form.view(place)
-        return found
+            weights[number] = form.view(place)
+        return weights
 
 
 def _bytes(tensor: Tensor) -> Bytes:

@@ -6,6 +6,7 @@ neurons are loaded for it, since nothing is known yet.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from toolkit.activations.thresholds import changed, fed, thresholded
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors.foresight import Context, Foresight
+from toolkit.predictors.foresight import Context, Foresight, Stateless
 from toolkit.predictors.samples import Samples
 
 
@@ -47,7 +48,7 @@ def predicted(
         elif predictor is None:
             return None
         else:
-            mask = predictor.mask(x.reshape(-1, x.shape[-1]))
+            mask = cast(Stateless, predictor).mask(x.reshape(-1, x.shape[-1]))
         return outputs.masked_fill(~mask.view(outputs.shape), 0)
 
     with thresholded(model, thresholds, criterion), fed(model, inputs.__setitem__), changed(model, keep):
@@ -76,7 +77,7 @@ class _Sequence:
             inputs.append(row)
         if predictor is not None and predictor.stateful:
             return self._stepped(layer, predictor, active)
-        mask = torch.ones_like(active) if predictor is None else predictor.mask(x)
+        mask = torch.ones_like(active) if predictor is None else cast(Stateless, predictor).mask(x)
         for neurons, row in zip(self.active, (active if self.sees_all else active & mask).numpy(), strict=True):
             neurons.append(np.flatnonzero(row))
         return mask
@@ -136,7 +137,7 @@ def quality(predictors: Sequence[Foresight | None], samples: Samples) -> pd.Data
 
 def _quality(
     layer: int, predictor: Foresight | None, samples: Samples, sequences: Sequence[_Sequence]
-) -> dict[str, float]:
+) -> dict[str, Any]:
     active, magnitudes = samples.active(layer), samples.magnitudes(layer)
     mask = _mask(layer, predictor, samples, sequences)
     both = int((mask & active).sum())
@@ -156,7 +157,7 @@ def _mask(
         length = samples.length or len(x)
         rows = zip(sequences, x.split(length), active.split(length), strict=True)
         return torch.cat([sequence.mask(layer, predictor, *row) for sequence, *row in rows])
-    return torch.ones_like(active) if predictor is None else predictor.mask(x)
+    return torch.ones_like(active) if predictor is None else cast(Stateless, predictor).mask(x)
 
 
 def _ratio(part: Tensor | float, whole: Tensor | float) -> float:

@@ -49,7 +49,8 @@ class Gate(Predictor):
     @property
     def shape(self) -> tuple[int, int]:
         """Neurons and inputs."""
-        return tuple(self.weight.shape)
+        neurons, hidden = self.weight.shape
+        return neurons, hidden
 
     def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
         """Sizes of the gates, scaled."""

@@ -64,18 +64,18 @@ class Predictors(Sequence):
 
         Raises `UserError` for trouble with the disk, or a kind of predictor that is not kept in files.
         """
+        layers: list[dict | None] = []
+        tensors = {}
         for layer, predictor in enumerate(self.layers):
-            if predictor and predictor.name not in STORED:
+            if predictor is None:
+                layers.append(None)
+            elif isinstance(predictor, Predictor) and predictor.name in STORED:
+                layers.append({"kind": predictor.name} | predictor.settings)
+                tensors |= {f"{layer}.{name}": tensor for name, tensor in predictor.stored().items()}
+            else:
                 raise UserError(f"layer {layer}: predictor {predictor.name!r} is not kept in files")
-        about = [predictor and {"kind": predictor.name} | predictor.settings for predictor in self.layers]
-        tensors = {
-            f"{layer}.{name}": tensor
-            for layer, predictor in enumerate(self.layers)
-            if predictor
-            for name, tensor in predictor.stored().items()
-        }
-        said = {"version": VERSION, "model": self.model, "layers": json.dumps(about)}
-        tensor_files.save(path, FILE, said, tensors)
+        about = {"version": VERSION, "model": self.model, "layers": json.dumps(layers)}
+        tensor_files.save(path, FILE, about, tensors)
 
     @classmethod
     def load(cls, path: str | os.PathLike, model: str) -> "Predictors":
@@ -83,10 +83,10 @@ class Predictors(Sequence):
 
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
-        said, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
-        about = parse_json(said.get("layers", ""), LAYERS, path)
+        about, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
+        layers = parse_json(about.get("layers", ""), LAYERS, path)
         try:
-            return cls(model, tuple(_rebuilt(about, tensors)))
+            return cls(model, tuple(_rebuilt(layers, tensors)))
         except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
             raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
 

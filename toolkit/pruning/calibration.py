@@ -199,7 +199,7 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
     def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
         raise _ReachedError(args[0])
 
-    hidden = None
+    hidden = torch.empty(0)
     handle = first.register_forward_pre_hook(stop)
     try:
         for start in range(0, len(windows), batch_size):
@@ -208,7 +208,7 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
                 _forward(model, windows[batch])
             except _ReachedError as reached:
                 (inputs,) = reached.args
-                if hidden is None:
+                if not len(hidden):
                     hidden = inputs.new_empty(len(windows), *inputs.shape[1:])
                 hidden[batch] = inputs
     finally:

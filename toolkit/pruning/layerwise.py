@@ -86,7 +86,8 @@ def _prune_linear(
     reached = (pruned == 0).float().mean().item()  # waits for the device, so that the clock below counts its work
     seconds = time.perf_counter() - start
     error = None if gram is None else relative_output_error(dense, pruned, gram)
-    return LayerStatistics(name, *dense.shape, reached, error, seconds)
+    rows, columns = dense.shape
+    return LayerStatistics(name, rows, columns, reached, error, seconds)
 
 
 def _check_pattern(model: nn.Module, pattern: Pattern) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
 
@@ -79,7 +79,7 @@ def quantise_blocks(
     windows: Int64[Tensor, "windows tokens"],
     batch_size: int = 1,
     first: int = 0,
-) -> Iterator[Block]:
+) -> Generator[Block, None, None]:
     """Quantise every linear of every decoder block in place, and yield each block; embeddings and head stay.
 
     Each block is calibrated on `windows`, the outputs of the quantised blocks before it. Blocks before number `first`
@@ -112,7 +112,8 @@ def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) 
     linear.weight.copy_(matrix.decode())
     seconds = time.perf_counter() - start
     error = relative_output_error(dense, linear.weight.float(), gram)
-    return matrix, QuantisedLayer(name, *dense.shape, matrix.nbytes, error, seconds)
+    rows, columns = dense.shape
+    return matrix, QuantisedLayer(name, rows, columns, matrix.nbytes, error, seconds)
 
 
 def _warn_too_short(name: str, inputs: int, tokens: int) -> None:

@@ -1,6 +1,7 @@
 """How the outliers of a model that SpQR quantised are spread over rows, layers and operations (SpQR, figure 3.3)."""
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ def outliers_of(quantised: QuantisedModel) -> Iterator[tuple[int, str, csr.Outli
     """The number of the decoder block, the operation's name in it and its outliers, for every decoder linear."""
     for layer in range(len(quantised.folders)):
         for name, matrix in quantised.matrices(layer).items():
-            yield layer, _op(name), matrix.outliers
+            yield layer, _op(name), cast(Quantised, matrix).outliers
 
 
 def matrix_of(quantised: QuantisedModel, layer: int, op: str) -> Quantised:
@@ -52,7 +53,7 @@ def _op(name: str) -> str:
 def _block(quantised: QuantisedModel, layer: int) -> dict[str, Quantised]:
     if not 0 <= layer < len(quantised.folders):
         raise UserError(f"layer is {layer}; expected 0 to {len(quantised.folders) - 1}, the model's blocks")
-    return quantised.matrices(layer)
+    return cast(dict[str, Quantised], quantised.matrices(layer))
 
 
 def row_counts(outliers: csr.Outliers) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Quantised models, made once and kept under `data/cache/`, a block at a time."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -84,7 +84,7 @@ class _Work:
 
     def __init__(self, model: nn.Module, quantiser: Quantiser, draw: Callable[[], Tensor]):
         self._model, self._quantiser, self._draw = model, quantiser, draw
-        self._blocks: Iterator[Block] | None = None
+        self._blocks: Generator[Block, None, None] | None = None
         self.latest: int | None = None  # the block that was quantised last
 
     def block(self, number: int) -> Block:

@@ -66,7 +66,8 @@ class Quantised:
         """What `tensors` gave for a matrix of this shape."""
         outliers = csr.CsrOutliers(shape, tensors["offsets"], tensors["col_vals"])
         permutation = tensors["permutation"].long() if "permutation" in tensors else None
-        return cls(spqr.unpack(tensors["words"], shape), *outliers.entries(), permutation)
+        rows, columns, values = outliers.entries()
+        return cls(spqr.unpack(tensors["words"], shape), rows, columns, values, permutation)
 
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight in the original order of its columns, float32."""
@@ -138,9 +139,9 @@ class SpQR:
             leave_one_out_gains(part, part_diagonal)
             for part, part_diagonal in zip(weight.split(TILE, dim=1), diagonal.split(TILE), strict=True)
         ]
-        gains = torch.cat(gains, dim=1).flatten()
+        every = torch.cat(gains, dim=1).flatten()
         kept = weight.numel() - outliers
-        return (gains.kthvalue(kept).values.item() + gains.kthvalue(kept + 1).values.item()) / 2
+        return (every.kthvalue(kept).values.item() + every.kthvalue(kept + 1).values.item()) / 2
 
 
 @dataclass(eq=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -128,7 +129,7 @@ def read(path: Path) -> Index:
     return index
 
 
-def _check_record(record: object, path: Path) -> None:
+def _check_record(record: Any, path: Path) -> None:
     version = record.get("version") if isinstance(record, dict) else None
     if version != VERSION:
         raise FormatError(f"{path}: version {version!r} of the index; this code reads {VERSION}: pack the model again")

@@ -15,7 +15,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -63,7 +62,7 @@ class Piece:
         """The first byte behind the tensor."""
         return self.offset + self.nbytes
 
-    def part(self, span: slice) -> Self:
+    def part(self, span: slice) -> "Piece":
         """The place of elements `span` of the first dimension. Raises `UserError` if the tensor has fewer."""
         if not 0 <= span.start <= span.stop <= self.shape[0]:
             raise UserError(f"elements {span.start} to {span.stop} of a tensor of {self.shape[0]}: they are not there")

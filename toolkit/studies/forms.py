@@ -26,7 +26,10 @@ HALF_BITS = 16
 class StoredMatrix(Protocol):
     """A matrix in some form: its bytes, and the dense matrix it stands for."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its tensors."""
+        ...
 
     def decode(self) -> Tensor:
         """The dense matrix."""

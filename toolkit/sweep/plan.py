@@ -4,6 +4,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
@@ -22,7 +23,7 @@ class Job:
     id: str
     title: str
     notebook: str
-    parameters: dict[str, object]
+    parameters: dict[str, Any]
     key: str
     threads: int
     alone: bool
