@@ -18,6 +18,8 @@ TOTALS = {  # 10⁹ parameters
     "llama2-70b": 68.98,
     "falcon-7b": 6.92,
     "falcon-40b": 41.3,
+    "persimmon-8b": 9.40,
+    "phi-2": 2.78,
     "mixtral-8x7b": 46.7,
     "deepseek-moe-16b": 16.4,
 }

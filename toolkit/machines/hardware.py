@@ -53,11 +53,13 @@ FIELDS: dict[str, dict[str, tuple[str, Mapping[str, float]]]] = {
         "launch": ("launch_s", TIME_UNITS),
         "reach": ("bandwidth_share", {"ratio": 1.0}),
         "word": ("word_cycles", {"cycles": 1.0}),
+        "manage": ("manage_gb_s", BANDWIDTH_UNITS),
     },
 }
 RATES = {  # of dram (the CPU) and device: key, attribute, unit factors of each of its numbers
     "compute": ("tflop_s", dict.fromkeys(DTYPES, RATE_UNITS)),
     "decode": ("decode_gb_s", dict.fromkeys(DECODED, BANDWIDTH_UNITS)),
+    "matvec": ("matvec_gb_s", dict.fromkeys(("dense", "neurons"), BANDWIDTH_UNITS)),
     "decode_fixed": ("decode_fixed_s", dict.fromkeys(DECODED, TIME_UNITS)),
 }
 KINDS = {

@@ -96,11 +96,11 @@ class Memory:
     rates of GPUs accumulate in fp32 unless the source says otherwise.
 
     All other mappings are by format. `decode_gb_s` is the dense bytes that decoding makes a second, `matvec_gb_s` the
-    stored bytes that a mat-vec goes through a second; a format without one is read at `bandwidth_gb_s`.
-    `decode_fixed_s` and `matvec_fixed_s` are what decoding one weight, or one product, takes however small it is
-    (starting threads, launching a kernel): 0 if absent. `decode_curves` and `matvec_curves` are measured times by
-    bytes; where there is one, it is used instead of the rate and the fixed time. `sm_ghz` is the number of a GPU's
-    multiprocessors times their clock.
+    stored bytes that a mat-vec goes through a second ("neurons": of an FFN of which few fire); a format without one is
+    read at `bandwidth_gb_s`. `decode_fixed_s` and `matvec_fixed_s` are what decoding one weight, or one product, takes
+    however small it is (starting threads, launching a kernel): 0 if absent. `decode_curves` and `matvec_curves` are
+    measured times by bytes; where there is one, it is used instead of the rate and the fixed time. `sm_ghz` is the
+    number of a GPU's multiprocessors times their clock.
     """
 
     name: str
@@ -169,7 +169,8 @@ class Software:
     """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product.
 
     Of GPU kernels: a product takes `launch_s`, and the longer of its bytes at the share `bandwidth_share` of the
-    memory's bandwidth and of `word_cycles` cycles of one multiprocessor for each packed word.
+    memory's bandwidth and of `word_cycles` cycles of one multiprocessor for each packed word. `manage_gb_s` is the
+    bytes of neurons a second that are put in their place in memory.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Software:
     launch_s: float = 0.0
     bandwidth_share: float = 1.0
     word_cycles: float = 0.0
+    manage_gb_s: float | None = None
 
 
 @dataclass(frozen=True)

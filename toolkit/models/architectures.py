@@ -111,6 +111,8 @@ ARCHITECTURES = {
     "llama2-70b": _llama(80, 8192, 28672, 64, 8),
     "falcon-7b": ModelShape(32, 4544, 18176, 71, 65024, 1, 64, "falcon", tied=True),
     "falcon-40b": ModelShape(60, 8192, 32768, 128, 65024, 8, 64, "falcon", tied=True),
+    "persimmon-8b": ModelShape(36, 4096, 16384, 64, 262144, 64, 64, "opt"),
+    "phi-2": ModelShape(32, 2560, 10240, 32, 51200, 32, 80, "opt"),
     "mixtral-8x7b": _llama(32, 4096, 14336, 32, 8, experts=8, experts_per_token=2),
     "deepseek-moe-16b": _llama(
         *(28, 2048, 1408, 16, 16),
