@@ -33,11 +33,11 @@ from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
 from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
+from toolkit.models.shapes import part_bytes
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.neuron_ways import WAYS, NeuronWay
 from toolkit.policies.sliding_window import SlidingWindow
-from toolkit.simulation.neuron_reads import part_bytes
 from toolkit.simulation.replay import most_held
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_scattered

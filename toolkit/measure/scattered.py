@@ -15,7 +15,7 @@ from toolkit.cache import kept
 from toolkit.machines.probe import describe
 from toolkit.measure import fio
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
-from toolkit.simulation.neuron_reads import neuron_bytes
+from toolkit.models.shapes import neuron_bytes
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import LAYOUTS, read_neurons
 from toolkit.storage.readers import Reader, open_scattered

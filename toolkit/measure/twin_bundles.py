@@ -18,8 +18,7 @@ from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN
-from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
-from toolkit.simulation.neuron_reads import ffn_names, part_bytes
+from toolkit.models.shapes import SHAPES, ffn_names, part_bytes, random_pruned, twin_shapes
 from toolkit.storage.bundles import LAYOUTS, bundle_ops
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.store import Store

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from toolkit.errors import UserError, unknown
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.ffn import FORMS
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
 SHAPES = {  # the keys are literals, since `notebooks/parameters.yaml` takes its choices from this source
@@ -41,6 +42,26 @@ def twin_shapes(model: str) -> dict[str, tuple[int, int]]:
     if not parts or fewest % parts:
         raise UserError(f"twin model {model!r}: expected a divisor of {fewest}, its fewest rows, such as {name}/8")
     return {op: (rows // parts, columns) for op, (rows, columns) in SHAPES[name].items()}
+
+
+def part_bytes(model: str, element_bytes: int) -> dict[str, int]:
+    """Bytes of one layer's weights by part: "ffn" and "attention". Raises `UserError` for an unknown model."""
+    sizes = {op: rows * columns * element_bytes for op, (rows, columns) in twin_shapes(model).items()}
+    ffn = sum(sizes[op] for op in ffn_names(sizes) if op)
+    return {"ffn": ffn, "attention": sum(sizes.values()) - ffn}
+
+
+def neuron_bytes(model: str, element_bytes: int, layout: str) -> int:
+    """Bytes of one read: all of a neuron's weights where they are "bundled", else a row of one matrix."""
+    shapes = twin_shapes(model)
+    names = [name for name in ffn_names(shapes) if name]
+    row = shapes[names[-2]][1] * element_bytes
+    return row * len(names) if layout == "bundled" else row
+
+
+def ffn_names(ops) -> tuple[str | None, str, str]:
+    """The names of gate (or None), up and down projection among the ops of a layer."""
+    return next(form for form in FORMS if {name for name in form if name} <= set(ops))
 
 
 def random_pruned(

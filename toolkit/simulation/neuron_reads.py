@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from toolkit.activations.synthetic import UsageLaw
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import GB, Profile
-from toolkit.models.ffn import FORMS
-from toolkit.models.shapes import twin_shapes
+from toolkit.models.shapes import neuron_bytes, part_bytes
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.schedule import Step, schedule
 from toolkit.timeline.spans import Timeline
@@ -80,26 +79,6 @@ def neuron_reads(machine: Profile, reads: Reads, way: str) -> TokenReads:
 def _read(seconds: float, nbytes: float = 0) -> Step:
     """A step of all layers' reads together: nothing runs beside them."""
     return Step("read", "neurons", "storage", "disk", seconds, round(nbytes))
-
-
-def part_bytes(model: str, element_bytes: int) -> dict[str, int]:
-    """Bytes of one layer's weights by part: "ffn" and "attention". Raises `UserError` for an unknown model."""
-    sizes = {op: rows * columns * element_bytes for op, (rows, columns) in twin_shapes(model).items()}
-    ffn = sum(sizes[op] for op in ffn_names(sizes) if op)
-    return {"ffn": ffn, "attention": sum(sizes.values()) - ffn}
-
-
-def neuron_bytes(model: str, element_bytes: int, layout: str) -> int:
-    """Bytes of one read: all of a neuron's weights where they are "bundled", else a row of one matrix."""
-    shapes = twin_shapes(model)
-    names = [name for name in ffn_names(shapes) if name]
-    row = shapes[names[-2]][1] * element_bytes
-    return row * len(names) if layout == "bundled" else row
-
-
-def ffn_names(ops) -> tuple[str | None, str, str]:
-    """The names of gate (or None), up and down projection among the ops of a layer."""
-    return next(form for form in FORMS if {name for name in form if name} <= set(ops))
 
 
 def _held_share(reads: Reads, windowed: bool) -> float:
