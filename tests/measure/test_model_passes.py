@@ -7,7 +7,7 @@ from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.measure import model_passes, streamed
 from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Decoding
+from toolkit.measure.decoding import Decoding, Text
 from toolkit.measure.end_to_end import default_ways
 from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_bytes, turn_seconds
 from toolkit.measure.streamed import StreamedModel
@@ -241,3 +241,10 @@ def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
     for method, policy, mapping in shares:
         slack = 0 if policy == "sequential" else 1 / LAYERS
         assert shares[method, policy, mapping].to_numpy() == pytest.approx(1, abs=slack)
+
+
+def test_a_budget_is_the_contestants_limit_of_memory():
+    text = Text([], Reference("the model in memory"))
+    ours = StreamedModel(None, Way("dense", device="cpu"), text, {}, dram_bytes=5_000)
+    assert ours.memory == 5_000
+    assert StreamedModel(None, Way("dense", device="cpu"), text, {}).memory == float("inf")
