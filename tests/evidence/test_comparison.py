@@ -296,14 +296,17 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     assert found["verdict"].tolist() == ["within tolerance", "same effect", *["within tolerance"] * 3]
     assert count_verdicts(found) == {
         "input": {"within tolerance": 1},
-        "prediction": {"within tolerance": 1, "same effect": 1},
+        "prediction": {"same effect": 1},
+        "prediction, limits": {"within tolerance": 1},
     }
     errors = {"n": 1, "median_error": 0.15, "largest_error": 0.15, "largest": "x-2", "null_n": 1}
     errors |= {"null_median_error": 0.2, "null_largest_error": 0.2, "same_median_error": 0.15}
     assert score(found) == pytest.approx(errors | {"same_largest_error": 0.15})
     expected = "1 prediction, off by 15% (median) and 15% (at most, x-2), where bytes over bandwidth and nothing else "
     assert prediction_words(found) == expected + "are off by 20% and 20%"
-    assert score_sentence(found).startswith("input: 1 within tolerance; prediction: 1 within tolerance, 1 same effect.")
+    assert score_sentence(found).startswith(
+        "input: 1 within tolerance; prediction: 1 same effect; prediction, limits: 1 within tolerance."
+    )
     assert verdict_table(found)["reason"].tolist() == [""] * 5
 
 

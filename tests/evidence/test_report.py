@@ -7,11 +7,13 @@ import shutil
 import subprocess
 
 import nbformat
+import pandas as pd
 import pytest
 
 from toolkit import paths
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
+from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.report import Outcome, write_report
 
@@ -107,6 +109,18 @@ def test_every_system_has_a_card_that_begins_the_index(results):
     assert "Not yet" in found["flash"]
     assert "Not yet" in found["hermes"]
     assert text.index('class="system') < text.index('class="card')
+
+
+def test_a_system_tells_its_score_and_what_it_leaves_out(results):
+    row = dict.fromkeys(COLUMNS) | {"claim": "x-1", "kind": "prediction", "stand_in": False, "published": 2.0}
+    row |= {"ours": 1.8, "ratio": 0.9, "verdict": "within tolerance", "evidence": "modelled", "profile": "paper"}
+    pd.DataFrame([row]).to_csv(results / "endor" / "fig05" / "comparison.csv", index=False)
+    found = systems(write_report({}).read_text())
+    assert "1 prediction, off by 10% (median)" in found["endor"]
+    assert "left out: 0 limits, 0 stand-ins, 0 of 1 quantities not run." in found["endor"]
+    assert "Beside the published" not in found["spqr"]
+    pd.DataFrame([row | {"profile": None}]).to_csv(results / "endor" / "fig05" / "comparison.csv", index=False)
+    assert "no score: UserError: x-1 is modelled for no machine" in write_report({}).read_text()
 
 
 def test_the_index_names_machine_date_commit_and_parameters(results):

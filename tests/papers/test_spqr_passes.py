@@ -39,6 +39,7 @@ def test_passes_by_hand(table):
     packed = mine.loc["spqr_packed"]
     assert [packed["speedup_low"], packed["speedup"], packed["speedup_high"]] == [2, 2.25, 2.5]  # 5 / 2 and 8 / 4
     assert packed["byte_limit"] == pytest.approx(250 / 104)
+    assert (packed["bits_per_weight"], packed["dense_bits"]) == (4.32, 16)
     assert packed["gb_s"] == pytest.approx(104 / 2e9)
 
 

@@ -87,17 +87,21 @@ def group(comparison: pd.DataFrame) -> pd.Series:
 def count_verdicts(comparison: pd.DataFrame) -> dict[str, dict[str, int]]:
     """How many quantities of each kind got each verdict: {kind: {verdict: count}}, without zeros.
 
-    Each quantity counts once a machine. Where several records are one quantity (`same_as`), the worst verdict of those
-    that were run counts. `context` is not counted: a constant agrees with itself.
+    Limits and stand-ins are counted by themselves, under "prediction, limits", say. Each quantity counts once a
+    machine. Where several records are one quantity (`same_as`), the worst verdict of those that were run counts.
+    `context` is not counted: a constant agrees with itself.
     """
-    counted = _once(comparison, comparison["verdict"].map(_badness))
-    found = {
-        kind: counted.loc[counted["kind"] == kind, "verdict"].value_counts() for kind in KINDS if kind != "context"
+    rows = comparison[comparison["kind"] != "context"].assign(group=group)
+    names = [(kind, name) for name in GROUPS for kind in KINDS]
+    found = {names_: rows[rows["kind"].eq(names_[0]) & rows["group"].eq(names_[1])] for names_ in names}
+    counts = {
+        kind if name == VALUES else f"{kind}, {name}": _once(part, part["verdict"].map(_badness))["verdict"]
+        for (kind, name), part in found.items()
+        if len(part)
     }
     return {
-        kind: {verdict: int(number[verdict]) for verdict in VERDICTS if verdict in number}
-        for kind, number in found.items()
-        if len(number)
+        label: {verdict: int(verdicts.eq(verdict).sum()) for verdict in VERDICTS if verdicts.eq(verdict).any()}
+        for label, verdicts in counts.items()
     }
 
 

@@ -9,6 +9,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import (
+    COLUMNS,
     DIFFERS,
     GROUPS,
     LIMITS,
@@ -130,7 +131,7 @@ def _perplexities(folder: Path) -> pd.DataFrame:
 
 def readme_papers(folder: Path) -> str:
     """A row a paper: how well its numbers are predicted, what is gained here, what it costs, what does not pay."""
-    predictions = _scores(folder)
+    predictions = scores(folder)
     spoken: dict[str, dict[str, list[str]]] = {}
     for id in notebooks():
         if (folder / id / "meta.json").is_file():
@@ -169,7 +170,7 @@ def readme_tables(folder: Path) -> str:
     return "\n\n".join(parts)
 
 
-def _scores(folder: Path) -> dict[str, str]:
+def scores(folder: Path) -> dict[str, str]:
     """By paper: how many predictions, how far off, beside the null model, and what is left out."""
     return {
         paper: f"{prediction_words(rows)}; {omission_words(rows)}"
@@ -180,7 +181,7 @@ def _scores(folder: Path) -> dict[str, str]:
 def _score_part(folder: Path) -> str:
     """The headline: predictions against the null model; then all verdicts apart, and what differs with its reason."""
     compared = _comparisons(folder)
-    scores = [f"* `{paper}`: {words}." for paper, words in _scores(folder).items()]
+    papers = [f"* `{paper}`: {words}." for paper, words in scores(folder).items()]
     tables = [f"{GROUP_WORDS[name]}\n\n{markdown(_verdicts(compared[group(compared) == name]))}" for name in GROUPS]
     differing = compared[compared["verdict"].eq(DIFFERS) & compared["kind"].ne("context")]
     lines = [
@@ -193,7 +194,7 @@ def _score_part(folder: Path) -> str:
         [
             "**What is predicted, and how well.** All that is modelled for a machine of a paper and could have missed; "
             "a quantity counts once a machine.",
-            "\n".join(scores),
+            "\n".join(papers),
             "Verdicts on the published numbers compared so far; `toolkit/evidence/comparison.py` has the rules. "
             "An `input` is what a profile was derived from, `arithmetic` follows from shapes, formats and inputs.",
             *tables,
@@ -352,7 +353,7 @@ def _verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     counts = count_verdicts(compared[compared["ours"].notna()])
     return pd.DataFrame(
         [
-            {"kind": kind} | {verdict: found.get(verdict, 0) for verdict in VERDICTS[:-1]}
+            {"kind": kind.partition(",")[0]} | {verdict: found.get(verdict, 0) for verdict in VERDICTS[:-1]}
             for kind, found in counts.items()
         ],
         columns=["kind", *VERDICTS[:-1]],
@@ -366,7 +367,8 @@ def _comparisons(folder: Path) -> pd.DataFrame:
         for id in notebooks()
         if (folder / id / "comparison.csv").is_file()
     ]
-    return pd.concat([table for table in tables if len(table)], ignore_index=True)
+    kept = [table.reindex(columns=[*COLUMNS, "paper"]) for table in tables if len(table)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=[*COLUMNS, "paper"])
 
 
 def _meta(folder: Path, id: str) -> dict:

@@ -10,6 +10,7 @@ from toolkit.evidence.catalogue import Notebook, rows
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import answer, main_figure, matching_presets, preset_words, read_book, render, write_page
+from toolkit.evidence.readme import scores
 from toolkit.files import make_folder
 
 
@@ -77,6 +78,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
         "index.html",
         index,
         systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
+        scores=_scores(),
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
         circumstances=_circumstances(entries),
@@ -151,6 +153,14 @@ def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
     """How many of a system's notebooks have results, of how many rows in the catalogue."""
     ours = [entry for entry in entries if entry.about.paper == system]
     return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
+
+
+def _scores() -> dict[str, str]:
+    """By system: its predictions beside the null model's, in words."""
+    try:
+        return scores(paths.results_dir())
+    except Exception as error:  # results of an older version must not cost the report
+        return dict.fromkeys(PAPERS, f"no score: {type(error).__name__}: {error}")
 
 
 def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
