@@ -13,6 +13,7 @@ from torch import Tensor
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.models.ffn import decoder_ffns
+from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.speculative import speculate
@@ -108,6 +109,7 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
             times = token_times(model.timeline, clock.instants[1:])
             tokens, more = len(times), {}
         each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
+        assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
         stores = [ffn.store for ffn in model.strategy.ffns]
         held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
         more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
