@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from toolkit.errors import UserError
+from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile, Storage
 from toolkit.models import shapes
 from toolkit.policies.neuron_ways import WAYS
@@ -60,3 +61,19 @@ def test_what_cannot_be_modelled_is_refused():
     with pytest.raises(UserError, match="no latency for disk"):
         slow.storage.gap_bytes(1)
     assert list(WAYS) == ["naive", "hybrid", "predictor", "windowing", "bundling"]
+
+
+def test_a_chunk_on_a_line_takes_its_thread_a_time_and_the_disk_has_its_limit():
+    """Two published throughputs of 32 threads give the line; a third chunk is predicted from it."""
+    disk = profile("flash-m1-max").storage
+    assert [disk.read_gb_s(size << 10, 32) for size in (8, 16)] == pytest.approx([1.25, 2.25], rel=1e-3)
+    own_s = disk.latency_s + (32 << 10) / (disk.thread_gb_s * 1e9)
+    assert disk.read_gb_s(32 << 10, 1) == pytest.approx((32 << 10) / own_s / 1e9)
+    assert disk.read_gb_s(32 << 10, 32) == pytest.approx(3.75, rel=1e-2)
+    assert disk.read_gb_s(1 << 20, 32) == pytest.approx(6.1)
+
+
+def test_rates_of_whole_tokens_have_their_waits_in_them():
+    """A line of 1 ms and 1 GB/s: a read of 8000 bytes takes a thread 1.008 ms, ten threads serve 100 of them."""
+    line = replace(MACHINE, storage=replace(DISK, thread_gb_s=1.0))
+    assert neuron_reads(line, READS, "bundling").seconds == pytest.approx(100 * 1.008e-3 / 10)
