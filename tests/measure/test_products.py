@@ -6,7 +6,17 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.measure import products, turns
-from toolkit.measure.products import CONTESTANTS, FEW, MANY, READ, MatrixTwin, TimedProduct, product_measurements
+from toolkit.measure.products import (
+    CONTESTANTS,
+    FEW,
+    MANY,
+    READ,
+    MatrixTwin,
+    OnOneCore,
+    TimedProduct,
+    product_measurements,
+)
+from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 
 
@@ -82,6 +92,13 @@ def test_small_products_run_on_one_core(monkeypatch):
     monkeypatch.setattr(TimedProduct, "token", token)
     product_measurements("toy", ["q_proj"], ["dense"], repetitions=1)
     assert threads == {READ: torch.get_num_threads(), "dense": torch.get_num_threads(), FEW: 1, MANY: 1}
+
+
+def test_threads_are_as_before_after_a_product_that_fails():
+    threads = torch.get_num_threads()
+    with pytest.raises(ZeroDivisionError):
+        take_turns([OnOneCore("fails", 8, lambda: 1 / 0)], repetitions=1)
+    assert torch.get_num_threads() == threads
 
 
 def test_a_product_that_changes_is_refused(monkeypatch):

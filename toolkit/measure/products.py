@@ -218,8 +218,10 @@ class OnOneCore(TimedProduct):
         """One thread for the turn."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        yield
-        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _cached(twin: MatrixTwin, x: Tensor, nbytes: int) -> tuple[int, Run]:
