@@ -104,6 +104,12 @@ def test_dequantised_values_are_those_of_the_file():
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+@pytest.mark.parametrize("name", ["smollm2-135m", "smollm2-135m-sparse80"])
+def test_angles_of_rotary_embeddings_are_not_rounded(name):
+    for key, angles in load_model(name, torch.bfloat16)[0].named_buffers():
+        assert angles.dtype == torch.float32, key
+
+
 def test_a_local_folder(tmp_path):
     origin = small("Llama", **LLAMA)
     origin.save_pretrained(tmp_path)

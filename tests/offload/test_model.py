@@ -16,6 +16,7 @@ import torch
 from tests.offload.conftest import FAMILIES, LAYERS, pruned
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
+from toolkit.models import load_model
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import METHODS
 from toolkit.policies.placement import LayerMap
@@ -270,6 +271,18 @@ def test_smollm2_gives_the_same_tokens_from_disk_within_a_quarter_of_its_weights
         assert ours.budgets["dram"].used_bytes <= quarter
 
 
+def test_decoded_weights_give_the_same_logits_as_the_model_in_memory(tmp_path):
+    """Every bit of every logit, in the type that `pack` writes: an equal text proves little."""
+    model, tokenizer = load_model("smollm2-135m", torch.bfloat16)
+    pack_model(model, tmp_path / "store", ("endor",), "smollm2-135m", tokenizer)
+    settings = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+    with OffloadedModel.open(tmp_path / "store", dram_bytes=140_000_000) as ours:
+        for text in ("The history of the Roman empire", "def fibonacci(n):", "1, 2, 3,"):
+            prompt = tokenizer(text, return_tensors="pt")
+            logits, expected = (torch.stack(m.generate(**prompt, **settings).logits) for m in (ours, model))
+            assert torch.equal(logits, expected)
+
+
 GROWTH = """
 import sys
 import torch
@@ -277,6 +290,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 from transformers.models.llama import modeling_llama
 from toolkit.formats import decode, encode
+from toolkit.models import load_model
 from toolkit.offload.model import OffloadedModel
 from toolkit.storage.preads import warm_up
 

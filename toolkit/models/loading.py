@@ -64,7 +64,9 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
     if adapters:
         merge(model, adapters)
-    cut_for_good(model.to(dtype))
+    for parameter in model.parameters():  # not the buffers: the angles of rotary embeddings are float32 in any case
+        parameter.data = parameter.data.to(dtype)
+    cut_for_good(model)
     return model.eval().requires_grad_(False), tokenizer
 
 
