@@ -51,8 +51,9 @@ def test_only_tokens_that_count_are_timed_and_nothing_between_them():
 
 def test_each_repetition_begins_with_the_next_contestant():
     events = []
-    take_turns([Toy(name, events) for name in "abc"], repetitions=4)
+    spans = take_turns([Toy(name, events) for name in "abc"], repetitions=4)
     assert [event[0] for event in events if event.endswith("opens")] == [*"abc", *"bca", *"cab", *"abc"]
+    assert spans["method"].tolist() == [*"abc"] * 4
 
 
 @pytest.mark.parametrize("stay_open", [False, True])

@@ -45,7 +45,7 @@ def take_turns(
     warm_up: int = 0,
     stay_open: bool = False,
 ) -> pd.DataFrame:
-    """The spans of all turns: one row per span.
+    """The spans of all turns: one row per span, in the order of repetitions, contestants as given, and time.
 
     Args:
         contestants: those that take turns, with labels that differ.
@@ -71,11 +71,12 @@ def take_turns(
             stack.enter_context(contestant.open())
         for repetition in range(1 - warm_up, repetitions + 1):
             first = (repetition - 1 + warm_up) % len(contestants)
+            turns = {}
             for contestant in [*contestants[first:], *contestants[:first]]:
-                spans = _turn(contestant, tokens, skipped, stay_open)
-                if repetition > 0:
-                    tables.append(spans.assign(**contestant.labels, repetition=repetition, tokens=tokens))
+                turns[contestant] = _turn(contestant, tokens, skipped, stay_open)
                 bar.update()
+            for contestant in contestants if repetition > 0 else ():
+                tables.append(turns[contestant].assign(**contestant.labels, repetition=repetition, tokens=tokens))
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     return pd.concat(tables, ignore_index=True).assign(measured_at=moment)
 
