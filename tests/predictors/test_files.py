@@ -67,7 +67,7 @@ def test_damaged_files_are_refused(kept, tmp_path, fault):
     [
         ("low_rank", {"version": "2"}, {}, "version '2'; this code reads 1"),
         ("low_rank", {"layers": "[{}]"}, {}, "'kind' is a required property"),
-        ("low_rank", {"layers": '[{"kind": "magic", "limit": 0}]'}, {}, "'magic' is not one of"),
+        ("low_rank", {"layers": '[{"kind": "magic", "limit": 0}]'}, {}, "inconsistent predictors: 'magic'"),
         ("low_rank", {"layers": "[3]"}, {}, "3 is not of type 'null', 'object'"),
         ("low_rank", {"layers": '[{"kind": "low_rank", "limit": "0"}]'}, {}, "'0' is not of type 'number'"),
         ("low_rank", {"layers": '[{"kind": "low_rank", "limit": null}]'}, {}, "None is not of type 'number'"),

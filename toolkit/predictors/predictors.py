@@ -18,14 +18,11 @@ from toolkit.records import line, parse_json
 log = logging.getLogger(__name__)
 
 FILE, VERSION = "predictors", "1"
-LAYERS = {
-    "type": "array",
-    "items": {
-        "type": ["null", "object"],
-        "properties": {"kind": {"enum": [*STORED]}, "limit": {"type": "number"}},
-        "required": ["kind", "limit"],
-        "additionalProperties": {"type": ["string", "number", "boolean"]},
-    },
+LAYER = {  # what a file says of one
+    "type": ["null", "object"],
+    "properties": {"kind": {"type": "string"}, "limit": {"type": "number"}},
+    "required": ["kind", "limit"],
+    "additionalProperties": {"type": ["string", "number", "boolean"]},
 }
 
 
@@ -84,10 +81,10 @@ class Predictors(Sequence):
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
         about, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
-        layers = parse_json(about.get("layers", ""), LAYERS, path)
+        layers = parse_json(about.get("layers", ""), {"type": "array", "items": LAYER}, path)
         try:
             return cls(model, tuple(_rebuilt(layers, tensors)))
-        except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
             raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
 
 
