@@ -8,9 +8,9 @@ function therefore makes a new artefact and never finds the old one.
 key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
 
 An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
-all of them take, and `./papermill_runs.sh --clean` removes them. Those used longest ago go first. A process keeps a
-shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`) also goes
-when it was not used for a month.
+all of them take, and `./papermill_runs.sh --clean GB` removes the rest. Those used longest ago go first. A process
+keeps a shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`)
+also goes when it was not used for a month.
 """
 
 import contextlib
@@ -381,7 +381,7 @@ def _keep_limit(limit_bytes: int | None) -> None:
         for one in shrink(limit_bytes):
             log.warning("cache: removed %s (%.2f GB) to keep %s", one.folder, one.nbytes / 1e9, LIMIT)
     elif (total_gb := sum(one.nbytes for one in artefacts()) / 1e9) > WARN_GB:
-        advice = f"./papermill_runs.sh --clean removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
+        advice = f"./papermill_runs.sh --clean 0 removes all of it, {LIMIT}={WARN_GB} keeps it below {WARN_GB} GB"
         log.warning("cache: %s holds %.0f GB; %s", paths.cache_dir(), total_gb, advice)
 
 

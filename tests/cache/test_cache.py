@@ -395,7 +395,7 @@ def test_without_a_limit_nothing_goes_and_much_is_told(monkeypatch, caplog):
     monkeypatch.setattr(cache, "WARN_GB", 1e-6)
     folder = cached("kind", {"number": 2}, [], lambda folder: _write(folder, 1000))
     assert folder.is_dir()
-    assert ["./papermill_runs.sh --clean" in message for message in caplog.messages] == [True]
+    assert ["./papermill_runs.sh --clean 0" in message for message in caplog.messages] == [True]
 
 
 def test_many_artefacts_in_use_do_not_use_up_the_descriptors(monkeypatch):
@@ -412,14 +412,17 @@ def test_clean_says_what_went_and_how_much(cache_folder, capsys):
     assert told[0].split() == ["removed", "2.0", "MB", str(first)]
     assert told[1:] == [f"1 removed, 2.0 MB freed; 1 left in {cache_folder}, 1.0 MB"]
     used = cached("kind", {"number": 5}, [], lambda folder: _write(folder, 3_000_000))
-    assert sweep.main(["--clean"]) == 0
+    assert sweep.main(["--clean", "0"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[0].split() == ["removed", "1.0", "MB", str(second)]
     assert told[1].endswith(f"1 left in {cache_folder}, 3.0 MB; what a running process uses stays")
     assert used.is_dir()
     for wrong in ("-1", "nan", "all"):
         assert sweep.main([f"--clean={wrong}"]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
+        expected = f"error: --clean {wrong}: expected the gigabytes that may stay, such as 20; 0 leaves nothing\n"
+        assert capsys.readouterr().err == expected
+    assert sweep.main(["--clean"]) == 2  # nothing goes by a slip
+    assert used.is_dir()
 
 
 def test_a_shelf_is_private_and_goes_with_the_rest(cache_folder):

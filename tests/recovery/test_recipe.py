@@ -123,6 +123,8 @@ def test_the_command_refuses_before_work_starts(tmp_path, capsys, monkeypatch):
         (["--out", str(tmp_path)], "exists already"),
         (["--out", str(tmp_path), "--corpus", "pile"], "unknown corpus 'pile'"),
         (["--out", str(tmp_path), "--zeros", "0.3"], "share of zeros 0.3"),
+        (["--out", str(tmp_path), "--zeros", "0.7", "--evaluation-windows", "0"], "--evaluation-windows 0: expected 1"),
+        (["--out", str(tmp_path), "--zeros", "0.7", "--task-limit", "0"], "--task-limit 0: expected 1 or more"),
         (["--out", str(tmp_path), "--zeros", "0.7", "--device", "cuda:99"], "torch sees no CUDA device"),
     ):
         assert main(["smollm2-135m", *arguments]) == 2

@@ -57,6 +57,9 @@ def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
     from toolkit.text import check_corpus
 
     check_corpus(options.corpus)
+    for name in ("evaluation_windows", "task_limit"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
     if not options.out.is_dir():
         raise UserError(f"--out {options.out}: expected a folder that is there, such as data/models")
     if taken := [folder for folder in folders.values() if os.path.lexists(folder)]:

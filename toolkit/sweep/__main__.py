@@ -57,10 +57,14 @@ def _main(arguments: list[str] | None) -> int:
     return driver.run(jobs, options.jobs, options.profile)
 
 
-def _clean(keep_gb: float) -> str:
+def _clean(gigabytes: str) -> str:
     """Remove artefacts from the cache until at most so many GB are left, and say what went."""
+    try:
+        keep_gb = float(gigabytes)
+    except ValueError:
+        keep_gb = -1
     if not keep_gb >= 0:
-        raise UserError(f"--clean {keep_gb}: expected the gigabytes that may stay, from 0")
+        raise UserError(f"--clean {gigabytes}: expected the gigabytes that may stay, such as 20; 0 leaves nothing")
     removed, kept = cache.shrink(keep_gb * 1e9), cache.artefacts()
     lines = [f"removed {one.nbytes / 1e6:10,.1f} MB  {one.folder}" for one in removed]
     freed, left = (sum(one.nbytes for one in some) / 1e6 for some in (removed, kept))
@@ -85,7 +89,7 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
     for item in options.set:
         name, equals, text = item.partition("=")
         if not (name and equals):
-            raise UserError(f"--set {item}: expected NAME=VALUE, such as windows=8")
+            raise UserError(f"--set {item}: expected NAME=VALUE, such as sparsity=0.5")
         try:
             found[name] = json.loads(text)
         except (ValueError, RecursionError):  # text, or brackets too deep to be a value
@@ -169,8 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
-    told = "remove what the cache keeps, least recently used first, until GB are left (default: 0), and stop"
-    add("--clean", type=float, nargs="?", const=0.0, metavar="GB", help=told)
+    told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
+    add("--clean", metavar="GB", help=told)
     add("--lab", action="store_true", help="open JupyterLab on copies of the notebooks; further options go to it")
     return parser
 
