@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Set up and run the tests, two files at a time; arguments go to pytest: ./run_tests.sh -k formats
+# --fast leaves out the files that take longest.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 . toolkit/sweep/environment.sh

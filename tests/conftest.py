@@ -24,9 +24,41 @@ CHECKED = (
     "text",
 )
 
+# what `--fast` leaves out: files that took more than 7 seconds of a whole run on two cores
+SLOW = {
+    ".": "command_line starts",
+    "evaluation": "tasks",
+    "evidence": "reference report",
+    "formats": "contract files formats spqr",
+    "kernels": "ahead bitmap bitmap_cuda neurons neurons_cuda program spqr spqr_cuda",
+    "measure": "end_to_end model_passes operations",
+    "models": "models",
+    "offload": "int8 model neuron_model new_format single_token speculative spqr uploader",
+    "papers": "endor",
+    "pruning": "prune",
+    "quantization": "quantised smoothquant spqr",
+    "recovery": "adapters distillation embedded",
+    "storage": "hostile index store",
+    "sweep": "lab places state sweep",
+    "text": "text",
+}
+
 gc.disable()  # until all tests are imported, which makes millions of objects that stay
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 contracts.check(f"toolkit.{name}" for name in CHECKED)
+
+
+def pytest_addoption(parser):
+    """`./run_tests.sh --fast` for the time between two edits."""
+    parser.addoption("--fast", action="store_true", help="leave out the files that take longest (tests/conftest.py)")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Whether `--fast` leaves a file out; None leaves the question to others."""
+    if not config.getoption("--fast"):
+        return None
+    folder = "." if collection_path.parent.name == "tests" else collection_path.parent.name
+    return collection_path.stem.removeprefix("test_") in SLOW.get(folder, "").split() or None
 
 
 def pytest_collection_modifyitems(items):

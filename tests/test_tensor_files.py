@@ -42,16 +42,16 @@ def test_every_altered_byte_is_noticed(file):
 
 def test_files_of_another_version_or_model_are_refused(tmp_path):
     tensor_files.save(tmp_path / "kept", "test", {"version": "1", "model": "tiny"}, TENSORS)
-    about, tensors = tensor_files.load_for(tmp_path / "kept", "test", "1", "tiny")
+    about, tensors = tensor_files.load_for(tmp_path / "kept", "test", ["1"], "tiny")
     assert about == {"version": "1", "model": "tiny"}
     assert tensors.keys() == TENSORS.keys()
-    with pytest.raises(UserError, match="kept: test of version '1'; this code reads 2: make the file again"):
-        tensor_files.load_for(tmp_path / "kept", "test", "2", "tiny")
+    with pytest.raises(UserError, match="kept: test of version '1'; this code reads 2, 3: make the file again"):
+        tensor_files.load_for(tmp_path / "kept", "test", ["2", "3"], "tiny")
     with pytest.raises(UserError, match="kept: test of model 'tiny'; expected 'opt': make a file for this model"):
-        tensor_files.load_for(tmp_path / "kept", "test", "1", "opt")
+        tensor_files.load_for(tmp_path / "kept", "test", ["1"], "opt")
     tensor_files.save(tmp_path / "kept", "test", {}, TENSORS)
     with pytest.raises(UserError, match="test of version None"):
-        tensor_files.load_for(tmp_path / "kept", "test", "1", "tiny")
+        tensor_files.load_for(tmp_path / "kept", "test", ["1"], "tiny")
 
 
 def test_other_files_are_refused(file, tmp_path):

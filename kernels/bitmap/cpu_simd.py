@@ -296,5 +296,5 @@ def c_entry(operation: str, backend, dtype: torch.dtype):
     if operation == "decompress":
         kernel, entry, others = backend.decompress(False), decompress, [types.CPointer(element)]
     else:
-        kernel, entry, others = backend.matvec(dtype), matvec, [types.CPointer(types.float32)] * 2
+        kernel, entry, others = backend.product(dtype), matvec, [types.CPointer(types.float32)] * 2
     return entry, [*packed, *others, types.int64, types.int64]
