@@ -12,7 +12,8 @@ from toolkit import formats
 from toolkit.__main__ import main
 from toolkit.commands.packers import PACKERS, neurons, pruning
 from toolkit.commands.packers.pruning import SPARSE_BITMASK
-from toolkit.commands.run import UNITS, _bytes, _method
+from toolkit.commands.run import UNITS, _bytes
+from toolkit.commands.runners import method_of
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
@@ -161,7 +162,7 @@ def test_spqr_alone_is_multiplied_packed_unless_told_otherwise():
         ("endor", None, "cpu", "endor"),
         ("endor", "packed", "cpu", "endor_packed"),
     ):
-        assert _method(form, weights, device) == expected
+        assert method_of(form, weights, device) == expected
 
 
 def test_a_sparse_bitmask_checkpoint(model, tmp_path, capfd):

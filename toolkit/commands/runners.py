@@ -1,0 +1,133 @@
+"""How `run` runs a folder, by what it holds. Nothing here imports torch, which takes seconds, before all is checked."""
+
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from toolkit.commands.text import generate, generate_timed, opened
+from toolkit.errors import UserError
+from toolkit.offload import early_checks
+
+Budgets = Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How folders of one kind are run.
+
+    `absent` gives the options that the kind does not have, as they are typed, and whether they were given; `why` says
+    what the folder is, and what to do. `check` raises `UserError` for what needs no torch to be seen. `run` imports
+    what it needs and prints the text as it comes.
+    """
+
+    name: str
+    run: Callable[[Namespace, Budgets], None]
+    absent: Callable[[Namespace], Mapping[str, object]] = lambda options: {}
+    why: str = ""
+    check: Callable[[Namespace, Budgets], None] = lambda options, budgets: None
+
+    def __call__(self, options: Namespace, budgets: Budgets) -> None:
+        """Check the options and run. Raises `UserError` for an option that this kind of folder does not have."""
+        for name in [name for name, value in self.absent(options).items() if value]:
+            raise UserError(f"{name}: {options.folder} {self.why}")
+        self.check(options, budgets)
+        self.run(options, budgets)
+
+
+def _run_checkpoint(options: Namespace, budgets: Budgets) -> None:
+    from toolkit.interchange.reading import load_dense_model, load_tokenizer
+
+    model, tokenizer = load_dense_model(options.folder), load_tokenizer(options.folder)
+    generate(options, model, tokenizer, model.config)
+
+
+CHECKPOINT = Runner(
+    "checkpoint",
+    _run_checkpoint,
+    lambda options: {
+        "--format": options.format,
+        "--dram": options.dram,
+        "--device-memory": options.device_memory,
+        "--weights packed": options.weights == "packed",
+        "--device": options.device != "cpu",
+    },
+    "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
+)
+
+
+def _run_neurons(options: Namespace, budgets: Budgets) -> None:
+    with opened(options, None, budgets) as model:
+        generate_timed(options, model, _held_neurons)
+
+
+def _held_neurons(model) -> str:
+    stores = [ffn.store for ffn in model.strategy.ffns]
+    share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
+    held = model.budgets["dram"].used_bytes / 1e6
+    return f"{share:.0%} of the neurons in DRAM ({model.mode} reads); {held:.1f} MB DRAM held"
+
+
+NEURONS = Runner(
+    "neurons",
+    _run_neurons,
+    lambda options: {
+        "--weights": options.weights,
+        "--device-memory": options.device_memory,
+        "--device": options.device != "cpu",
+        "--reader kvikio": options.reader == "kvikio",
+        "--policy": options.policy != "pipelined",
+    },
+    "holds neurons, which the CPU reads and uses; leave it out",
+)
+
+
+def _run_layers(options: Namespace, budgets: Budgets) -> None:
+    form = early_checks.format_to_run(options.folder, options.format)
+    with opened(options, lambda: method_of(form, options.weights, options.device), budgets) as model:
+        generate_timed(options, model, _held_layers)
+
+
+def method_of(form: str, weights: str | None, device: str) -> str:
+    """The name that `toolkit.policies.methods` has for it. Raises `UserError` for a format without a product."""
+    from toolkit.formats import READABLE
+    from toolkit.policies.methods import PACKED
+
+    if weights is None:
+        weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
+    if weights == "decoded" or form == "dense":
+        return form
+    with_product = [name for name, known in READABLE.items() if known.has_matvec and not known.is_dense]
+    if form not in with_product:
+        raise UserError(
+            f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"
+        )
+    return f"{form}{PACKED}"
+
+
+def _check_memory(options: Namespace, budgets: Budgets) -> None:
+    form = early_checks.format_to_run(options.folder, options.format)
+    if options.device == "cpu" and budgets["dram_bytes"] is not None:
+        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
+
+
+def _held_layers(model) -> str:
+    where = model.placement
+    on_device = f"{where.device} layers on the device, " if model.device.tier == "device" else ""
+    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
+    tiers = f"{on_device}{where.dram} layers in DRAM, {where.storage} on disk ({model.mode} reads)"
+    return f"{tiers}; {' and '.join(held)} held"
+
+
+LAYERS = Runner("layers", _run_layers, check=_check_memory)
+
+
+# by the variant of the folder, as `STRATEGIES` of `toolkit.offload.model`; the layers of all others are brought whole
+RUNNERS: dict[str, Runner] = {"bundled": NEURONS}
+
+
+def runner_of(folder: Path, form: str | None = None) -> Runner:
+    """The runner of a folder. Raises `UserError` for one that nothing runs, or a format that it does not have."""
+    if (folder / "config.json").is_file() and not (folder / "index.json").is_file():
+        return CHECKPOINT
+    return RUNNERS.get(early_checks.format_to_run(folder, form), LAYERS)
