@@ -1,5 +1,6 @@
 """House rules of the notebooks, over every one there is."""
 
+import ast
 import json
 
 import pytest
@@ -48,6 +49,24 @@ def test_cells_are_thin_and_define_nothing(book: Notebook):
     code = [cell.source for cell in read_cells(book.path) if cell.kind == "code" and "parameters" not in cell.tags]
     assert max(len(source.splitlines()) for source in code) <= 25
     assert [line for source in code for line in source.splitlines() if line.startswith(("def ", "class "))] == []
+
+
+@every_notebook
+def test_no_cell_overwrites_a_parameter(book: Notebook):
+    """A cell that runs twice would take another value for what the reader has set."""
+    for cell in read_cells(book.path):
+        if cell.kind == "code" and "parameters" not in cell.tags:
+            statements = ast.parse(cell.source).body
+            targets = [node for one in statements if isinstance(one, ast.Assign) for node in ast.walk(one)]
+            names = {node.id for node in targets if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+            inner = {
+                node.id
+                for one in targets
+                if isinstance(one, ast.comprehension)
+                for node in ast.walk(one.target)
+                if isinstance(node, ast.Name)
+            }
+            assert not (names - inner) & book.parameters.keys()
 
 
 @every_notebook
