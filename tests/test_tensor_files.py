@@ -40,6 +40,13 @@ def test_every_altered_byte_is_noticed(file):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", [b"kept", None, 3])
+def test_what_is_no_path_is_refused(place):
+    for call in (lambda: tensor_files.load(place, "test"), lambda: tensor_files.save(place, "test", {}, TENSORS)):
+        with pytest.raises(UserError, match="is no path: expected text"):
+            call()
+
+
 def test_files_of_another_version_or_model_are_refused(tmp_path):
     tensor_files.save(tmp_path / "kept", "test", {"version": "1", "model": "tiny"}, TENSORS)
     about, tensors = tensor_files.load_for(tmp_path / "kept", "test", ["1"], "tiny")

@@ -29,6 +29,13 @@ LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50
 PLACES = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
 
 
+def path_of(place: str | os.PathLike) -> Path:
+    """The path that a caller named. Raises `UserError` for bytes, a descriptor or anything else that is none."""
+    if not isinstance(place, str | os.PathLike):
+        raise UserError(f"{place!r} is no path: expected text or a pathlib.Path")
+    return Path(place)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A new, empty file of the same name in a scratch folder, which takes the place of `path` at the end of the block.

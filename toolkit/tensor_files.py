@@ -10,11 +10,10 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError
-from toolkit.files import check_memory, replacing
+from toolkit.files import check_memory, path_of, replacing
 from toolkit.records import line, regular_size
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping
     from safetensors.torch import save_file
 
     signed = {**metadata, CHECKSUM: checksum(metadata, tensors)}
-    with replacing(Path(path)) as temporary:
+    with replacing(path_of(path)) as temporary:
         save_file(dict(tensors), temporary, signed)
 
 
@@ -84,7 +83,7 @@ def read(
     from safetensors import SafetensorError, safe_open
 
     try:
-        check_memory(regular_size(Path(path)), str(path))
+        check_memory(regular_size(path_of(path)), str(path))
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             check(metadata)

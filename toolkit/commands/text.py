@@ -57,7 +57,7 @@ def generate(options: Namespace, model, tokenizer, config) -> int:
         **prompt,
         max_new_tokens=options.max_new_tokens,
         do_sample=options.sample,
-        streamer=TextStreamer(tokenizer),
+        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )
     if (count := tokens.shape[1] - given) < options.max_new_tokens:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
-from toolkit.files import check_memory
+from toolkit.files import check_memory, path_of
 from toolkit.formats import FormatError
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
@@ -94,7 +94,7 @@ def open_checkpoint(folder: str | os.PathLike) -> Checkpoint | SpqrQuantCheckpoi
     missing, damaged or pickled, the sparsity format is another, the index disagrees with its shards, or a packed weight
     lacks one of its four tensors.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     config = read_object(folder / CONFIG)
     entry = config.get("quantization_config")
     if isinstance(entry, dict) and entry.get("quant_method") == METHOD:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.files import new_folder
+from toolkit.files import new_folder, path_of
 from toolkit.formats import QUANTISED, FormatError
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.interchange.checkpoint_files import Shards, own, read_object, read_tensor, stored_tensors, tensor_shape
@@ -98,7 +98,7 @@ def open_spqr_quant(
     `FormatError`, naming the file, if one is missing, damaged or pickled, the layout is another, or a weight lacks one
     of its tensors or is none of the model's.
     """
-    folder = Path(folder)
+    folder = path_of(folder)
     config = read_object(folder / CONFIG)
     _check_layout(folder / CONFIG, config.get("quantization_config"))
     stored = stored_tensors(folder)
@@ -130,7 +130,7 @@ def save_spqr_quant(
     Raises `UserError`, naming the weight, for a matrix that the layout cannot hold, a bias of a quantised module, a
     name that comes twice or a folder that exists. After any error nothing is left behind.
     """
-    with new_folder(Path(folder)) as part:
+    with new_folder(path_of(folder)) as part:
         files, shapes, dense, quantised = Shards(part, shard_bytes), {}, [], set()
         for name, weight in weights:
             module = name.rpartition(".")[0]

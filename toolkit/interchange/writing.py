@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from toolkit.errors import UserError
-from toolkit.files import new_folder
+from toolkit.files import new_folder, path_of
 from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.checkpoint_files import Shards, own, write_object
@@ -41,7 +41,7 @@ def save_model(
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
-    with new_folder(Path(folder)) as part:
+    with new_folder(path_of(folder)) as part:
         with progress("packing", len(list(model.parameters())), "tensors") as bar:
             weights = _packed_weights(model, linears, bar)
             _write(part, weights, _for_transformers_4(config), linears, shard_bytes)
@@ -70,7 +70,7 @@ def save_checkpoint(
     Raises `UserError` if the folder exists, the disk is full, or a name comes twice, cannot be packed or looks like a
     part of a packed weight. After any error nothing is left behind.
     """
-    with new_folder(Path(folder)) as part:
+    with new_folder(path_of(folder)) as part:
         _write(part, weights, config, linears, shard_bytes)
 
 

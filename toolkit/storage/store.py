@@ -19,7 +19,7 @@ from typing import Self
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
-from toolkit.files import check_memory, file_sha256
+from toolkit.files import check_memory, file_sha256, path_of
 from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.records import line
@@ -46,7 +46,7 @@ class Store:
 
         Raises `FormatError`, which names the file and the part of it that is wrong.
         """
-        folder = Path(folder)
+        folder = path_of(folder)
         contents = index.read(folder / index.FILE)
         for name in contents.files:
             if not (folder / name).is_file():

@@ -14,7 +14,7 @@ from typing import Self
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.files import check_space, file_sha256, new_folder
+from toolkit.files import check_space, file_sha256, new_folder, path_of
 from toolkit.formats import Packed
 from toolkit.storage import index
 from toolkit.storage.index import MODEL_FOLDER, Index
@@ -69,7 +69,7 @@ def write_store(
 
     Raises `UserError` as `new_folder` does, if there is too little space, or if ops come in another order.
     """
-    with new_folder(Path(folder)) as partial:
+    with new_folder(path_of(folder)) as partial:
         check_space(partial, expected_bytes)
         shards = _Shards(partial)
         op_runs, rest_runs = _write_ops(shards, ops), _write_rest(shards, rest)
