@@ -7,7 +7,7 @@ import argparse
 import re
 from pathlib import Path
 
-from toolkit.commands.runners import runner_of
+from toolkit.commands.runners import LAYERS, RUNNERS, kind_of
 from toolkit.errors import UserError
 from toolkit.offload import early_checks
 
@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> None:
     """Generate text with a packed model, printed as it comes."""
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
-    runner_of(options.folder, options.format)(options, budgets)
+    kind = kind_of(options.folder, options.format)
+    RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:

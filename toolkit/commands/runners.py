@@ -17,25 +17,22 @@ class Runner:
     """How folders of one kind are run.
 
     `absent` gives the options that the kind does not have, as they are typed, and whether they were given; `why` says
-    what the folder is, and what to do. `check` raises `UserError` for what needs no torch to be seen. `run` imports
-    what it needs and prints the text as it comes.
+    what the folder is, and what to do. `run` gets the kind, checks what needs no torch to be seen, imports what it
+    needs, and prints the text as it comes.
     """
 
-    name: str
-    run: Callable[[Namespace, Budgets], None]
+    run: Callable[[Namespace, str, Budgets], None]
     absent: Callable[[Namespace], Mapping[str, object]] = lambda options: {}
     why: str = ""
-    check: Callable[[Namespace, Budgets], None] = lambda options, budgets: None
 
-    def __call__(self, options: Namespace, budgets: Budgets) -> None:
+    def __call__(self, options: Namespace, kind: str, budgets: Budgets) -> None:
         """Check the options and run. Raises `UserError` for an option that this kind of folder does not have."""
         for name in [name for name, value in self.absent(options).items() if value]:
             raise UserError(f"{name}: {options.folder} {self.why}")
-        self.check(options, budgets)
-        self.run(options, budgets)
+        self.run(options, kind, budgets)
 
 
-def _run_checkpoint(options: Namespace, budgets: Budgets) -> None:
+def _run_checkpoint(options: Namespace, kind: str, budgets: Budgets) -> None:
     from toolkit.interchange.reading import load_dense_model, load_tokenizer
 
     model, tokenizer = load_dense_model(options.folder), load_tokenizer(options.folder)
@@ -43,7 +40,6 @@ def _run_checkpoint(options: Namespace, budgets: Budgets) -> None:
 
 
 CHECKPOINT = Runner(
-    "checkpoint",
     _run_checkpoint,
     lambda options: {
         "--format": options.format,
@@ -56,7 +52,7 @@ CHECKPOINT = Runner(
 )
 
 
-def _run_neurons(options: Namespace, budgets: Budgets) -> None:
+def _run_neurons(options: Namespace, kind: str, budgets: Budgets) -> None:
     with opened(options, None, budgets) as model:
         generate_timed(options, model, _held_neurons)
 
@@ -69,7 +65,6 @@ def _held_neurons(model) -> str:
 
 
 NEURONS = Runner(
-    "neurons",
     _run_neurons,
     lambda options: {
         "--weights": options.weights,
@@ -82,8 +77,9 @@ NEURONS = Runner(
 )
 
 
-def _run_layers(options: Namespace, budgets: Budgets) -> None:
-    form = early_checks.format_to_run(options.folder, options.format)
+def _run_layers(options: Namespace, form: str, budgets: Budgets) -> None:
+    if options.device == "cpu" and budgets["dram_bytes"] is not None:
+        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
     with opened(options, lambda: method_of(form, options.weights, options.device), budgets) as model:
         generate_timed(options, model, _held_layers)
 
@@ -105,12 +101,6 @@ def method_of(form: str, weights: str | None, device: str) -> str:
     return f"{form}{PACKED}"
 
 
-def _check_memory(options: Namespace, budgets: Budgets) -> None:
-    form = early_checks.format_to_run(options.folder, options.format)
-    if options.device == "cpu" and budgets["dram_bytes"] is not None:
-        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
-
-
 def _held_layers(model) -> str:
     where = model.placement
     on_device = f"{where.device} layers on the device, " if model.device.tier == "device" else ""
@@ -119,15 +109,18 @@ def _held_layers(model) -> str:
     return f"{tiers}; {' and '.join(held)} held"
 
 
-LAYERS = Runner("layers", _run_layers, check=_check_memory)
+LAYERS = Runner(_run_layers)
 
 
-# by the variant of the folder, as `STRATEGIES` of `toolkit.offload.model`; the layers of all others are brought whole
-RUNNERS: dict[str, Runner] = {"bundled": NEURONS}
+# by the kind of folder: the variant that it holds, as in `STRATEGIES` of `toolkit.offload.model`; others hold layers
+RUNNERS: dict[str, Runner] = {"checkpoint": CHECKPOINT, "bundled": NEURONS}
 
 
-def runner_of(folder: Path, form: str | None = None) -> Runner:
-    """The runner of a folder. Raises `UserError` for one that nothing runs, or a format that it does not have."""
+def kind_of(folder: Path, form: str | None = None) -> str:
+    """What a folder holds: "checkpoint", or the variant that is run.
+
+    Raises `UserError` for a folder that nothing runs, or a format that it does not have.
+    """
     if (folder / "config.json").is_file() and not (folder / "index.json").is_file():
-        return CHECKPOINT
-    return RUNNERS.get(early_checks.format_to_run(folder, form), LAYERS)
+        return "checkpoint"
+    return early_checks.format_to_run(folder, form)

@@ -35,9 +35,8 @@ def read_config(folder: Path, shapes: Iterable[tuple[int, ...]]):
     from transformers import AutoConfig
 
     shapes = list(shapes)
-    limit = max(
-        [LEAST_LIMIT, len(shapes), *(shape[0] for shape in shapes if len(shape) == 3)]
-    )  # experts share a tensor
+    experts = [shape[0] for shape in shapes if len(shape) == 3]  # they share a tensor
+    limit = max([LEAST_LIMIT, len(shapes), *experts])
     for place, value in _numbers(_object(folder / CONFIG)):
         if COUNTS.search(place) and value > limit:
             raise UserError(f"{folder / CONFIG}: {place} is {value}; the weights beside it are {len(shapes)} tensors")
