@@ -27,6 +27,8 @@ for line in sys.stdin:
     request = json.loads(line)
     if request["tokens"] == [13]:
         sys.exit("out of luck")
+    with open(sys.argv[1] + ".requests", "a") as log:
+        print(line, end="", file=log)
     found = {"seconds": 0.25, "read_bytes": 12 * len(request["tokens"])}
     print(json.dumps(found | {"log_probabilities": answers[: request.get("probabilities", 0)]}), flush=True)
 """
@@ -52,6 +54,45 @@ def test_a_pass_is_one_read_that_takes_all_of_it(model, tmp_path):
     assert (spans["end_s"] - spans["start_s"]).tolist() == [0.25, 0.25]
     assert spans["nbytes"].tolist() == [12, 12]
     assert runtime._process.returncode == 0
+
+
+class Group:
+    """Stands in for a memory cgroup of a process that needs 1000 bytes beside weights."""
+
+    other_bytes = 1000
+
+    def __init__(self):
+        self.calls = []
+
+    def __getattr__(self, name):
+        return lambda *arguments: self.calls.append((name, *arguments))
+
+
+def test_a_limit_is_what_it_needs_and_as_many_bytes_of_weights(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(llama_cpp, "MemoryGroup", Group)
+    with closing(LlamaCpp("llama.cpp F16", model, tmp_path, memory_bytes=5000)) as runtime:
+        spans = take_turns([runtime], repetitions=2)
+        assert runtime._group.calls == [("add", runtime._process.pid), ("limit", 6000)]
+    assert runtime._group.calls[-1] == ("close",)
+    assert set(spans["mode"]) == {llama_cpp.LIMITED}
+    assert set(spans["memory_bytes"]) == {5000}
+    requests = [json.loads(line) for line in (tmp_path / "F16.gguf.requests").read_text().splitlines()]
+    assert not any(request["drop"] for request in requests)
+    untimed = [request for request in requests if request["tokens"] == [7] and "probabilities" not in request][:-2]
+    assert len(untimed) == 2  # before the limit, and after it: as much is read
+
+
+def test_without_a_limit_pages_are_dropped_before_each_pass(model, tmp_path):
+    with closing(LlamaCpp("llama.cpp F16", model, tmp_path)) as runtime:
+        take_turns([runtime], repetitions=2)
+    requests = (tmp_path / "F16.gguf.requests").read_text().splitlines()
+    assert all(json.loads(request)["drop"] for request in requests)
+
+
+@pytest.mark.parametrize("settings", [{"memory_bytes": 0}, {"memory_bytes": 9, "mapped": False}])
+def test_a_limit_is_of_a_mapped_file_and_positive(tmp_path, settings):
+    with pytest.raises(UserError, match="expected a positive limit of a mapped file"):
+        LlamaCpp("llama.cpp F16", None, tmp_path, **settings)
 
 
 def test_no_type_may_give_nan(model, tmp_path):
@@ -140,7 +181,7 @@ def test_every_pass_of_the_driver_reads_the_disk(tmp_path):
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as pages:
         server = Server(pages)
         for _ in range(2):
-            found = llama_cpp_driver.answer(server, str(file), {"tokens": [7], "probabilities": 3})
+            found = llama_cpp_driver.answer(server, str(file), {"tokens": [7], "probabilities": 3, "drop": True})
             assert found["log_probabilities"] == [0, -1, -2]
             assert found["seconds"] > 0
             assert found["read_bytes"] in (0, 64 * mmap.PAGESIZE)  # 0 where the file is in memory only

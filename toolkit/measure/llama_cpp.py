@@ -6,7 +6,8 @@
 
 PyPI's package `xllamacpp` has llama.cpp built for any x86-64 CPU with AVX2. It lives in an environment of its own under
 `data/cache/environments/`, and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine,
-`missing()` says why. Its pages are dropped before each token, which is stricter than a memory limit: none is kept.
+`missing()` says why. Its memory is limited by a memory cgroup (`memory_group`). Without a limit its pages are dropped
+before each token, which is stricter: none is kept.
 """
 
 import functools
@@ -27,11 +28,16 @@ from toolkit.interchange.gguf import layer_bytes, write_gguf
 from toolkit.measure import llama_cpp_driver
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
+from toolkit.measure.memory_group import MemoryGroup
 from toolkit.policies.methods import LLAMA_CPP
+from toolkit.storage.direct import drop_pages
 from toolkit.timeline.spans import Recorder
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 MODE = "mmap, pages dropped"
+LIMITED = "mmap, memory cgroup"
+SETTLED = 0.02  # of the layers' bytes: passes that differ less in what they read are in the steady state
+MOST_PASSES = 10  # before it
 INSTALL_LIMIT_S = 180
 PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, so that positions play a part
 NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
@@ -56,7 +62,10 @@ class LlamaCpp(Contestant):
 
     It takes the token ids of `text`, or `PROMPT[:1]` again and again; each pass begins a new text. Pages are read when
     products touch them, so a pass is one span of stage `read`. Its clock is llama.cpp's, and stands still between
-    passes. Nothing limits its memory (`memory`), but its pages are dropped before each pass.
+    passes. With `memory_bytes`, a memory cgroup holds what llama.cpp needs beside weights (measured after a pass:
+    Python, KV cache, buffers, page tables) and so many bytes more for pages of the file, as many as another runtime may
+    take for weights (`memory`). Passes that are not timed come first, until one reads as much as the one before it.
+    Without it nothing limits the memory, but pages are dropped before each pass.
 
     Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
     with as many threads as torch has. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
@@ -64,7 +73,8 @@ class LlamaCpp(Contestant):
     K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the layers in
     the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest products
     want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for wrong
-    logits, or for a model of another kind than Llama.
+    logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made or the file is
+    not mapped.
     """
 
     def __init__(
@@ -75,9 +85,13 @@ class LlamaCpp(Contestant):
         text: Text | None = None,
         labels: Mapping[str, object] | None = None,
         mapped: bool = True,
+        memory_bytes: int | None = None,
     ):
+        if memory_bytes is not None and (memory_bytes < 1 or not mapped):
+            raise UserError(f"memory_bytes={memory_bytes}, mapped={mapped}: expected a positive limit of a mapped file")
         self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
-        self.mode, python = MODE if mapped else "memory", _python()
+        self.limited, python = memory_bytes is not None, _python()
+        self.mode = LIMITED if self.limited else MODE if mapped else "memory"
         self._clock_s = 0.0
         self.recorder = Recorder(lambda: self._clock_s)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
@@ -87,17 +101,24 @@ class LlamaCpp(Contestant):
         self.nbytes = layer_bytes(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
+        drop_pages(file)  # pages in the page cache would not count for its group
         command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
         command += [] if mapped else [llama_cpp_driver.LOADED]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        self._group = MemoryGroup() if self.limited else None
         self._process = subprocess.Popen(command, text=True, **pipes)
         try:
+            if self._group:
+                self._group.add(self._process.pid)
             self._answer()
             if model is not None:
                 self._logits = _logits(model)
                 of_model = ("the model in memory", [self._logits]) if LLAMA_CPP[method] == "F16" else ("before",)
                 self.reference = Reference(*of_model, near=NEAR)
                 self.check(0)
+            if self._group:
+                self.memory = memory_bytes
+                self._settle(self._group, memory_bytes)
         except BaseException:
             self.close()
             raise
@@ -107,7 +128,7 @@ class LlamaCpp(Contestant):
         inputs = self.text.inputs[number][0].tolist() if self.text else PROMPT[:1]
         begun_s = self._clock_s
         if self.mapped:
-            answer = self._ask(tokens=list(inputs))
+            answer = self._pass(inputs)
             self._clock_s += answer["seconds"]
             self.recorder.record("read", "pass", "storage", begun_s, answer["read_bytes"], None)
             return
@@ -128,7 +149,7 @@ class LlamaCpp(Contestant):
 
     def log_probabilities(self, tokens: Sequence[int], vocabulary: int) -> Tensor:
         """The natural logarithms of the next token's probabilities: fp32 [vocabulary]."""
-        return torch.tensor(self._ask(tokens=list(tokens), probabilities=vocabulary)["log_probabilities"])
+        return torch.tensor(self._pass(tokens, probabilities=vocabulary)["log_probabilities"])
 
     def close(self) -> None:
         """End the process."""
@@ -140,6 +161,21 @@ class LlamaCpp(Contestant):
             self._process.kill()
             self._process.wait()
         self._errors.close()
+        if self._group:
+            self._group.close()
+
+    def _settle(self, group: MemoryGroup, memory_bytes: int) -> None:
+        """Limit the memory; then pass until a pass reads as much as the one before it."""
+        before, now = float("inf"), self._pass(PROMPT[:1])["read_bytes"]
+        group.limit(group.other_bytes + memory_bytes)
+        for _ in range(MOST_PASSES):
+            if abs(now - before) <= SETTLED * self.nbytes:
+                break
+            before, now = now, self._pass(PROMPT[:1])["read_bytes"]
+
+    def _pass(self, tokens: Sequence[int], **request: object) -> dict:
+        """Take tokens through the model in one pass. Without a limit, the file's pages are dropped before."""
+        return self._ask(tokens=list(tokens), drop=not self.limited, **request)
 
     def _ask(self, **request: object) -> dict:
         try:

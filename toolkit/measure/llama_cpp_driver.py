@@ -3,10 +3,11 @@
     python llama_cpp_driver.py FILE.gguf THREADS [loaded]
 
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
-tokens through the model in one pass from the disk: the file's pages are dropped before it. The answer has `seconds` of
-the pass and `read_bytes`, what the process read from the disk in it. With `"probabilities": n` it also has
-`log_probabilities` of the next token, for tokens 0 to n - 1. With `"generate": n` no page is dropped, n tokens follow
-the given ones, and the answer has `seconds` of one of them. The first line on stdout is `{}`: the model is loaded.
+tokens through the model in one pass. With `"drop": true` the file's pages are dropped before it, so that all are read
+from the disk. The answer has `seconds` of the pass and `read_bytes`, what the process read from the disk in it. With
+`"probabilities": n` it also has `log_probabilities` of the next token, for tokens 0 to n - 1. With `"generate": n` n
+tokens follow the given ones, and the answer has `seconds` of one of them. The first line on stdout is `{}`: the model
+is loaded.
 """
 
 import ctypes
@@ -52,7 +53,8 @@ def answer(server, file: str, request: dict) -> dict:
     """One pass through the model. Raises `RuntimeError` if llama.cpp does not give it."""
     if "generate" in request:
         return {"seconds": generate(server, request["tokens"], request["generate"])}
-    drop_pages(file)
+    if request.get("drop"):
+        drop_pages(file)
     count = request.get("probabilities", 0)
     task = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
     before, begun_s = read_bytes(), time.perf_counter()
