@@ -117,6 +117,26 @@ def test_the_same_effect_is_two_thirds_to_one_and_a_half_of_the_published_one(ve
     assert verdict(ours, value=1.67, beside=1) == expected
 
 
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"chance": 79.0}, "differs"),  # 80 % where guessing gives 79
+        ({"chance": 60.0}, "same effect"),
+        ({"chance": float("nan")}, "same effect"),
+        ({"chance": 60.0, "standard_error": 11.0}, "differs"),  # 58 to 102
+    ],
+)
+def test_what_is_no_more_than_chance_shows_no_effect(publish, more, expected):
+    """Published 95 % beside 86; ours 80 beside 74: an effect of 0.77 of the published one."""
+    record = RECORD | {"column": "value", "value": 95, "unit": "percent", "where": {"row": "paper's"}}
+    record |= {"stand_in": {"row": "closest"}}
+    publish(record | {"beside": "x-2"}, record | {"id": "x-2", "value": 86, "where": {"row": "third"}, "beside": "x-1"})
+    table = pd.DataFrame({"row": ["closest", "third"], "value": [80.0, 74.0], "evidence": "measured"})
+    row = compare(table.assign(**more), "toy/fig1").iloc[0]
+    assert row["verdict"] == expected
+    assert row["reason"] == (f"chance alone gives {more['chance']:.3g}" if expected == "differs" else "rounded")
+
+
 def test_twelve_times_as_fast_is_not_five_times(verdict):
     """11.84 / 4 is 2.96; their logarithms' ratio, 1.59, once made this pass."""
     assert verdict(12.84, value=5, beside=1) == "same sign"
@@ -302,7 +322,8 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     errors = {"n": 1, "median_error": 0.15, "largest_error": 0.15, "largest": "x-2", "null_n": 1}
     errors |= {"null_median_error": 0.2, "null_largest_error": 0.2, "same_median_error": 0.15}
     assert score(found) == pytest.approx(errors | {"same_largest_error": 0.15})
-    expected = "1 prediction, off by 15% (median) and 15% (at most, x-2), where bytes over bandwidth and nothing else "
+    expected = "1 prediction, off by 15% (median) and 15% (at most, size over dense: half), where bytes over "
+    expected += "bandwidth and nothing else "
     assert prediction_words(found) == expected + "are off by 20% and 20%"
     assert score_sentence(found).startswith(
         "input: 1 within tolerance; prediction: 1 same effect; prediction, limits: 1 within tolerance."
@@ -315,6 +336,6 @@ def test_a_null_model_that_says_nothing_of_a_quantity_is_compared_on_the_others(
     table = TABLE.assign(profile="paper", evidence="modelled")
     found = compare(table, "toy/fig1", table.iloc[:1].assign(ratio=0.7))
     assert prediction_words(found) == (
-        "2 predictions, off by 29% (median) and 50% (at most, x-2), where bytes over bandwidth and nothing else are "
-        "off by 40% and 40% on the 1 that they reach (ours there: 8% and 8%)"
+        "2 predictions, off by 29% (median) and 50% (at most, size over dense: half), where bytes over bandwidth and "
+        "nothing else are off by 40% and 40% on the 1 that they reach (ours there: 8% and 8%)"
     )

@@ -96,8 +96,21 @@ def test_tables_have_a_box_and_numbers_stand_on_the_right(tmp_path):
     text = body(write(tmp_path, made))
     assert text.count('<div class="scroll"><table') == 1
     assert re.findall(r'<th class="right">(\w+)</th>', text) == ["ours"]
-    assert re.findall(r'<td class="\w+ right">([\w.]+)</td>', text) == ["1.5", "NaN"]
+    assert re.findall(r'<td class="\w+ right">([\w.–]+)</td>', text) == ["1.5", "–"]
     assert '<td class="verdict differs">differs</td>' in text
+
+
+def test_numbers_in_tables_have_three_digits_and_whole_ones_all(tmp_path):
+    table = pd.DataFrame({"few": [8.259174e7, 0.5], "many": [1234567, 3], "small": [1.234e-7, float("nan")]})
+    made = cells("code:table", outputs=[nbformat.v4.new_output("execute_result", data={"text/html": table.to_html()})])
+    shown = re.findall(r'<td class="\w+ right">([^<]+)</td>', body(write(tmp_path, made)))
+    assert shown == ["82,600,000", "1234567", "1.23 × 10⁻⁷", "0.5", "3", "–"]
+
+
+def test_every_figure_can_be_enlarged(tmp_path):
+    made = cells("code:1")
+    made[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
+    assert write(tmp_path, made).count('<label class="enlarge"') == 2  # the saved one on top, and the cell's
 
 
 def test_a_page_is_self_contained(tmp_path):
@@ -105,7 +118,8 @@ def test_a_page_is_self_contained(tmp_path):
     made[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
     text = write(tmp_path, made)
     assert "<script" not in text
-    assert re.findall(r'(?:src|href)="(?!data:|#|index\.html)[^"]*"', text) == []
+    links = re.findall(r'(?:src|href)="(?!data:|#|index\.html)([^"]*)"', text)
+    assert links == [f"../endor/fig04/{name}" for name in ("notebook.ipynb", "meta.json")]
     assert "url(" not in text
     assert "&lt;b&gt;not markup" in text
 

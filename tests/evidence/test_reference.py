@@ -167,11 +167,11 @@ def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results
     monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
     text = readme_tables(folder)
     assert text.startswith("Measured on a CPU, 2 cores, no GPU, 2026-01-02; all of it in `here/`.")
-    assert "* `endor`: 2 predictions, off by 20% (median) and 30% (at most, x-2), where bytes over bandwidth" in text
+    assert "* `endor`: 2 predictions, off by 20% (median) and 30% (at most, " in text
     assert "nothing else are off by 35% and 50%; left out: 0 limits, 1 stand-ins, 1 of 4 quantities not run." in text
     values, stand_ins = (text.split(GROUP_WORDS[name])[1].strip().splitlines()[2] for name in ("values", "stand-ins"))
     assert (values, stand_ins) == ("| prediction | 1 | 0 | 0 | 1 |", "| prediction | 0 | 0 | 1 | 0 |")
-    assert "* `endor/x-2`: 1 published, 1.3 modelled, paper: why." in text
+    assert "(`endor/x-2`): 1 published, 1.3 modelled, paper: why." in text
     assert "run on the GPU; measured" in text
     assert "(36864 × 9216), measured." in text
     assert "| format | opt-66b fc1, float16 | tiny, float16 |\n| --- | --- | --- |\n| endor | 56.0% | 57.0% |" in text

@@ -13,7 +13,8 @@ import pytest
 from toolkit import paths
 from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
-from toolkit.evidence.comparison import COLUMNS
+from toolkit.evidence.claims import KINDS
+from toolkit.evidence.comparison import COLUMNS, VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.report import Outcome, write_report
 
@@ -78,9 +79,27 @@ def test_each_row_has_its_card_and_unsound_results_say_why(results):
     assert (results / "report" / "quickstart.html").exists()
 
 
+def test_a_card_links_what_a_run_left_and_shows_two_whole_sentences(results):
+    (results / "quickstart" / "table.csv").write_text("value\n1\n")
+    long = nbformat.read(results / "quickstart" / "notebook.ipynb", 4)
+    long.cells[0].outputs[0].text = "Seen: One of fig. 2 is 1.5. Two is less. Three is left out."
+    nbformat.write(long, results / "quickstart" / "notebook.ipynb")
+    card = cards(write_report({}).read_text())["quickstart"]
+    assert "One of fig. 2 is 1.5. Two is less.</p>" in card
+    links = [f"../quickstart/{name}" for name in ("table.csv", "notebook.ipynb", "meta.json")]
+    assert re.findall(r'href="(\.\./[^"]+)"', card) == links
+    assert all((results / "report" / link).is_file() for link in links)
+
+
+def test_the_legend_explains_each_verdict_and_kind(results):
+    legend = write_report({}).read_text().split('class="legend"')[1].split("</details>")[0]
+    for name in (*VERDICTS, *KINDS, "limits", "stand-ins", "null model"):
+        assert f"{name}</" in legend
+
+
 def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(results):
     card = cards(write_report({}).read_text())["endor/fig05"]
-    chips = re.findall(r'<span class="chip ([^"]+)">([^<]+)<', card)
+    chips = re.findall(r'<span class="chip ([^"]+)" title="[^"]+">([^<]+)<', card)
     assert chips == [
         ("within-tolerance predicted", "2 within tolerance"),
         ("differs predicted", "1 differs"),

@@ -303,6 +303,7 @@ def test_a_layer_says_where_packing_is_slower_if_anywhere():
     ).assign(stage="total", model="tiny")
     assert layer_headline(table) == {
         "negative": "With weights in DRAM, endor runs a layer of tiny at 0.50 times the speed of dense "
-        "weights (measured)."
+        "weights, endor_packed at 0.90 times (measured)."
     }
+    assert "endor_packed" not in layer_headline(table.drop(index=3))["negative"]
     assert layer_headline(table.iloc[[0, 2]]) == {}

@@ -51,7 +51,9 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
       0.67 to 1.5 times the published one, and it is outside the run-to-run spread: the range of ours and the range of
       what it is beside do not meet (`_range`).
     - `same sign`: ours lies on the same side; or a stand-in keeps the limit.
-    - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance.
+    - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance; or
+      its row has a `chance`, what guessing gives of `value`, and ours is not above that by more than the tolerance of
+      10 % and its own spread.
     - `not run`: `table` holds no number that the claim is about.
     """
     records = claims(figure.split("/")[0])
@@ -157,9 +159,10 @@ def prediction_words(comparison: pd.DataFrame) -> str:
     found = score(comparison)
     if not found:
         return "no predictions"
+    farthest = comparison[comparison["claim"] == found["largest"]].iloc[0]
     words = (
         f"{found['n']} prediction{'s' * (found['n'] > 1)}, off by {found['median_error']:.0%} (median) and "
-        f"{found['largest_error']:.0%} (at most, {found['largest']})"
+        f"{found['largest_error']:.0%} (at most, {_name(farthest)})"
     )
     if "null_n" in found:
         words += (
@@ -172,6 +175,12 @@ def prediction_words(comparison: pd.DataFrame) -> str:
                 f"{found['same_largest_error']:.0%})"
             )
     return words
+
+
+def _name(row: pd.Series) -> str:
+    """What a claim is about, in words: its quantity and the first of its conditions."""
+    words = [words for words in (row["quantity"], row["conditions"]) if isinstance(words, str)]
+    return ": ".join(words).split(";")[0] or row["claim"]
 
 
 def omission_words(comparison: pd.DataFrame) -> str:
@@ -195,7 +204,8 @@ def score_sentence(comparison: pd.DataFrame) -> str:
 
 def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
     """To be looked at: the columns that a reader needs, numbers to three digits after the point."""
-    wanted = ["claim", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence", "reason"]
+    wanted = ["quantity", "conditions", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence"]
+    wanted.append("reason")
     numbers = {name: comparison[name].astype(float).round(3) for name in ("published", "ours", "null")}
     return comparison.assign(**numbers)[wanted].fillna({"reason": ""})
 
@@ -223,7 +233,7 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
         "profile": _or(row.get("profile"), _or(record.get("machine"), None)) if known else None,
         "ratio": _ratio(ours, record),
         "verdict": verdict,
-        "reason": None if _as_published(verdict, ours, record) else _or(record.get("reason"), {}).get(evidence),
+        "reason": None if _as_published(verdict, ours, record) else _reason(row, record),
         "null": guess,
         "null_ratio": _ratio(guess, record),
     }
@@ -261,6 +271,20 @@ def _as_published(verdict: str, ours: float | None, record: dict) -> bool:
     return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, record["value"], record["bound"]))
 
 
+def _reason(row: pd.Series, record: dict) -> str | None:
+    """Why ours is another number: chance, or what the claim says for this kind of evidence."""
+    if _by_chance(row, record["column"]):
+        return f"chance alone gives {row['chance']:.3g}"
+    return _or(record.get("reason"), {}).get(row.get("evidence"))
+
+
+def _by_chance(row: pd.Series, column: str) -> bool:
+    """Whether a number is no more than guessing gives."""
+    if column != "value" or pd.isna(row.get("chance")):
+        return False
+    return row["value"] <= row["chance"] * (1 + TOLERANCE) or _range(row, column)[0] <= row["chance"]
+
+
 def _kept(ours: float, limit: float, bound: str) -> bool:
     return ours >= limit if bound == "at_least" else ours <= limit
 
@@ -287,7 +311,7 @@ def _by_effect(table: pd.DataFrame, record: dict, records: dict[str, dict], row:
             return DIFFERS
         theirs, beside, span = other["value"], float(neighbour[other["column"]]), _range(neighbour, other["column"])
     ours = float(row[column])
-    if beside is None or not min(ours, beside) > 0:
+    if beside is None or not min(ours, beside) > 0 or _by_chance(row, column):
         return DIFFERS
     found, published = _effect(ours / beside), _effect(record["value"] / theirs)
     if found * published <= 0:

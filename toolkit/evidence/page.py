@@ -12,11 +12,13 @@ from pathlib import Path
 import jinja2
 
 from toolkit.errors import UserError
+from toolkit.evidence import wording
 from toolkit.evidence.catalogue import PRESETS, Notebook
 from toolkit.evidence.comparison import VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.parameters import PARAMETERS, read_parameters
+from toolkit.evidence.wording import NOTHING, three_digits
 from toolkit.files import read_json, replacing
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -24,8 +26,12 @@ MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:
 HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
 QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
 SEEN = re.compile(r"^Seen:(.*)", re.MULTILINE | re.DOTALL)
-NUMBER = re.compile(r"[-+−]?[\d,]*\.?\d+(e[-+]?\d+)?\s*%?")
-NOTHING = ("", "NaN", "None", "<NA>", "nan")
+IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
+ENLARGED = r'<label class="enlarge" title="enlarge"><input type="checkbox">\g<0></label>'
+FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|inf)")
+NUMBER = re.compile(r"[-+−]?([\d,]*\.?\d+(e[-+]?\d+|\s×\s10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?\s*%?|∞)")
+ABSENT = ("", "NaN", "None", "<NA>", "nan", NOTHING)
+FILES = {"CSV": "table.csv", "beside the paper": "comparison.csv", "notebook": "notebook.ipynb", "raw": "meta.json"}
 LONG_TEXT = 24  # characters: more may break into lines
 BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
@@ -57,6 +63,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
         title=about.title + (" (failed)" if error else ""),
         question=about.question,
         answer=answer(book),
+        links=file_links(executed.parent, about),
         figure=main_figure(executed.parent, meta) or _last_image(book),
         error=error,
         problem=problem,
@@ -80,6 +87,11 @@ def answer(book: dict) -> str | None:
         if conclusion := SEEN.search(_joined(output.get("text"))):
             return " ".join(conclusion[1].split())
     return None
+
+
+def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
+    """What a folder of results holds beside its page: words, and the address as seen from the report's folder."""
+    return tuple((words, f"../{about.id}/{name}") for words, name in FILES.items() if (folder / name).is_file())
 
 
 def main_figure(folder: Path, meta: Meta) -> str | None:
@@ -116,7 +128,8 @@ def preset_words(presets: set[str]) -> str:
 def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    environment.globals["highlighting"] = _highlighting
+    environment.globals |= {"highlighting": _highlighting, "wording": wording}
+    environment.filters["digits"] = three_digits
     text = environment.get_template(template).render(**values)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
@@ -143,7 +156,7 @@ def _cells(book: dict) -> str:
             if "text/html" in output.get("data", {}):
                 output.data["text/html"] = _tables(output.data["text/html"])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
-    return exporter.from_notebook_node(notebook)[0]
+    return IMAGE.sub(ENLARGED, exporter.from_notebook_node(notebook)[0])
 
 
 def _without_bars(outputs: list) -> list:
@@ -176,6 +189,8 @@ def _mark_columns(table) -> None:
     heads = [row.find_all("th")[::-1] for row in table.select("thead tr")]
     for place in range(max(map(len, rows), default=0)):
         cells = [row[place] for row in rows if place < len(row)]
+        for cell in cells:
+            _shorten(cell)
         kinds = [_kind(cell.get_text().strip()) for cell in cells]
         number = "number" in kinds and set(kinds) <= {"number", "nothing"}
         for cell, kind in zip(cells, kinds, strict=True):
@@ -185,9 +200,18 @@ def _mark_columns(table) -> None:
                 head[place]["class"] = ["right"]
 
 
+def _shorten(cell) -> None:
+    """Show a number that is not whole with three digits, and nothing as a dash; the CSV has them in full."""
+    text = cell.get_text().strip()
+    if text in ABSENT:
+        cell.string = NOTHING
+    elif FLOAT.fullmatch(text):
+        cell.string = three_digits(float(text))
+
+
 def _kind(text: str) -> str:
     """What a cell holds, as the class that styles it."""
-    if text in NOTHING:
+    if text in ABSENT:
         return "nothing"
     if text in VERDICTS:
         return f"verdict {text.replace(' ', '-')}"

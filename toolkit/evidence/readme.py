@@ -185,7 +185,7 @@ def _score_part(folder: Path) -> str:
     tables = [f"{GROUP_WORDS[name]}\n\n{markdown(_verdicts(compared[group(compared) == name]))}" for name in GROUPS]
     differing = compared[compared["verdict"].eq(DIFFERS) & compared["kind"].ne("context")]
     lines = [
-        f"* `{row.paper}/{row.claim}`: {row.published:g} published, {row.ours:.3g} {row.evidence}"
+        f"* {row.quantity} (`{row.paper}/{row.claim}`): {row.published:g} published, {row.ours:.3g} {row.evidence}"
         + (f", {row.profile}" if isinstance(row.profile, str) else "")
         + (f": {row.reason}." if isinstance(row.reason, str) else ".")
         for row in differing.itertuples()

@@ -9,8 +9,18 @@ from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, rows
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
-from toolkit.evidence.page import answer, main_figure, matching_presets, preset_words, read_book, render, write_page
+from toolkit.evidence.page import (
+    answer,
+    file_links,
+    main_figure,
+    matching_presets,
+    preset_words,
+    read_book,
+    render,
+    write_page,
+)
 from toolkit.evidence.readme import scores
+from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder
 
 
@@ -44,6 +54,7 @@ class Entry:
     answer: str | None = None
     picture: str | None = None
     seconds: float | None = None
+    files: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,7 @@ class Statement:
     kind: str
     text: str
     page: str | None
-    id: str
+    title: str
 
 
 def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path:
@@ -104,9 +115,10 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
         note,
         meta,
         _publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
-        answer(read_book(executed)),
+        first_sentences(answer(read_book(executed)) or ""),
         None if meta.card else main_figure(results, meta),
         meta.wall_s if outcome.seconds is None else outcome.seconds,
+        file_links(results, about),
     )
 
 
@@ -141,7 +153,7 @@ def _publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, 
 def _statements(entries: Sequence[Entry], system: str) -> list[Statement]:
     """What the notebooks found of a system, in the order gain, cost, negative."""
     found = [
-        Statement(kind, entry.meta.headline[kind], entry.page, entry.about.id)
+        Statement(kind, entry.meta.headline[kind], entry.page, entry.about.title)
         for entry in entries
         for kind in HEADLINES
         if kind in entry.meta.headline and entry.meta.headline.get("system", entry.about.paper) == system

@@ -63,6 +63,7 @@ class Run:
         if "seed" in self.parameters:
             seed_everything(self.parameters["seed"])
         use_style()
+        pd.set_option("display.max_colwidth", None)  # reasons stand in tables whole
 
     @property
     def folder(self) -> Path:

@@ -2,13 +2,13 @@
 
     passes = Passes(Workload("opt-1536"), layers=10, ways=default_ways(PASS_METHODS))
     pass_measurements(passes)      # beside pass_table(profile("endor-rtx4080"), ...)
-    goal_ratios(passes, GOALS)     # with the goals of toolkit.papers.endor.passes
+    pair_ratios(passes, PAIRS)     # of toolkit.papers.endor.passes
 
 The model is a twin with random weights (`toolkit.models.twins`); the device is the CPU. `toolkit.measure.model_passes`
 times. Measurements are kept under `data/cache/measured/`, by machine, disk and code.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import pandas as pd
@@ -33,7 +33,7 @@ from toolkit.timeline.tables import beside_dense, beside_measured
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 REPETITIONS = 5
 PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
-Goals = Mapping[tuple[tuple[str, str], tuple[str, str]], float]
+Pairs = Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,16 @@ def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
     return beside_measured(pd.concat(compared, ignore_index=True))
 
 
-def goal_ratios(passes: Passes, goals: Goals, fresh: bool = False) -> pd.DataFrame:
-    """`goals_table` of the passes that `pass_measurements` shows."""
-    return goals_table(measured_spans(passes, fresh=fresh), goals)
+def pair_ratios(passes: Passes, pairs: Pairs, fresh: bool = False) -> pd.DataFrame:
+    """`pairs_table` of the passes that `pass_measurements` shows."""
+    return pairs_table(measured_spans(passes, fresh=fresh), pairs)
 
 
-def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
-    """How many times faster ours was, turn by turn: median and quartiles, what was wanted, and whether that was met.
+def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
+    """How many times faster ours was: `ratio` of the median seconds, and its quartiles over the turns, low and high.
 
-    `spans` are those of `pass_spans`. `goals` has pairs of (method, policy), ours and the other, with all layers on
-    disk, and how many times faster ours should be; pairs that are not among the spans are left out.
+    `spans` are those of `pass_spans`. `pairs` are of (method, policy), ours and the other, with all layers on disk;
+    pairs that are not among the spans are left out.
 
     `byte_limit`, for two ways of our own with one policy, is the bytes that the other reads for a token over the bytes
     that ours reads: what moves weights from the same disk with the same reader cannot gain more. It is NaN beside
@@ -97,11 +97,12 @@ def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
     seconds, shares = turn_seconds(spans), read_shares(spans)
     first = spans.groupby(PLACED)[["stored_bytes", "storage_layers", "tokens"]].first()
     rows = []
-    for pair, wanted in goals.items():
+    for pair in pairs:
         ours, other = keys = [(*way, "storage") for way in pair]
         if not {ours, other} <= set(seconds):
             continue
-        low, middle, high = (seconds[other] / seconds[ours]).quantile([0.25, 0.5, 0.75])
+        low, high = (seconds[other] / seconds[ours]).quantile([0.25, 0.75])
+        middle = seconds[other].median() / seconds[ours].median()  # as the table of seconds has it
         names = {"ours": ", ".join(pair[0]), "other": ", ".join(pair[1])}
         comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
         limit = first["stored_bytes"][other] / first["stored_bytes"][ours] if comparable else float("nan")
@@ -113,7 +114,7 @@ def goals_table(spans: pd.DataFrame, goals: Goals) -> pd.DataFrame:
             for name, share, layer in zip(names.values(), read, slack, strict=True)
             if abs(share - 1) > layer
         ]
-        numbers = {"ratio": middle, "low": low, "high": high, "wanted": wanted, "met": middle >= wanted}
+        numbers = {"ratio": middle, "low": low, "high": high}
         numbers |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
         rows.append(names | numbers | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)

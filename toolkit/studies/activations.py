@@ -43,10 +43,10 @@ def _upto(tokens: int) -> range:
 def friends_table(found: Trace, layer: int, ranks: Sequence[int], window: int) -> pd.DataFrame:
     """Co-activation of one layer: its friends by rank, and what bundles of friends read.
 
-    Rows "friend" hold what `friends` gives; rows "quantity" a quantity, its value and its unit:
+    Rows "friend" hold what `friends` gives; rows "quantity" a quantity, its value, unit and, of friends, `chance`:
 
     - friend n: the mean share of a neuron's tokens that its n-th closest friend shares;
-    - by chance: what it would be if neurons knew nothing of each other;
+    - by chance: what that of the closest friend would be if neurons knew nothing of each other;
     - hot friends: neurons whose closest friend is among the most used hundredth;
     - read over needed: neurons read, each with its closest friend, over those that a window lacks; once as the paper
       does it, and once without those that came as a friend already.
@@ -54,13 +54,14 @@ def friends_table(found: Trace, layer: int, ranks: Sequence[int], window: int) -
     pairs = friends(found, layer, ranks).assign(row="friend")
     rows = []
     for rank, group in pairs.groupby("rank"):
-        rows.append((f"friend {rank}", 100 * group["together"].mean(), "percent"))
+        rows.append((f"friend {rank}", 100 * group["together"].mean(), "percent", 100 * group["usage"].mean()))
     closest = pairs[pairs["rank"] == 1]
-    rows.append(("by chance", 100 * closest["usage"].mean(), "percent"))
-    rows.append(("hot friends", 100 * _hot_share(found, layer, closest), "percent"))
+    rows.append(("by chance", 100 * closest["usage"].mean(), "percent", None))
+    rows.append(("hot friends", 100 * _hot_share(found, layer, closest), "percent", None))
     every, fewer = friend_reads(found.active(layer).numpy(), _friend_of(found, layer, closest), window)
-    rows += [("read over needed", every, "ratio"), ("read over needed, friends not read twice", fewer, "ratio")]
-    quantities = pd.DataFrame(rows, columns=["quantity", "value", "unit"]).assign(row="quantity", layer=layer)
+    rows += [("read over needed", every, "ratio", None)]
+    rows += [("read over needed, friends not read twice", fewer, "ratio", None)]
+    quantities = pd.DataFrame(rows, columns=["quantity", "value", "unit", "chance"]).assign(row="quantity", layer=layer)
     return pd.concat([pairs, quantities], ignore_index=True).assign(model=found.model, evidence="measured")
 
 

@@ -108,9 +108,12 @@ def layer_headline(layers: pd.DataFrame) -> dict[str, str]:
     if slower.empty:
         return {}
     worst = slower.loc[slower["speedup"].idxmin()]
+    same = layers[packed & layers["model"].eq(worst["model"]) & layers["placement"].eq(worst["placement"])]
+    best = same.loc[same["speedup"].idxmax()]
+    also = "" if best["method"] == worst["method"] else f", {best['method']} at {best['speedup']:.2f} times"
     return {
         "negative": f"With weights {PLACES[worst['placement']]}, {worst['method']} runs a layer of {worst['model']} at "
-        f"{worst['speedup']:.2f} times the speed of dense weights (measured)."
+        f"{worst['speedup']:.2f} times the speed of dense weights{also} (measured)."
     }
 
 
