@@ -35,6 +35,12 @@ def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
     assert boxes == {(0, 0, 2, ""), (1, 0, 2.5, "///"), (2, 0, 1, ""), (2, 1, 0.5, ""), (3, 0, 1.25, "///")}
 
 
+def test_what_other_work_disturbed_has_a_star():
+    disturbed = TABLE["evidence"].eq("measured") & TABLE["way"].eq("endor")
+    _, here, _ = machines_figure(TABLE.assign(disturbed=disturbed.astype(float)), COMPARISON).axes
+    assert names(here) == ["dense", "dense, modelled", "endor *", "endor, modelled"]
+
+
 def test_ratios_stand_beside_the_published_ones_and_what_was_not_run_is_left_out():
     ratios = machines_figure(TABLE, COMPARISON).axes[-1]
     assert names(ratios) == ["endor-speedup", "endor-speedup, here"]

@@ -21,7 +21,7 @@ ODD = [
     float("nan"),
 ]
 FIELDS = ["id", "schema", "figures", "evidence", "verdicts", "score", "parameters", "card", "headline", "wall_s"]
-FIELDS += ["finished", "git", "git_dirty", "cpu", "memory_gb", "gpu", "versions"]
+FIELDS += ["disturbed", "finished", "git", "git_dirty", "cpu", "memory_gb", "gpu", "versions"]
 
 
 def read(folder, value):

@@ -50,7 +50,12 @@ def results(tmp_path, monkeypatch):
     save(tmp_path, "quickstart", SOUND | {"verdicts": {"within tolerance": 2, "not run": 1}})
     more = {"headline": {"gain": "It is fast.", "negative": "It is <not> always."}, "card": card, "score": score}
     save(tmp_path, "endor/fig05", SOUND | more | {"verdicts": kinds}, html=WIDE)
-    save(tmp_path, "flash/fig02", SOUND | {"headline": {"system": "endor", "cost": "It takes room."}})
+    save(tmp_path, "flash/tab02", SOUND | {"disturbed": {"rows": 2, "of": 12}})
+    save(
+        tmp_path,
+        "flash/fig02",
+        SOUND | {"disturbed": {"rows": 0, "of": 5}, "headline": {"system": "endor", "cost": "It takes room."}},
+    )
     save(tmp_path, "endor/fig04", SOUND | {"schema": 0})
     save(tmp_path, "endor/fig01", {"another": "program's"} | {"schema": None})
     save(tmp_path, "endor/tab_perplexity", SOUND, figure=False)
@@ -146,6 +151,17 @@ def test_the_index_names_machine_date_commit_and_parameters(results):
     head = write_report({}).read_text().split('class="systems"')[0]
     for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
         assert words in head
+
+
+def test_disturbed_rows_are_told_on_top_on_the_card_and_on_the_page(results):
+    index = write_report({})
+    text = index.read_text()
+    assert "2 of 17 measured rows were disturbed by other work." in text
+    found = cards(text)
+    words = "2 of 12 measured rows were disturbed by other work."
+    assert words in found["flash/tab02"]
+    assert words in (index.parent / "flash-tab02.html").read_text()
+    assert "disturbed" not in found["flash/fig02"]
 
 
 def test_a_page_that_cannot_be_made_is_shown_as_such(results, monkeypatch):

@@ -39,6 +39,8 @@ def test_everything_is_saved_with_its_circumstances(run):
     assert meta["score"] == pytest.approx({"n": 1, "median_error": 0.2, "largest_error": 0.2, "largest": "x-2"})
     assert meta["inputs"].keys() == {"smollm2-135m", "wiki-slice"}
     assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
+    assert meta["disturbed"] == {"rows": 0, "of": 0}
+    assert meta["load"].keys() == {"others_cores", "stolen_cores", "load_average"}
 
 
 def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
@@ -54,6 +56,17 @@ def test_evidence_compares_saves_and_says_what_was_seen(run, capsys):
     meta = json.loads((sizes.folder / "meta.json").read_text())
     assert meta["card"] == {"caption": "ratios", "bars": {"endor": 0.5625, "zstd": 0.6}}
     assert set(pd.read_csv(sizes.folder / "comparison.csv")["evidence"].dropna()) == {"measured"}
+
+
+def test_disturbed_rows_are_counted_in_figure_answer_and_meta(run, capsys):
+    figure = Figure()
+    figure.subplots().plot([1, 2])
+    table = TABLE.assign(disturbed=1.0, evidence="measured")
+    run.evidence(table, "it is slow.", figures={"curve": figure})
+    words = f"{len(table)} of {len(table)} measured rows were disturbed by other work"
+    assert [text.get_text() for text in figure.texts] == [f"*  {words}"]
+    assert f"Seen: it is slow. {words}." in capsys.readouterr().out
+    assert json.loads((run.folder / "meta.json").read_text())["disturbed"] == {"rows": len(table), "of": len(table)}
 
 
 def test_a_table_that_answers_no_claim_is_not_run(run, capsys):

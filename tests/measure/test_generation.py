@@ -83,7 +83,14 @@ def runs(**seconds: list[float]) -> pd.DataFrame:
         for method, each in seconds.items()
         for number, found in enumerate(each, 1)
     ]
-    shared = {"policy": "pipelined", "batch": 1, "phase": "generation", "mode": "direct", "measured_at": "now"}
+    shared = {
+        "policy": "pipelined",
+        "batch": 1,
+        "phase": "generation",
+        "mode": "direct",
+        "measured_at": "now",
+        "disturbed": False,
+    }
     return pd.DataFrame(rows).assign(**shared, tokens_per_s=1.0, bytes_a_token=1.0)
 
 

@@ -205,7 +205,12 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
             span = {"stage": stage, "op": "fc1", "tier": tier, "start_s": start_s, "end_s": end_s, "nbytes": nbytes}
             rows.append(span | {"layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"})
             rows[-1] |= {"path": "host", "device": "cpu"}
-            rows[-1] |= {"repetition": repetition, "mode": "direct", "measured_at": "2024-02-03T04:05:06+00:00"}
+            rows[-1] |= {
+                "repetition": repetition,
+                "mode": "direct",
+                "measured_at": "2024-02-03T04:05:06+00:00",
+                "disturbed": False,
+            }
     monkeypatch.setattr(
         operations, "measured_spans", lambda *arguments, **named: pd.DataFrame(rows).query("repetition > 0")
     )

@@ -22,7 +22,7 @@ def tokens():
         for (method, repetitions), nbytes in zip(SECONDS.items(), LINEAR_BYTES.values(), strict=True)
         for number, values in enumerate(repetitions, 1)
         for token, value in enumerate(values)
-    ).assign(weights=100, weight_bytes=lambda table: table["linear_bytes"] + 50)
+    ).assign(weights=100, disturbed=False, weight_bytes=lambda table: table["linear_bytes"] + 50)
 
 
 @pytest.fixture
@@ -84,10 +84,11 @@ def test_twins_by_hand():
         {"way": way, "place": place, "repetition": number, "seconds": float(seconds)}
         for (place, way), values in TWIN_SECONDS.items()
         for number, seconds in enumerate(values, 1)
-    ).assign(layer_bytes=50, weights=100, head_bytes=10, mode="memory")
+    ).assign(layer_bytes=50, weights=100, head_bytes=10, mode="memory", disturbed=[*[True] * 3, *[False] * 6])
     table = passes.twin_passes(turns, ModelTwin("toy", 5))
     spqr, rival, streamed = table.to_dict("records")
     assert [spqr["minimum_s"], spqr["median_s"], spqr["maximum_s"]] == [2, 2, 4]
+    assert table["disturbed"].tolist() == [1, 0, 0]
     assert [spqr["over_rival"], rival["over_rival"]] == [1.5, 1]
     assert pd.isna(streamed["over_rival"])
     assert spqr["bits_per_weight"] == 4

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from toolkit.measure.disturbance import starred
+
 MOST_BARS = 9
 
 
@@ -37,7 +39,7 @@ def latency_card(table: pd.DataFrame) -> Card | None:
         return None
     unit, factor = ("s", 1.0) if totals["seconds"].max() >= 1 else ("ms", 1e3)
     what, model = totals[["op", "model"]].iloc[0]
-    labels, shared = _without_shared_start(totals["way"].tolist())
+    labels, shared = _without_shared_start(starred(totals, "way").tolist())
     about = [
         f"{unit} a {what if what in ('layer', 'pass') else 'product'} of {model}",
         "measured",

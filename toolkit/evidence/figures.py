@@ -6,8 +6,10 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from toolkit.measure.disturbance import STAR, count_disturbed, disturbance_words, starred
 from toolkit.timeline.spans import STAGES
 
 COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
@@ -57,6 +59,13 @@ def use_style() -> None:
             "svg.fonttype": "none",
         },
     )
+
+
+def note_disturbance(figure: Figure, table: pd.DataFrame) -> None:
+    """Say below a figure how many rows of its notebook's table other work disturbed, if any."""
+    count, known = count_disturbed(table)
+    if count:
+        figure.text(0.01, -0.01, f"{STAR.strip()}  {disturbance_words(count, known)}", va="top", fontsize=9)
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:
@@ -145,9 +154,11 @@ def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "second
     """Horizontal bars made of parts: a bar a value of column `bar`, in it a part a value of column `part`.
 
     `table` holds one row for each bar and part, such as `Timeline.stages()` of several timelines. Its rows `transfer`
-    and `total` are sums and are left out. A part is hatched where its row's `evidence` is modelled.
+    and `total` are sums and are left out. A part is hatched where its row's `evidence` is modelled. A star follows the
+    name of a bar that other work disturbed.
     """
-    parts = table[~table[part].isin(SUMS)]
+    parts = table.assign(**{bar: starred(table, bar)})
+    parts = parts[~parts[part].isin(SUMS)]
     bars = list(dict.fromkeys(parts[bar]))
     ends = dict.fromkeys(bars, 0.0)
     colours = _colours(parts[part])

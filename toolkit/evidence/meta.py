@@ -23,6 +23,7 @@ class Meta:
 
     `verdicts` counts verdicts by kind of claim. `score` holds errors of the predictions, as shares. `headline` says
     what the notebook shows for a whole system: `gain`, `cost` and `negative`, a sentence each, of the paper `system`.
+    `disturbed` is `count_disturbed` of the table.
     """
 
     id: str | None = None
@@ -34,6 +35,7 @@ class Meta:
     parameters: Mapping[str, object] = field(default_factory=dict)
     card: Card | None = None
     headline: Mapping[str, str] = field(default_factory=dict)
+    disturbed: tuple[int, int] = (0, 0)
     wall_s: float | None = None
     finished: str | None = None
     commit: str | None = None
@@ -54,6 +56,7 @@ def read_meta(folder: Path) -> Meta:
         parameters=_mapping(raw.get("parameters")),
         card=_card(_mapping(raw.get("card"))),
         headline={key: text for key, text in _mapping(raw.get("headline")).items() if _text(text)},
+        disturbed=_disturbed(_mapping(raw.get("disturbed"))),
         wall_s=_number(raw.get("wall_s")),
         finished=_text(raw.get("finished")),
         commit=_commit(raw),
@@ -82,6 +85,12 @@ def _ordered(names: Mapping[str, object], order: tuple[str, ...]) -> list[str]:
 def _card(value: Mapping[str, object]) -> Card | None:
     bars = {label: number for label, number in _numbers(value.get("bars")).items() if number >= 0}
     return Card(_text(value.get("caption")) or "", dict(list(bars.items())[:MOST_BARS])) if bars else None
+
+
+def _disturbed(value: Mapping[str, object]) -> tuple[int, int]:
+    count, known = (value.get(name) for name in ("rows", "of"))
+    sound = isinstance(count, int) and isinstance(known, int) and 0 <= count <= known
+    return (int(count), int(known)) if sound else (0, 0)
 
 
 def _commit(raw: Mapping[str, object]) -> str | None:

@@ -20,6 +20,7 @@ from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.parameters import PARAMETERS, read_parameters
 from toolkit.evidence.wording import NOTHING, three_digits
 from toolkit.files import read_json, replacing
+from toolkit.measure.disturbance import disturbance_words
 
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
@@ -128,7 +129,7 @@ def preset_words(presets: set[str]) -> str:
 def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    environment.globals |= {"highlighting": _highlighting, "wording": wording}
+    environment.globals |= {"highlighting": _highlighting, "wording": wording, "disturbed": disturbance_words}
     environment.filters["digits"] = three_digits
     text = environment.get_template(template).render(**values)
     with replacing(target) as temporary:

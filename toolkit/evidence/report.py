@@ -22,6 +22,7 @@ from toolkit.evidence.page import (
 from toolkit.evidence.readme import scores
 from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder
+from toolkit.measure.disturbance import disturbance_words
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,14 @@ def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     if not metas:
         return []
     days = sorted({meta.finished[:10] for meta in metas})
+    count, known = (sum(numbers) for numbers in zip(*(meta.disturbed for meta in metas), strict=True))
     presets = set.intersection(*(matching_presets(entry.about, entry.meta) for entry in with_results))
     return [
         ("Machine", "; ".join(_distinct(meta.machine for meta in metas))),
         ("Date", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
         ("Commit", "; ".join(_distinct(meta.commit for meta in metas))),
         ("Parameters", preset_words(presets) if presets else "not of one preset; each page shows its own"),
+        *([("Load", f"{disturbance_words(count, known)}.")] if known else []),
     ]
 
 

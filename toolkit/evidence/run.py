@@ -29,11 +29,12 @@ from toolkit.evidence.comparison import (
     score_sentence,
     verdict_table,
 )
-from toolkit.evidence.figures import use_style
+from toolkit.evidence.figures import note_disturbance, use_style
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
+from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters
 from toolkit.models.downloads import DOWNLOADS
 
 EVIDENCE = ("measured", "modelled", "published")
@@ -59,7 +60,7 @@ class Run:
         self.identifier = identifier
         self.parameters = {name: namespace[name] for name in defaults}
         check_parameters(identifier, self.parameters, defaults)
-        self.started = time.time()
+        self.started, self.counters = time.time(), read_counters()
         if "seed" in self.parameters:
             seed_everything(self.parameters["seed"])
         use_style()
@@ -105,6 +106,9 @@ class Run:
         Returns the verdicts as a table to look at, for the cell to show; None without a comparison.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
+        count, known = count_disturbed(table)
+        if count:
+            seen = f"{seen} {disturbance_words(count, known).capitalize()}."
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
@@ -143,6 +147,7 @@ class Run:
         if comparison is not None:
             _write_table(self.folder / "comparison", comparison)
         for name, figure in figures.items():
+            note_disturbance(figure, table)
             for suffix in (".svg", ".png"):
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
@@ -163,10 +168,18 @@ class Run:
             "figures": list(figures),
             "verdicts": {} if comparison is None else count_verdicts(comparison),
             "score": {} if comparison is None else score(comparison),
+            "disturbed": dict(zip(("rows", "of"), count_disturbed(table), strict=True)),
+            "load": self._load(),
             "wall_s": round(time.time() - self.started, 3),
             "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             **provenance(),
         }
+
+    def _load(self) -> dict[str, float]:
+        """The cores that others kept busy and that were stolen while it ran; the 1-minute load average."""
+        load = load_between(self.counters, read_counters())
+        cores = {"others_cores": round(load.others_cores, 3), "stolen_cores": round(load.stolen_cores, 3)}
+        return cores | {"load_average": round(os.getloadavg()[0], 2)}
 
 
 def seed_everything(seed: int) -> None:

@@ -50,6 +50,8 @@ def forward_measurements(
 ) -> pd.DataFrame:
     """Seconds of the forward pass of each token, kept: method (of `METHODS`), repetition, token, seconds, and bytes.
 
+    `disturbed` is that of the token's turn (`toolkit.measure.disturbance`).
+
     The methods take turns; each begins with an empty cache. `linear_bytes` are those of the decoder linears, which have
     so many `weights`; `weight_bytes` counts the head as well. Raises `UserError` if `tokens` are not more than
     `dropped`, or if a method's logits are not those of the dense weights.
@@ -61,7 +63,8 @@ def forward_measurements(
         pack_model(quantised.model, folder / "store", _variants(quantised))
         contestants = _contestants(quantised, Store.open(folder / "store"), tokens)
         spans = take_turns(contestants, repetitions, tokens - dropped, skipped=dropped)
-    columns = ["method", "repetition", "token", "seconds", "weights", "linear_bytes", "weight_bytes", "measured_at"]
+    sizes = ["weights", "linear_bytes", "weight_bytes"]
+    columns = ["method", "repetition", "token", "seconds", *sizes, "disturbed", "measured_at"]
     return spans.assign(seconds=spans["end_s"] - spans["start_s"])[columns]
 
 

@@ -29,7 +29,7 @@ from toolkit.timeline.spans import Timeline
 
 PHASES = ("prompt", "generation")
 STAGES = ("read", "decode", "compute", "other")
-TURN = ["method", "policy", "batch", "repetition", "mode", "measured_at"]
+TURN = ["method", "policy", "batch", "repetition", "mode", "disturbed", "measured_at"]
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     groups = runs.groupby(labels, sort=False)
     medians = groups.median(numeric_only=True).drop(columns="repetition")
     spread = {"low": groups["speedup"].quantile(0.25), "high": groups["speedup"].quantile(0.75)}
-    medians = medians.assign(**spread, **groups[["mode", "measured_at"]].first()).reset_index()
+    disturbed = groups["disturbed"].mean()
+    medians = medians.assign(**spread, disturbed=disturbed, **groups[["mode", "measured_at"]].first()).reset_index()
     medians.loc[medians["method"] == ACCELERATE, "byte_limit"] = float("nan")
     return medians.assign(fault=above_limit(medians["speedup"], medians["low"], medians["high"], medians["byte_limit"]))
 

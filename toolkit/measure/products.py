@@ -155,10 +155,10 @@ def product_measurements(
         repetitions: turns that count; one more warms up.
         fresh: measure again.
 
-    Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, measured_at. The contestant
-    `READ` stands for `torch.sum` of `SWEPT_BYTES`. `FEW` and `MANY` are SpQR's products on one core
-    with words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown, and
-    for a product that is not the same in each turn.
+    Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, disturbed, measured_at. The
+    contestant `READ` stands for `torch.sum` of `SWEPT_BYTES`. `FEW` and `MANY` are SpQR's products on one core with
+    words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown, and for a
+    product that is not the same in each turn.
     """
     known, contestants = twin_shapes(model), runnable(contestants)
     if repetitions < 1:
@@ -188,7 +188,7 @@ def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd
         products.append(OnOneCore(name, words_bytes, run, [run] * CACHED_RUNS))
     spans = take_turns(products, repetitions, warm_up=1)
     spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], threads=torch.get_num_threads())
-    return spans[["contestant", "nbytes", "repetition", "seconds", "threads", "measured_at"]]
+    return spans[["contestant", "nbytes", "repetition", "seconds", "threads", "disturbed", "measured_at"]]
 
 
 class TimedProduct(Contestant):

@@ -32,6 +32,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
+from toolkit.measure.disturbance import Guard, Load
 from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import part_bytes
 from toolkit.offload.neuron_reads import NeuronReads
@@ -103,13 +104,18 @@ class Replay:
 def replay_measurements(replay: Replay) -> pd.DataFrame:
     """A row for each way, repetition, token and stage of `Timeline.stages()`, measured here or from the cache.
 
-    Columns more: neurons (read), memory_bytes (weights held or in buffers), mode and reader. Raises
-    `UserError` as `Replay` and `twin_bundles` do.
+    Columns more: neurons (read), memory_bytes (weights held or in buffers), mode and reader, and of each way and
+    repetition others_cores, stolen_cores and disturbed (`toolkit.measure.disturbance`). Raises `UserError` as `Replay`
+    and `twin_bundles` do.
     """
-    return pd.concat(_rows(replay), ignore_index=True)
+    guard = Guard()
+    turns = list(_turns(replay, guard))
+    guard.close()
+    return pd.concat([table.assign(**load.columns()) for table, load in turns], ignore_index=True)
 
 
-def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
+def _turns(replay: Replay, guard: Guard) -> Iterator[tuple[pd.DataFrame, Load]]:
+    """The tokens of each way and repetition, as they are read."""
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
     with contextlib.ExitStack() as stack:
         reader = stack.enter_context(open_scattered(store, depth=replay.depth))
@@ -117,11 +123,13 @@ def _rows(replay: Replay) -> Iterator[pd.DataFrame]:
         for repetition in range(1, replay.repetitions + 1):
             for way in replay.ways:
                 first = (repetition - 1) * (replay.window + replay.tokens)
-                for number, (timeline, neurons_read, memory_bytes) in enumerate(twin.tokens(WAYS[way], first)):
-                    labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
-                    numbers = {"neurons": neurons_read, "memory_bytes": memory_bytes}
-                    numbers |= {"mode": reader.mode, "reader": reader.name}
-                    yield timeline.stages().assign(**labels, token=number, **numbers)
+                labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
+                labels |= {"mode": reader.mode, "reader": reader.name}
+                with guard.turn() as load:
+                    tokens = list(twin.tokens(WAYS[way], first))
+                for number, (timeline, neurons_read, memory_bytes) in enumerate(tokens):
+                    numbers = {"token": number, "neurons": neurons_read, "memory_bytes": memory_bytes}
+                    yield timeline.stages().assign(**labels, **numbers), load
 
 
 class ReplayedTwin:

@@ -17,6 +17,7 @@ from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.cache import kept
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
+from toolkit.measure.disturbance import Guard, Load
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.residency import Change
@@ -45,15 +46,19 @@ class Rewriting:
 
 @kept("rewriting", key=lambda: {"machine": describe()})
 def rewriting(setting: Rewriting) -> pd.DataFrame:
-    """A row for each way, window and timed token: held, changed and rewritten (rows), bytes rewritten, seconds.
+    """A row for each way, window and timed token: held, changed and rewritten (rows), row_bytes, seconds, disturbed.
 
-    `changed` counts the rows that go. Two ways: the manager of LLM in a flash (section 3.3), and a new matrix into
-    which the rows that stay are copied. The first `window` tokens fill the window and are left out.
+    `changed` counts the rows that go; `disturbed` is 1 where other work disturbed the token, else 0. Two ways: the
+    manager of LLM in a flash (section 3.3), and a new matrix into which the rows that stay are copied. The first
+    `window` tokens fill the window and are left out.
     """
-    return pd.DataFrame(_rows(setting))
+    guard = Guard()
+    rows = list(_rows(setting, guard))
+    guard.close()
+    return pd.DataFrame([row | {"disturbed": float(load.disturbed)} for row, load in rows])
 
 
-def _rows(setting: Rewriting) -> Iterator[dict]:
+def _rows(setting: Rewriting, guard: Guard) -> Iterator[tuple[dict, Load]]:
     count, hidden, gated = neuron_shape(setting.model)
     width, warm = hidden * (3 if gated else 2), max(setting.windows)
     law = UsageLaw.fit(setting.active, exponent=1, new=setting.new, tokens=5)
@@ -64,17 +69,18 @@ def _rows(setting: Rewriting) -> Iterator[dict]:
         store = NeuronStore(SlidingWindow(count, window, rows), width, DTYPE, lambda neurons, rows: None)
         matrix, stays = torch.zeros(rows, width, dtype=DTYPE), SlidingWindow(count, window, rows)
         for number, token in enumerate(needed):
-            moved, begun_s = store.rows_moved, time.perf_counter()
-            change = store.advance(token)
-            managed_s = time.perf_counter() - begun_s
-            begun_s = time.perf_counter()
-            matrix, copied = _reallocated(matrix, stays, token)
-            rebuilt_s = time.perf_counter() - begun_s
+            with guard.turn() as load:
+                moved, begun_s = store.rows_moved, time.perf_counter()
+                change = store.advance(token)
+                managed_s = time.perf_counter() - begun_s
+                begun_s = time.perf_counter()
+                matrix, copied = _reallocated(matrix, stays, token)
+                rebuilt_s = time.perf_counter() - begun_s
             if number >= warm:
                 labels = {"model": setting.model, "window": window, "neurons": count, "held": store.num_used}
                 labels |= {"changed": len(change.dropped), "row_bytes": width * DTYPE.itemsize}
-                yield labels | {"way": MANAGER, "rewritten": store.rows_moved - moved, "seconds": managed_s}
-                yield labels | {"way": REALLOCATION, "rewritten": copied, "seconds": rebuilt_s}
+                yield labels | {"way": MANAGER, "rewritten": store.rows_moved - moved, "seconds": managed_s}, load
+                yield labels | {"way": REALLOCATION, "rewritten": copied, "seconds": rebuilt_s}, load
 
 
 def _reallocated(matrix: torch.Tensor, window: SlidingWindow, token: np.ndarray) -> tuple[torch.Tensor, int]:

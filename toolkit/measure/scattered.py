@@ -14,6 +14,7 @@ import torch
 from toolkit.cache import kept
 from toolkit.machines.probe import describe
 from toolkit.measure import fio
+from toolkit.measure.disturbance import Guard, Load
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import neuron_bytes
 from toolkit.storage.buffers import aligned_buffer
@@ -40,15 +41,18 @@ class Scattered:
 
 @kept("scattered", key=lambda: {"machine": describe(), "fio": fio.installed()})
 def scattered_reads(scattered: Scattered) -> pd.DataFrame:
-    """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s.
+    """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s, disturbed.
 
     Ours reads bursts, one layer's neurons at a time, then `LONG_SHARE` of a layer; fio reads chunks of the same
     size and file without a pause. Turns alternate. There are no rows of fio where it is not installed.
     """
-    return pd.DataFrame(_rows(scattered))
+    guard = Guard()
+    rows = list(_rows(scattered, guard))
+    guard.close()
+    return pd.DataFrame([row | {"disturbed": load.disturbed} for row, load in rows])
 
 
-def _rows(scattered: Scattered) -> Iterator[dict]:
+def _rows(scattered: Scattered, guard: Guard) -> Iterator[tuple[dict, Load]]:
     store, generator = twin_bundles(scattered.model, scattered.layers), np.random.default_rng(scattered.seed)
     with open_scattered(store, *LAYOUTS, depth=scattered.depth) as reader:
         for repetition in range(scattered.repetitions):
@@ -57,12 +61,14 @@ def _rows(scattered: Scattered) -> Iterator[dict]:
                 labels = {"layout": layout, "chunk_bytes": chunk, "depth": scattered.depth, "mode": reader.mode}
                 labels |= {"model": scattered.model, "repetition": repetition}
                 for tool, share in ((TOOL, scattered.share), (LONG, LONG_SHARE)):
-                    gb_s = _ours(replace(scattered, share=share), store, reader, layout, generator)
-                    yield labels | {"tool": tool, "gb_s": gb_s}
+                    with guard.turn() as load:
+                        gb_s = _ours(replace(scattered, share=share), store, reader, layout, generator)
+                    yield labels | {"tool": tool, "gb_s": gb_s}, load
                 if fio.installed():
                     file = store.shards[store.layer(0, layout).shard].path
-                    gb_s = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
-                    yield labels | {"tool": FIO, "gb_s": gb_s}
+                    with guard.turn() as load:
+                        gb_s = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
+                    yield labels | {"tool": FIO, "gb_s": gb_s}, load
 
 
 def _ours(scattered: Scattered, store: Store, reader: Reader, layout: str, generator: np.random.Generator) -> float:

@@ -4,13 +4,16 @@
     median_stages(spans[spans["method"] == "endor"])
 
 In a turn a contestant is opened, takes some tokens, and is closed; then its outputs are checked. Each repetition begins
-with the next contestant.
+with the next contestant. A repetition that other work disturbed (`toolkit.measure.disturbance`) is taken again by all
+contestants, since ratios are formed within a repetition.
 """
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 
 import pandas as pd
 import torch
@@ -19,12 +22,14 @@ from toolkit.cache import kept
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
+from toolkit.measure.disturbance import Guard, Load
 from toolkit.progress import progress
 from toolkit.timeline.spans import Span, Timeline
 
 SPAN = list(Span.__dataclass_fields__)
 CIRCUMSTANCES = ["mode", "measured_at"]  # the same for all spans of a turn
 VERSIONED = ("torch", "numba", "transformers", "accelerate")
+MOST_IN_VAIN = 2  # disturbed repetitions taken again and disturbed again: the machine is busy for longer
 
 
 def circumstances() -> dict[str, object]:
@@ -56,34 +61,73 @@ def take_turns(
         stay_open: contestants are opened once, before the first turn, and all of them are in memory at once. Reads
             under way at a turn's end are not among its spans then.
 
+    Disturbed repetitions are taken again at the end, the worst first, until none is left, as many have been taken again
+    as were asked for, or `MOST_IN_VAIN` in succession were disturbed as well. The less disturbed of two counts.
+
     Columns: the labels; repetition, from 1; tokens; token, its number in the turn, which begins with `skipped`; the
     fields of `Span`, with seconds counted from the start of the first token and without the time between tokens;
-    stored_bytes (`Contestant.nbytes`), memory_bytes, mode; measured_at, in UTC. Raises `UserError` for fewer than one
-    turn or token, contestants with different limits of memory, and what their `check` raises.
+    stored_bytes (`Contestant.nbytes`), memory_bytes, mode; others_cores, stolen_cores and disturbed of the turn
+    (`Load`); measured_at, in UTC. Raises `UserError` for fewer than one turn or token, contestants with different
+    limits of memory, and what their `check` raises.
     """
     if min(repetitions, tokens) < 1:
         raise UserError(f"repetitions={repetitions}, tokens={tokens}: expected 1 or more of each")
     if len(limits := sorted({contestant.memory for contestant in contestants})) > 1:
         raise UserError(f"contestants may take {limits} bytes of memory: expected one limit for all")
-    tables = []
+    guard, firsts = Guard(), count()
     with ExitStack() as stack, progress("turns", len(contestants) * (warm_up + repetitions), "turns") as bar:
         for contestant in contestants if stay_open else ():
             stack.enter_context(contestant.open())
-        for repetition in range(1 - warm_up, repetitions + 1):
-            first = (repetition - 1 + warm_up) % len(contestants)
-            turns = {}
+
+        def repetition() -> list[_Turn]:
+            first, turns = next(firsts) % len(contestants), {}
             for contestant in [*contestants[first:], *contestants[:first]]:
-                turns[contestant] = _turn(contestant, tokens, skipped, stay_open)
+                turns[contestant] = _turn(contestant, tokens, skipped, stay_open, guard)
                 bar.update()
-            for contestant in contestants if repetition > 0 else ():
-                tables.append(turns[contestant].assign(**contestant.labels, repetition=repetition, tokens=tokens))
+            return [turns[contestant] for contestant in contestants]
+
+        for _ in range(warm_up):
+            repetition()
+        rounds = [repetition() for _ in range(repetitions)]
+        guard.close()
+        _take_again(rounds, repetition, guard)
+    labels = [contestant.labels for contestant in contestants]
+    tables = [
+        turn.spans.assign(**of, repetition=number, tokens=tokens, **turn.load.columns())
+        for number, turns in enumerate(rounds, 1)
+        for of, turn in zip(labels, turns, strict=True)
+    ]
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     return pd.concat(tables, ignore_index=True).assign(measured_at=moment)
 
 
-def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool) -> pd.DataFrame:
+@dataclass(frozen=True)
+class _Turn:
+    spans: pd.DataFrame
+    load: Load
+
+
+def _take_again(rounds: list[list[_Turn]], repetition: Callable[[], list[_Turn]], guard: Guard) -> None:
+    """Take disturbed rounds again, and put the new ones in the place of those that were disturbed more."""
+    in_vain = 0
+    for _ in range(len(rounds)):
+        worst = max(range(len(rounds)), key=lambda number: _cores(rounds[number]))
+        if in_vain == MOST_IN_VAIN or not any(turn.load.disturbed for turn in rounds[worst]):
+            return
+        again = repetition()
+        guard.close()
+        in_vain = in_vain + 1 if any(turn.load.disturbed for turn in again) else 0
+        if _cores(again) < _cores(rounds[worst]):
+            rounds[worst] = again
+
+
+def _cores(turns: list[_Turn]) -> float:
+    return max(turn.load.cores for turn in turns)
+
+
+def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool, guard: Guard) -> _Turn:
     outputs, instants = [], []
-    with nullcontext() if is_open else contestant.open():
+    with nullcontext() if is_open else contestant.open(), guard.turn() as load:
         for number in range(skipped + tokens):
             contestant.prepare()
             begun_s = contestant.now_s()
@@ -99,7 +143,7 @@ def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool) -> p
         start_s += ended_s - begun_s
     table = pd.DataFrame(rows, columns=["token", *SPAN]).astype({"layer": "Int64"})
     sizes = {"stored_bytes": contestant.nbytes, "memory_bytes": contestant.memory, "mode": contestant.mode}
-    return table.sort_values("start_s", kind="stable").assign(**sizes)
+    return _Turn(table.sort_values("start_s", kind="stable").assign(**sizes), load)
 
 
 def timeline_of(spans: pd.DataFrame) -> Timeline:
@@ -116,11 +160,13 @@ def median_repetition(spans: pd.DataFrame) -> int:
 def median_stages(spans: pd.DataFrame) -> pd.DataFrame:
     """`Timeline.stages()` of the median repetition, with the columns of `CIRCUMSTANCES`.
 
-    low_s, median_s and high_s are each stage's least, median and most seconds of all repetitions.
+    low_s, median_s and high_s are each stage's least, median and most seconds of all repetitions; `disturbed` is the
+    share of repetitions that other work disturbed.
     """
     stages = {number: timeline_of(rows).stages() for number, rows in spans.groupby("repetition")}
     seconds = pd.concat(stages).groupby("stage")["seconds"]
     shown = stages[median_repetition(spans)]
     spread = {"low_s": seconds.min(), "median_s": seconds.median(), "high_s": seconds.max()}
     shown = shown.assign(**{name: shown["stage"].map(values) for name, values in spread.items()})
-    return shown.assign(**spans[CIRCUMSTANCES].iloc[0])
+    disturbed = spans.groupby("repetition")["disturbed"].first().mean()
+    return shown.assign(**spans[CIRCUMSTANCES].iloc[0], disturbed=disturbed)

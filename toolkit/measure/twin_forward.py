@@ -85,13 +85,14 @@ def twin_measurements(
     repetitions: int = 3,
     fresh: bool = False,
 ) -> pd.DataFrame:
-    """Seconds a token of each way and of llama.cpp, kept: way, place, repetition, seconds, layer_bytes, weights, mode.
+    """Seconds a token of each way and of llama.cpp, kept.
 
-    `seconds` is the median of a turn's tokens; in `storage` a turn has `STREAMED_TOKENS`, and their mean counts, since
-    the next token's first layers are read during this one. Ways take turns. `layer_bytes` are those of the decoder
-    linears, `weights` their number, `head_bytes` those of the head, which has 16 bits everywhere. llama.cpp is left out
-    where it cannot run. Raises `UserError` for unknown names, fewer than 4 tokens or 1 repetition, or a way that gives
-    other logits from the disk than from memory.
+    Columns: way, place, repetition, seconds, layer_bytes, weights, head_bytes, mode, disturbed, measured_at. `seconds`
+    is the median of a turn's tokens; in `storage` a turn has `STREAMED_TOKENS`, and their mean counts, since the next
+    token's first layers are read during this one. Ways take turns. `layer_bytes` are those of the decoder linears,
+    `weights` their number, `head_bytes` those of the head, which has 16 bits everywhere. llama.cpp is left out where it
+    cannot run. Raises `UserError` for unknown names, fewer than 4 tokens or 1 repetition, or a way that gives other
+    logits from the disk than from memory.
     """
     for names, known in ((ways, WAYS), (rivals, LLAMA_CPP), (places, PLACES)):
         for name in names:
@@ -148,7 +149,7 @@ def _seconds(spans: pd.DataFrame, statistic: str) -> pd.DataFrame:
     keys = ["way", "place", "repetition"]
     spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
     groups = spans.groupby([*keys, "token"], sort=False)["seconds"].sum().groupby(keys, sort=False)
-    rest = spans.groupby(keys, sort=False)[["layer_bytes", "mode", "measured_at"]].first()
+    rest = spans.groupby(keys, sort=False)[["layer_bytes", "mode", "disturbed", "measured_at"]].first()
     return groups.agg(statistic).to_frame().join(rest).reset_index()
 
 

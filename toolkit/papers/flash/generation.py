@@ -12,6 +12,7 @@ from torch import Tensor
 
 from toolkit import sources
 from toolkit.cache import cached
+from toolkit.measure.disturbance import Guard
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
@@ -88,16 +89,19 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
     """A greedy text by one of `WAYS`: what a token takes on average, without the prompt.
 
     Gives io_ms (reads), memory_ms (bookkeeping and copies beside reads), compute_ms (all the rest, predictors among
-    it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb; and
-    acceptance and tokens_a_pass of the speculative way. Raises what `Generation.open` raises.
+    it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb,
+    disturbed (1 if other work disturbed the text, else 0); and acceptance and tokens_a_pass of the speculative way.
+    Raises what `Generation.open` raises.
     """
+    guard = Guard()
     with generation.open(way) as model, torch.no_grad():
         greedy = {"max_new_tokens": generation.new_tokens, "do_sample": False, "pad_token_id": 0}
         if way == "speculative":
             speculate(model, generation.prompt, 2)  # compiles what is not compiled
             clock = Clock(model)
             clock.put(None)
-            text = speculate(model, generation.prompt, generation.new_tokens)
+            with guard.turn() as load:
+                text = speculate(model, generation.prompt, generation.new_tokens)
             clock.put(None)
             times = token_times(model.timeline, _after_prompt(model.timeline, clock.instants))
             tokens = text.passes + text.accepted
@@ -105,14 +109,17 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
         else:
             model.generate(generation.prompt, **greedy | {"max_new_tokens": 2})
             clock = Clock(model)
-            model.generate(generation.prompt, streamer=clock, **greedy)
+            with guard.turn() as load:
+                model.generate(generation.prompt, streamer=clock, **greedy)
             times = token_times(model.timeline, clock.instants[1:])
             tokens, more = len(times), {}
+        guard.close()
         each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
         assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
         stores = [ffn.store for ffn in model.strategy.ffns]
         held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
         more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
+        more |= {"disturbed": float(load.disturbed)}
         return each.rename({"mb": "mb_a_token"}).to_dict() | more
 
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 
 from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
+from toolkit.measure.disturbance import starred
 from toolkit.measure.replay import Replay
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.neuron_reads import Reads, neuron_reads
@@ -43,7 +44,7 @@ def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
     """The rows of this machine: medians over the tokens of `toolkit.measure.replay.replay_measurements`.
 
     `speedup` is over the naive way, of medians. total_ms_low, total_ms_high, speedup_low and speedup_high are the least
-    and the most that a repetition found.
+    and the most that a repetition found; `disturbed` is the share of repetitions that other work disturbed.
     """
     total = tokens[tokens["stage"] == "total"]
     groups = total.groupby("way", sort=False)
@@ -53,6 +54,7 @@ def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
     found = found.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
     turns = total.groupby(["repetition", "way"], sort=False)["seconds"].median().unstack("way") * 1e3
     found = found.assign(total_ms_low=turns.min(), total_ms_high=turns.max(), mode=groups["mode"].first())
+    found = found.assign(disturbed=groups["disturbed"].mean())
     found = found.assign(**_speedups(turns, found["total_ms"]), tokens_per_s=1e3 / found["total_ms"])
     labels = {"profile": "this-machine", "evidence": "measured"} | total.iloc[0][["model", "layers"]].to_dict()
     return found.assign(gb_s=found["read_gb"] / found["io_ms"] * 1e3, **labels).reset_index()
@@ -68,11 +70,11 @@ def _speedups(turns: pd.DataFrame, whole: pd.Series) -> dict[str, pd.Series]:
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     """Stacked stages of each way, measured. Where reading and computing overlap, a line marks the whole time."""
-    stages = ["read", "manage", "compute"]
+    stages, names = ["read", "manage", "compute"], starred(rows, "way")
     colours, left = stage_colours(stages), 0.0
     for stage in stages:
         width = rows[STAGES[stage]].fillna(0)
-        axes.barh(rows["way"], width, left=left, height=0.6, color=colours[stage], label=stage)
+        axes.barh(names, width, left=left, height=0.6, color=colours[stage], label=stage)
         left = left + width
     for place, total in enumerate(rows["total_ms"]):
         label = "whole token" if not place else None

@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from toolkit.evidence.figures import HATCHES, PUBLISHED, first_on_top, mark_published
+from toolkit.measure.disturbance import starred
 from toolkit.papers.spqr.speedups import CSR, DENSE, MINE, OURS, PTCSR, QUICKER
 
 NAMES = {
@@ -43,7 +44,7 @@ def draw_bars(
         axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="black", linewidth=1)
         if limit and contestant != DENSE:
             axes.hlines(rows[limit], places - 0.46 * width, places + 0.46 * width, **LIMIT)
-    axes.set_xticks(range(len(ops)), ops)
+    axes.set_xticks(range(len(ops)), starred(table, "op").drop_duplicates())
     if limit:
         axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=len(contestants), fontsize=8)

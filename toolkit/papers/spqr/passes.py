@@ -25,6 +25,7 @@ def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
     groups = tokens.groupby("method", sort=False)["seconds"]
     table = pd.DataFrame({"minimum_s": groups.min(), "mean_s": groups.mean(), "median_s": groups.median()})
     table["weight_bytes"] = tokens.groupby("method", sort=False)["weight_bytes"].first()
+    table["disturbed"] = tokens.groupby("method", sort=False)["disturbed"].mean()
     medians = tokens.pivot_table(index="repetition", columns="method", values="seconds", aggfunc="median")
     ratios = medians[[DENSE]].to_numpy() / medians[table.index]
     table = table.assign(speedup=ratios.median(), speedup_low=ratios.min(), speedup_high=ratios.max())
@@ -79,7 +80,8 @@ def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
     groups = turns.groupby(["place", "way"], sort=False)
     seconds = groups["seconds"].agg(["median", "min", "max"])
     table = seconds.rename(columns={"median": "median_s", "min": "minimum_s", "max": "maximum_s"})
-    table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first()).reset_index()
+    table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first())
+    table = table.join(groups["disturbed"].mean()).reset_index()
     table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
     table["gb_s"] = (table["layer_bytes"] + table["head_bytes"]) / GB / table["median_s"]
     table["over_rival"] = [_over_rival(turns, row.place, row.way) for row in table.itertuples()]

@@ -28,7 +28,8 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
     - seconds, low_s, high_s: the median and the quartiles of all repetitions; gb_s of stored bytes, and share_of_read,
       over the rate at which the same run read a large buffer;
     - speedup, speedup_low, speedup_high: the ratio of the two times of a repetition, its median and quartiles;
-    - over_other, over_other_low, over_other_high: the same for CSR over PTCSR, and for PTCSR over CSR.
+    - over_other, over_other_low, over_other_high: the same for CSR over PTCSR, and for PTCSR over CSR;
+    - disturbed: the share of turns that other work disturbed.
 
     With both storages there is the contestant `QUICKER`: for each operation the one that `over_other` favours.
     """
@@ -87,13 +88,13 @@ def _sizes(products: pd.DataFrame, baseline: str) -> pd.DataFrame:
     groups = products.groupby(["op", "contestant"], sort=False)
     quartiles = groups["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
     quartiles.columns = ["low_s", "seconds", "high_s"]
-    table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).reset_index()
+    table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).join(groups["disturbed"].mean()).reset_index()
     dense = table[table["contestant"] == baseline].set_index("op")["nbytes"]
     table["byte_limit"] = table["op"].map(dense) / table["nbytes"]
     table["bits_per_weight"] = 8 * table["nbytes"] / (table["rows"] * table["columns"])
     table["gb_s"] = table["nbytes"] / table["seconds"] / 1e9
-    means = table.groupby("contestant", sort=False)["byte_limit"].agg(geometric_mean).reset_index().assign(op=MEAN)
-    return pd.concat([table, means], ignore_index=True)
+    means = table.groupby("contestant", sort=False).agg({"byte_limit": geometric_mean, "disturbed": "mean"})
+    return pd.concat([table, means.reset_index().assign(op=MEAN)], ignore_index=True)
 
 
 def geometric_mean(values: pd.Series) -> float:
