@@ -14,6 +14,7 @@ import jinja2
 from toolkit.errors import UserError
 from toolkit.evidence import wording
 from toolkit.evidence.catalogue import PRESETS, Notebook
+from toolkit.evidence.columns import column
 from toolkit.evidence.comparison import VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
@@ -32,7 +33,13 @@ ENLARGED = r'<label class="enlarge" title="enlarge"><input type="checkbox">\g<0>
 FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|inf)")
 NUMBER = re.compile(r"[-+−]?([\d,]*\.?\d+(e[-+]?\d+|\s×\s10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?\s*%?|∞)")
 ABSENT = ("", "NaN", "None", "<NA>", "nan", NOTHING)
-FILES = {"CSV": "table.csv", "beside the paper": "comparison.csv", "notebook": "notebook.ipynb", "raw": "meta.json"}
+FILES = {
+    "CSV": "table.csv",
+    "beside the paper": "comparison.csv",
+    "notebook": "notebook.ipynb",
+    "raw": "table.parquet",
+    "provenance": "meta.json",
+}
 LONG_TEXT = 24  # characters: more may break into lines
 BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
 INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
@@ -179,6 +186,9 @@ def _tables(text: str) -> str:
         for row in table.find_all("tr"):
             del row["style"]
         _mark_columns(table)
+        for head in table.select("thead th"):
+            if known := column(head.get_text().strip()):
+                head["title"] = f"{known.meaning} [{known.unit}]"
     for style in soup.find_all("style"):
         style.decompose()
     return str(soup)

@@ -20,6 +20,7 @@ from toolkit.evidence.page import (
     write_page,
 )
 from toolkit.evidence.readme import scores
+from toolkit.evidence.tables import write_tables
 from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder
 from toolkit.measure.disturbance import disturbance_words
@@ -82,6 +83,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
     for old in folder.glob("*.html"):
         if old.name not in wanted and not old.is_dir():
             old.unlink()
+    tables = _tables()
     index = folder / "index.html"
     groups: dict[str, list[Entry]] = {}
     for entry in entries:
@@ -93,6 +95,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
         scores=_scores(),
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
+        tables=tables,
         circumstances=_circumstances(entries),
     )
     return index
@@ -166,6 +169,15 @@ def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
     """How many of a system's notebooks have results, of how many rows in the catalogue."""
     ours = [entry for entry in entries if entry.about.paper == system]
     return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
+
+
+def _tables() -> list[tuple[str, str]]:
+    """Name and address of each table over all notebooks; none if they cannot be made."""
+    try:
+        tables = sorted(write_tables(paths.results_dir()).glob("*.csv"))
+    except Exception:  # results of an older version must not cost the report
+        return []
+    return [(file.stem, f"../tables/{file.name}") for file in tables]
 
 
 def _scores() -> dict[str, str]:

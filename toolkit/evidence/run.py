@@ -22,6 +22,8 @@ from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
+from toolkit.evidence.columns import FILE as DICTIONARY
+from toolkit.evidence.columns import unknown_columns
 from toolkit.evidence.comparison import (
     compare,
     count_verdicts,
@@ -154,6 +156,8 @@ class Run:
         card = card or latency_card(table)
         meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": dict(headline)}
         write_json(self.folder / "meta.json", meta)
+        if nameless := unknown_columns(table):
+            print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")
         if not self.in_sweep:
             print(f"Saved to {self.folder}; the report shows what ./papermill_runs.sh --only {self.identifier} makes.")
         return self.folder

@@ -1,0 +1,156 @@
+"""Perplexity, accuracy and latency over all notebooks: `results/tables/*.csv`, a row a number.
+
+Columns: `COLUMNS`. Times are in seconds, whatever the notebook's unit. `settings` holds the columns that tell the rows
+of one notebook apart, as `name=value`. `machine` is the profile that a number was modelled for, or the CPU that it was
+measured on; `cpu`, `commit` and `finished` say where, by which code and when the notebook ran.
+"""
+
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.columns import SECONDS, Column, column, dictionary
+from toolkit.evidence.comparison import THIS_MACHINE
+from toolkit.evidence.meta import Meta, read_meta
+from toolkit.files import make_folder, replacing
+
+COLUMNS = [
+    *("notebook", "quantity", "statistic", "value", "unit", "model", "method", "settings", "evidence", "disturbed"),
+    *("machine", "cpu", "commit", "finished"),
+]
+METHODS = ("method", "contestant", "quantiser", "label", "way")  # the columns that may name one, the first that does
+ALWAYS = ("corpus", "sequence_length")  # a perplexity means nothing without them
+APART = {*COLUMNS, *METHODS, "profile", "measured_at", "metric", "stage"}
+ERROR = "standard error"
+Numbers = Iterator[tuple[pd.Series, str, str, str]]  # values, and their quantity, statistic and unit
+
+
+def write_tables(results: Path) -> Path:
+    """Write `tables/` in a folder of results: the three tables, and `columns.csv`, the dictionary of all columns.
+
+    `results` is laid out as the sweep's results or as one machine's kept ones are: `<id>/table.csv` and `meta.json`.
+    """
+    folder = make_folder(results / "tables")
+    for name, table in combined_tables(results).items():
+        with replacing(folder / f"{name}.csv") as path:
+            table.to_csv(path, index=False)
+    with replacing(folder / "columns.csv") as path:
+        pd.DataFrame(dictionary()).to_csv(path, index=False, quoting=csv.QUOTE_MINIMAL)
+    return folder
+
+
+def combined_tables(results: Path) -> dict[str, pd.DataFrame]:
+    """The tables by name, from all notebooks whose results are there."""
+    parts: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
+    for id in notebooks():
+        file = results / id / "table.csv"
+        if file.is_file():
+            table, meta = pd.read_csv(file, low_memory=False), read_meta(file.parent)
+            for name, numbers in TABLES.items():
+                parts[name] += [_tidy(table, id, meta, *one) for one in numbers(table, id)]
+    return {
+        name: pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame(columns=COLUMNS)
+        for name, tables in parts.items()
+    }
+
+
+def _tidy(table: pd.DataFrame, id: str, meta: Meta, values: pd.Series, quantity, statistic: str, unit: str):
+    """One column's numbers as rows of a combined table; `quantity` is a name, or one for each row."""
+    rows = table.loc[values.index]
+    names = [name for name in METHODS if name in rows]
+    method = rows[names].bfill(axis=1).iloc[:, 0] if names else None
+    places = rows.reindex(columns=["profile", "machine"]).astype(object)
+    machine = places.mask(places.eq(THIS_MACHINE)).bfill(axis=1).iloc[:, 0]
+    measured = rows["evidence"].eq("measured")
+    shared = {"notebook": id, "unit": unit, "cpu": meta.machine, "commit": meta.commit, "finished": meta.finished}
+    made = pd.DataFrame(index=rows.index).assign(value=values, quantity=quantity, **shared)
+    made["statistic"] = pd.Series(statistic, rows.index).where(measured | (statistic != "median"), "value")
+    made["machine"] = machine.mask(measured | places["profile"].eq(THIS_MACHINE), meta.machine)
+    made["model"] = rows["model"] if "model" in rows else meta.parameters.get("model")
+    return made.assign(
+        method=method,
+        settings=_settings(table, id, meta, () if unit == "s" else ALWAYS).loc[rows.index],
+        evidence=rows["evidence"],
+        disturbed=rows.get("disturbed"),
+    )
+
+
+def _settings(table: pd.DataFrame, id: str, meta: Meta, always: Sequence[str]) -> pd.Series:
+    """What tells the rows of a table apart, beside model, method and machine: `layer=3; policy=pipelined`."""
+    table = table.assign(**{name: meta.parameters[name] for name in always if name in meta.parameters.keys() - table})
+    known = {name: column(name, id) or Column("number", "") for name in table if name not in APART}
+    several = [name for name, meaning in known.items() if meaning.names_rows and table[name].nunique(dropna=False) > 1]
+    keys = list(dict.fromkeys([*several, *(name for name in always if name in table)]))
+    words = [f"{name}=" + table[name].map(_plain) for name in keys]
+    present = [word.where(table[name].notna()) for name, word in zip(keys, words, strict=True)]
+    return pd.Series(
+        ["; ".join(word for word in row if isinstance(word, str)) for row in zip(*present, strict=True)]
+        if present
+        else "",
+        table.index,
+        dtype=object,
+    )
+
+
+def _plain(value: object) -> str:
+    """A value as text: whole numbers without a point."""
+    return f"{value:.0f}" if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _latency(table: pd.DataFrame, id: str) -> Numbers:
+    """Every column of times that has a quantity; of the total, the row's stage if it has one."""
+    for name in table:
+        known = column(name, id)
+        if known is None or known.quantity is None:
+            continue
+        values = table[name].dropna() * SECONDS[known.unit]
+        if name == "seconds" and "median_s" in table:  # the same number, where both are there
+            values = values[table["median_s"].isna()]
+        quantity: object = known.quantity
+        if "stage" in table and quantity == "total":
+            quantity = table["stage"].fillna("total").loc[values.index]
+        if len(values):
+            yield values, quantity, known.statistic, "s"
+
+
+def _perplexity(table: pd.DataFrame, id: str) -> Numbers:
+    """Perplexities, and their standard errors."""
+    if "perplexity" in table:
+        values = table["perplexity"].dropna()
+    elif "metric" in table:
+        values = table["value"][table["metric"].eq("perplexity")].dropna()
+    else:
+        return
+    if len(values):
+        yield values, "perplexity", "value", "perplexity"
+        own = "value" not in table or values.name == "value"  # else the error is that of an accuracy
+        yield from _errors(table.loc[values.index], "perplexity", "perplexity", own)
+
+
+def _accuracy(table: pd.DataFrame, id: str) -> Numbers:
+    """Shares of a task's items that are right, what chance gives, and standard errors."""
+    if not {"chance", "value"} <= set(table) or not {"metric", "task"} & set(table):
+        return
+    rows = table[table["chance"].notna() & table["value"].notna()]
+    if rows.empty:
+        return
+    quantity = rows["task"] if "task" in rows else rows["metric"]
+    yield rows["value"], quantity, "value", "share"
+    yield rows["chance"], quantity, "chance", "share"
+    yield from _errors(rows, quantity, "share", True)
+
+
+def _errors(rows: pd.DataFrame, quantity, unit: str, own: bool) -> Numbers:
+    if own and "standard_error" in rows and rows["standard_error"].notna().any():
+        values = rows["standard_error"].dropna()
+        yield values, quantity if isinstance(quantity, str) else quantity.loc[values.index], ERROR, unit
+
+
+TABLES: dict[str, Callable[[pd.DataFrame, str], Numbers]] = {
+    "perplexity": _perplexity,
+    "accuracy": _accuracy,
+    "latency": _latency,
+}
