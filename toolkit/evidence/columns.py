@@ -8,7 +8,6 @@ from toolkit import paths
 from toolkit.records import check, load_yaml
 
 FILE = "data/columns.yaml"
-READS = (FILE,)  # for `toolkit.sources`
 SECONDS = {"s": 1.0, "ms": 1e-3, "ns": 1e-9}  # in a unit of time
 UNITS = [
     *("text", "flag", "number", "index", "count", "share", "ratio", "percent", "perplexity", *SECONDS, "tokens"),

@@ -6,6 +6,7 @@ speed-up of 2 are the same effect with opposite signs, so a time and the speed-u
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,12 @@ def predictions(comparison: pd.DataFrame) -> pd.DataFrame:
     return comparison[modelled & group(comparison).eq(VALUES)]
 
 
+def distinct_predictions(comparison: pd.DataFrame) -> pd.DataFrame:
+    """The `predictions`, each quantity once a machine: the record with the largest error."""
+    chosen = predictions(comparison)
+    return _once(chosen, _error(chosen["ratio"]))
+
+
 def score(comparison: pd.DataFrame) -> dict[str, object]:
     """How far the `predictions` on all machines of the paper are off; {} if there are none.
 
@@ -162,7 +169,7 @@ def prediction_words(comparison: pd.DataFrame) -> str:
     farthest = comparison[comparison["claim"] == found["largest"]].iloc[0]
     words = (
         f"{found['n']} prediction{'s' * (found['n'] > 1)}, off by {found['median_error']:.0%} (median) and "
-        f"{found['largest_error']:.0%} (at most, {_name(farthest)})"
+        f"{found['largest_error']:.0%} (at most, {name_of(farthest)})"
     )
     if "null_n" in found:
         words += (
@@ -177,7 +184,7 @@ def prediction_words(comparison: pd.DataFrame) -> str:
     return words
 
 
-def _name(row: pd.Series) -> str:
+def name_of(row: Mapping | pd.Series) -> str:
     """What a claim is about, in words: its quantity and the first of its conditions."""
     words = [words for words in (row["quantity"], row["conditions"]) if isinstance(words, str)]
     return ": ".join(words).split(";")[0] or row["claim"]

@@ -174,13 +174,13 @@ def scores(folder: Path) -> dict[str, str]:
     """By paper: how many predictions, how far off, beside the null model, and what is left out."""
     return {
         paper: f"{prediction_words(rows)}; {omission_words(rows)}"
-        for paper, rows in _comparisons(folder).groupby("paper", sort=False)
+        for paper, rows in comparisons(folder).groupby("paper", sort=False)
     }
 
 
 def _score_part(folder: Path) -> str:
     """The headline: predictions against the null model; then all verdicts apart, and what differs with its reason."""
-    compared = _comparisons(folder)
+    compared = comparisons(folder)
     papers = [f"* `{paper}`: {words}." for paper, words in scores(folder).items()]
     tables = [f"{GROUP_WORDS[name]}\n\n{markdown(_verdicts(compared[group(compared) == name]))}" for name in GROUPS]
     differing = compared[compared["verdict"].eq(DIFFERS) & compared["kind"].ne("context")]
@@ -360,7 +360,7 @@ def _verdicts(compared: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _comparisons(folder: Path) -> pd.DataFrame:
+def comparisons(folder: Path) -> pd.DataFrame:
     """Every notebook's comparison, with its paper."""
     tables = [
         pd.read_csv(folder / id / "comparison.csv").assign(paper=id.split("/")[0])

@@ -19,11 +19,14 @@ from toolkit.evidence.page import (
     render,
     write_page,
 )
-from toolkit.evidence.readme import scores
+from toolkit.evidence.readme import comparisons, scores
+from toolkit.evidence.scatter import Panel, panels
 from toolkit.evidence.tables import write_tables
 from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder
 from toolkit.measure.disturbance import disturbance_words
+
+BEYOND = "beyond"  # among `PAPERS`: what is asked beyond the papers
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
         index,
         systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
         scores=_scores(),
+        panels=_panels(),
+        names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
         tables=tables,
@@ -160,9 +165,15 @@ def _statements(entries: Sequence[Entry], system: str) -> list[Statement]:
         Statement(kind, entry.meta.headline[kind], entry.page, entry.about.title)
         for entry in entries
         for kind in HEADLINES
-        if kind in entry.meta.headline and entry.meta.headline.get("system", entry.about.paper) == system
+        if kind in entry.meta.headline and system in _systems(entry)
     ]
     return sorted(found, key=lambda statement: HEADLINES.index(statement.kind))
+
+
+def _systems(entry: Entry) -> set[str]:
+    """The systems that a notebook sums up: its headline's; one beyond the papers stands there as well."""
+    named = entry.meta.headline.get("system", entry.about.paper)
+    return {named, BEYOND} if entry.about.paper == BEYOND else {named}
 
 
 def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
@@ -186,6 +197,14 @@ def _scores() -> dict[str, str]:
         return scores(paths.results_dir())
     except Exception as error:  # results of an older version must not cost the report
         return dict.fromkeys(PAPERS, f"no score: {type(error).__name__}: {error}")
+
+
+def _panels() -> dict[str, Panel]:
+    """By system: its published numbers against ours; none if they cannot be compared."""
+    try:
+        return panels(comparisons(paths.results_dir()))
+    except Exception:  # as above
+        return {}
 
 
 def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:

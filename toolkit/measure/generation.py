@@ -66,11 +66,12 @@ def generation_measurements(race: GenerationRace, fresh: bool = False) -> pd.Dat
     """A row for each way, batch and phase: "prompt", up to the first new token, and "generation", all later ones.
 
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
-    of one step of the generation (median over the turns); tokens_per_s, of all texts together; read_bytes of the prompt
-    or a step, and bytes_a_token, the same over the tokens that it takes in; seconds in which a stage was busy (read_s,
-    decode_s, compute_s, other_s). speedup is over dense weights, low and high its quartiles over the turns; byte_limit
-    the bytes of dense weights over ours; fault, whether the speed-up is above that (`above_limit`). Raises `UserError`
-    for unknown names, a disk too small, or a way whose logits are not those of the model in memory.
+    of one step of the generation (median over the turns, low_s and high_s their ends); tokens_per_s, of all texts
+    together; read_bytes of the prompt or a step, and bytes_a_token, the same over the tokens that it takes in; seconds
+    in which a stage was busy (read_s, decode_s, compute_s, other_s). speedup is over dense weights, low and high its
+    quartiles over the turns; byte_limit the bytes of dense weights over ours; fault, whether the speed-up is above that
+    (`above_limit`). Raises `UserError` for unknown names, a disk too small, or a way whose logits are not those of the
+    model in memory.
     """
     runs = _runs(race, fresh=fresh)
     return _summary(runs).assign(**asdict(race.workload), layers=race.layers, evidence="measured")
@@ -125,8 +126,16 @@ def _text(model: nn.Module, batch: int, prompt_tokens: int, new_tokens: int) -> 
     return Text(inputs[:-1], Reference("the model in memory", expected, SLACK))
 
 
+def _same_code(runs: pd.DataFrame) -> pd.DataFrame:
+    """Turns of `endor_packed` count as `endor` wherever it decodes, too: a pass over more than a single token."""
+    several = runs["phase"].eq("prompt") | runs["batch"].gt(1)
+    decoded = runs["method"].eq("endor_packed") & several & runs["method"].eq("endor").any()
+    return runs.assign(method=runs["method"].mask(decoded, "endor"))
+
+
 def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     """Medians over the turns, and the speed-up over dense weights in the same turn."""
+    runs = _same_code(runs)
     labels = ["method", "policy", "batch", "phase"]
     dense = runs[runs["method"] == "dense"].set_index(["repetition", "batch", "phase"])
     places = pd.MultiIndex.from_frame(runs[["repetition", "batch", "phase"]])
@@ -134,11 +143,32 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs.assign(speedup=beside[:, 0] / runs["seconds"], byte_limit=beside[:, 1] / runs["read_bytes"])
     groups = runs.groupby(labels, sort=False)
     medians = groups.median(numeric_only=True).drop(columns="repetition")
-    spread = {"low": groups["speedup"].quantile(0.25), "high": groups["speedup"].quantile(0.75)}
+    spread = {"low_s": groups["seconds"].min(), "high_s": groups["seconds"].max()}
+    spread |= {"low": groups["speedup"].quantile(0.25), "high": groups["speedup"].quantile(0.75)}
     disturbed = groups["disturbed"].mean()
     medians = medians.assign(**spread, disturbed=disturbed, **groups[["mode", "measured_at"]].first()).reset_index()
     medians.loc[medians["method"] == ACCELERATE, "byte_limit"] = float("nan")
     return medians.assign(fault=above_limit(medians["speedup"], medians["low"], medians["high"], medians["byte_limit"]))
+
+
+def generation_headline(table: pd.DataFrame) -> dict[str, str]:
+    """What packing gains for prompts and later tokens, and where its gain is not above the turns' spread."""
+    about = f" ({table['model'].iloc[0]}, {table['layers'].iloc[0]} layers, measured)."
+    packed = table[~table["method"].isin(["dense", ACCELERATE])]
+    sentences = [
+        f"{words} comes {rows['speedup'].min():.2f} to {rows['speedup'].max():.2f} times as fast from packed weights "
+        "as from dense ones"
+        for phase, words in (("prompt", "the first token"), ("generation", "a later token"))
+        if len(rows := packed[packed["phase"] == phase])
+    ]
+    gain = ", ".join(sentences)
+    losing = [f"the {row.phase} of batch {row.batch}" for row in packed[packed["low"] <= 1].itertuples()]
+    headline = {"gain": gain[0].upper() + gain[1:] + about} if gain else {}
+    if losing:
+        headline["negative"] = (
+            f"Packing gains no more than the turns differ in {', '.join(dict.fromkeys(losing))}{about}"
+        )
+    return headline
 
 
 def generation_words(table: pd.DataFrame) -> str:
@@ -148,10 +178,13 @@ def generation_words(table: pd.DataFrame) -> str:
         dense = rows[rows["method"] == "dense"].iloc[0]
         unit = "to the first token" if phase == "prompt" else "a step"
         others = rows[rows["method"] != "dense"]
-        times = ", ".join(f"{row.method} {row.speedup:.2f} times as fast" for row in others.itertuples())
+        times = ", ".join(
+            f"{row.method} {row.speedup:.2f} times as fast ({row.low:.2f} to {row.high:.2f})"
+            for row in others.itertuples()
+        )
         parts.append(f"{phase}, batch {batch}: dense {dense.seconds:.2f} s {unit}; {times}")
     packed = table[~table["method"].isin(["dense", ACCELERATE])]
-    losing = packed[packed["speedup"] <= 1]
+    losing = packed[packed["low"] <= 1]
     names = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in losing.itertuples()]
     faults = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in table[table["fault"]].itertuples()]
     parts.append(f"packing does not pay for {', '.join(names)}" if names else "packing pays throughout")
