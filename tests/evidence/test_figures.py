@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from toolkit.evidence.figures import comparison_bars, evidence_bars, stacked_bars, timeline
+from toolkit.evidence.figures import LABEL_WIDTH, claim_labels, comparison_bars, evidence_bars, stacked_bars, timeline
 from toolkit.timeline.spans import Span, Timeline
 
 
@@ -57,6 +57,14 @@ def test_a_stage_has_one_colour_in_every_figure(spans):
         stacked_bars(axes, table[table["stage"].isin(stages)], bar="method")
         colours.append(axes.patches[-1].get_facecolor())
     assert colours[0] == colours[1]
+
+
+def test_a_claims_label_is_the_first_of_its_conditions_in_lines():
+    long = f"{'word ' * 20}; in words there"
+    first, second = claim_labels(pd.DataFrame({"conditions": ["dense; section 2 has another", long]}))
+    assert first == "dense"
+    assert max(map(len, second.splitlines())) <= LABEL_WIDTH
+    assert second.split() == ["word"] * 20
 
 
 def test_comparison_bars_hatch_what_is_modelled_and_mark_what_is_published(axes):

@@ -20,6 +20,7 @@ CLAIMS = [
     ("fig00-copy-speedup", "speedup", 1.7, None, "paper", None),
 ]
 COMPARISON = pd.DataFrame(CLAIMS, columns=["claim", "unit", "published", "ours", "profile", "evidence"])
+COMPARISON["conditions"] = ["a layer, Endor over dense; in words there"] * 2 + ["a layer", "a copy"]
 
 
 def names(axes):
@@ -43,7 +44,7 @@ def test_what_other_work_disturbed_has_a_star():
 
 def test_ratios_stand_beside_the_published_ones_and_what_was_not_run_is_left_out():
     ratios = machines_figure(TABLE, COMPARISON).axes[-1]
-    assert names(ratios) == ["endor-speedup", "endor-speedup, here"]
+    assert names(ratios) == ["a layer, Endor over dense", "a layer, Endor over dense, here"]
     assert [bar.get_width() for bar in ratios.patches] == [1.5, 1.25]
     assert list(ratios.lines[0].get_xdata()) == [1.7, 1.7]
 

@@ -143,6 +143,12 @@ def test_claims_find_their_rows_and_figures_are_drawn(measured):
     draw_published(right, comparison)
     assert left.patches
     assert right.patches
+    colours = []
+    for contestant in ("table", "avx2_table"):  # one way to multiply, on two kinds of CPU
+        left.clear()
+        draw_bars(left, measured.assign(contestant=contestant).drop_duplicates("op"), "speedup", [contestant])
+        colours.append(left.patches[0].get_facecolor())
+    assert colours[0] == colours[1]
     plt.close(figure)
     assert modelled_sentence(measured) == ""
     assert modelled_sentence(table).startswith(f"The cost model gives: {machine} 1.6")

@@ -1,6 +1,7 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
@@ -14,6 +15,7 @@ from toolkit.timeline.spans import STAGES
 
 COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
 GOLDEN = 0.62
+LABEL_WIDTH = 52  # characters of a claim in a line
 LEGEND_COLUMNS = 3  # as many as fit under a figure of that width
 PUBLISHED = {
     "marker": "D",
@@ -88,6 +90,11 @@ def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
         axes.plot([low, high], [place, place], label=RANGE if not number else "_nolegend_", **WHISKER)
 
 
+def claim_labels(comparison: pd.DataFrame) -> list[str]:
+    """What each claim is about, in a line or two for an axis: the first of its conditions."""
+    return [textwrap.fill(words.split(";")[0], LABEL_WIDTH) for words in comparison["conditions"]]
+
+
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
     """Our numbers as bars (hatched where modelled), the published ones as diamonds, from what `compare` returns.
 
@@ -98,7 +105,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
         if row.ours is not None and not pd.isna(row.ours):
             axes.barh(place, row.ours, color="C0", height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
     mark_published(axes, comparison["published"], list(places))
-    axes.set_yticks(list(places), comparison["conditions"])
+    axes.set_yticks(list(places), claim_labels(comparison), fontsize=7.5)
     first_on_top(axes)
     axes.legend(loc="lower right")
 

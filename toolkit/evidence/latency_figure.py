@@ -23,7 +23,7 @@ from toolkit.evidence.figures import (
     whiskers,
 )
 
-BAR_IN, FRAME_IN = 0.27, 0.55  # height of a bar, and of what stands around a panel
+BAR_IN, CLAIM_IN, FRAME_IN = 0.27, 0.36, 0.55  # height of a bar, of a claim's, and of what stands around a panel
 RATIOS = ("ratio", "speedup")
 TIMES = ("speedup", "time_over_dense")  # columns of ratios that have a range: <column>_low and <column>_high
 OVERLAPPING = 0.99  # a total below this share of its stages together
@@ -43,12 +43,12 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
     """
     panels = {name: _paired(rows, bar) for name, rows in table.groupby("profile", sort=False)}
     ratios = comparison[comparison["unit"].isin(RATIOS) & comparison["ours"].notna()]
-    counts = [rows[bar].nunique() for rows in panels.values()] + [len(ratios)] * bool(len(ratios))
-    heights = [BAR_IN * count + FRAME_IN for count in counts]
+    heights = [BAR_IN * rows[bar].nunique() + FRAME_IN for rows in panels.values()]
+    heights += [CLAIM_IN * len(ratios) + FRAME_IN] * bool(len(ratios))
     figure, axes = plt.subplots(
         len(heights),
         figsize=(COLUMN_IN, sum(heights) + BAR_IN),
-        height_ratios=counts,
+        height_ratios=heights,
         layout="constrained",
         squeeze=False,
     )
@@ -88,9 +88,8 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
 
 
 def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -> None:
-    short = ratios["claim"].str.split("-", n=1).str[1]
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
-    comparison_bars(axes, ratios.assign(conditions=short + machine))
+    comparison_bars(axes, ratios.assign(conditions=ratios["conditions"].str.split(";").str[0] + machine))
     axes.set(title="beside the published ratios", xlabel="ratio")
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.get_legend().remove()

@@ -69,18 +69,28 @@ def _speedups(turns: pd.DataFrame, whole: pd.Series) -> dict[str, pd.Series]:
 
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
-    """Stacked stages of each way, measured. Where reading and computing overlap, a line marks the whole time."""
-    stages, names = ["read", "manage", "compute"], starred(rows, "way")
+    """A bar a way, as long as a token takes, measured: products, memory management, and the rest, waiting for reads.
+
+    What is read while something is computed costs no time, so it is no part of the bar.
+    """
+    stages, names = ["compute", "manage", "read"], starred(rows, "way")
     colours, left = stage_colours(stages), 0.0
-    for stage in stages:
-        width = rows[STAGES[stage]].fillna(0)
-        axes.barh(names, width, left=left, height=0.6, color=colours[stage], label=stage)
+    parts = {stage: rows[STAGES[stage]].fillna(0) for stage in ("compute", "manage")}
+    parts["read"] = (rows["total_ms"] - parts["compute"] - parts["manage"]).clip(lower=0)
+    for stage, width in parts.items():
+        label = "waiting for reads" if stage == "read" else stage
+        axes.barh(names, width, left=left, height=0.6, color=colours[stage], label=label)
         left = left + width
     for place, total in enumerate(rows["total_ms"]):
-        label = "whole token" if not place else None
-        axes.plot([total, total], [place - 0.38, place + 0.38], color="black", linewidth=2, label=label)
+        axes.annotate(
+            f"{total:.0f}",
+            (rows["total_ms_high"].iloc[place], place),
+            xytext=(5, -3),
+            textcoords="offset points",
+            fontsize=8,
+        )
     whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
     first_on_top(axes)
     model, layers = rows[["model", "layers"]].iloc[0]
-    axes.set(xlabel="ms a token", title=f"this machine, {layers} layers of {model}")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3)
+    axes.set(xlabel="ms a token", title=f"this machine, {layers:.0f} layers of {model}")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.3), ncols=4)
