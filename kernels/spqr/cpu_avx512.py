@@ -3,8 +3,9 @@
 `vpmultishiftqb` takes any eight bits of a word to each byte, and `vpermt2b` any bytes of a tile to any place. So the
 eight levels of scales and those of zero points are found in one register, and looked up by one shuffle.
 
-With fp32 activations a tile is multiplied as `cpu_simd` does. With int8 activations `vpmultishiftqb` and an AND give
-half of the codes of eight rows, a byte each, and `vpdpbusd` multiplies and adds them.
+With fp32 activations a tile is multiplied as `cpu_simd` does. With integers `vpmultishiftqb` and an AND give half of
+the codes of eight rows, a byte each, and `vpdpbusd` multiplies them with bytes and adds. An int8 activation is one
+byte. An int16 activation is two, 256 · high + low, and both meet the same codes.
 """
 
 from llvmlite import ir
@@ -93,30 +94,49 @@ def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
     return multiply_codes(builder, parts, found, vectors, sums)
 
 
-def _multiply_int8(builder, word, vectors, found, sums) -> ir.Value:
-    kind = ir.FunctionType(INTS, [INTS] * 3)
-    multiply = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
-    totals = [[ir.Constant(INTS, None)] * 2 for _ in vectors]
-    for half, words in enumerate(_registers(builder, word)):
-        for part in range(2):
-            starts = [WEIGHTS + 3 * column for column in range(8 * part, 8 * part + 8)]
-            codes = builder.and_(_fields(builder, words, starts), ir.Constant(ALL_BYTES, [LEVELS - 1] * BYTES))
-            codes = builder.bitcast(codes, INTS)
-            for (x, _, _), total in zip(vectors, totals, strict=True):
-                eight = builder.load(builder.gep(builder.bitcast(x, I64.as_pointer()), [I64(part)]), align=1)
-                eight = builder.bitcast(splat(builder, eight, HALF), INTS)
-                total[half] = builder.call(multiply, [total[half], codes, eight])
-    scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
-    results = []
-    for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
-        even, odd = (
-            builder.shuffle_vector(*total, ir.Constant(INTS, list(range(lane, 2 * TILE, 2)))) for lane in range(2)
-        )
-        product = builder.fmul(builder.sitofp(builder.add(even, odd), FLOATS), splat(builder, x_scale, TILE))
-        product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
-        before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
-        results.append(multiply_add(builder, scales, product, before))
-    return simd.join(builder, results)
+def _multiply_integers(planes: int):
+    """`planes` are the bytes of an activation; those of a tile lie plane by plane, the highest first."""
+
+    def generate(builder, word, vectors, found, sums) -> ir.Value:
+        kind = ir.FunctionType(INTS, [INTS] * 3)
+        multiply = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
+        given = [[_eight_columns(builder, x, place) for place in range(2 * planes)] for x, _, _ in vectors]
+        totals = [[] for _ in vectors]
+        for words in _registers(builder, word):
+            codes = [_codes(builder, words, part) for part in range(2)]
+            for eights, total in zip(given, totals, strict=True):
+                products = ir.Constant(INTS, None)
+                for plane in range(planes):
+                    products = builder.shl(products, ir.Constant(INTS, [8] * TILE)) if plane else products
+                    for part in range(2):
+                        products = builder.call(multiply, [products, codes[part], eights[2 * plane + part]])
+                total.append(products)
+        scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
+        results = []
+        for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
+            even, odd = (
+                builder.shuffle_vector(*total, ir.Constant(INTS, list(range(lane, 2 * TILE, 2)))) for lane in range(2)
+            )
+            product = builder.fmul(builder.sitofp(builder.add(even, odd), FLOATS), splat(builder, x_scale, TILE))
+            product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
+            before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
+            results.append(multiply_add(builder, scales, product, before))
+        return simd.join(builder, results)
+
+    return generate
+
+
+def _codes(builder, words, part: int) -> ir.Value:
+    """Half of the codes of eight words, a byte each."""
+    starts = [WEIGHTS + 3 * column for column in range(8 * part, 8 * part + 8)]
+    codes = builder.and_(_fields(builder, words, starts), ir.Constant(ALL_BYTES, [LEVELS - 1] * BYTES))
+    return builder.bitcast(codes, INTS)
+
+
+def _eight_columns(builder, x, place: int) -> ir.Value:
+    """Eight bytes of prepared activations, for every word of a register."""
+    eight = builder.load(builder.gep(builder.bitcast(x, I64.as_pointer()), [I64(place)]), align=1)
+    return builder.bitcast(splat(builder, eight, HALF), INTS)
 
 
 def _as_it_is(builder, sums) -> ir.Value:
@@ -124,4 +144,7 @@ def _as_it_is(builder, sums) -> ir.Value:
 
 
 FLOAT = Fused(statistics, fused(TILE, _multiply_float), summed(TILE, _as_it_is), TILE, AT_ONCE)
-INT8 = Fused(statistics, fused(TILE, _multiply_int8), summed(TILE, _as_it_is), TILE, AT_ONCE)
+INT8, INT16 = (
+    Fused(statistics, fused(TILE, _multiply_integers(planes)), summed(TILE, _as_it_is), TILE, AT_ONCE)
+    for planes in (1, 2)
+)

@@ -45,6 +45,7 @@ HIGH_PART = 24  # the bit with which the second part begins
 # for integers: the first of the two bytes that hold a column's code, and the code's first bit in them
 BYTES, BITS = zip(*(divmod(WEIGHTS + 3 * column, 8) for column in range(TILE)), strict=True)
 LARGEST_BIT = 7
+LARGEST_TWO_BYTES = 127 * 256  # of an activation in two signed bytes: 256 times what one holds
 ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
 LANES_OF_ROWS = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
 AHEAD = 4096 // 8  # words that are prefetched ahead: the hardware stops at the end of a page
@@ -430,13 +431,13 @@ def _as_floats(builder, x) -> tuple[ir.Value, ...]:
     return builder.fmul(x, powers), F32(1.0), _over_lanes(builder, "fadd", x, F32(0.0))
 
 
-def _quantised(builder, x) -> tuple[ir.Value, ...]:
-    """Integers from −127 to 127 in 32 bits, their scale, and the sum of what they stand for."""
-    scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(127.0))
+def _quantised(builder, x, largest: int = 127) -> tuple[ir.Value, ...]:
+    """Integers from −`largest` to `largest` in 32 bits, their scale, and the sum of what they stand for."""
+    scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(float(largest)))
     positive = builder.fcmp_ordered(">", scale, F32(0.0))
     inverse = builder.select(positive, builder.fdiv(F32(1.0), scale), F32(0.0))
     rounded = _of_lanes(builder, "rint", builder.fmul(x, splat(builder, inverse, TILE)))
-    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (127.0, -127.0))
+    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (float(largest), -float(largest)))
     limited = _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least)
     integers = builder.fptosi(limited, ir.VectorType(I32, TILE))
     return integers, scale, builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
@@ -447,16 +448,27 @@ def _as_int8(builder, x) -> tuple[ir.Value, ...]:
     return builder.trunc(integers, ir.VectorType(I8, TILE)), scale, total
 
 
-def _as_int16(builder, x) -> tuple[ir.Value, ...]:
+def _as_shifted_int8(builder, x) -> tuple[ir.Value, ...]:
     """Shift each value to the bit position of its code."""
     integers, scale, total = _quantised(builder, x)
     moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in BITS]))
     return builder.trunc(moved, SHORTS), builder.fmul(scale, F32(2.0**-LARGEST_BIT)), total
 
 
+def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
+    """Sixteen high bytes, then sixteen low ones, both signed: an integer is 256 · high + low."""
+    integers, scale, total = _quantised(builder, x, LARGEST_TWO_BYTES)
+    low = builder.trunc(integers, ir.VectorType(I8, TILE))
+    rest = builder.sub(integers, builder.sext(low, integers.type))
+    high = builder.trunc(builder.ashr(rest, ir.Constant(integers.type, [8] * TILE)), low.type)
+    planes = builder.shuffle_vector(high, low, ir.Constant(ir.VectorType(I32, 2 * TILE), list(range(2 * TILE))))
+    return builder.bitcast(planes, SHORTS), scale, total
+
+
 prepare = preparing(_as_floats)
 prepare_int8 = preparing(_as_int8)
-prepare_int16 = preparing(_as_int16)
+prepare_shifted_int8 = preparing(_as_shifted_int8)
+prepare_two_bytes = preparing(_as_two_bytes)
 
 
 _four_rows = multiply_rows(torch.float32)

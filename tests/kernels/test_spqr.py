@@ -13,6 +13,7 @@ from toolkit.kernels.runtime import backends
 
 SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 300)]
 EXACT = ["avx2_table", "avx2_arithmetic", "table", "arithmetic"]
+STEPS = {"int8": 127, "int16": 127 * 256}  # from 0 to the largest activation of a tile
 
 
 backend = each_backend(spqr)
@@ -119,12 +120,30 @@ def test_products(backend, batch, storage):
         found = spqr.matvec(words, packed, x, backend=backend)
         assert (found.dtype, found.shape) == (torch.float32, (batch, shape[0]))
         expected = x.double() @ oracle(words, packed).double().T
-        if backend.endswith("int8"):  # an activation is off by half of 1/127 of its tile's largest, at most
-            padded = torch.nn.functional.pad(x.abs(), (0, -shape[1] % 16)).view(batch, -1, 16)
-            largest = padded.amax(-1).repeat_interleave(16, -1)[:, : shape[1]] if shape[1] else x
-            allowed = 1e-3 * bound(words, packed, x) + bound(words, packed, largest) / 254
+        if steps := STEPS.get(backend.rpartition("_")[2]):
+            allowed = 1e-3 * bound(words, packed, x) + rounded_activations(words, packed, x, steps)
         else:
             allowed = (1e-6 if backend in EXACT else 2**-10) * bound(words, packed, x)
+        assert ((found - expected).abs() <= allowed).all(), shape
+
+
+def rounded_activations(words, packed, x, steps):
+    """How far a product is off, at most, if each activation is off by half a step."""
+    if not x.shape[1]:
+        return 0.0
+    largest = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % 16)).view(len(x), -1, 16).amax(-1)
+    return bound(words, packed, largest.repeat_interleave(16, -1)[:, : x.shape[1]]) / (2 * steps)
+
+
+@pytest.mark.skipif("avx512_int16" not in spqr.available(), reason="needs AVX-512 with VBMI and VNNI")
+@pytest.mark.parametrize("spread", [1, 1e4], ids=["alike", "one far larger"])
+def test_sixteen_bits_differ_from_fp32_by_the_rounding_of_activations_alone(spread):
+    for seed, shape in enumerate([(1, 1), (40, 70), (31, 300)]):
+        words, packed = spqr.pack(codes(shape, seed)), outliers(shape)
+        x = torch.randn(5, shape[1], generator=torch.Generator().manual_seed(seed))
+        x[:, ::16] *= spread
+        found, expected = (spqr.matvec(words, packed, x, backend=name) for name in ("avx512_int16", "avx512"))
+        allowed = 2e-6 * bound(words, packed, x) + rounded_activations(words, packed, x, STEPS["int16"])
         assert ((found - expected).abs() <= allowed).all(), shape
 
 
@@ -136,7 +155,7 @@ def test_small_numbers_are_multiplied_exactly(backend):
     rows = torch.arange(33)
     packed = csr.encode("ptcsr", (33, 50), rows, rows, rows.half() + 1)
     x = torch.randint(-3, 4, (2, 50), generator=torch.Generator().manual_seed(0)).float()
-    x[:, ::16] = 127  # so that int8 holds every activation as it is
+    x[:, ::16] = 127  # so that integers hold every activation as it is
     assert torch.equal(spqr.matvec(words, packed, x, backend=backend), x @ oracle(words, packed).T)
 
 
