@@ -39,6 +39,6 @@ def test_a_statistic_is_of_a_time():
 
 
 def test_a_column_may_mean_something_else_in_one_notebook():
-    assert column("low", "beyond/tokens").unit == "ratio"
-    assert column("low").quantity is None
+    assert column("most", "flash/tab06").unit == "count"
+    assert column("most").unit == "share"
     assert column("nothing of this name") is None

@@ -110,6 +110,7 @@ def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(result
         ("differs predicted", "1 differs"),
         ("not-run", "1 not run"),
     ]
+    assert "0 of 1 compared:" in card
     assert "3 predictions</strong>: median error 4.0 %, largest 25 %" in card
     assert "null model: 50 %" in card
 

@@ -7,7 +7,7 @@ import pytest
 from toolkit.evidence import wording
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import GROUPS, VALUES, VERDICTS
-from toolkit.evidence.wording import LONG, first_sentences, three_digits
+from toolkit.evidence.wording import LONG, first_sentences, three_digits, without_empty_ranges
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,19 @@ def test_first_sentences_are_whole(text, expected):
 )
 def test_numbers_have_three_digits(number, expected):
     assert three_digits(number) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("56% to 56% of", "56% of"),
+        ("+0.044 to +0.044 (draws)", "+0.044 (draws)"),
+        ("1.5 to 1.57 and 56 % to 56 %.", "1.5 to 1.57 and 56 %."),
+        ("5% to 56%, 0.5 to 0.51, 12 to 2", "5% to 56%, 0.5 to 0.51, 12 to 2"),
+    ],
+)
+def test_a_range_from_a_number_to_itself_is_one_number(text, expected):
+    assert without_empty_ranges(text) == expected
 
 
 def test_every_verdict_kind_and_group_is_explained():

@@ -58,7 +58,7 @@ def test_roofline_on_both_sides_of_its_ridge():
     assert (packed["limit"], packed["attainable_ops_s"]) == ("compute", 2e12)
     assert dense["limit"] == "memory"
     assert dense["attainable_ops_s"] == pytest.approx(operations[1].intensity * 1e12)
-    assert dense["time_s"] == pytest.approx(operations[1].moved_bytes / 1e12)  # memory-bound: the time of its bytes
+    assert dense["seconds"] == pytest.approx(operations[1].moved_bytes / 1e12)  # memory-bound: the time of its bytes
 
 
 def test_a_processor_without_fp16_is_held_to_its_fp32_peak():

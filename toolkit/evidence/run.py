@@ -34,6 +34,7 @@ from toolkit.evidence.comparison import (
 from toolkit.evidence.figures import note_disturbance, use_style
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.schema import check_parameters
+from toolkit.evidence.wording import without_empty_ranges
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters
@@ -117,7 +118,7 @@ class Run:
         self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline)
         if comparison is not None:
             print(score_sentence(comparison))
-        print(f"Seen: {seen}")
+        print(f"Seen: {without_empty_ranges(seen)}")
         return None if comparison is None else verdict_table(comparison)
 
     def save(
@@ -139,6 +140,7 @@ class Run:
         Raises `UserError` for an empty table, an unknown kind of evidence or an unknown key of the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
+        headline = {kind: without_empty_ranges(sentence) for kind, sentence in headline.items()}
         _check(table, self.identifier)
         if stray := set(headline) - {*HEADLINES, "system"}:
             raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
@@ -154,7 +156,7 @@ class Run:
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
         card = card or latency_card(table)
-        meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": dict(headline)}
+        meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": headline}
         write_json(self.folder / "meta.json", meta)
         if nameless := unknown_columns(table):
             print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")

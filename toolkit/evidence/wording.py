@@ -7,6 +7,7 @@ from toolkit.evidence import comparison
 
 # the end of a sentence
 END = re.compile(r"(?<!\bfig\.)(?<!\btab\.)(?<!\bvs\.)(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])\s+(?=[^a-z\s])")
+EMPTY_RANGE = re.compile(r"(?<![\w.,])([+-]?\d[\d.,]*(?: ?%)?) to \1(?![\d%]|[.,]\d)")
 LONG = 320  # characters: a second sentence that goes beyond is left out
 DIGITS = 3
 LARGE, SMALL = 1e4, 1e-4  # numbers beyond these are rounded to `DIGITS` digits, or written with a power of ten
@@ -37,6 +38,11 @@ def first_sentences(text: str, count: int = 2) -> str:
     while len(sentences) > 1 and len(" ".join(sentences)) > LONG:
         sentences.pop()
     return " ".join(sentences)
+
+
+def without_empty_ranges(text: str) -> str:
+    """The text with `56% to 56%` as `56%`."""
+    return EMPTY_RANGE.sub(r"\1", text)
 
 
 def three_digits(number: float) -> str:

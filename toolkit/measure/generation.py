@@ -30,6 +30,7 @@ from toolkit.timeline.spans import Timeline
 PHASES = ("prompt", "generation")
 STAGES = ("read", "decode", "compute", "other")
 TURN = ["method", "policy", "batch", "repetition", "mode", "disturbed", "measured_at"]
+LIMITED = ("speedup", "speedup_low", "speedup_high", "byte_limit")
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ def generation_measurements(race: GenerationRace, fresh: bool = False) -> pd.Dat
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
     of one step of the generation (median over the turns, low_s and high_s their ends); tokens_per_s, of all texts
     together; read_bytes of the prompt or a step, and bytes_a_token, the same over the tokens that it takes in; seconds
-    in which a stage was busy (read_s, decode_s, compute_s, other_s). speedup is over dense weights, low and high its
-    quartiles over the turns; byte_limit the bytes of dense weights over ours; fault, whether the speed-up is above that
-    (`above_limit`). Raises `UserError` for unknown names, a disk too small, or a way whose logits are not those of the
-    model in memory.
+    in which a stage was busy (read_s, decode_s, compute_s, other_s). speedup is over dense weights, speedup_low and
+    speedup_high its quartiles over the turns; byte_limit the bytes of dense weights over ours; fault, whether the
+    speed-up is above that (`above_limit`). Raises `UserError` for unknown names, a disk too small, or a way whose
+    logits are not those of the model in memory.
     """
     runs = _runs(race, fresh=fresh)
     return _summary(runs).assign(**asdict(race.workload), layers=race.layers, evidence="measured")
@@ -144,11 +145,11 @@ def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     groups = runs.groupby(labels, sort=False)
     medians = groups.median(numeric_only=True).drop(columns="repetition")
     spread = {"low_s": groups["seconds"].min(), "high_s": groups["seconds"].max()}
-    spread |= {"low": groups["speedup"].quantile(0.25), "high": groups["speedup"].quantile(0.75)}
+    spread |= {"speedup_low": groups["speedup"].quantile(0.25), "speedup_high": groups["speedup"].quantile(0.75)}
     disturbed = groups["disturbed"].mean()
     medians = medians.assign(**spread, disturbed=disturbed, **groups[["mode", "measured_at"]].first()).reset_index()
     medians.loc[medians["method"] == ACCELERATE, "byte_limit"] = float("nan")
-    return medians.assign(fault=above_limit(medians["speedup"], medians["low"], medians["high"], medians["byte_limit"]))
+    return medians.assign(fault=above_limit(*(medians[name] for name in LIMITED)))
 
 
 def generation_headline(table: pd.DataFrame) -> dict[str, str]:
@@ -162,7 +163,7 @@ def generation_headline(table: pd.DataFrame) -> dict[str, str]:
         if len(rows := packed[packed["phase"] == phase])
     ]
     gain = ", ".join(sentences)
-    losing = [f"the {row.phase} of batch {row.batch}" for row in packed[packed["low"] <= 1].itertuples()]
+    losing = [f"the {row.phase} of batch {row.batch}" for row in packed[packed["speedup_low"] <= 1].itertuples()]
     headline = {"gain": gain[0].upper() + gain[1:] + about} if gain else {}
     if losing:
         headline["negative"] = (
@@ -179,12 +180,12 @@ def generation_words(table: pd.DataFrame) -> str:
         unit = "to the first token" if phase == "prompt" else "a step"
         others = rows[rows["method"] != "dense"]
         times = ", ".join(
-            f"{row.method} {row.speedup:.2f} times as fast ({row.low:.2f} to {row.high:.2f})"
+            f"{row.method} {row.speedup:.2f} times as fast ({row.speedup_low:.2f} to {row.speedup_high:.2f})"
             for row in others.itertuples()
         )
         parts.append(f"{phase}, batch {batch}: dense {dense.seconds:.2f} s {unit}; {times}")
     packed = table[~table["method"].isin(["dense", ACCELERATE])]
-    losing = packed[packed["low"] <= 1]
+    losing = packed[packed["speedup_low"] <= 1]
     names = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in losing.itertuples()]
     faults = [f"{row.method} in the {row.phase} of batch {row.batch}" for row in table[table["fault"]].itertuples()]
     parts.append(f"packing does not pay for {', '.join(names)}" if names else "packing pays throughout")

@@ -90,7 +90,7 @@ def roofline(operations: Iterable[Operation], memories: Mapping[str, Memory]) ->
 
     The peak is that of fp16, or of fp32 where there is none: a CPU widens 16-bit weights as it loads them.
     Columns: machine, operation, ops, moved_bytes, intensity (ops/byte), dtype, attainable_ops_s, limit (memory,
-    compute), time_s, evidence (modelled). Raises `UserError` for a memory without either peak.
+    compute), seconds, evidence (modelled). Raises `UserError` for a memory without either peak.
     """
     return pd.DataFrame(
         _row(operation, machine, memory) for operation in operations for machine, memory in memories.items()
@@ -109,6 +109,6 @@ def _row(operation: Operation, machine: str, memory: Memory) -> dict[str, object
         "dtype": dtype,
         "attainable_ops_s": attainable_tflop_s * 1e12,
         "limit": "memory" if attainable_tflop_s < memory.tflop_s[dtype] else "compute",
-        "time_s": operation.ops / (attainable_tflop_s * 1e12),
+        "seconds": operation.ops / (attainable_tflop_s * 1e12),
         "evidence": "modelled",
     }

@@ -15,7 +15,7 @@ DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
 
 
 def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A row a method, from `forward_measurements`: minimum_s, mean_s and median_s of a pass, over all repetitions.
+    """A row a method, from `forward_measurements`: low_s, mean_s and median_s of a pass, over all repetitions.
 
     speedup is the dense median over this one, of the same repetition: its median, with speedup_low and speedup_high,
     the least and the most. byte_limit is the dense bytes over this one's; gb_s the bytes over the median.
@@ -23,7 +23,7 @@ def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
     that is quicker in float32, where a ratio over dense is one over 32 bits.
     """
     groups = tokens.groupby("method", sort=False)["seconds"]
-    table = pd.DataFrame({"minimum_s": groups.min(), "mean_s": groups.mean(), "median_s": groups.median()})
+    table = pd.DataFrame({"low_s": groups.min(), "mean_s": groups.mean(), "median_s": groups.median()})
     table["weight_bytes"] = tokens.groupby("method", sort=False)["weight_bytes"].first()
     table["disturbed"] = tokens.groupby("method", sort=False)["disturbed"].mean()
     medians = tokens.pivot_table(index="repetition", columns="method", values="seconds", aggfunc="median")
@@ -43,7 +43,7 @@ def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
 def modelled_passes(
     bits: Mapping[str, float], model: str, machines: Mapping[str, Profile], dense_on: str
 ) -> pd.DataFrame:
-    """A row a machine and method, with minimum_s: the products of all weights and of the head, one after the other.
+    """A row a machine and method, with low_s: the products of all weights and of the head, one after the other.
 
     `bits` a weight of the decoder linears, by method; dense weights and the head have 16. Nothing else takes time: no
     attention, no norms. The dense model is asked for on the machine `dense_on` alone, since the other one cannot hold
@@ -56,12 +56,12 @@ def modelled_passes(
     tables = []
     for name, machine in machines.items():
         layer_s = [sum(product_s(machine, size, each) for size in sizes) for each in bits.values()]
-        table = pd.DataFrame({"method": list(bits), "minimum_s": layer_s}).assign(profile=name)
-        table["minimum_s"] = shape.layers * table["minimum_s"] + product_s(machine, head, DENSE_BITS)
+        table = pd.DataFrame({"method": list(bits), "low_s": layer_s}).assign(profile=name)
+        table["low_s"] = shape.layers * table["low_s"] + product_s(machine, head, DENSE_BITS)
         table = table.assign(bits_per_weight=bits.values(), dense_bits=DENSE_BITS)
         table["weight_bytes"] = [(shape.layers * sum(sizes) * each + head * DENSE_BITS) / 8 for each in bits.values()]
-        table["speedup"] = table.loc[table["method"] == DENSE, "minimum_s"].item() / table["minimum_s"]
-        table = _finished(table, "minimum_s")
+        table["speedup"] = table.loc[table["method"] == DENSE, "low_s"].item() / table["low_s"]
+        table = _finished(table, "low_s")
         tables.append(table if name == dense_on else table[table["method"] != DENSE])
     return pd.concat(tables, ignore_index=True).assign(model=model, evidence="modelled")
 
@@ -72,14 +72,14 @@ def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
 
 
 def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
-    """A row a way and place, from `twin_measurements`: median_s, minimum_s and maximum_s of a token, over the turns.
+    """A row a way and place, from `twin_measurements`: median_s, low_s and high_s of a token, over the turns.
 
     bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median. `over_rival`
     is the seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
     """
     groups = turns.groupby(["place", "way"], sort=False)
     seconds = groups["seconds"].agg(["median", "min", "max"])
-    table = seconds.rename(columns={"median": "median_s", "min": "minimum_s", "max": "maximum_s"})
+    table = seconds.rename(columns={"median": "median_s", "min": "low_s", "max": "high_s"})
     table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first())
     table = table.join(groups["disturbed"].mean()).reset_index()
     table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
