@@ -48,6 +48,14 @@ def verdict(publish):
     return judge
 
 
+def test_what_other_work_disturbed_has_no_verdict(publish):
+    publish(RECORD)
+    row = compare(TABLE.assign(disturbed=[0.5, None]), "toy/fig1").iloc[0]
+    assert (row["ours"], row["verdict"]) == (0.54, "not run")
+    assert row["reason"].startswith("other work disturbed the measurement")
+    assert compare(TABLE.assign(disturbed=0.4), "toy/fig1")["verdict"].item() == "within tolerance"
+
+
 @pytest.mark.parametrize(
     ("tolerance", "expected"), [(None, "within tolerance"), (0.09, "within tolerance"), (0.07, "differs")]
 )

@@ -61,3 +61,17 @@ def test_every_verdict_kind_and_group_is_explained():
     assert set(wording.VERDICTS) == set(VERDICTS)
     assert set(wording.KINDS) == set(KINDS)
     assert set(wording.GROUPS) == set(GROUPS) - {VALUES}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("It is fast. It is small.", "It is fast."),
+        ("", ""),
+        ("a word " * 20 + "ends; " + "more " * 30 + "here.", "a word " * 20 + "ends …"),
+        ("one (of two, " + "or three " * 30 + ").", "one …"),
+        ("x" * 300, "x" * 150 + " …"),
+    ],
+)
+def test_a_line_of_the_terminal_ends_with_something_whole(text, expected):
+    assert wording.brief(text) == expected

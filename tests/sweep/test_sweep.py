@@ -46,6 +46,29 @@ def test_only_what_changed_runs_again(checkout):
     assert checkout.executed() == ["toy/a"]
 
 
+def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(checkout, monkeypatch):
+    """The quickstart comes first, whatever the catalogue's order; the report is there from then on."""
+    rows = checkout.root / "data" / "catalogue.yaml"
+    rows.write_text(rows.read_text() + "- {id: quickstart, file: toy/first.ipynb, title: first, question: first}\n")
+    seen = "print('Seen: packing helps. The rest is longer.')"
+    checkout.notebook("a", "alpha", body=seen)
+    book = (checkout.root / "notebooks" / "toy" / "a_toy.ipynb").read_text()
+    (checkout.root / "notebooks" / "toy" / "first.ipynb").write_text(book.replace("toy/a", "quickstart"))
+    found = checkout.sweep("--jobs", "1")
+    lines = found.stdout.splitlines()
+    assert found.returncode == 0, found.stderr
+    assert lines[0].startswith("reading the notebooks")
+    assert "3 to run: how long it takes is not known" in lines[1]
+    events = [line[10:] for line in lines if line[10:].split(" ")[0] in ("toy/a", "toy/b", "quickstart")]
+    assert events[0].startswith("quickstart running")
+    done = next(number for number, line in enumerate(lines) if "quickstart done" in line)
+    assert lines[done + 1].strip() == "packing helps."
+    assert "the report so far" in lines[done + 2]
+    assert str(checkout.results / "report" / "index.html") in lines[done + 2]
+    checkout.notebook("a", "alpha", body=seen + "  # anew")
+    assert "1 to run: about " in checkout.sweep().stdout.splitlines()[1]
+
+
 def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatch):
     """Module beta reads machines; `Run` compares with the claims of its notebook's paper."""
     monkeypatch.setattr(paths, "root", lambda: checkout.root)

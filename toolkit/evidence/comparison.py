@@ -14,12 +14,14 @@ import pandas as pd
 
 from toolkit.errors import UserError
 from toolkit.evidence.claims import KINDS, claims
+from toolkit.measure.disturbance import is_disturbed
 
 WITHIN = "within tolerance"
 SAME_EFFECT = "same effect"
 SAME_SIGN = "same sign"
 DIFFERS = "differs"
 NOT_RUN = "not run"
+DISTURBED = "other work disturbed the measurement, which has no verdict therefore"
 VERDICTS = (WITHIN, SAME_EFFECT, SAME_SIGN, DIFFERS, NOT_RUN)  # from best to worst
 
 TOLERANCE = 0.1  # relative, where a claim gives none
@@ -55,7 +57,7 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     - `differs`: ours was run and is none of these, or goes beyond an upper end (`up_to`) by more than the tolerance; or
       its row has a `chance`, what guessing gives of `value`, and ours is not above that by more than the tolerance of
       10 % and its own spread.
-    - `not run`: `table` holds no number that the claim is about.
+    - `not run`: `table` holds no number that the claim is about, or other work disturbed it (`is_disturbed`).
     """
     records = claims(figure.split("/")[0])
     chosen = {record["id"]: record for record in records[records["figure"] == figure].to_dict("records")}
@@ -64,7 +66,7 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     rows = []
     for record in chosen.values():
         answers = [_compare(rows_, record, chosen, guesses.get(name)) for name, rows_ in machines.items()]
-        rows += [answer for answer in answers if answer["verdict"] != NOT_RUN] or answers[:1]
+        rows += [answer for answer in answers if answer["ours"] is not None] or answers[:1]
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -221,7 +223,8 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
     row, stand_in = _counterpart(table, record)
     ours = _number(row, record)
     guess = None if null is None or stand_in else _number(_row(null, record, record.get("where")), record)
-    verdict = NOT_RUN if ours is None else _verdict(table, record, records, row, stand_in)
+    disturbed = ours is not None and is_disturbed(row)
+    verdict = NOT_RUN if ours is None or disturbed else _verdict(table, record, records, row, stand_in)
     known = row is not None and ours is not None
     evidence = row.get("evidence") if known else None
     return {
@@ -240,7 +243,7 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
         "profile": _or(row.get("profile"), _or(record.get("machine"), None)) if known else None,
         "ratio": _ratio(ours, record),
         "verdict": verdict,
-        "reason": None if _as_published(verdict, ours, record) else _reason(row, record),
+        "reason": DISTURBED if disturbed else None if _as_published(verdict, ours, record) else _reason(row, record),
         "null": guess,
         "null_ratio": _ratio(guess, record),
     }
@@ -273,7 +276,7 @@ def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: p
 
 
 def _as_published(verdict: str, ours: float | None, record: dict) -> bool:
-    """Whether there is nothing to give a reason for: ours was not run, is within tolerance, or keeps the limit."""
+    """Whether there is nothing to give a reason for: ours has no verdict, is within tolerance, or keeps the limit."""
     limit = _or(record.get("bound"), None) in ("at_least", "at_most")
     return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, record["value"], record["bound"]))
 

@@ -67,7 +67,9 @@ def note_disturbance(figure: Figure, table: pd.DataFrame) -> None:
     """Say below a figure how many rows of its notebook's table other work disturbed, if any."""
     count, known = count_disturbed(table)
     if count:
-        figure.text(0.01, -0.01, f"{STAR.strip()}  {disturbance_words(count, known)}", va="top", fontsize=9)
+        figure.draw_without_rendering()  # places the legends that stand outside
+        low = figure.get_tightbbox().y0 / figure.get_figheight() - 0.01
+        figure.text(0.01, low, f"{STAR.strip()}  {disturbance_words(count, known)}", va="top", fontsize=9)
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:

@@ -40,6 +40,7 @@ class Meta:
     finished: str | None = None
     commit: str | None = None
     machine: str | None = None
+    threads: int | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -61,6 +62,7 @@ def read_meta(folder: Path) -> Meta:
         finished=_text(raw.get("finished")),
         commit=_commit(raw),
         machine=_machine(raw),
+        threads=_threads(raw.get("threads")),
         versions={name: version for name, version in _mapping(raw.get("versions")).items() if _text(version)},
     )
 
@@ -117,6 +119,10 @@ def _numbers(value: object) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     sound = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
     return value if sound else None
+
+
+def _threads(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _texts(value: object) -> tuple[str, ...]:

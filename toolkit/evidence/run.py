@@ -111,7 +111,9 @@ class Run:
         table = table if evidence is None else table.assign(evidence=evidence)
         count, known = count_disturbed(table)
         if count:
-            seen = f"{seen} {disturbance_words(count, known).capitalize()}."
+            words = disturbance_words(count, known)
+            seen = f"{seen} {words.capitalize()}."
+            headline = {key: text if key == "system" else f"{text} ({words})" for key, text in headline.items()}
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None

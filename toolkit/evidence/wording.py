@@ -45,6 +45,22 @@ def without_empty_ranges(text: str) -> str:
     return EMPTY_RANGE.sub(r"\1", text)
 
 
+def brief(text: str, length: int = 150) -> str:
+    """The first sentence of a text, for a line of the terminal. A longer one ends with a part of it that is whole."""
+    (sentence,) = first_sentences(text, 1).splitlines() or [""]
+    if len(sentence) <= length + 50:
+        return sentence
+    ends = [match.start() for match in re.finditer(r"[;,:] | \(", sentence[: length + 1]) if _closed(sentence, match)]
+    end = ends[-1] if ends else sentence.rfind(" ", 0, length)
+    return f"{sentence[: end if end > 0 else length]} …"
+
+
+def _closed(sentence: str, match: re.Match) -> bool:
+    """Whether no bracket is open before the match."""
+    before = sentence[: match.start()]
+    return before.count("(") == before.count(")")
+
+
 def three_digits(number: float) -> str:
     """A number to read: 0.0123, 1.23, 1,234, 12,300, 8.26e7 as 82,600,000 and 1.2e-7 as 1.2 × 10⁻⁷; – for none."""
     if math.isnan(number):

@@ -133,6 +133,12 @@ def disturbed_rows(table: pd.DataFrame) -> pd.Series:
     return _shares(table).ge(MARKED)
 
 
+def is_disturbed(row: pd.Series) -> bool:
+    """The same for a single row."""
+    share = row.get("disturbed")
+    return pd.notna(share) and float(share) >= MARKED and row.get("evidence", "measured") == "measured"
+
+
 def _shares(table: pd.DataFrame) -> pd.Series:
     """The share of disturbed turns of each measured row; NaN in other rows and where nothing is known."""
     shares = table.get("disturbed", pd.Series(nan, table.index)).astype(float)

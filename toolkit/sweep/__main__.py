@@ -42,6 +42,8 @@ def _main(arguments: list[str] | None) -> int:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     if options.profile and not options.profile.is_dir():
         raise UserError(f"--profile {options.profile}: no such folder; expected a Snakemake profile with a config.yaml")
+    if not (options.dry_run or options.report_only):
+        print("reading the notebooks and the modules that they use", flush=True)
     jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs)
     names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:

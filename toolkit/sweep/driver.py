@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import math
 import signal
 import subprocess
 import sys
@@ -16,13 +15,18 @@ from toolkit.evidence import report
 from toolkit.evidence.catalogue import rows
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
+from toolkit.evidence.page import answer, read_book
 from toolkit.evidence.report import Outcome
-from toolkit.files import locked, make_folder, read_json, write_json
+from toolkit.evidence.wording import brief
+from toolkit.files import locked, make_folder
 from toolkit.sweep import state
+from toolkit.sweep.forecast import Forecast, duration, forecast
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 STOPPING_S = 10  # for an interrupted job to stop by itself
+FIRST = "quickstart"  # its result comes within two minutes
+REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is next written after the other
 
 
 def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
@@ -35,9 +39,11 @@ def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
             raise UserError(f"another sweep is writing to {state.folder().parent}; wait for it or stop it")
         state.stop_leftovers()
         stale = [job for job in jobs if not job.is_fresh()]
-        _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run")
+        expected = forecast(stale, parallel)
+        takes = f": {expected.words()}" if stale else ""
+        _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
-        status = _sweep(stale, parallel, profile) if stale else 0
+        status = _sweep(stale, jobs, expected, profile) if stale else 0
         print(summary(jobs, started))
         print(f"\nreport: {report.write_report(outcomes(jobs))}")
         if status and not any(_failed(job) for job in stale):
@@ -86,17 +92,18 @@ def _status(job: Job, last: state.State | None, started: float) -> str:
     return f"failed: {last.error}" if last and last.status == "failed" and last.started >= started else "not run"
 
 
-def _sweep(stale: list[Job], parallel: int, profile: Path | None) -> int:
+def _sweep(stale: list[Job], jobs: list[Job], expected: Forecast, profile: Path | None) -> int:
+    parallel, ids = expected.parallel, [job.id for job in stale]
     for job in stale:
         (job.folder / STAMP).unlink(missing_ok=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
     with log.open("w") as sink:
         engine = subprocess.Popen(
-            _command(parallel, profile), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
+            _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
         )
         try:
-            _watch(engine, stale)
+            _watch(engine, stale, jobs, expected)
         except KeyboardInterrupt:
             _interrupt(engine)
             raise
@@ -117,10 +124,12 @@ def _interrupt(engine: subprocess.Popen) -> None:
     engine.wait()
 
 
-def _command(parallel: int, profile: Path | None) -> list[str]:
+def _command(parallel: int, profile: Path | None, ids: list[str]) -> list[str]:
     command = [sys.executable, "-P", "-m", "snakemake", "--snakefile", str(SNAKEFILE)]
     command += ["--directory", str(state.folder())]
     command += ["--nolock", "--keep-going", "--rerun-incomplete", "--rerun-triggers", "mtime", "--show-failed-logs"]
+    if FIRST in ids:
+        command += ["--prioritize", f"../{FIRST}/{STAMP}"]
     if profile:
         return [*command, "--workflow-profile", "none", "--profile", str(profile), "--resources", f"slots={10**6}"]
     return [*command, "--cores", str(max(cores(), parallel)), "--resources", f"slots={parallel}"]
@@ -132,10 +141,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _watch(engine: subprocess.Popen, jobs: list[Job]) -> None:
-    """Print a line whenever a job starts or ends."""
-    began, told = time.time(), {}
-    known_s = _known_durations()
+def _watch(engine: subprocess.Popen, jobs: list[Job], every: list[Job], expected: Forecast) -> None:
+    """Print a line whenever a job starts or ends. At its end print what it found; the report on `every` job grows."""
+    began, told, growing = time.time(), {}, _GrowingReport(every)
     while True:
         ended = engine.poll() is not None
         now = {job.id: last for job in jobs if (last := state.load(job.id)) and last.started >= began - 1}
@@ -143,39 +151,44 @@ def _watch(engine: subprocess.Popen, jobs: list[Job]) -> None:
             if told.get(id) != last.status:
                 told[id] = last.status
                 took = f" in {last.seconds:.0f} s" if last.seconds is not None else ""
-                _say(f"{id} {last.status}{took}  ({_progress(jobs, now, known_s)})")
-                if last.status == "done":
-                    known_s[id] = last.seconds
+                _say(f"{id} {last.status}{took}  ({_progress(now, expected)})")
+                if last.status != "running":
+                    growing.add(id)
         if ended:
             break
         time.sleep(0.5)
-    with contextlib.suppress(OSError):  # a full disk: only the next forecast suffers
-        write_json(state.folder() / "durations.json", known_s)
 
 
-def _known_durations() -> dict[str, float]:
-    """Seconds that notebooks took in earlier sweeps, by id."""
-    found = read_json(state.folder() / "durations.json")
-    return {id: seconds for id, seconds in found.items() if isinstance(seconds, float) and 0 <= seconds < math.inf}
+class _GrowingReport:
+    """The report while notebooks run. Writing it takes some 0.3 s; where it takes long, most notebooks wait for it."""
+
+    def __init__(self, jobs: list[Job]):
+        self.jobs, self.next_s = {job.id: job for job in jobs}, 0.0
+
+    def add(self, id: str) -> None:
+        """Print what a notebook found, and write the report unless that disturbs the others too much."""
+        begun_s = time.monotonic()
+        if found := brief(answer(read_book(self.jobs[id].folder / "notebook.ipynb")) or ""):
+            print(f"          {found}", flush=True)
+        if begun_s < self.next_s:
+            return
+        with contextlib.suppress(OSError):  # a full disk, which the notebooks tell
+            index, is_first = report.write_report(outcomes([*self.jobs.values()])), not self.next_s
+            took_s = time.monotonic() - begun_s
+            self.next_s = time.monotonic() + (REPORT_PAUSE_S if took_s > REPORT_S else 0)
+            if is_first:
+                _say(f"the report so far, which grows with each notebook: {index}")
 
 
-def _progress(jobs: list[Job], now: dict[str, state.State], known_s: dict[str, float]) -> str:
-    running = [last for last in now.values() if last.status == "running"]
-    waiting = [job for job in jobs if job.id not in now]
-    over = len(now) - len(running)
-    left = f"{len(running)} running · {over} done · {len(waiting)} waiting"
+def _progress(now: dict[str, state.State], expected: Forecast) -> str:
+    running = sum(last.status == "running" for last in now.values())
+    waiting = len(expected.jobs) - len(now)
+    counts = f"{running} running · {len(now) - running} done · {waiting} waiting"
     if not running and not waiting:
-        return left
-    guess_s = sum(known_s.values()) / len(known_s) if known_s else None
-    if guess_s is None:
-        return f"{left} · time left unknown until one has run"
-    remaining_s = sum(known_s.get(job.id, guess_s) for job in waiting)
-    remaining_s += sum(max(0, known_s.get(last.id, guess_s) - (time.time() - last.started)) for last in running)
-    return f"{left} · about {_duration(remaining_s / max(1, len(running)))} left"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        return counts
+    left_s = expected.left_s(now)
+    left = "time left unknown until one has run" if left_s is None else f"about {duration(left_s)} left"
+    return f"{counts} · {left}"
 
 
 def _failed(job: Job) -> bool:
