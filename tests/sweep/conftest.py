@@ -80,6 +80,7 @@ def place(tmp_path: Path) -> Path:
 def checkout(place: Path) -> Checkout:
     shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
     (place / "data").mkdir()
+    shutil.copy(paths.root() / "data" / "columns.yaml", place / "data")
     rows = [
         {"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in ("a", "b", "c")
     ]

@@ -72,12 +72,13 @@ class Statement:
     title: str
 
 
-def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path:
+def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running: bool = False) -> Path:
     """Write `results/report/`, the notebooks' pages and the index of all systems and figures; return the index.
 
     `outcomes` tells by id how each notebook's last run ended; one without an entry counts as fresh. `rebuild` converts
     the executed notebooks anew instead of taking the pages made when they ran. A notebook whose page or entry cannot be
-    made is shown as such.
+    made is shown as such. While notebooks are `running`, the tables over all notebooks stay as they are: writing them
+    takes six times as long as the rest.
     """
     folder = paths.results_dir() / "report"
     make_folder(folder)
@@ -86,7 +87,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False) -> Path
     for old in folder.glob("*.html"):
         if old.name not in wanted and not old.is_dir():
             old.unlink()
-    tables = _tables()
+    tables = [] if running else _tables()
     index = folder / "index.html"
     groups: dict[str, list[Entry]] = {}
     for entry in entries:

@@ -173,7 +173,7 @@ class _GrowingReport:
         if begun_s < self.next_s:
             return
         with contextlib.suppress(OSError):  # a full disk, which the notebooks tell
-            index, is_first = report.write_report(outcomes([*self.jobs.values()])), not self.next_s
+            index, is_first = report.write_report(outcomes([*self.jobs.values()]), running=True), not self.next_s
             took_s = time.monotonic() - begun_s
             self.next_s = time.monotonic() + (REPORT_PAUSE_S if took_s > REPORT_S else 0)
             if is_first:
