@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import COLUMNS
-from toolkit.evidence.run import Run
+from toolkit.evidence.reference import reference_dir
+from toolkit.evidence.run import Run, outside_ranges
 
 ID = next(iter(notebooks()))
 TABLE = pd.DataFrame({"name": ["a", "b"], "value": [1.5, 2.5]})
@@ -148,3 +149,32 @@ def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
     with pytest.raises(UserError, match="no space left"):
         run.save(TABLE, {"curve": Broken()}, evidence="measured")
     assert not [file for file in run.folder.iterdir() if "curve" in file.name]
+
+
+@pytest.mark.parametrize(
+    ("columns", "wrong"),
+    [
+        ({"speedup": 2.0, "speedup_low": 1.0, "speedup_high": 2.0}, []),
+        ({"speedup": 2.1, "speedup_low": 1.0, "speedup_high": 2.0}, ["speedup"]),
+        ({"speedup": 0.9, "speedup_low": 1.0, "speedup_high": 2.0}, ["speedup"]),
+        ({"speedup": 0.9, "speedup_low": float("nan"), "speedup_high": float("nan")}, []),
+        ({"seconds": 3.0, "median_s": 2.0, "low_s": 1.0, "high_s": 2.0}, ["seconds"]),
+        ({"value": 3.0, "low": 4.0, "high": 5.0}, ["value"]),
+        ({"density_low": 3.0, "density_high": 2.0}, []),
+    ],
+)
+def test_no_value_lies_outside_its_range(run, columns, wrong):
+    table = pd.DataFrame([columns | {"evidence": "measured"}])
+    assert outside_ranges(table) == wrong
+    if wrong:
+        with pytest.raises(UserError, match=f"values of {wrong[0]} lie outside their own ranges"):
+            run.save(table)
+
+
+# tables that were kept before `save` refused such values; to be renewed
+OUTSIDE = {f"xeon-sapphire-rapids-2c/flash/{name}/table.csv" for name in ("fig01", "tab02", "tab03")}
+
+
+def test_no_value_of_the_kept_results_lies_outside_its_range():
+    tables = {str(path.relative_to(reference_dir())): path for path in reference_dir().rglob("table.csv")}
+    assert {name for name, path in tables.items() if outside_ranges(pd.read_csv(path, low_memory=False))} <= OUTSIDE

@@ -68,7 +68,15 @@ def test_each_way_has_its_stages_and_its_memory():
     stages = table.groupby("way")["stage"].agg(set)
     assert all(stages[way] >= {"read", "compute", "total"} for way in WAYS)
     assert [way for way in WAYS if "manage" in stages[way]] == ["predictor", "windowing", "bundling"]
+    one = small(tokens=2)
+    weights = one.rank * (HIDDEN + NEURONS) + NEURONS
+    ways = table.groupby("way")
+    assert (ways["predictor_bytes"].max() == [2 * LAYERS * weights * WAYS[way].predicted for way in ways.groups]).all()
+    compute = table[table["stage"] == "compute"]
+    assert (compute["predictor_s"] < compute["seconds"]).all()
+    assert (compute["predictor_s"] > 0).eq(compute["way"].map(lambda way: WAYS[way].predicted)).all()
     memory = table.groupby("way")["memory_bytes"].max()
+    assert memory["predictor"] > one.layers * 2 * weights
     assert memory["predictor"] < memory["windowing"] == memory["bundling"]
     assert (table["seconds"] > 0).all()
 
@@ -99,6 +107,7 @@ def test_what_makes_no_sense_is_refused_before_work():
     for given, message in (
         ({"ways": ["direct"]}, "unknown way 'direct'"),
         ({"window": 0}, "window=0"),
+        ({"rank": 0}, "rank=0"),
         ({"fired": 0.0}, "fired=0.0: expected a share above 0"),
     ):
         with pytest.raises(UserError, match=message):

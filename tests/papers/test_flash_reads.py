@@ -5,6 +5,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from toolkit.evidence.comparison import compare
+from toolkit.evidence.run import outside_ranges
 from toolkit.machines.hardware import profile
 from toolkit.papers.flash import reads
 from toolkit.policies.neuron_ways import WAYS
@@ -25,6 +26,8 @@ def tokens():
                 stages["manage"] = 0.2 * whole
             for stage, value in stages.items():
                 row = {"way": way, "repetition": repetition, "token": 0, "stage": stage, "seconds": value}
+                predictor = {"predictor_bytes": 1e8, "predictor_s": 0.1 * whole} if WAYS[way].predicted else {}
+                row |= {"predictor_bytes": 0, "predictor_s": 0.0} | predictor
                 rows.append(row | {"nbytes": 2e9 * seconds, "memory_bytes": 1e9})
     return pd.DataFrame(rows).assign(
         model="opt-6.7b", layers=3, mode="direct", disturbed=lambda table: table["repetition"] == 1
@@ -36,11 +39,24 @@ def test_medians_and_speedups_by_hand(tokens):
     assert list(rows.index) == list(WAYS)
     last = rows.loc["bundling"]
     assert last[["total_ms", "io_ms", "manage_ms", "compute_ms"]].tolist() == pytest.approx([150, 75, 30, 45])
-    assert last[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([1 / 0.15, 5, 10])
+    assert last[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([7.5, 5, 10])
+    assert last[["over_hybrid", "over_hybrid_low", "over_hybrid_high"]].tolist() == pytest.approx([5, 5, 5])
+    assert last[["predictor_ms", "predictor_gb"]].tolist() == pytest.approx([15, 0.1])
     assert last["disturbed"] == 0.5
     assert last["tokens_per_s"] == pytest.approx(1 / 0.15)
     assert rows.loc["naive", "read_gb"] == 2
     assert rows.loc["naive", "manage_ms"] != rows.loc["naive", "manage_ms"]  # there is none
+
+
+def test_no_value_lies_outside_its_range(tokens):
+    """Repetitions that differ most: the ratio of two medians lay outside the ratios of the repetitions."""
+    slow = tokens["repetition"].eq(2) & tokens["way"].eq("naive") | tokens["repetition"].eq(1) & tokens["way"].ne(
+        "naive"
+    )
+    tokens.loc[slow, "seconds"] *= 5
+    rows = reads.measured_ways(pd.concat([tokens, tokens.assign(repetition=3, seconds=tokens["seconds"] * 2)]))
+    assert outside_ranges(rows) == []
+    assert {"total_ms_low", "speedup_low", "over_hybrid_low"} <= set(rows)
 
 
 def test_the_papers_reads_are_predicted_within_a_fifth():

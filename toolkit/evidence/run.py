@@ -41,6 +41,7 @@ from toolkit.measure.disturbance import count_disturbed, disturbance_words, load
 from toolkit.models.downloads import DOWNLOADS
 
 EVIDENCE = ("measured", "modelled", "published")
+ROUNDING = 1e-9  # by which a value may leave its range
 STAGING = "TOOLKIT_STAGING_DIR"  # the sweep says by this variable where a notebook's results go
 
 
@@ -139,7 +140,8 @@ class Run:
         without one they are the measured totals of a table of latencies, or the first figure. `headline` is what the
         results say of a whole system: sentences by `gain`, `cost` and `negative`, and under `system` the system's id if
         it is another than the notebook's paper.
-        Raises `UserError` for an empty table, an unknown kind of evidence or an unknown key of the headline.
+        Raises `UserError` for an empty table, an unknown kind of evidence, a value outside its own range, or an unknown
+        key of the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
         headline = {kind: without_empty_ranges(sentence) for kind, sentence in headline.items()}
@@ -212,6 +214,30 @@ def _check(table: pd.DataFrame, identifier: str) -> None:
         raise UserError(f"{identifier}: no column 'evidence'; pass evidence= one of {', '.join(EVIDENCE)}")
     if unknown := set(table["evidence"]) - set(EVIDENCE):
         raise UserError(f"{identifier}: evidence {sorted(map(str, unknown))}; expected one of {', '.join(EVIDENCE)}")
+    if wrong := outside_ranges(table):
+        raise UserError(
+            f"{identifier}: values of {', '.join(wrong)} lie outside their own ranges; expected low <= value <= high: "
+            "make all three from the same repetitions"
+        )
+
+
+def outside_ranges(table: pd.DataFrame) -> list[str]:
+    """Columns with a value outside its own range: below <column>_low or above <column>_high.
+
+    The range of seconds and median_s is low_s to high_s, that of `value` is low to high.
+    """
+    ranges = [
+        (name.removesuffix("_low"), name, name.removesuffix("low") + "high") for name in table.columns.astype(str)
+    ]
+    ranges = [names for names in ranges if names[1].endswith("_low")]
+    ranges += [("seconds", "low_s", "high_s"), ("median_s", "low_s", "high_s"), ("value", "low", "high")]
+    wrong = []
+    for value, low, high in ranges:
+        if {value, low, high} <= set(table):
+            slack = ROUNDING * table[value].abs()
+            if ((table[value] < table[low] - slack) | (table[value] > table[high] + slack)).any():
+                wrong.append(value)
+    return wrong
 
 
 def _write_table(stem: Path, table: pd.DataFrame) -> None:

@@ -5,8 +5,9 @@
 
 The model is a shape-only twin (`toolkit.measure.twin_bundles`), the trace drawn by a law of usage
 (`toolkit.activations.synthetic`): a neuron of it is one that the predictor names, and a part of these really fires.
-Reads, the manager of neurons, and products are real. Left out are the predictor itself, attention over the context,
-norms, embeddings and the head, alike for all ways.
+Reads, the manager of neurons, and products are real, and so are those of a low-rank predictor with random weights,
+whose bytes stay in memory; what it gives is not used. Left out are attention over the context, norms, embeddings and
+the head, alike for all ways.
 
 The ways are those of LLM in a flash, table 2: each adds a technique to the one before it. Ways that know what they will
 read, naive and hybrid, read a layer while they compute the one before; the others cannot, since the predictor needs the
@@ -39,6 +40,7 @@ from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.neuron_ways import WAYS, NeuronWay
 from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.predictors.low_rank import LowRank
 from toolkit.simulation.replay import most_held
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_scattered
@@ -49,6 +51,8 @@ from toolkit.timeline.spans import Recorder, Timeline
 BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them
 SAMPLE = 512  # neurons that a threshold is found with
+MEAN_RANK = 240  # of the predictors of OPT 6.7B: 128 in 28 layers, 1024 in 4 (FLASH, B.3)
+COUNTS = ("window", "tokens", "passes", "repetitions", "rank", "depth")
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Replay:
         window: tokens whose neurons stay, the current one among them.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
             without one take `passes`, since each of their tokens costs the same.
+        rank: rank of each layer's predictor.
         depth: reads under way at once. Where the system refuses asynchronous reads, as many threads do them.
     """
 
@@ -75,6 +80,7 @@ class Replay:
     tokens: int = 16
     passes: int = 2
     repetitions: int = 2
+    rank: int = MEAN_RANK
     depth: int = 32
     seed: int = 0
 
@@ -83,11 +89,12 @@ class Replay:
         for way in self.ways:
             if way not in WAYS:
                 raise unknown("way", way, WAYS)
-        if min(self.window, self.tokens, self.passes, self.repetitions, self.depth) < 1 or self.layers < 3:
+        counts = {name: getattr(self, name) for name in COUNTS}
+        if min(counts.values()) < 1 or self.layers < 3:
+            given = ", ".join(f"{name}={count}" for name, count in counts.items())
             raise UserError(
-                f"window={self.window}, tokens={self.tokens}, passes={self.passes}, repetitions={self.repetitions}, "
-                f"depth={self.depth}: expected 1 or more of each; layers={self.layers}: 3 or more, since two "
-                "buffers would keep fewer in memory"
+                f"{given}: expected 1 or more of each; layers={self.layers}: 3 or more, since two buffers would keep "
+                "fewer in memory"
             )
         if not 0 < self.fired <= 1:
             raise UserError(f"fired={self.fired}: expected a share above 0, at most 1")
@@ -104,9 +111,9 @@ class Replay:
 def replay_measurements(replay: Replay) -> pd.DataFrame:
     """A row for each way, repetition, token and stage of `Timeline.stages()`, measured here or from the cache.
 
-    Columns more: neurons (read), memory_bytes (weights held or in buffers), mode and reader, and of each way and
-    repetition others_cores, stolen_cores and disturbed (`toolkit.measure.disturbance`). Raises `UserError` as `Replay`
-    and `twin_bundles` do.
+    Columns more: neurons (read); memory_bytes (weights held or in buffers, predictors among them); predictor_bytes;
+    predictor_s, a part of the stage `compute`; mode and reader; and of each way and repetition others_cores,
+    stolen_cores and disturbed (`toolkit.measure.disturbance`). Raises `UserError` as `Replay` and `twin_bundles` do.
     """
     guard = Guard()
     turns = list(_turns(replay, guard))
@@ -125,10 +132,12 @@ def _turns(replay: Replay, guard: Guard) -> Iterator[tuple[pd.DataFrame, Load]]:
                 first = (repetition - 1) * (replay.window + replay.tokens)
                 labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
                 labels |= {"mode": reader.mode, "reader": reader.name}
+                labels |= {"predictor_bytes": WAYS[way].predicted * twin.predictor_bytes}
                 with guard.turn() as load:
                     tokens = list(twin.tokens(WAYS[way], first))
                 for number, (timeline, neurons_read, memory_bytes) in enumerate(tokens):
                     numbers = {"token": number, "neurons": neurons_read, "memory_bytes": memory_bytes}
+                    numbers |= {"predictor_s": sum(s.seconds for s in timeline.spans if s.op == "predictor")}
                     yield timeline.stages().assign(**labels, **numbers), load
 
 
@@ -144,6 +153,8 @@ class ReplayedTwin:
         self.attention = [self.fetched(layer) for layer in store.layers_of(ATTENTION)]
         self.outputs = {len(weight): torch.empty(len(weight)) for weight in self.attention[0].values()}
         self.sum = torch.empty(self.hidden)
+        self.predictors = [self._predictor(layer) for layer in range(replay.layers)]
+        self.predictor_bytes = sum(predictor.nbytes for predictor in self.predictors)
         self._values = self._sampled_values()
 
     def tokens(self, way: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
@@ -160,11 +171,13 @@ class ReplayedTwin:
         window = self.replay.window if technique.windowed else 1
         held = [HeldLayer(self, layer, technique.layout, window, first) for layer in range(self.replay.layers)]
         memory = sum(layer.store.matrix.nbytes for layer in held) + sum(map(_nbytes, self.attention))
+        memory += self.predictor_bytes
         threshold = self._threshold(max(len(layer.store.matrix) for layer in held))
         for token in range(self.replay.window + self.replay.tokens):
             recorder, before = Recorder(), sum(layer.store.rows_loaded for layer in held)
             for number, layer in enumerate(held):
                 self._attend(recorder, self.attention[number], number)
+                self._predict(recorder, number)
                 layer.advance(recorder, layer.active[token], keep=technique.windowed)
                 self._ffn(recorder, layer.store.used[0], threshold, number)
             if token >= self.replay.window:
@@ -212,9 +225,20 @@ class ReplayedTwin:
             for weight in weights.values():
                 dense.matvec(weight, self.x, self.outputs[len(weight)])
 
+    def _predict(self, recorder: Recorder, layer: int) -> None:
+        predictor = self.predictors[layer]
+        with recorder.span("compute", "predictor", "dram", predictor.nbytes, layer):
+            predictor.mask(self.x[None])[0].nonzero()
+
     def _ffn(self, recorder: Recorder, matrix: Float[Tensor, "rows width"], threshold: float, layer: int) -> None:
         with recorder.span("compute", "ffn", "dram", matrix.nbytes, layer):
             neurons.ffn(matrix, self.x, self.activation, threshold=threshold, out=self.sum)
+
+    def _predictor(self, layer: int) -> LowRank:
+        """A layer's predictor, of random weights: only its time and its bytes count."""
+        generator = torch.Generator().manual_seed(layer)
+        shapes = (self.replay.rank, self.hidden), (self.count, self.replay.rank), (self.count,)
+        return LowRank(0.0, *(torch.randn(shape, generator=generator).to(DTYPE) for shape in shapes))
 
     def _sampled_values(self) -> Float32[Tensor, " sample"]:
         """|activation| of some neurons, as the kernel compares them with a threshold."""

@@ -18,15 +18,19 @@ from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.offload.speculative import speculate
+from toolkit.papers.flash.reads import ratios
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, loaded, samples, thresholds, tokens_of, weights_key
 from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
-WAYS = {  # whether predictors tell what to read, and whether neurons stay; "speculative" checks guesses beside that
-    "naive": (False, False),
-    "hybrid": (False, True),
+BASELINES = {"speedup": "naive FFN", "over_hybrid": "hybrid FFN"}
+# Whether predictors tell what to read, and whether neurons stay; "speculative" checks guesses beside that. Attention
+# always stays and no layer is read ahead, unlike in the ways "naive" and "hybrid" of `toolkit.policies.neuron_ways`.
+WAYS = {
+    "naive FFN": (False, False),
+    "hybrid FFN": (False, True),
     "predictor": (True, False),
     "all": (True, True),
     "speculative": (True, True),
@@ -89,9 +93,9 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
     """A greedy text by one of `WAYS`: what a token takes on average, without the prompt.
 
     Gives io_ms (reads), memory_ms (bookkeeping and copies beside reads), compute_ms (all the rest, predictors among
-    it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb,
-    disturbed (1 if other work disturbed the text, else 0); and acceptance and tokens_a_pass of the speculative way.
-    Raises what `Generation.open` raises.
+    it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb (all
+    weights and buffers), predictor_mb (a part of it), disturbed (1 if other work disturbed the text, else 0); and
+    acceptance and tokens_a_pass of the speculative way. Raises what `Generation.open` raises.
     """
     guard = Guard()
     with generation.open(way) as model, torch.no_grad():
@@ -120,7 +124,20 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
         held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
         more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
         more |= {"disturbed": float(load.disturbed)}
+        more["predictor_mb"] = sum(each.nbytes for each in model.strategy.predictors if each) / 1e6
         return each.rename({"mb": "mb_a_token"}).to_dict() | more
+
+
+def over_turns(runs: pd.DataFrame) -> pd.DataFrame:
+    """A row a way, from runs of `mean_token` with their `way` and `turn`: medians over turns.
+
+    total_ms_low and total_ms_high are the least and the most; speedup and over_hybrid are those of `ratios`, over
+    `BASELINES`.
+    """
+    medians = runs.groupby("way", sort=False).median(numeric_only=True).drop(columns="turn")
+    turns = runs.pivot(index="turn", columns="way", values="total_ms")
+    spread = {"total_ms_low": turns.min(), "total_ms_high": turns.max()}
+    return medians.assign(**spread).join(ratios(turns, BASELINES)).reset_index()
 
 
 class Clock:

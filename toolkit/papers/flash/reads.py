@@ -2,12 +2,13 @@
 
 Tables have a row for each machine, way and kind of evidence, per token:
 
-- memory_gb: weights in memory, buffers included where measured;
+- memory_gb: weights in memory, where measured with buffers and predictors;
 - read_gb, gb_s, io_ms: what is read from the disk, how fast, and how long that takes;
-- manage_ms, compute_ms, total_ms, tokens_per_s: measured only.
+- manage_ms, compute_ms, total_ms, tokens_per_s: measured only;
+- predictor_ms, predictor_gb: parts of compute_ms and memory_gb, measured only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.neuron_reads import Reads, neuron_reads
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
-BASELINE = "naive"
+BASELINES = {"speedup": "naive", "over_hybrid": "hybrid"}
 
 
 def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(WAYS)) -> pd.DataFrame:
@@ -41,31 +42,44 @@ def reads_of(replay: Replay) -> Reads:
 
 
 def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this machine: medians over the tokens of `toolkit.measure.replay.replay_measurements`.
+    """The rows of this machine, from the tokens of `toolkit.measure.replay.replay_measurements`.
 
-    `speedup` is over the naive way, of medians. total_ms_low, total_ms_high, speedup_low and speedup_high are the least
-    and the most that a repetition found; `disturbed` is the share of repetitions that other work disturbed.
+    Numbers of a repetition are medians over its tokens, those of the table medians over repetitions. total_ms_low and
+    total_ms_high are the least and the most that a repetition gave; `ratios` has speedup and over_hybrid. `disturbed`
+    is the share of repetitions that other work disturbed.
     """
     total = tokens[tokens["stage"] == "total"]
     groups = total.groupby("way", sort=False)
-    found = groups[["memory_bytes", "nbytes"]].median() / GB
-    found.columns = ["memory_gb", "read_gb"]
-    stages = tokens.groupby(["way", "stage"], sort=False)["seconds"].median().unstack() * 1e3
-    found = found.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
-    turns = total.groupby(["repetition", "way"], sort=False)["seconds"].median().unstack("way") * 1e3
-    found = found.assign(total_ms_low=turns.min(), total_ms_high=turns.max(), mode=groups["mode"].first())
-    found = found.assign(disturbed=groups["disturbed"].mean())
-    found = found.assign(**_speedups(turns, found["total_ms"]), tokens_per_s=1e3 / found["total_ms"])
+    table = groups[["memory_bytes", "predictor_bytes", "nbytes"]].median() / GB
+    table.columns = ["memory_gb", "predictor_gb", "read_gb"]
+    stages = _by_repetition(tokens, "seconds", ["way", "stage"]).unstack() * 1e3
+    table = table.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
+    table["predictor_ms"] = 1e3 * _by_repetition(total, "predictor_s", ["way"])
+    turns = 1e3 * total.groupby(["repetition", "way"], sort=False)["seconds"].median().unstack("way")
+    table = table.assign(total_ms_low=turns.min(), total_ms_high=turns.max(), mode=groups["mode"].first())
+    table = table.assign(disturbed=groups["disturbed"].mean())
+    table = table.join(ratios(turns)).assign(tokens_per_s=1e3 / table["total_ms"])
     labels = {"profile": "this-machine", "evidence": "measured"} | total.iloc[0][["model", "layers"]].to_dict()
-    return found.assign(gb_s=found["read_gb"] / found["io_ms"] * 1e3, **labels).reset_index()
+    return table.assign(gb_s=table["read_gb"] / table["io_ms"] * 1e3, **labels).reset_index()
 
 
-def _speedups(turns: pd.DataFrame, whole: pd.Series) -> dict[str, pd.Series]:
-    """How many times as fast as the naive way: of all tokens, and the range over repetitions."""
-    if BASELINE not in whole:
-        return {}
-    ratios = turns.rdiv(turns[BASELINE], axis=0)
-    return {"speedup": whole[BASELINE] / whole, "speedup_low": ratios.min(), "speedup_high": ratios.max()}
+def _by_repetition(tokens: pd.DataFrame, column: str, names: list[str]) -> pd.Series:
+    """The median over repetitions of each repetition's median over tokens."""
+    return tokens.groupby(["repetition", *names], sort=False)[column].median().groupby(names, sort=False).median()
+
+
+def ratios(turns: pd.DataFrame, baselines: Mapping[str, str] = BASELINES) -> pd.DataFrame:
+    """How many times as fast each way is as a baseline of the same repetition: median, least and most.
+
+    `turns` has a row a repetition and a column a way. The table has a row a way and, for each ratio of `baselines`
+    whose way took part, the ratio, <ratio>_low and <ratio>_high.
+    """
+    columns = {}
+    for name, way in baselines.items():
+        if way in turns:
+            times = turns.rdiv(turns[way], axis=0)
+            columns |= {name: times.median(), f"{name}_low": times.min(), f"{name}_high": times.max()}
+    return pd.DataFrame(columns, index=turns.columns)
 
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
