@@ -1,3 +1,4 @@
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -9,7 +10,7 @@ from toolkit.measure import model_passes, streamed
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Decoding, Text
 from toolkit.measure.end_to_end import default_ways
-from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_bytes, turn_seconds
+from toolkit.measure.model_passes import PLACED, pass_spans, race_table, read_shares, turn_bytes, turn_seconds
 from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import timeline_of
 from toolkit.models import shapes
@@ -249,3 +250,19 @@ def test_a_budget_is_the_contestants_limit_of_memory():
     ours = StreamedModel(None, Way("dense", device="cpu"), text, {}, dram_bytes=5_000)
     assert ours.memory == 5_000
     assert StreamedModel(None, Way("dense", device="cpu"), text, {}).memory == float("inf")
+
+
+def test_a_limit_holds_for_every_way_and_keeps_layers_in_memory(tmp_path):
+    """Two buffers and about half of the 40 layers (9 MB) fit; the others are read for each token."""
+    ours, limit = [placed("dense", "pipelined")], 8_000_000
+    free = pass_spans(Workload("toy-opt"), 40, ours, 1, tmp_path, 1)
+    spans = pass_spans(Workload("toy-opt"), 40, ours, 2, tmp_path, 1, memory_bytes=limit)
+    assert set(spans["memory_bytes"]) == {limit}
+    assert 0 < turn_bytes(spans).to_numpy().min() < turn_bytes(free).to_numpy().min()
+    table = race_table(spans).set_index("way").loc["dense"]
+    assert table["memory_gb"] == limit / 1e9
+    assert table["gb_s"] == pytest.approx(table["read_gb"] / table["total_ms"] * 1e3)
+    assert table["total_ms_low"] <= table["total_ms"] <= table["total_ms_high"]
+    assert np.isnan(race_table(free)["memory_gb"].item())
+    with pytest.raises(UserError, match=f"{ACCELERATE} cannot be given a limit"):
+        pass_spans(Workload("toy-opt"), LAYERS, [placed(ACCELERATE)], 1, tmp_path, memory_bytes=limit)

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 import pandas as pd
 
 from toolkit import paths
+from toolkit.errors import UserError
 from toolkit.files import make_folder
 from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
@@ -38,12 +39,16 @@ Pairs = Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
 @dataclass(frozen=True)
 class Passes:
-    """Passes to measure: a twin of `workload` with so many layers, run in each of the ways, in `repetitions` turns."""
+    """Passes to measure: a twin of `workload` with so many layers, run in each of the ways, in `repetitions` turns.
+
+    `memory_bytes` is what each way may take for weights (`pass_spans`); None leaves the layers where the mapping says.
+    """
 
     workload: Workload
     layers: int
     ways: Sequence[Placed]
     repetitions: int = REPETITIONS
+    memory_bytes: int | None = None
 
 
 def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
@@ -53,10 +58,12 @@ def pass_measurements(passes: Passes, fresh: bool = False) -> pd.DataFrame:
     Stages are those of a window over several tokens, divided by their number; `tokens` is that number and
     `stored_bytes` what one token must read. `mapping` is `storage` with every layer on disk; `published`, the paper's
     share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in which no weight is read, decoded or
-    multiplied is stage `other`, which the model leaves out. Raises `UserError` for unknown names, less than one
-    repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not those of the
-    model in memory.
+    multiplied is stage `other`, which the model leaves out. Raises `UserError` for a limit of memory, unknown names,
+    less than one repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not
+    those of the model in memory.
     """
+    if passes.memory_bytes is not None:
+        raise UserError(f"memory_bytes={passes.memory_bytes}: passes under a limit are not modelled; `measured_spans`")
     workload, spans = passes.workload, measured_spans(passes, fresh=fresh)
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
     tables = []
@@ -157,7 +164,8 @@ def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -
 def measured_spans(passes: Passes) -> pd.DataFrame:
     """`pass_spans` of the passes, kept."""
     place = make_folder(paths.cache_dir())
-    return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, place)
+    limit = {"memory_bytes": passes.memory_bytes}
+    return pass_spans(passes.workload, passes.layers, passes.ways, passes.repetitions, place, **limit)
 
 
 def _a_token(spans: pd.DataFrame) -> pd.DataFrame:

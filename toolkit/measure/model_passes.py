@@ -52,15 +52,26 @@ PLACED = ["method", "policy", "mapping"]
 
 
 def pass_spans(
-    workload: Workload, layers: int, ways: Sequence[Placed], repetitions: int, folder: Path, tokens: int = TOKENS
+    workload: Workload,
+    layers: int,
+    ways: Sequence[Placed],
+    repetitions: int,
+    folder: Path,
+    tokens: int = TOKENS,
+    memory_bytes: int | None = None,
 ) -> pd.DataFrame:
     """The spans of every way's turns, timed in a folder whose disk they read. What is written there is removed again.
 
     Columns: those of `PLACED`, dram_layers, storage_layers, and those of `take_turns`; `stored_bytes` is what one token
-    must read. Raises `UserError` as `pass_measurements` does.
+    must read. With `memory_bytes` every way may take so much memory for weights, and those that can be limited keep
+    layers or pages in it, wherever the mapping puts them. Raises `UserError` as `pass_measurements` does, and for a
+    limit that a way cannot be given.
     """
     if min(repetitions, tokens) < 1:
         raise UserError(f"repetitions={repetitions}, tokens={tokens}: expected 1 or more of each")
+    endless = [way.method for way, _ in ways if way.method in RIVALS.keys() - LLAMA_CPP]
+    if memory_bytes is not None and endless:
+        raise UserError(f"memory_bytes={memory_bytes}: {endless[0]} cannot be given a limit; leave one of them out")
     for way, mapping in ways:
         place_layers(way, mapping, layers)  # early; `refilled` is placed again once bytes are known
 
@@ -70,7 +81,7 @@ def pass_spans(
         inputs = [TOKEN] * (1 + tokens)
         return [Text(inputs, Reference("the model in memory", [logits] * len(inputs), SLACK), cached=False)]
 
-    with scratch_folder(folder) as place, contestants(workload, layers, ways, place, text) as racing:
+    with scratch_folder(folder) as place, contestants(workload, layers, ways, place, text, memory_bytes) as racing:
         return take_turns(racing, repetitions, tokens, skipped=1)
 
 
@@ -81,6 +92,7 @@ def contestants(
     ways: Sequence[Placed],
     folder: Path,
     texts: Callable[[nn.Module], Sequence[Text]],
+    memory_bytes: int | None = None,
 ) -> Iterator[list[Contestant]]:
     """The contestants of every text, in the order of the ways; runtimes of others take the first text only.
 
@@ -95,16 +107,21 @@ def contestants(
     store = Store.open(folder / "store")
     store.verify()
     maps = {(way, mapping): _placed(store, way, mapping) for way, mapping in ways}
+
+    def limited(where: LayerMap) -> dict[str, object]:
+        return {"placement": where} if memory_bytes is None else {"dram_bytes": memory_bytes}
+
     with ExitStack() as stack:
         rivals: dict[str, Contestant] = {}
         methods = {way.method: labels(way, mapping, maps[way, mapping], first) for way, mapping in ways}
         for method in [name for name in RUNTIMES if name in methods]:
-            rivals[method] = RUNTIMES[method](method, model, folder, first, methods[method])
+            limit = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+            rivals[method] = RUNTIMES[method](method, model, folder, first, methods[method], **limit)
             stack.callback(rivals[method].close)
         del model
         yield [
             rivals.get(way.method)
-            or StreamedModel(store, way, text, labels(way, mapping, where, text), placement=where)
+            or StreamedModel(store, way, text, labels(way, mapping, where, text), **limited(where))
             for text in (first, *others)
             for (way, mapping), where in maps.items()
             if text is first or way.method not in rivals
@@ -125,6 +142,23 @@ def turn_seconds(spans: pd.DataFrame) -> pd.DataFrame:
 def turn_bytes(spans: pd.DataFrame) -> pd.DataFrame:
     """Bytes read a token, as `turn_seconds`. A read that the window cuts counts in proportion."""
     return _by_turn(spans, lambda rows: rows.loc[rows["stage"] == "read", "nbytes"].sum() / rows["tokens"].iloc[0])
+
+
+def race_table(spans: pd.DataFrame) -> pd.DataFrame:
+    """A row for each method, of all its turns: way, total_ms with its range, read_gb, gb_s, memory_gb, mode.
+
+    total_ms is a token's, read_gb what is read for one, both medians over turns; gb_s is read_gb over total_ms.
+    memory_gb is the limit, NaN without one; disturbed the share of turns that other work disturbed. Methods must run in
+    one way each.
+    """
+    ms, nbytes = 1e3 * turn_seconds(spans), turn_bytes(spans)
+    table = pd.DataFrame({"total_ms": ms.median(), "total_ms_low": ms.min(), "total_ms_high": ms.max()})
+    table = table.assign(read_gb=nbytes.median() / 1e9).droplevel([*PLACED[1:]])
+    first = spans.groupby("method")[["memory_bytes", "mode"]].first()
+    limits = first["memory_bytes"].replace(float("inf"), float("nan")) / 1e9
+    table = table.assign(gb_s=table["read_gb"] / table["total_ms"] * 1e3, memory_gb=limits, mode=first["mode"])
+    table["disturbed"] = spans.groupby(["method", "repetition"])["disturbed"].first().groupby("method").mean()
+    return table.rename_axis("way").reset_index()
 
 
 def read_shares(spans: pd.DataFrame) -> pd.DataFrame:
