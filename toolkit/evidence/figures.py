@@ -1,6 +1,7 @@
 """One look for all figures: colours that a colour-blind reader tells apart, text readable at a paper's column width."""
 
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +17,7 @@ from toolkit.timeline.spans import STAGES
 COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
 GOLDEN = 0.62
 LABEL_WIDTH = 52  # characters of a claim in a line
+CLAUSES = re.compile(r"\s*[;(]")  # what follows is a remark on the claim
 LEGEND_COLUMNS = 3  # as many as fit under a figure of that width
 PUBLISHED = {
     "marker": "D",
@@ -64,12 +66,12 @@ def use_style() -> None:
 
 
 def note_disturbance(figure: Figure, table: pd.DataFrame) -> None:
-    """Say below a figure how many rows of its notebook's table other work disturbed, if any."""
+    """Say above a figure how many rows of its notebook's table other work disturbed, if any."""
     count, known = count_disturbed(table)
     if count:
-        figure.draw_without_rendering()  # places the legends that stand outside
-        low = figure.get_tightbbox().y0 / figure.get_figheight() - 0.01
-        figure.text(0.01, low, f"{STAR.strip()}  {disturbance_words(count, known)}", va="top", fontsize=9)
+        words = f"{STAR.strip()}  {disturbance_words(count, known)}"
+        # not below: saved with a tight box, a legend at the lower edge moves over what stands there
+        figure.text(0.01, 1.01, words, va="bottom", fontsize=9)
 
 
 def mark_published(axes: Axes, x, y, label: str = "published") -> None:
@@ -94,7 +96,7 @@ def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
 
 def claim_labels(comparison: pd.DataFrame) -> list[str]:
     """What each claim is about, in a line or two for an axis: the first of its conditions."""
-    return [textwrap.fill(words.split(";")[0], LABEL_WIDTH) for words in comparison["conditions"]]
+    return [textwrap.fill(CLAUSES.split(words)[0], LABEL_WIDTH) for words in comparison["conditions"]]
 
 
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from toolkit.evidence.figures import (
+    CLAUSES,
     COLUMN_IN,
     HATCHES,
     LEGEND_COLUMNS,
@@ -89,7 +90,9 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
 
 def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -> None:
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
-    comparison_bars(axes, ratios.assign(conditions=ratios["conditions"].str.split(";").str[0] + machine))
+    comparison_bars(
+        axes, ratios.assign(conditions=[CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine)
+    )
     axes.set(title="beside the published ratios", xlabel="ratio")
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.get_legend().remove()
