@@ -1,6 +1,7 @@
 """Where the checkout keeps its files."""
 
 import os
+import re
 from pathlib import Path
 
 from toolkit.errors import UserError
@@ -27,6 +28,12 @@ def cache_dir() -> Path:
 def results_dir() -> Path:
     """Tables, figures and the report: `results/`, or `$TOOLKIT_RESULTS_DIR`."""
     return Path(os.environ.get("TOOLKIT_RESULTS_DIR") or root() / "results")
+
+
+def model_results_dir(model: str) -> Path:
+    """Results and report of a sweep for a model that the user named, apart from those of the notebooks' own models."""
+    parts = [part for part in re.split(r"[^A-Za-z0-9._-]+", model) if part.strip(".")]
+    return results_dir() / "models" / ("-".join(parts) or "here")
 
 
 def lab_dir() -> Path:

@@ -9,6 +9,7 @@ import nbformat
 import pytest
 
 from toolkit import paths
+from toolkit.errors import UserError
 from toolkit.sweep import lab
 
 GITIGNORE = paths.root() / ".gitignore"
@@ -90,7 +91,10 @@ def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(toy):
 
 @pytest.mark.parametrize(
     ("results", "root", "url"),
-    [("results", "", "/lab/tree/results/lab"), ("../of mine #1", "../of mine #1", "/lab/tree/lab")],
+    [
+        ("results", "", "/lab/tree/results/lab/contents.ipynb"),
+        ("../of mine #1", "../of mine #1", "/lab/tree/lab/contents.ipynb"),
+    ],
 )
 def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch, results, root, url):
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(toy.root / results))
@@ -102,3 +106,25 @@ def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch, re
     assert f"--LabApp.default_url={url}" in arguments
     assert arguments[-3:] == ["--no-browser", "--port", "8899"]
     assert json.loads((toy.root / results / "lab" / "toy" / "b.ipynb").read_text())["cells"]
+    contents = nbformat.read(toy.root / results / "lab" / "contents.ipynb", as_version=4).cells[0].source
+    assert "| [a](toy/a.ipynb) | a? | – |" in contents
+
+
+def test_copies_take_the_parameters_of_a_preset(toy):
+    copy = toy.results / "lab" / "toy" / "a.ipynb"
+    lab.copy_notebooks()
+    assert lab.copy_notebooks("quick") == []
+    quick = nbformat.read(copy, as_version=4)
+    nbformat.validate(quick)
+    assert quick.cells[2].source == "# preset quick\nvalue = 7"
+    before = copy.read_bytes()
+    assert lab.copy_notebooks("quick") == []
+    assert copy.read_bytes() == before
+    edit(copy, "value = 7", "value = 8")
+    (told,) = lab.copy_notebooks()
+    assert "not a_toy.ipynb with preset standard" in told
+    edit(copy, "value = 8", "value = 7")
+    assert lab.copy_notebooks() == []
+    assert parameters(copy) == "value = 1\nlabel = 'x'"
+    with pytest.raises(UserError, match="preset"):
+        lab.start([], "slow")

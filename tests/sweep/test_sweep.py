@@ -102,8 +102,10 @@ def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, told,
     assert 'label="some text"' in told("--dry-run", "--only", "toy/a", "--set", "label=some text").stdout
     (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
     monkeypatch.setenv("TOOLKIT_CALLED_FROM", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", "")  # `--model` sets it
     found = told("--dry-run", "--only", "toy/a", "--model", "./mine")
     assert f"{tmp_path}/elsewhere/mine" in found.stdout + found.stderr
+    assert paths.results_dir() == checkout.results / "models" / "mine"
 
 
 def test_relative_folders_of_the_environment_are_meant_where_the_command_was_called(checkout, monkeypatch):

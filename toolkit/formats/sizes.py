@@ -1,6 +1,7 @@
 """Tables of the bytes that weights take in each format (ENDOR, section 4.1 and figure 4)."""
 
 from collections.abc import Iterable, Mapping
+from itertools import product
 
 import pandas as pd
 import torch
@@ -11,6 +12,7 @@ from toolkit.formats import FORMATS, encode, expected_nbytes
 from toolkit.formats.csr import index_dtype
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.shapes import SHAPES, random_pruned
+from toolkit.progress import progress
 from toolkit.quantization import absmax_int8
 
 
@@ -27,9 +29,9 @@ def twin_sizes(
     """
     shape = _shape(model, layer)
     packed_rows = min(rows, shape[0])
-    found = []
-    for dtype in dtypes:
-        for sparsity in sparsities:
+    found, cases = [], list(product(dtypes, sparsities))
+    with progress(f"packing {model} {layer}", len(cases), "weights") as bar:
+        for dtype, sparsity in cases:
             weight = random_pruned((packed_rows, shape[1]), sparsity, getattr(torch, dtype), seed)
             packed = {name: encode(name, weight) for name in FORMATS if name != "two_four"}
             nbytes = {name: each.nbytes for name, each in packed.items()}
@@ -37,6 +39,7 @@ def twin_sizes(
             if sparsity == 0.5:
                 nbytes["two_four"] = expected_nbytes("two_four", tuple(weight.shape), sparsity, weight.dtype)
             found += [{"format": name, "dtype": dtype, "sparsity": sparsity, "nbytes": n} for name, n in nbytes.items()]
+            bar.update()
     table = pd.DataFrame(found)
     evidence = "measured" if packed_rows == shape[0] else "modelled"
     return _tidy(table, scale=shape[0] / packed_rows).assign(
@@ -51,13 +54,12 @@ def model_sizes(models: Mapping[str, nn.Module], source: str, dtypes: Iterable[s
     int8 weights are quantised by `absmax_int8`. `sparsity` is the counted share of zeros. All rows are measured.
     Columns: those of `twin_sizes`, and pattern.
     """
-    found = [
-        {"pattern": pattern, "dtype": dtype, **_totals(model, dtype, name)}
-        for pattern, model in models.items()
-        for dtype in dtypes
-        for name in FORMATS
-        if name != "two_four" or pattern == "2:4"
-    ]
+    cases = [case for case in product(models, dtypes, FORMATS) if case[2] != "two_four" or case[0] == "2:4"]
+    found = []
+    with progress(f"packing {source}", len(cases), "times") as bar:
+        for pattern, dtype, name in cases:
+            found.append({"pattern": pattern, "dtype": dtype, **_totals(models[pattern], dtype, name)})
+            bar.update()
     return _tidy(pd.DataFrame(found), by=["pattern", "dtype"]).assign(source=source, evidence="measured")
 
 

@@ -37,7 +37,9 @@ def _main(arguments: list[str] | None) -> int:
     if options.lab:
         from toolkit.sweep import lab
 
-        lab.start(for_lab)
+        lab.start(for_lab, options.preset or "standard")
+    if options.model:
+        os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.model_results_dir(options.model))
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
     if options.profile and not options.profile.is_dir():
@@ -167,7 +169,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--preset", metavar="NAME", help=f"{', '.join(PRESETS)} (default: standard)")
     add("--only", nargs="+", default=[], metavar="ID", help="only these notebooks or papers: endor/fig04 flash")
-    add("--model", metavar="ID", help="the model, for every notebook that takes one: a name or a Hugging Face id")
+    add(
+        "--model",
+        metavar="ID",
+        help="the model of every notebook that takes one: a name or a Hugging Face id; results in results/models/ID/",
+    )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
     jobs = min(cores(), max(2, cores() // 2))  # while one imports or draws, which takes one core, another computes
     add("--jobs", type=int, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
@@ -177,7 +183,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
-    add("--lab", action="store_true", help="open JupyterLab on copies of the notebooks; further options go to it")
+    add(
+        "--lab",
+        action="store_true",
+        help="open JupyterLab on copies of the notebooks, with a preset's parameters; further options go to it",
+    )
     return parser
 
 
