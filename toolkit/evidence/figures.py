@@ -94,9 +94,9 @@ def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
         axes.plot([low, high], [place, place], label=RANGE if not number else "_nolegend_", **WHISKER)
 
 
-def claim_labels(comparison: pd.DataFrame) -> list[str]:
-    """What each claim is about, in a line or two for an axis: the first of its conditions."""
-    return [textwrap.fill(CLAUSES.split(words)[0], LABEL_WIDTH) for words in comparison["conditions"]]
+def claim_labels(comparison: pd.DataFrame, width: int = LABEL_WIDTH) -> list[str]:
+    """What each claim is about, in lines of so many characters for an axis: the first of its conditions."""
+    return [textwrap.fill(CLAUSES.split(words)[0], width) for words in comparison["conditions"]]
 
 
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from toolkit.evidence.figures import HATCHES, PUBLISHED, first_on_top, mark_published
+from toolkit.evidence.figures import HATCHES, PUBLISHED, claim_labels, first_on_top, mark_published
 from toolkit.measure.disturbance import starred
 from toolkit.papers.spqr.speedups import CSR, DENSE, MINE, OURS, PTCSR, QUICKER
 
@@ -64,7 +64,8 @@ def draw_published(axes: Axes, comparison: pd.DataFrame) -> None:
             style = {"color": colour, "hatch": HATCHES.get(row["evidence"], ""), "edgecolor": "white"}
             axes.barh(place + offset, row["ours"], 0.36, **style)
         mark_published(axes, [comparison.loc[comparison["claim"] == claim, "published"].iloc[0]], [place])
-    axes.set_yticks(range(len(claims)), [claim.split("-", 1)[1] for claim in claims])
+    first = comparison.drop_duplicates("claim").set_index("claim").loc[claims]
+    axes.set_yticks(range(len(claims)), claim_labels(first, width=24), fontsize=7.5)
     axes.set_ylim(-0.6, len(claims) - 0.4)
     first_on_top(axes)
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
