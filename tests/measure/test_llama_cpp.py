@@ -12,6 +12,7 @@ import torch
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
+from toolkit.interchange.gguf import layer_bytes, layer_span
 from toolkit.measure import llama_cpp, llama_cpp_driver
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
 from toolkit.measure.turns import take_turns
@@ -86,7 +87,9 @@ def test_without_a_limit_pages_are_dropped_before_each_pass(model, tmp_path):
     with closing(LlamaCpp("llama.cpp F16", model, tmp_path)) as runtime:
         take_turns([runtime], repetitions=2)
     requests = (tmp_path / "F16.gguf.requests").read_text().splitlines()
-    assert all(json.loads(request)["drop"] for request in requests)
+    first, end = layer_span(tmp_path / "F16.gguf")
+    assert all(json.loads(request)["drop"] == [first, end] for request in requests)
+    assert layer_bytes(tmp_path / "F16.gguf") <= end - first < (tmp_path / "F16.gguf").stat().st_size
 
 
 @pytest.mark.parametrize("settings", [{"memory_bytes": 0}, {"memory_bytes": 9, "mapped": False}])
@@ -181,13 +184,17 @@ def test_every_pass_of_the_driver_reads_the_disk(tmp_path):
     with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ) as pages:
         server = Server(pages)
         for _ in range(2):
-            found = llama_cpp_driver.answer(server, str(file), {"tokens": [7], "probabilities": 3, "drop": True})
+            found = llama_cpp_driver.answer(
+                server, str(file), {"tokens": [7], "probabilities": 3, "drop": [0, file.stat().st_size]}
+            )
             assert found["log_probabilities"] == [0, -1, -2]
             assert found["seconds"] > 0
             assert found["read_bytes"] in (0, 64 * mmap.PAGESIZE)  # 0 where the file is in memory only
         if not resident_pages(file):
             pytest.skip("this file system keeps no pages")
-        llama_cpp_driver.drop_pages(str(file))
+        llama_cpp_driver.drop_pages(str(file), 10 * mmap.PAGESIZE - 1, 20 * mmap.PAGESIZE + 1)
+        assert resident_pages(file) == 64 - 10
+        llama_cpp_driver.drop_pages(str(file), 0, 64 * mmap.PAGESIZE)
         assert resident_pages(file) == 0
 
 

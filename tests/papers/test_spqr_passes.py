@@ -84,7 +84,9 @@ def test_twins_by_hand():
         {"way": way, "place": place, "repetition": number, "seconds": float(seconds)}
         for (place, way), values in TWIN_SECONDS.items()
         for number, seconds in enumerate(values, 1)
-    ).assign(layer_bytes=50, weights=100, head_bytes=10, mode="memory", disturbed=[*[True] * 3, *[False] * 6])
+    ).assign(
+        layer_bytes=50, weights=100, head_bytes=10, read_bytes=48, mode="memory", disturbed=[*[True] * 3, *[False] * 6]
+    )
     table = passes.twin_passes(turns, ModelTwin("toy", 5))
     spqr, rival, streamed = table.to_dict("records")
     assert [spqr["low_s"], spqr["median_s"], spqr["high_s"]] == [2, 2, 4]
@@ -93,4 +95,5 @@ def test_twins_by_hand():
     assert pd.isna(streamed["over_rival"])
     assert spqr["bits_per_weight"] == 4
     assert spqr["gb_s"] == pytest.approx(60 / 2e9)
+    assert streamed["gb_s"] == pytest.approx(48 / streamed["median_s"] / 1e9)  # without the head
     assert set(table["evidence"]) == {"measured"}

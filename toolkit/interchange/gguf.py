@@ -75,6 +75,15 @@ def layer_bytes(file: Path) -> int:
     return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors if tensor.name.startswith(LAYERS))
 
 
+def layer_span(file: Path) -> tuple[int, int]:
+    """Where in a file that `write_gguf` wrote the layers' tensors begin and end, in bytes: embeddings, layers, head."""
+    import gguf
+
+    layers = [tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name.startswith(LAYERS)]
+    ends = (tensor.data_offset + int(tensor.n_bytes) for tensor in layers)
+    return int(min(tensor.data_offset for tensor in layers)), int(max(ends))
+
+
 def _describe(writer, config, file_type: int) -> None:
     import gguf
 

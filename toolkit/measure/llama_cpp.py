@@ -6,8 +6,8 @@
 
 PyPI's package `xllamacpp` has llama.cpp built for any x86-64 CPU with AVX2. It lives in an environment of its own under
 `data/cache/environments/`, and runs in a process of its own (`llama_cpp_driver`). If it cannot run on this machine,
-`missing()` says why. Its memory is limited by a memory cgroup (`memory_group`). Without a limit its pages are dropped
-before each token, which is stricter: none is kept.
+`missing()` says why. Its memory is limited by a memory cgroup (`memory_group`). Without a limit the pages of all layers
+are dropped before each token, which is stricter: none is kept. Embeddings and head stay in memory then, as ours do.
 """
 
 import functools
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from toolkit.cache import cached
 from toolkit.errors import UserError
-from toolkit.interchange.gguf import layer_bytes, write_gguf
+from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp_driver
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
@@ -65,7 +65,7 @@ class LlamaCpp(Contestant):
     passes. With `memory_bytes`, a memory cgroup holds what llama.cpp needs beside weights (measured after a pass:
     Python, KV cache, buffers, page tables) and so many bytes more for pages of the file, as many as another runtime may
     take for weights (`memory`). Passes that are not timed come first, until one reads as much as the one before it.
-    Without it nothing limits the memory, but pages are dropped before each pass.
+    Without it nothing limits the memory, but the layers' pages are dropped before each pass.
 
     Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
     with as many threads as torch has. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
@@ -98,7 +98,7 @@ class LlamaCpp(Contestant):
         file = folder / f"{LLAMA_CPP[method]}.gguf"
         if model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
-        self.nbytes = layer_bytes(file)
+        self.nbytes, self._dropped = layer_bytes(file), None if self.limited else layer_span(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
         drop_pages(file)  # pages in the page cache would not count for its group
@@ -174,8 +174,8 @@ class LlamaCpp(Contestant):
             before, now = now, self._pass(PROMPT[:1])["read_bytes"]
 
     def _pass(self, tokens: Sequence[int], **request: object) -> dict:
-        """Take tokens through the model in one pass. Without a limit, the file's pages are dropped before."""
-        return self._ask(tokens=list(tokens), drop=not self.limited, **request)
+        """Take tokens through the model in one pass. Without a limit, the layers' pages are dropped before."""
+        return self._ask(tokens=list(tokens), drop=self._dropped, **request)
 
     def _ask(self, **request: object) -> dict:
         try:

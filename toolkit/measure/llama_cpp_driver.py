@@ -3,15 +3,16 @@
     python llama_cpp_driver.py FILE.gguf THREADS [loaded]
 
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
-tokens through the model in one pass. With `"drop": true` the file's pages are dropped before it, so that all are read
-from the disk. The answer has `seconds` of the pass and `read_bytes`, what the process read from the disk in it. With
-`"probabilities": n` it also has `log_probabilities` of the next token, for tokens 0 to n - 1. With `"generate": n` n
-tokens follow the given ones, and the answer has `seconds` of one of them. The first line on stdout is `{}`: the model
-is loaded.
+tokens through the model in one pass. With `"drop": [first, end]` the file's pages between these bytes are dropped
+before it, so that they are read from the disk. The answer has `seconds` of the pass and `read_bytes`, what the process
+read from the disk in it. With `"probabilities": n` it also has `log_probabilities` of the next token, for tokens 0 to
+n - 1. With `"generate": n` n tokens follow the given ones, and the answer has `seconds` of one of them. The first line
+on stdout is `{}`: the model is loaded.
 """
 
 import ctypes
 import json
+import mmap
 import os
 import sys
 import time
@@ -54,7 +55,7 @@ def answer(server, file: str, request: dict) -> dict:
     if "generate" in request:
         return {"seconds": generate(server, request["tokens"], request["generate"])}
     if request.get("drop"):
-        drop_pages(file)
+        drop_pages(file, *request["drop"])
     count = request.get("probabilities", 0)
     task = {"prompt": request["tokens"], "n_predict": 1, "temperature": 0.0, "n_probs": count, "cache_prompt": False}
     before, begun_s = read_bytes(), time.perf_counter()
@@ -79,17 +80,23 @@ def generate(server, tokens: list[int], count: int) -> float:
     return completion["timings"]["predicted_per_token_ms"] / 1e3
 
 
-def drop_pages(file: str) -> None:
-    """Remove a file from this process's memory and from the page cache, which keeps pages that are mapped."""
+def drop_pages(file: str, first: int, end: int) -> None:
+    """Remove a part of a file from this process's memory and from the page cache, which keeps pages that are mapped.
+
+    Pages that lie in the part in part only stay.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
+    first, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
     with open("/proc/self/maps") as maps:
-        places = [line.split()[0].split("-") for line in maps if line.rstrip().endswith(file)]
-    for start, end in places:
-        first, length = int(start, 16), int(end, 16) - int(start, 16)
-        if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(length), MADV_DONTNEED):
+        places = [line.split()[:3] for line in maps if line.rstrip().endswith(file)]
+    for addresses, _, offset in places:
+        start, stop = (int(address, 16) for address in addresses.split("-"))
+        shift = start - int(offset, 16)  # from a place in the file to its address
+        begin, length = max(start, first + shift), min(stop, end + shift) - max(start, first + shift)
+        if length > 0 and libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_DONTNEED):
             raise OSError(ctypes.get_errno(), f"madvise of {file} failed")
     descriptor = os.open(file, os.O_RDONLY)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.posix_fadvise(descriptor, first, max(0, end - first), os.POSIX_FADV_DONTNEED)
     os.close(descriptor)
 
 

@@ -5,7 +5,7 @@
 
 All weights are random, so only time is measured. In `dram` all layers stay in memory, and llama.cpp has loaded its file
 in the order that its products like best. In `storage` every layer is read for each token, the next one while this one
-is used, and llama.cpp maps its file, whose pages are dropped before each token.
+is used, and llama.cpp maps its file, whose layers' pages are dropped before each token. The head stays in memory.
 """
 
 import contextlib
@@ -87,12 +87,12 @@ def twin_measurements(
 ) -> pd.DataFrame:
     """Seconds a token of each way and of llama.cpp, kept.
 
-    Columns: way, place, repetition, seconds, layer_bytes, weights, head_bytes, mode, disturbed, measured_at. `seconds`
-    is the median of a turn's tokens; in `storage` a turn has `STREAMED_TOKENS`, and their mean counts, since the next
-    token's first layers are read during this one. Ways take turns. `layer_bytes` are those of the decoder linears,
-    `weights` their number, `head_bytes` those of the head, which has 16 bits everywhere. llama.cpp is left out where it
-    cannot run. Raises `UserError` for unknown names, fewer than 4 tokens or 1 repetition, or a way that gives other
-    logits from the disk than from memory.
+    Columns: way, place, repetition, seconds, read_bytes (for a token, in `storage`), layer_bytes, weights, head_bytes,
+    mode, disturbed, measured_at. `seconds` is the median of a turn's tokens; in `storage` a turn has `STREAMED_TOKENS`,
+    and their mean counts, since the next token's first layers are read during this one. Ways take turns. `layer_bytes`
+    are those of the decoder linears, `weights` their number, `head_bytes` those of the head, which has 16 bits
+    everywhere. llama.cpp is left out where it cannot run. Raises `UserError` for unknown names, fewer than 4 tokens or
+    1 repetition, or a way that gives other logits from the disk than from memory.
     """
     for names, known in ((ways, WAYS), (rivals, LLAMA_CPP), (places, PLACES)):
         for name in names:
@@ -145,12 +145,13 @@ def _text(tokens: int, reference: Reference) -> Text:
 
 
 def _seconds(spans: pd.DataFrame, statistic: str) -> pd.DataFrame:
-    """Seconds a token of each turn."""
+    """Seconds a token of each turn; of ways from the disk also the bytes read for it (`nbytes` of their spans)."""
     keys = ["way", "place", "repetition"]
     spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
     groups = spans.groupby([*keys, "token"], sort=False)["seconds"].sum().groupby(keys, sort=False)
+    read = spans.groupby([*keys, "token"], sort=False)["nbytes"].sum().groupby(keys, sort=False).median()
     rest = spans.groupby(keys, sort=False)[["layer_bytes", "mode", "disturbed", "measured_at"]].first()
-    return groups.agg(statistic).to_frame().join(rest).reset_index()
+    return groups.agg(statistic).to_frame().join(rest).assign(read_bytes=read).reset_index()
 
 
 def _pack(model: nn.Module, twin: ModelTwin, ways: Sequence[str], folder: Path) -> None:

@@ -74,16 +74,20 @@ def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
 def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
     """A row a way and place, from `twin_measurements`: median_s, low_s and high_s of a token, over the turns.
 
-    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median. `over_rival`
-    is the seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
+    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median, or from the
+    disk those that were read (`read_bytes`): the head stays in memory, ours and llama.cpp's. `over_rival` is the
+    seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
     """
     groups = turns.groupby(["place", "way"], sort=False)
     seconds = groups["seconds"].agg(["median", "min", "max"])
     table = seconds.rename(columns={"median": "median_s", "min": "low_s", "max": "high_s"})
     table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first())
+    table = table.join(groups["read_bytes"].median())
     table = table.join(groups["disturbed"].mean()).reset_index()
     table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
-    table["gb_s"] = (table["layer_bytes"] + table["head_bytes"]) / GB / table["median_s"]
+    table["read_bytes"] = table["read_bytes"].where(table["place"] == "storage")
+    moved = table["read_bytes"].fillna(table["layer_bytes"] + table["head_bytes"])
+    table["gb_s"] = moved / GB / table["median_s"]
     table["over_rival"] = [_over_rival(turns, row.place, row.way) for row in table.itertuples()]
     table = table.rename(columns={"way": "method"})
     return table.assign(profile=MINE, model=twin.model, layers=twin.layers, evidence="measured")
