@@ -148,6 +148,18 @@ def test_a_system_tells_its_score_and_what_it_leaves_out(results):
     assert "no score: UserError: x-1 is modelled for no machine" in write_report({}).read_text()
 
 
+def test_published_against_ours_stands_on_top_with_a_mark_a_prediction(results):
+    row = dict.fromkeys(COLUMNS) | {"claim": "x-1", "kind": "prediction", "stand_in": False, "published": 2.0}
+    row |= {"ours": 1.8, "ratio": 0.9, "evidence": "modelled", "profile": "paper", "null": 1.0, "null_ratio": 0.5}
+    row |= {"quantity": "a <time>", "conditions": "dense", "unit": "s", "verdict": "within tolerance"}
+    pd.DataFrame([row]).to_csv(results / "endor" / "fig05" / "comparison.csv", index=False)
+    text = write_report({}).read_text()
+    top = text.split('class="against"')[1].split('class="systems"')[0]
+    assert re.findall(r'<circle class="(\w+)"', top) == ["null", "ours"]
+    assert "a &lt;time&gt;: dense: published 2 s, ours 1.8" in top
+    assert '<a href="../tables/latency.csv">latency</a>' in text.split('class="against"')[0]
+
+
 def test_the_index_names_machine_date_commit_and_parameters(results):
     head = write_report({}).read_text().split('class="systems"')[0]
     for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
