@@ -63,11 +63,13 @@ def test_disturbed_rows_are_counted_in_figure_answer_and_meta(run, capsys):
     figure = Figure()
     figure.subplots().plot([1, 2])
     table = TABLE.assign(disturbed=1.0, evidence="measured")
-    run.evidence(table, "it is slow.", figures={"curve": figure})
+    run.evidence(table, "it is slow.", figures={"curve": figure}, headline={"gain": "Fast.", "system": "endor"})
     words = f"{len(table)} of {len(table)} measured rows were disturbed by other work"
     assert [text.get_text() for text in figure.texts] == [f"*  {words}"]
     assert f"Seen: it is slow. {words}." in capsys.readouterr().out
-    assert json.loads((run.folder / "meta.json").read_text())["disturbed"] == {"rows": len(table), "of": len(table)}
+    meta = json.loads((run.folder / "meta.json").read_text())
+    assert meta["disturbed"] == {"rows": len(table), "of": len(table)}
+    assert meta["headline"] == {"gain": f"Fast. ({words})", "system": "endor"}
 
 
 def test_a_table_that_answers_no_claim_is_not_run(run, capsys):
