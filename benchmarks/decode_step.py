@@ -26,8 +26,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the commands do, before torch is imported
-
 import reports
 import torch
 

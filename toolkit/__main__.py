@@ -30,7 +30,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # torch's threads wait for each other by spinning. Beside a busy process that took nine tenths of the speed away, so
-    # they sleep; torch reads this once, when it is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(main())
