@@ -1,7 +1,6 @@
 """The command line without notebooks: `python -m toolkit pack` and `python -m toolkit run`."""
 
 import argparse
-import os
 import sys
 from contextlib import suppress
 
