@@ -126,6 +126,26 @@ def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_p
     assert f"perplexity {before:.1f} with its thresholds, " in capfd.readouterr().out
 
 
+def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "it is not installed")
+    assert pack(model, tmp_path / "packed") == 0
+    capfd.readouterr()
+    command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "3", "--compare"]
+    for more in ([], ["--dram", "20MB"]):
+        assert main([*command, *more]) == 0
+        lines = capfd.readouterr().out.splitlines()
+        rows = {line.split()[0]: line.split() for line in lines[1:4]}
+        assert [*rows] == ["dense", "endor", "endor_packed"]
+        assert len({row[-2] for row in rows.values()}) == 1  # the perplexity of the same weights
+        assert all(float(row[1 + (row[1] == "*")]) > 0 for row in rows.values())
+        assert "llama.cpp: it is not installed" in lines
+    assert main([*command, "--dram", "1MB"]) == 2
+    assert "MB are needed" in capfd.readouterr().err
+    assert main([*command, "--device", "cuda"]) == 2
+    assert "--compare runs on the CPU" in capfd.readouterr().err
+
+
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
     for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
@@ -149,6 +169,7 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
         (["--dram", "1MB"], "MB are needed"),
         (["--weights", "packed"], "--weights: "),
         (["--policy", "sequential"], "--policy: "),
+        (["--compare"], "--compare: "),
     ):
         assert main([*command, *more]) == 2
         assert words in capfd.readouterr().err

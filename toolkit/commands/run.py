@@ -7,6 +7,7 @@ import argparse
 import re
 from pathlib import Path
 
+from toolkit.commands.compare import compare
 from toolkit.commands.runners import LAYERS, RUNNERS, kind_of
 from toolkit.errors import UserError
 from toolkit.offload import early_checks
@@ -39,6 +40,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--policy", default="pipelined", choices=[*early_checks.POLICIES], help="default: pipelined")
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=early_checks.READERS, help=readers)
+    parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
@@ -49,7 +51,12 @@ def run(options: argparse.Namespace) -> None:
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
     kind = kind_of(options.folder, options.format)
-    RUNNERS.get(kind, LAYERS)(options, kind, budgets)
+    if options.compare:
+        if kind in RUNNERS:
+            raise UserError(f"--compare: {options.folder} {RUNNERS[kind].why}")
+        compare(options, kind, budgets)
+    else:
+        RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:

@@ -1,0 +1,67 @@
+"""Ways of running one packed model, side by side; and the packed model as an ordinary one in memory."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit.errors import UserError
+from toolkit.measure import side_by_side
+from toolkit.measure.side_by_side import Race, token_rates
+from toolkit.offload.unpacking import unpack_model
+from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
+
+PROMPT = torch.tensor([[7, 100, 55]])
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A tiny model, packed, with a cache of its own; llama.cpp takes no part."""
+    monkeypatch.setattr("toolkit.paths.cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "absent")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=200, tie_word_embeddings=True, **sizes)).bfloat16().eval()
+    for parameter in model.parameters():
+        parameter.data[torch.rand_like(parameter) < 0.5] = 0
+    pack_model(model, tmp_path / "packed")
+    return tmp_path / "packed", model
+
+
+@torch.no_grad()
+def test_an_unpacked_model_is_the_packed_one_to_the_bit(folder):
+    place, model = folder
+    found = unpack_model(Store.open(place), "endor")
+    assert found.dtype == torch.bfloat16
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in found.state_dict().items())
+    assert torch.equal(found(PROMPT).logits, model(PROMPT).logits)
+
+
+def test_every_way_has_a_row_with_what_it_reads(folder):
+    place, _ = folder
+    for limit in (None, 10_000_000):
+        table, reasons = token_rates(Race(place, "endor", PROMPT, 3, limit, repetitions=2))
+        assert table["way"].tolist() == ["dense", "endor", "endor_packed"]
+        assert (table["low"] <= table["tokens_s"]).all()
+        assert (table["tokens_s"] <= table["high"]).all()
+        assert (table["read_mb"] == 0).all()  # the tiny model fits
+        assert (table["dram_mb"] > 0).all()
+        assert reasons == ["llama.cpp: absent"]
+    assert not [*(place.parent / "cache" / "side_by_side").iterdir()]
+
+
+def test_ways_that_do_not_fit_are_named_with_what_they_need(folder):
+    with pytest.raises(UserError, match=r"dense: a DRAM budget .* MB are needed.*endor: .*llama.cpp: absent"):
+        token_rates(Race(folder[0], "endor", PROMPT, 3, 1000))
+
+
+def test_a_way_with_other_outputs_is_not_timed(folder, monkeypatch):
+    def spoiled(model, race):
+        text = greedy(model, race)
+        text.reference._outputs[2] = text.reference._outputs[2] + 1
+        return text
+
+    greedy = side_by_side._greedy
+    monkeypatch.setattr(side_by_side, "_greedy", spoiled)
+    with pytest.raises(UserError, match="another output than the model in memory"):
+        token_rates(Race(folder[0], "endor", PROMPT, 3))

@@ -1,0 +1,96 @@
+"""`run --compare`: a packed model in all ways beside llama.cpp, as one table."""
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+from toolkit.errors import UserError
+from toolkit.offload import early_checks
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+QUALITY = {"corpus": "wiki-slice", "sequence_length": 512, "windows": 4}  # as `pack` evaluates
+
+
+def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) -> None:
+    """Print the table. Raises `UserError` for a device other than the CPU, and what `token_rates` raises."""
+    if options.device != "cpu":
+        raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
+    if budgets["dram_bytes"] is not None:
+        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
+    from toolkit.interchange.reading import load_tokenizer
+    from toolkit.measure.side_by_side import Race, token_rates
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.offload.unpacking import unpack_model
+    from toolkit.storage.store import Store
+
+    store = Store.open(options.folder)
+    tokenizer = load_tokenizer(store.model_folder)
+    prompt = tokenizer(options.prompt, return_tensors="pt")["input_ids"]
+    if not prompt.shape[1]:
+        raise UserError(f"--prompt {options.prompt!r}: this model's tokenizer makes no token of it; give a word")
+    packed, original, reasons = unpack_model(store, form), None, []
+    try:
+        original = load_model(str(store.model["name"]), fast_dtype())[0]
+    except (KeyError, UserError) as error:
+        reasons.append(f"llama.cpp gets the packed model's weights, since the original cannot be loaded: {error}")
+    race = Race(options.folder, form, prompt, options.max_new_tokens, budgets["dram_bytes"])
+    table, left_out = token_rates(race, original)
+    print("evaluating", file=sys.stderr)
+    table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
+    _show(table, [*reasons, *left_out])
+    print(_notes(options, original is not None))
+
+
+def _perplexities(ways: Iterable[str], packed: "nn.Module", original: "nn.Module", tokenizer: object) -> list[float]:
+    """Of the weights that each way multiplies with, decoded and multiplied by torch."""
+    from toolkit.evaluation import perplexity
+    from toolkit.policies.methods import LLAMA_CPP
+    from toolkit.text import load_tokens
+
+    tokens = load_tokens(QUALITY["corpus"], tokenizer, "evaluation")
+    known: dict[str, float] = {}
+    for way in ways:
+        weights = LLAMA_CPP.get(way, "packed")
+        if weights not in known:
+            model = packed if weights == "packed" else _quantised(original, weights)
+            known[weights] = float(perplexity(model, tokens, QUALITY["sequence_length"], QUALITY["windows"]))
+    return [known[LLAMA_CPP.get(way, "packed")] for way in ways]
+
+
+def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
+    """A copy whose decoder weights llama.cpp's type has rounded; F16 holds them as they are."""
+    from toolkit.studies.mixtures import encoders
+
+    if kind == "F16":
+        return model
+    rounded = deepcopy(model)
+    for linear, encode in encoders(rounded, kind):
+        linear.weight.data.copy_(encode(linear.weight.data).decode())
+    return rounded
+
+
+def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
+    shown = table.assign(way=table["way"] + table["disturbed"].ge(0.5).map({True: " *", False: ""}))
+    shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in zip(table["low"], table["high"], strict=True)]
+    columns = {"tokens_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
+    shown = shown[["way", "tokens_s", "range", "read_mb", "dram_mb", "perplexity", "mode"]].rename(columns=columns)
+    print(shown.to_string(index=False, float_format="{:.1f}".format))
+    if table["disturbed"].ge(0.5).any():
+        print("* other work disturbed half of these turns or more")
+    for reason in reasons:
+        print(reason)
+
+
+def _notes(options: Namespace, original: bool) -> str:
+    weights = "the original weights" if original else "the packed model's weights"
+    text = f"{QUALITY['corpus']}, {QUALITY['windows']} windows of {QUALITY['sequence_length']} tokens"
+    return (
+        f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}. "
+        f"llama.cpp has {weights} in its own types"
+        + (f", and {options.dram} for pages of its file." if options.dram else ", all in memory.")
+    )

@@ -1,0 +1,153 @@
+"""One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
+
+    race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000)
+    table = token_rates(race, rival_model)
+
+Ways are the dense weights, the packed ones decoded, the packed ones multiplied as they are, and llama.cpp.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.files import make_folder, scratch_folder
+from toolkit.formats import READABLE
+from toolkit.measure import llama_cpp, memory_group
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.decoding import Text
+from toolkit.measure.llama_cpp import LlamaCpp
+from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.turns import take_turns, timeline_of
+from toolkit.offload.budget import BudgetError
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.unpacking import unpack_model
+from toolkit.policies.methods import PACKED
+from toolkit.policies.ways import Way
+from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
+
+POLICY = "pipelined"
+TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")  # those that any tensor's blocks fit, and no K type
+NEAR = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
+
+
+@dataclass(frozen=True, eq=False)
+class Race:
+    """What is compared: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
+
+    `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory.
+    """
+
+    folder: Path
+    form: str
+    prompt: Tensor
+    tokens: int
+    dram_bytes: int | None = None
+    repetitions: int = 3
+
+
+def token_rates(race: Race, rival_model: nn.Module | None = None) -> tuple[pd.DataFrame, list[str]]:
+    """A row for each way, and a sentence for each way that took no part.
+
+    `rival_model` is what llama.cpp gets in its own types; by default the packed model's weights. Columns: way;
+    tokens_s, low and high (tokens a second: median, least and most of the turns); read_mb (from the disk, a token);
+    dram_mb (of weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns
+    beside other work).
+
+    Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the prompt's pass
+    is not counted. llama.cpp begins a new text with each token, which spares it the attention to those before. Outputs
+    are checked. Raises `UserError` for a model or a folder that cannot be run.
+    """
+    store = Store.open(race.folder)
+    store.verify(race.form)
+    model, reasons = unpack_model(store, race.form), []
+    with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
+        text, dense = _greedy(model, race), store
+        if "dense" not in store.variants:
+            pack_model(model, scratch / "store", ("dense",), str(store.model.get("name")))
+            dense = Store.open(scratch / "store")
+        racing: list[Contestant] = []
+        held_bytes = {}
+        for name, place in _ways(race.form, store, dense).items():
+            try:
+                held_bytes[name] = _used_bytes(name, place, race)
+            except BudgetError as error:
+                reasons.append(f"{name}: {error}")
+                continue
+            way = Way(name, policy=POLICY, device="cpu")
+            racing.append(StreamedModel(place, way, text, {"way": name}, dram_bytes=race.dram_bytes))
+        for rival in _rivals(rival_model or model, race, scratch, text, stack, reasons):
+            held_bytes[rival.name] = race.dram_bytes or rival.nbytes
+            racing.append(rival)
+        if not racing:
+            raise UserError("; ".join(reasons))
+        del model
+        spans = take_turns(racing, race.repetitions, race.tokens, skipped=1)
+    return _table(spans).assign(dram_mb=lambda table: table["way"].map(held_bytes) / 1e6), reasons
+
+
+def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
+    kind = READABLE.get(form)
+    ways = {"dense": dense}
+    if form != "dense" and not (kind and kind.multiplied_packed):  # those are decoded far too slowly
+        ways[form] = store
+    if kind and kind.has_matvec and not kind.is_dense:
+        ways[f"{form}{PACKED}"] = store
+    return ways
+
+
+def _used_bytes(name: str, store: Store, race: Race) -> int:
+    """What the way takes of the limit. Raises `BudgetError` if it does not fit."""
+    settings = {"policy": POLICY, "verify": False, "dram_bytes": race.dram_bytes}
+    with OffloadedModel.open(store.folder, name, **settings) as model:
+        return model.budgets["dram"].used_bytes
+
+
+def _rivals(
+    model: nn.Module, race: Race, folder: Path, text: Text, stack: ExitStack, reasons: list[str]
+) -> Iterator[LlamaCpp]:
+    limit = race.dram_bytes
+    reason = llama_cpp.missing() or (memory_group.missing() if limit else None)
+    if reason is None and model.config.model_type != "llama":
+        reason = f"the toolkit writes GGUF files of Llama models only, not of {model.config.model_type!r}"
+    if reason:
+        reasons.append(f"llama.cpp: {reason}")
+        return
+    for name in TYPES:
+        settings = {"mapped": limit is not None, "memory_bytes": limit}
+        rival = LlamaCpp(name, model, folder, text, {"way": name}, **settings)
+        stack.callback(rival.close)
+        yield rival
+
+
+@torch.no_grad()
+def _greedy(model: nn.Module, race: Race) -> Text:
+    """The prompt and the tokens that the model chooses, with the logits of each pass."""
+    inputs, logits, past = [race.prompt], [], None
+    for _ in range(1 + race.tokens):
+        output = model(inputs[-1], past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        logits.append(output.logits[:, -1])
+        inputs.append(logits[-1].argmax(-1, keepdim=True))
+    return Text(inputs[:-1], Reference("the model in memory", logits, NEAR))
+
+
+def _table(spans: pd.DataFrame) -> pd.DataFrame:
+    rows = []
+    for way, turns in spans.groupby("way", sort=False):
+        rates = [turn["tokens"].iloc[0] / timeline_of(turn).total_s for _, turn in turns.groupby("repetition")]
+        read = turns.loc[turns["stage"] == "read", "nbytes"].sum() / turns["tokens"].iloc[0] / len(rates)
+        speeds = {"tokens_s": median(rates), "low": min(rates), "high": max(rates)}
+        disturbed = turns.groupby("repetition")["disturbed"].first().mean()
+        rows.append(
+            {"way": way, **speeds, "read_mb": read / 1e6, "mode": turns["mode"].iloc[0], "disturbed": disturbed}
+        )
+    return pd.DataFrame(rows)
