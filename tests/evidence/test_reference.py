@@ -203,6 +203,26 @@ def test_the_summary_says_what_is_gained_what_it_costs_and_what_a_user_would_tak
     assert "other programs run at these multiples of Endor's speed: another program 0.40." in text
 
 
+def test_the_summary_names_the_range_over_kept_machines(results):
+    save("slower")
+    slower = reference.reference_dir() / "slower" / "endor" / "tab_e2e" / "table.csv"
+    table = pd.read_csv(slower)
+    table["seconds"] *= table["method"].eq("dense").map({True: 0.5, False: 1.0})
+    table.to_csv(slower, index=False)
+    folder = save("here")
+    race = [("tiny", "dram", "spqr", 0.9), ("tiny", "dram", "spqr_ptcsr", 1.1), ("tiny", "storage", "spqr", 3.0)]
+    for machine, factor in (("here", 1), ("slower", 0.5)):
+        place = reference.reference_dir() / machine / "spqr" / "fig4_3"
+        place.mkdir(parents=True)
+        (place / "meta.json").write_text("{}")
+        rows = pd.DataFrame(race, columns=["model", "place", "method", "over_rival"])
+        rows.assign(over_rival=rows["over_rival"] * factor).to_csv(place / "table.csv", index=False)
+    text = readme_summary(folder)
+    assert "over 2 kept machines from 1.00 on `slower` to 2.00 on `here`" in text
+    words = "1.10 times as fast through `tiny`'s layers; over 2 kept machines from 0.55 on `slower` to 1.10 on `here`."
+    assert f"SpQR's tokens against llama.cpp's Q3_K: {words}" in text
+
+
 def test_only_the_text_between_the_markers_is_replaced(results, monkeypatch, tmp_path):
     folder = save("here")
     monkeypatch.setattr(paths, "root", lambda: tmp_path)

@@ -1,6 +1,7 @@
 """The generated blocks of README and of `results/reference/README.md`, made from one machine's kept results."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -68,25 +69,67 @@ def readme_summary(folder: Path) -> str:
     passes, meta = _table(folder, "endor/tab_e2e"), _meta(folder, "endor/tab_e2e")
     return "\n".join(
         [
-            f"* **Gain** ({meta['cpu']}; measured): {_gain(passes, meta['parameters']['measured_model'])}",
+            f"* **Gain** ({meta['cpu']}, `{folder.name}`; measured): {_gain(folder)}",
             f"* **Price**: {_price(folder)}",
             f"* **Instead**: {_instead(folder, passes, meta['parameters']['rival_model'])}",
+            *_beside_three_bits(folder),
         ]
     )
 
 
-def _gain(passes: pd.DataFrame, model: str) -> str:
-    fastest = _fastest(passes, model)
-    dense, packed = fastest.loc["dense"], fastest.loc["endor"]
-    ratio, allowed = dense["seconds"] / packed["seconds"], dense["stored_bytes"] / packed["stored_bytes"]
+def _machines(folder: Path, id: str) -> list[Path]:
+    """The kept machines that have this notebook's results, the one at hand among them."""
+    return [place for place in sorted(folder.parent.iterdir()) if (place / id / "meta.json").is_file()]
+
+
+def _range(values: Mapping[str, float]) -> str:
+    """The least and the most over kept machines, with their names; nothing for a single one."""
+    if len(values) < 2:
+        return ""
+    ends = (min(values, key=values.__getitem__), max(values, key=values.__getitem__))
+    least, most = (f"{values[machine]:.2f} on `{machine}`" for machine in ends)
+    return f"; over {len(values)} kept machines from {least} to {most}"
+
+
+def _beside_three_bits(folder: Path) -> list[str]:
+    """The speed of SpQR's packed weights over llama.cpp's 3 bits, all layers in memory; no line without the race."""
+    id = "spqr/fig4_3"
+    ratios: dict[str, dict[str, float]] = {}
+    for machine in _machines(folder, id):
+        rows = _table(machine, id)
+        if "over_rival" in rows:
+            rows = rows[rows["place"].eq("dram") & rows["method"].str.startswith("spqr")]
+            for model, best in rows.groupby("model")["over_rival"].max().dropna().items():
+                ratios.setdefault(str(model), {})[machine.name] = best
+    words = [
+        f"{of[folder.name]:.2f} times as fast through `{model}`'s layers{_range(of)}"
+        for model, of in ratios.items()
+        if folder.name in of
+    ]
+    return [f"* **3 bits in memory**: SpQR's tokens against llama.cpp's Q3_K: {'. '.join(words)}."] if words else []
+
+
+def _gain(folder: Path) -> str:
+    ends = {machine.name: _dense_and_packed(machine) for machine in _machines(folder, "endor/tab_e2e")}
+    ratios = {machine: dense["seconds"] / packed["seconds"] for machine, (dense, packed) in ends.items()}
+    model = _meta(folder, "endor/tab_e2e")["parameters"]["measured_model"]
+    dense, packed = ends[folder.name]
+    ratio, allowed = ratios[folder.name], dense["stored_bytes"] / packed["stored_bytes"]
     above = ""
     if ratio > allowed:
         in_spread = dense["low_s"] / packed["high_s"] <= allowed
         above = "; the rest " + ("lies within the turns' spread" if in_spread else "is a fault of the measurement")
     return (
         f"with half of the weights zero, one token through `{model}`'s layers comes from disk **{ratio:.2f} times as "
-        f"fast** as with dense weights by the same reader (its bytes allow {allowed:.2f}{above})."
+        f"fast** as with dense weights by the same reader (its bytes allow {allowed:.2f}{above}{_range(ratios)})."
     )
+
+
+def _dense_and_packed(folder: Path) -> tuple[pd.Series, pd.Series]:
+    """The fastest passes from disk with dense weights and with Endor's."""
+    model = _meta(folder, "endor/tab_e2e")["parameters"]["measured_model"]
+    fastest = _fastest(_table(folder, "endor/tab_e2e"), model)
+    return fastest.loc["dense"], fastest.loc["endor"]
 
 
 def _price(folder: Path) -> str:
