@@ -7,8 +7,18 @@
     for (long part; (part = atomic_fetch_add(&next, 1)) < parts; )
         if (kernel(arguments..., rows * part / parts, rows * (part + 1) / parts) != OK) failed = 1;
 
-`run_stages` does the same for a table of parts, each of a kernel whose arguments `bind` has stored beforehand.
+`run_stages` does the same for a table of parts, each of a kernel whose arguments `bind` has stored beforehand. They
+belong to stages that follow each other within one region:
+
+    for (long part; (part = atomic_fetch_add(&next, 1)) < parts; atomic_fetch_add(&finished, 1))
+        { await(finished >= the parts of earlier stages); if (!failed) run(part); }
+    await(finished >= parts);
+
+Waking a thread that sleeps takes some 50 microseconds, as long as a small product. So threads that await each other
+spin for about as long, and then let other processes run (`sched_yield`) until it is their turn.
 """
+
+import platform
 
 from llvmlite import ir
 from numba import types
@@ -20,7 +30,8 @@ from toolkit.kernels.runtime.compiled import compiled
 I32, I64 = ir.IntType(32), ir.IntType(64)
 POINTER = ir.IntType(8).as_pointer()
 NEXT, FAILED, KERNEL, ROWS, PARTS, ARGUMENTS = range(6)  # fields of what the threads of `run_region` share
-TABLE, END = 2, 3  # and, behind `NEXT` and `FAILED`, those of `run_stages`
+TABLE, ENDS, COUNT, FINISHED = range(2, 6)  # and, behind `NEXT` and `FAILED`, those of `run_stages`
+SPINS = 2000  # looks at what has finished, before a thread gives way
 TASK, FIRST, LAST = range(3)  # the columns of a table of parts
 TASK_WORDS = 2  # in front of a task's arguments: the function that calls its kernel, and the kernel
 TASK_FUNCTION = ir.FunctionType(I64, [POINTER, I64, I64])
@@ -39,20 +50,20 @@ def _region(typing_context, fork, threads, kernel, rows, parts, arguments):
             ends = (builder.mul(rows, number) for number in (part, builder.add(part, I64(1))))
             return call(*(builder.sdiv(end, parts) for end in ends))
 
-        _fork(builder, fork, threads, shared, PARTS, run)
+        _fork(builder, fork, threads, _body(builder, shared, run), shared)
         return builder.load(_field(builder, shared, FAILED))
 
     return types.int64(types.int64, types.int64, types.int64, types.int64, types.int64, arguments), generate
 
 
 @intrinsic
-def _stage(typing_context, fork, threads, table, first, end):
-    """Run the parts of a table from `first` to `end` on a team of threads."""
+def _stages(typing_context, fork, threads, table, ends, count):
+    """Run the parts of a table on a team of threads, stage after stage."""
 
     def generate(context, builder, signature, values):
-        fork, threads, table, first, end = values
-        shared = _shared(builder, (first, I64(0), table, end))
-        _fork(builder, fork, threads, shared, END, _run_part)
+        fork, threads, table, ends, count = values
+        shared = _shared(builder, (I64(0), I64(0), table, ends, count, I64(0)))
+        _fork(builder, fork, threads, _stages_body(builder, shared), shared)
         return builder.load(_field(builder, shared, FAILED))
 
     return types.int64(*[types.int64] * 5), generate
@@ -120,10 +131,6 @@ def _task_function(context, builder, task: ir.Type, kinds: types.BaseTuple, rang
     return function
 
 
-def _run_part(builder, shared, part):
-    return builder.trunc(_part_of(builder, builder.load(_field(builder, shared, TABLE)), part), ir.IntType(1))
-
-
 def _part_of(builder, table, part):
     row = builder.gep(builder.inttoptr(table, I64.as_pointer()), [builder.mul(part, I64(3))])
     task, first, last = (builder.load(builder.gep(row, [I64(column)])) for column in (TASK, FIRST, LAST))
@@ -139,24 +146,30 @@ def _shared(builder, values: tuple):
     return place
 
 
-def _fork(builder, fork, threads, shared, end: int, run) -> None:
-    """Call `GOMP_parallel` with what each thread runs: part after part, until the number in the field `end`."""
-    body = _body(builder.module, f"{builder.function.name}.region", shared.type, end, run)
+def _fork(builder, fork, threads, body: ir.Function, shared) -> None:
+    """Call `GOMP_parallel` with what each thread runs."""
     kind = ir.FunctionType(ir.VoidType(), [body.type, POINTER, I32, I32])
     begin = builder.inttoptr(fork, kind.as_pointer())
     builder.call(begin, [body, builder.bitcast(shared, POINTER), builder.trunc(threads, I32), I32(0)])
 
 
-def _body(module: ir.Module, name: str, shared: ir.Type, end: int, run) -> ir.Function:
-    body = ir.Function(module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
+def _thread(builder, shared) -> tuple[ir.Function, ir.IRBuilder, ir.Value]:
+    """The function that each thread runs, its builder, and the place of what the threads share."""
+    name = f"{builder.function.name}.region"
+    body = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), [POINTER]), name)
     body.linkage = "internal"
-    builder = ir.IRBuilder(body.append_basic_block("entry"))
-    place = builder.bitcast(body.args[0], shared)
+    inside = ir.IRBuilder(body.append_basic_block("entry"))
+    return body, inside, inside.bitcast(body.args[0], shared.type)
+
+
+def _body(outside, shared, run) -> ir.Function:
+    """Take part after part, until all are taken."""
+    body, builder, place = _thread(outside, shared)
     take, work, done = (body.append_basic_block(block) for block in ("take", "work", "done"))
     builder.branch(take)
     builder.position_at_end(take)
     part = builder.atomic_rmw("add", _field(builder, place, NEXT), I64(1), "monotonic")
-    parts = builder.load(_field(builder, place, end))
+    parts = builder.load(_field(builder, place, PARTS))
     builder.cbranch(builder.icmp_signed("<", part, parts), work, done)
     builder.position_at_end(work)
     with builder.if_then(run(builder, place, part), likely=False):
@@ -165,6 +178,78 @@ def _body(module: ir.Module, name: str, shared: ir.Type, end: int, run) -> ir.Fu
     builder.position_at_end(done)
     builder.ret_void()
     return body
+
+
+def _stages_body(outside, shared) -> ir.Function:
+    """Take part after part, and run each when the stages before its own have ended. Return when all parts have."""
+    body, builder, place = _thread(outside, shared)
+    take, find, later, work, run, counted, done = (
+        body.append_basic_block(block) for block in ("take", "find", "later", "work", "run", "counted", "done")
+    )
+    ends = builder.inttoptr(builder.load(_field(builder, place, ENDS)), I64.as_pointer())
+    count = builder.load(_field(builder, place, COUNT))
+    stage = cgutils.alloca_once_value(builder, I64(0))
+
+    def end_of(number):  # `ends` has two columns
+        return builder.load(builder.gep(ends, [builder.mul(number, I64(2))]))
+
+    total = end_of(builder.sub(count, I64(1)))
+    builder.branch(take)
+    builder.position_at_end(take)
+    part = builder.atomic_rmw("add", _field(builder, place, NEXT), I64(1), "monotonic")
+    builder.cbranch(builder.icmp_signed("<", part, total), find, done)
+    builder.position_at_end(find)
+    number = builder.load(stage)
+    builder.cbranch(builder.icmp_signed("<", part, end_of(number)), work, later)
+    builder.position_at_end(later)
+    builder.store(builder.add(number, I64(1)), stage)
+    builder.branch(find)
+    builder.position_at_end(work)
+    first = builder.icmp_signed("==", number, I64(0))
+    before = builder.select(first, I64(0), builder.sub(number, I64(1)))
+    _await(builder, place, builder.select(first, I64(0), end_of(before)))
+    failed = builder.load_atomic(_field(builder, place, FAILED), "monotonic", 8)
+    builder.cbranch(builder.icmp_signed("==", failed, I64(0)), run, counted)
+    builder.position_at_end(run)
+    fails = _part_of(builder, builder.load(_field(builder, place, TABLE)), part)
+    with builder.if_then(builder.trunc(fails, ir.IntType(1)), likely=False):
+        builder.store_atomic(I64(1), _field(builder, place, FAILED), "monotonic", 8)
+    builder.branch(counted)
+    builder.position_at_end(counted)
+    builder.atomic_rmw("add", _field(builder, place, FINISHED), I64(1), "acq_rel")
+    builder.branch(take)
+    builder.position_at_end(done)
+    _await(builder, place, total)  # awake, so that the team's own end puts nobody to sleep
+    builder.ret_void()
+    return body
+
+
+def _await(builder, place, wanted) -> None:
+    """Wait until so many parts have finished; the builder goes on behind that."""
+    body = builder.function
+    look, wait, spin, give_way, ready = (
+        body.append_basic_block(block) for block in ("look", "wait", "spin", "give_way", "ready")
+    )
+    looks = cgutils.alloca_once(builder, I64)
+    builder.store(I64(0), looks)
+    builder.branch(look)
+    builder.position_at_end(look)
+    finished = builder.load_atomic(_field(builder, place, FINISHED), "acquire", 8)
+    builder.cbranch(builder.icmp_signed(">=", finished, wanted), ready, wait)
+    builder.position_at_end(wait)
+    number = builder.add(builder.load(looks), I64(1))
+    builder.store(number, looks)
+    builder.cbranch(builder.icmp_signed("<", number, I64(SPINS)), spin, give_way)
+    builder.position_at_end(spin)
+    if platform.machine() in ("x86_64", "AMD64"):
+        builder.call(
+            builder.module.declare_intrinsic("llvm.x86.sse2.pause", (), ir.FunctionType(ir.VoidType(), [])), ()
+        )
+    builder.branch(look)
+    builder.position_at_end(give_way)
+    builder.call(cgutils.get_or_insert_function(builder.module, ir.FunctionType(I32, []), "sched_yield"), ())
+    builder.branch(look)
+    builder.position_at_end(ready)
 
 
 def _caller(context, builder, address, kinds: types.BaseTuple, values: list):
@@ -224,14 +309,16 @@ def run_stages(fork, threads, table, stages, count):
     `table` is the address of int64 [parts, 3]: a task that `bind` stored, the first of its rows and the last. `stages`
     is the address of int64 [count, 2]: where the parts of each stage end, and how many threads it is worth.
     """
+    team = 1
+    for stage in range(count):
+        team = max(team, min(threads, _word(stages, 2 * stage + 1)))
+    if team > 1:
+        return _stages(fork, team, table, stages, count)
     first, failed = 0, 0
     for stage in range(count):
-        end, team = _word(stages, 2 * stage), min(threads, _word(stages, 2 * stage + 1))
-        if team > 1:
-            failed = _stage(fork, team, table, first, end)
-        else:
-            for part in range(first, end):
-                failed |= _part(table, part)
+        end = _word(stages, 2 * stage)
+        for part in range(first, end):
+            failed |= _part(table, part)
         if failed:
             return failed
         first = end

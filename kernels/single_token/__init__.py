@@ -1,8 +1,8 @@
 """What a Llama-shaped decoder does to a single token beside its matrix products, in fp32.
 
-Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, rotary embeddings, attention. Vectors are NumPy arrays, which the
-functions read and write in place. They are so short that calling them is most of their cost, so only `attend` checks
-what it is given.
+Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, SwiGLU, rotary embeddings, attention. Vectors are NumPy arrays,
+which the functions read and write in place. They are so short that calling them is most of their cost, so only `attend`
+checks what it is given.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from toolkit.kernels.runtime.threads import over_rows
-from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, normalise, rotate
+from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, gate, normalise, rotate
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
-__all__ = ["add_and_normalise", "add_to", "attend", "attend_stored", "bits", "normalise", "rotate"]
+__all__ = ["add_and_normalise", "add_to", "attend", "attend_stored", "bits", "gate", "normalise", "rotate"]
 
 
 def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: float, out: np.ndarray) -> None:

@@ -41,6 +41,14 @@ def add_to(x, more):
 
 
 @compiled
+def gate(x, up, first, last):
+    """Put SiLU(x) · up into `x`, both [size], from element `first` to `last`: x · up / (1 + e⁻ˣ)."""
+    one = numba.float32(1)
+    for i in range(first, last):
+        x[i] = x[i] / (one + np.exp(-x[i])) * up[i]
+
+
+@compiled
 def rotate(x, cosine, sine):
     """Rotate each row of x [heads, size] in place: element i with element i + size / 2 by the position's angle i."""
     half = x.shape[1] // 2

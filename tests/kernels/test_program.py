@@ -18,6 +18,12 @@ SHAPES = [(1, 1), (5, 3), (16, 16), (17, 40), (70, 130)]
 
 
 @numba.njit(**COMPILE)
+def mirror(source, target, first, last):
+    for row in range(first, last):
+        target[row] = source[source.size - 1 - row] + 1
+
+
+@numba.njit(**COMPILE)
 def multiply(values, factor):
     for row in range(values.size):
         values[row] *= factor
@@ -36,6 +42,26 @@ def test_stages_follow_each_other_and_rows_are_shared_by_hand(team):
         program.run()
         assert (first == expected[0]).all()
         assert (second == expected[1]).all()
+
+
+@pytest.mark.parametrize("rows", [1, 5, 100_000])
+def test_a_stage_sees_all_of_the_stage_before(team, rows):
+    """Each row takes what the opposite row has: a part that began too early would miss an addition."""
+    even, odd = np.arange(rows), np.zeros(rows, np.int64)
+    pairs = ((even, odd), (odd, even)) * 10
+    program = Program([[Task(mirror, pair, rows, MUCH)] for pair in pairs])
+    for run in range(1, 51):
+        program.run()
+        assert np.array_equal(even, np.arange(rows) + 20 * run)
+
+
+def test_nothing_runs_after_a_failure_in_any_later_stage(team):
+    visits, others = np.zeros(100, np.int64), np.zeros(100, np.int64)
+    failing, adding = Task(fail_at, (visits, 3), 100, MUCH), Task(count, (others, 1), 100, MUCH)
+    program = Program([[adding], [failing], *[[adding]] * 30])
+    with pytest.raises(ValueError, match="row of no use"):
+        program.run()
+    assert (others <= 2).all()  # once in the team, once more where the failure is raised
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1001])

@@ -8,7 +8,7 @@ from tests import naive_formats as naive
 from toolkit.kernels import dense
 from toolkit.kernels.common import simd
 from toolkit.kernels.runtime import threads
-from toolkit.kernels.single_token import add_and_normalise, attend, normalise, rotate
+from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -32,6 +32,18 @@ def test_norms_of_rows(rows):
     close(out, expected)
     normalise(x.numpy(), weight.numpy(), 0.25, x.numpy())
     close(x, expected)
+
+
+def test_gates_by_parts_of_the_vector():
+    x, up = 30 * random(70), random(70, seed=1)
+    expected = x.double() / (1 + (-x.double()).exp()) * up.double()
+    gate(x.numpy(), up.numpy(), 0, 33)
+    close(x[:33], expected[:33])
+    gate(x.numpy(), up.numpy(), 33, 70)
+    close(x, expected)
+    far = torch.tensor([-200.0, 200.0])  # the exponential overflows, the product does not
+    gate(far.numpy(), torch.ones(2).numpy(), 0, 2)
+    assert far.tolist() == [0.0, 200.0]
 
 
 def test_the_norm_of_a_sum_keeps_the_sum():

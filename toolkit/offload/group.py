@@ -1,6 +1,7 @@
-"""Linears with the same input, multiplied in one call."""
+"""Linears of a layer, multiplied in one call."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -11,27 +12,46 @@ from toolkit.kernels.single_token import add_to
 from toolkit.offload.linear import OffloadedLinear
 
 
-class Group:
-    """Products of a layer's linears, whose weights are used packed, with the vector that `x` holds.
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Linears with the same input, the vector that `x` holds.
 
-    `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place. `before` and
-    `after` are run with the products. Weights that stay in memory are bound to them once, others whenever they come.
+    `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place. The stages
+    `before` and `after` are run with the products.
     """
 
-    def __init__(
-        self,
-        linears: Sequence[OffloadedLinear],
-        x: Tensor,
-        outs: Sequence[Tensor],
-        before: Sequence[Task] = (),
-        after: Sequence[Task] = (),
-    ):
-        self.linears, self.x, self.outs, self.before, self.after = linears, x, outs, before, after
-        self.name = " + ".join(linear.name for linear in linears)
+    linears: Sequence[OffloadedLinear]
+    x: Tensor
+    outs: Sequence[Tensor]
+    before: Sequence[Task] = ()
+    after: Sequence[Task] = ()
+
+    def stages(self, weights: Sequence[Packed]) -> list[list[Task]]:
+        """All of it, with these weights."""
+        each = zip(weights, self.outs, strict=True)
+        products = [weight.product(self.x, out) or _plain(weight, self.x, out) for weight, out in each]
+        biases = [
+            Task(add_to, (out.numpy(), linear.bias.float().numpy()))
+            for linear, out in zip(self.linears, self.outs, strict=True)
+            if linear.bias is not None
+        ]
+        around = [[[task] for task in tasks] for tasks in (self.before, [*biases, *self.after])]
+        return [*around[0], *stages(products), *around[1]]
+
+
+class Group:
+    """Parts of one layer that follow each other, whose weights are used packed.
+
+    Weights that stay in memory are bound once, others whenever they come.
+    """
+
+    def __init__(self, *parts: Part):
+        self.parts, self.linears = parts, [linear for part in parts for linear in part.linears]
+        self.name = " + ".join(linear.name for linear in self.linears)
         self.close()
 
     def __call__(self) -> None:
-        """Fill `outs` with the products and their biases. It is one span, of stage `compute`."""
+        """Fill the parts' `outs` with the products and their biases. It is one span, of stage `compute`."""
         weights = [linear.weight() for linear in self.linears]
         if any(now is not bound for now, bound in zip(weights, self._weights, strict=True)):
             self._bind(weights)
@@ -46,15 +66,10 @@ class Group:
         self._program: Program | None = None
 
     def _bind(self, weights: Sequence[Packed]) -> None:
-        each = zip(weights, self.outs, strict=True)
-        products = [weight.product(self.x, out) or _plain(weight, self.x, out) for weight, out in each]
-        biases = [
-            Task(add_to, (out.numpy(), linear.bias.float().numpy()))
-            for linear, out in zip(self.linears, self.outs, strict=True)
-            if linear.bias is not None
-        ]
-        around = [[[task] for task in tasks] for tasks in (self.before, [*biases, *self.after])]
-        self._program = Program([*around[0], *stages(products), *around[1]])
+        left = iter(weights)
+        of_parts = [[next(left) for _ in part.linears] for part in self.parts]
+        chained = [part.stages(some) for part, some in zip(self.parts, of_parts, strict=True)]
+        self._program = Program([stage for each in chained for stage in each])
         self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
 
 

@@ -13,16 +13,15 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import LlamaForCausalLM, MistralForCausalLM, PretrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from toolkit.kernels import dense
 from toolkit.kernels.runtime.program import Program, Task
-from toolkit.kernels.single_token import add_and_normalise, attend_stored, normalise, rotate
+from toolkit.kernels.single_token import add_and_normalise, attend_stored, gate, normalise, rotate
 from toolkit.models import decoder_blocks
-from toolkit.offload.group import Group
+from toolkit.offload.group import Group, Part
 from toolkit.offload.growing_cache import GrowingLayer
 
 # RMSNorm, rotary embeddings, attention with grouped heads, SwiGLU; some with biases or norms of queries and keys
@@ -139,40 +138,33 @@ class _Block:
         after = [_normalising(norm, each) for norm, each in zip(norms, heads, strict=True) if norm]
         after += [Task(rotate, (each, of.cosine.numpy(), of.sine.numpy())) for each in heads]
         projections = attention.q_proj, attention.k_proj, attention.v_proj
-        self.projections = Group(projections, of.given, (of.q, of.k, of.v), [_adding(block.input_layernorm, of)], after)
-        self.output = Group([attention.o_proj], of.attended, [of.more[0]])
-        self.ffn = (_Neurons if hasattr(block.mlp, "product") else _SwiGLU)(block, of)
-        self.groups = self.projections, self.output, *self.ffn.groups
+        before = [_adding(block.input_layernorm, of)]
+        self.projections = Group(Part(projections, of.given, (of.q, of.k, of.v), before, after))
+        output = Part([attention.o_proj], of.attended, [of.more[0]])
+        self.neurons = _Neurons(block, of) if hasattr(block.mlp, "product") else None
+        self.rest = Group(output, *(() if self.neurons else _swiglu(block, of)))
+        self.groups = self.projections, self.rest
 
     def __call__(self, layer: GrowingLayer) -> None:
         """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
         self.projections()
         length = layer.append(self.key_value)
         attend_stored(layer.keys.dtype, self.query, *layer.stored, length, self.scale, self.out)
-        self.output()
-        self.ffn()
+        self.rest()
+        if self.neurons:
+            self.neurons()
 
 
-class _SwiGLU:
-    """An FFN of three linears, in two groups of products."""
-
-    def __init__(self, block: nn.Module, of: _Vectors):
-        mlp, self.of = block.mlp, of
-        gated = mlp.gate_proj, mlp.up_proj
-        self.gates = Group(gated, of.given, (of.gate, of.up), [_adding(block.post_attention_layernorm, of)])
-        self.down = Group([mlp.down_proj], of.gate, [of.more[0]])
-        self.groups = self.gates, self.down
-
-    def __call__(self) -> None:
-        self.gates()
-        functional.silu(self.of.gate, inplace=True).mul_(self.of.up)
-        self.down()
+def _swiglu(block: nn.Module, of: _Vectors) -> tuple[Part, Part]:
+    """An FFN of three linears."""
+    mlp, before = block.mlp, [_adding(block.post_attention_layernorm, of)]
+    gating = Task(gate, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
+    gates = Part((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up), before, [gating])
+    return gates, Part([mlp.down_proj], of.gate, [of.more[0]])
 
 
 class _Neurons:
     """An FFN whose neurons come from disk: it is asked as a whole."""
-
-    groups = ()
 
     def __init__(self, block: nn.Module, of: _Vectors):
         self.norm = Program([[_adding(block.post_attention_layernorm, of)]])
