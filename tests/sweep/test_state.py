@@ -13,6 +13,7 @@ from toolkit.evidence.page import read_book
 from toolkit.evidence.report import write_report
 from toolkit.files import put_in_place, scratch_folder
 from toolkit.sweep import __main__, driver, execute, state
+from toolkit.sweep.forecast import forecast
 from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
@@ -38,7 +39,9 @@ SHAPES = {
     "wrong types": json.dumps({name: [1] for name in asdict(State("a", "running", 0.0))}).encode(),
     "wrong pid": json.dumps(asdict(State("toy/a", "running", 1.0, host=socket.gethostname(), pid=-5))).encode(),
     "huge pid": json.dumps(asdict(State("toy/a", "running", 1.0, host=socket.gethostname(), pid=10**30))).encode(),
-    "odd durations": b'{"toy/a": "long", "toy/b": [1], "toy/c": null, "toy/d": NaN, "toy/e": -1.0, "toy/f": true}',
+    "a duration in words": b'{"parameters": {}, "wall_s": "long"}',
+    "no number": b'{"parameters": {}, "wall_s": NaN}',
+    "less than nothing": b'{"parameters": {}, "wall_s": -1.0}',
 }
 
 
@@ -54,13 +57,12 @@ def job(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("content", SHAPES.values(), ids=SHAPES)
 def test_a_kept_file_of_any_shape(job, content):
-    files = [state._file(job.id), state.folder() / "durations.json", job.folder / "done.json", job.folder / "meta.json"]
-    files.append(state.failed_page(job.id))
+    files = [state._file(job.id), job.folder / "done.json", job.folder / "meta.json", state.failed_page(job.id)]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     assert not job.is_fresh()
-    assert all(0 <= seconds < math.inf for seconds in driver._known_durations().values())
+    assert all(0 <= seconds < math.inf for seconds in forecast([job], 1).seconds.values())
     last = state.load(job.id)
     assert last is None or (last.status, last.error) == ("failed", state.KILLED)
     assert "toy/a" in driver.summary([job])
@@ -70,11 +72,11 @@ def test_a_kept_file_of_any_shape(job, content):
 
 
 def test_a_folder_in_the_place_of_a_kept_file(job):
-    for file in (state._file(job.id), job.folder / "done.json", state.folder() / "durations.json"):
+    for file in (state._file(job.id), job.folder / "done.json"):
         file.mkdir(parents=True)
     assert not job.is_fresh()
     assert state.load(job.id) is None
-    assert driver._known_durations() == {}
+    assert forecast([job], 1).seconds == {}
 
 
 def test_the_report_is_made_beside_broken_files(job):

@@ -111,7 +111,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
     mark_published(axes, comparison["published"], list(places))
     axes.set_yticks(list(places), claim_labels(comparison), fontsize=7.5)
     first_on_top(axes)
-    axes.legend(loc="lower right")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1))  # above the bars, beside the title
 
 
 def evidence_bars(

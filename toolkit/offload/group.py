@@ -13,7 +13,7 @@ from toolkit.offload.linear import OffloadedLinear
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class Projections:
     """Linears with the same input, the vector that `x` holds.
 
     `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place. The stages
@@ -40,12 +40,12 @@ class Part:
 
 
 class Group:
-    """Parts of one layer that follow each other, whose weights are used packed.
+    """Projections of one layer that follow each other, whose weights are used packed.
 
     Weights that stay in memory are bound once, others whenever they come.
     """
 
-    def __init__(self, *parts: Part):
+    def __init__(self, *parts: Projections):
         self.parts, self.linears = parts, [linear for part in parts for linear in part.linears]
         self.name = " + ".join(linear.name for linear in self.linears)
         self.close()

@@ -21,7 +21,7 @@ from toolkit.kernels import dense
 from toolkit.kernels.runtime.program import Program, Task
 from toolkit.kernels.single_token import add_and_normalise, attend_stored, gate, normalise, rotate
 from toolkit.models import decoder_blocks
-from toolkit.offload.group import Group, Part
+from toolkit.offload.group import Group, Projections
 from toolkit.offload.growing_cache import GrowingLayer
 
 # RMSNorm, rotary embeddings, attention with grouped heads, SwiGLU; some with biases or norms of queries and keys
@@ -139,8 +139,8 @@ class _Block:
         after += [Task(rotate, (each, of.cosine.numpy(), of.sine.numpy())) for each in heads]
         projections = attention.q_proj, attention.k_proj, attention.v_proj
         before = [_adding(block.input_layernorm, of)]
-        self.projections = Group(Part(projections, of.given, (of.q, of.k, of.v), before, after))
-        output = Part([attention.o_proj], of.attended, [of.more[0]])
+        self.projections = Group(Projections(projections, of.given, (of.q, of.k, of.v), before, after))
+        output = Projections([attention.o_proj], of.attended, [of.more[0]])
         self.neurons = _Neurons(block, of) if hasattr(block.mlp, "product") else None
         self.rest = Group(output, *(() if self.neurons else _swiglu(block, of)))
         self.groups = self.projections, self.rest
@@ -155,12 +155,12 @@ class _Block:
             self.neurons()
 
 
-def _swiglu(block: nn.Module, of: _Vectors) -> tuple[Part, Part]:
+def _swiglu(block: nn.Module, of: _Vectors) -> tuple[Projections, Projections]:
     """An FFN of three linears."""
     mlp, before = block.mlp, [_adding(block.post_attention_layernorm, of)]
     gating = Task(gate, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
-    gates = Part((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up), before, [gating])
-    return gates, Part([mlp.down_proj], of.gate, [of.more[0]])
+    gates = Projections((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up), before, [gating])
+    return gates, Projections([mlp.down_proj], of.gate, [of.more[0]])
 
 
 class _Neurons:
