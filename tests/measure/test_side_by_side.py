@@ -38,9 +38,9 @@ def test_an_unpacked_model_is_the_packed_one_to_the_bit(folder):
 
 
 def test_every_way_has_a_row_with_what_it_reads(folder):
-    place, _ = folder
+    place, model = folder
     for limit in (None, 10_000_000):
-        table, reasons = token_rates(Race(place, "endor", PROMPT, 3, limit, repetitions=2))
+        table, reasons = token_rates(Race(place, "endor", PROMPT, 3, limit, repetitions=2), model)
         assert table["way"].tolist() == ["dense", "endor", "endor_packed"]
         assert (table["low"] <= table["tokens_s"]).all()
         assert (table["tokens_s"] <= table["high"]).all()
@@ -52,16 +52,16 @@ def test_every_way_has_a_row_with_what_it_reads(folder):
 
 def test_ways_that_do_not_fit_are_named_with_what_they_need(folder):
     with pytest.raises(UserError, match=r"dense: a DRAM budget .* MB are needed.*endor: .*llama.cpp: absent"):
-        token_rates(Race(folder[0], "endor", PROMPT, 3, 1000))
+        token_rates(Race(folder[0], "endor", PROMPT, 3, 1000), folder[1])
 
 
 def test_a_way_with_other_outputs_is_not_timed(folder, monkeypatch):
-    def spoiled(model, race):
-        text = greedy(model, race)
+    def spoiled(*given):
+        text = greedy(*given)
         text.reference._outputs[2] = text.reference._outputs[2] + 1
         return text
 
-    greedy = side_by_side._greedy
-    monkeypatch.setattr(side_by_side, "_greedy", spoiled)
+    greedy = side_by_side.greedy_text
+    monkeypatch.setattr(side_by_side, "greedy_text", spoiled)
     with pytest.raises(UserError, match="another output than the model in memory"):
-        token_rates(Race(folder[0], "endor", PROMPT, 3))
+        token_rates(Race(folder[0], "endor", PROMPT, 3), folder[1])

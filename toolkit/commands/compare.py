@@ -6,22 +6,21 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
+from toolkit.commands.pack import EVALUATED, brief_perplexity
+from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
-from toolkit.offload import early_checks
 
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-QUALITY = {"corpus": "wiki-slice", "sequence_length": 512, "windows": 4}  # as `pack` evaluates
+CORPUS = "wiki-slice"
 
 
 def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) -> None:
     """Print the table. Raises `UserError` for a device other than the CPU, and what `token_rates` raises."""
     if options.device != "cpu":
         raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
-    if budgets["dram_bytes"] is not None:
-        early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
     from toolkit.interchange.reading import load_tokenizer
     from toolkit.measure.side_by_side import Race, token_rates
     from toolkit.models import fast_dtype, load_model
@@ -30,16 +29,14 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
 
     store = Store.open(options.folder)
     tokenizer = load_tokenizer(store.model_folder)
-    prompt = tokenizer(options.prompt, return_tensors="pt")["input_ids"]
-    if not prompt.shape[1]:
-        raise UserError(f"--prompt {options.prompt!r}: this model's tokenizer makes no token of it; give a word")
     packed, original, reasons = unpack_model(store, form), None, []
+    prompt = prompt_of(options, tokenizer, packed.config)["input_ids"]
     try:
         original = load_model(str(store.model["name"]), fast_dtype())[0]
     except (KeyError, UserError) as error:
         reasons.append(f"llama.cpp gets the packed model's weights, since the original cannot be loaded: {error}")
     race = Race(options.folder, form, prompt, options.max_new_tokens, budgets["dram_bytes"])
-    table, left_out = token_rates(race, original)
+    table, left_out = token_rates(race, packed, original)
     print("evaluating", file=sys.stderr)
     table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
     _show(table, [*reasons, *left_out])
@@ -48,17 +45,16 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
 
 def _perplexities(ways: Iterable[str], packed: "nn.Module", original: "nn.Module", tokenizer: object) -> list[float]:
     """Of the weights that each way multiplies with, decoded and multiplied by torch."""
-    from toolkit.evaluation import perplexity
     from toolkit.policies.methods import LLAMA_CPP
     from toolkit.text import load_tokens
 
-    tokens = load_tokens(QUALITY["corpus"], tokenizer, "evaluation")
+    tokens = load_tokens(CORPUS, tokenizer, "evaluation")
     known: dict[str, float] = {}
     for way in ways:
         weights = LLAMA_CPP.get(way, "packed")
         if weights not in known:
             model = packed if weights == "packed" else _quantised(original, weights)
-            known[weights] = float(perplexity(model, tokens, QUALITY["sequence_length"], QUALITY["windows"]))
+            known[weights] = float(brief_perplexity(model, tokens))
     return [known[LLAMA_CPP.get(way, "packed")] for way in ways]
 
 
@@ -88,7 +84,7 @@ def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
 
 def _notes(options: Namespace, original: bool) -> str:
     weights = "the original weights" if original else "the packed model's weights"
-    text = f"{QUALITY['corpus']}, {QUALITY['windows']} windows of {QUALITY['sequence_length']} tokens"
+    text = f"{CORPUS}, {EVALUATED['windows']} windows of {EVALUATED['sequence_length']} tokens"
     return (
         f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}. "
         f"llama.cpp has {weights} in its own types"

@@ -141,7 +141,10 @@ def _quality(options: argparse.Namespace, tokenizer) -> str:
         tokens = load_tokens(options.corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)
         model = load_model(options.model, torch_dtype(options.dtype) or fast_dtype())[0]
-        before, kind = _perplexity(model, tokens), "dense" if thresholds_of(model) is None else "with its thresholds"
+        before, kind = (
+            brief_perplexity(model, tokens),
+            "dense" if thresholds_of(model) is None else "with its thresholds",
+        )
     except UserError as error:
         return f"not evaluated: {error}"
     text = f"{options.corpus}, {after.windows} windows of {after.sequence_length} tokens"
@@ -152,15 +155,16 @@ def _packed_perplexity(options: argparse.Namespace, tokens):
     if not (options.out / "index.json").is_file():
         from toolkit.interchange import load_dense_model
 
-        return _perplexity(load_dense_model(options.out), tokens)
+        return brief_perplexity(load_dense_model(options.out), tokens)
     from toolkit.offload.model import OffloadedModel
 
     form = options.format[0] if options.format else None
     with OffloadedModel.open(options.out, form, verify=False) as model:
-        return _perplexity(model.model, tokens)
+        return brief_perplexity(model.model, tokens)
 
 
-def _perplexity(model, tokens):
+def brief_perplexity(model, tokens):
+    """Perplexity over few windows, no longer than the model's positions."""
     from toolkit.evaluation import perplexity
 
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)

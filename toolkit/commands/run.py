@@ -7,7 +7,6 @@ import argparse
 import re
 from pathlib import Path
 
-from toolkit.commands.compare import compare
 from toolkit.commands.runners import LAYERS, RUNNERS, kind_of
 from toolkit.errors import UserError
 from toolkit.offload import early_checks
@@ -51,12 +50,7 @@ def run(options: argparse.Namespace) -> None:
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
     kind = kind_of(options.folder, options.format)
-    if options.compare:
-        if kind in RUNNERS:
-            raise UserError(f"--compare: {options.folder} {RUNNERS[kind].why}")
-        compare(options, kind, budgets)
-    else:
-        RUNNERS.get(kind, LAYERS)(options, kind, budgets)
+    RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:

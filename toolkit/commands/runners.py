@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit.commands.compare import compare
 from toolkit.commands.text import generate, generate_timed, opened
 from toolkit.errors import UserError
 from toolkit.offload import early_checks
@@ -42,6 +43,7 @@ def _run_checkpoint(options: Namespace, kind: str, budgets: Budgets) -> None:
 CHECKPOINT = Runner(
     _run_checkpoint,
     lambda options: {
+        "--compare": options.compare,
         "--format": options.format,
         "--dram": options.dram,
         "--device-memory": options.device_memory,
@@ -67,6 +69,7 @@ def _held_neurons(model) -> str:
 NEURONS = Runner(
     _run_neurons,
     lambda options: {
+        "--compare": options.compare,
         "--weights": options.weights,
         "--device-memory": options.device_memory,
         "--device": options.device != "cpu",
@@ -80,6 +83,9 @@ NEURONS = Runner(
 def _run_layers(options: Namespace, form: str, budgets: Budgets) -> None:
     if options.device == "cpu" and budgets["dram_bytes"] is not None:
         early_checks.check_dram(options.folder, form, options.policy, budgets["dram_bytes"])
+    if options.compare:
+        compare(options, form, budgets)
+        return
     with opened(options, lambda: method_of(form, options.weights, options.device), budgets) as model:
         generate_timed(options, model, _held_layers)
 

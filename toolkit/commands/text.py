@@ -38,10 +38,8 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def generate(options: Namespace, model, tokenizer, config) -> int:
-    """Print the prompt and the text that follows it; return how many tokens were made."""
-    from transformers import TextStreamer, set_seed
-
+def prompt_of(options: Namespace, tokenizer, config):
+    """What the tokenizer makes of the prompt. Raises `UserError` for no token, or more than the model's positions."""
     prompt = tokenizer(options.prompt, return_tensors="pt")
     given = prompt["input_ids"].shape[1]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -52,6 +50,14 @@ def generate(options: Namespace, model, tokenizer, config) -> int:
             f"a prompt of {given} tokens and --max-new-tokens {options.max_new_tokens}: expected {positions} together "
             "at most, the positions that this model knows"
         )
+    return prompt
+
+
+def generate(options: Namespace, model, tokenizer, config) -> int:
+    """Print the prompt and the text that follows it; return how many tokens were made."""
+    from transformers import TextStreamer, set_seed
+
+    prompt = prompt_of(options, tokenizer, config)
     set_seed(options.seed)
     tokens = model.generate(
         **prompt,
@@ -60,7 +66,7 @@ def generate(options: Namespace, model, tokenizer, config) -> int:
         streamer=TextStreamer(tokenizer, skip_special_tokens=True),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
     )
-    if (count := tokens.shape[1] - given) < options.max_new_tokens:
+    if (count := tokens.shape[1] - prompt["input_ids"].shape[1]) < options.max_new_tokens:
         print(f"\nthe model ended its text after {count} of {options.max_new_tokens} tokens", file=sys.stderr)
     return count
 

@@ -21,6 +21,18 @@ class Text:
     cached: bool = True
 
 
+@torch.no_grad()
+def greedy_text(model: nn.Module, prompt: Tensor, passes: int, near: float) -> Text:
+    """A prompt [batch, tokens], then the likeliest token of each pass, with the logits of so many passes."""
+    inputs, logits, past = [prompt], [], None
+    for _ in range(passes):
+        output = model(inputs[-1], past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        logits.append(output.logits[:, -1])
+        inputs.append(logits[-1].argmax(-1, keepdim=True))
+    return Text(inputs[:-1], Reference("the model in memory", logits, near))
+
+
 class Decoding(Contestant):
     """A contestant whose `model`, in the form of Hugging Face, gets the text. A token of the turn is one pass."""
 

@@ -17,8 +17,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure.accelerate import RIVAL
-from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.decoding import Text, greedy_text
 from toolkit.measure.end_to_end import PASS_METHODS, above_limit
 from toolkit.measure.model_passes import SLACK, contestants
 from toolkit.measure.turns import measured, take_turns, timeline_of
@@ -110,21 +109,14 @@ def _numbers(window: Timeline, passes: int, tokens: int) -> dict[str, float]:
     return {"seconds": seconds} | rates | busy
 
 
-@torch.no_grad()
 def _text(model: nn.Module, batch: int, prompt_tokens: int, new_tokens: int) -> Text:
     """Random prompts, and the most likely tokens after them. Raises `UserError` for more than the model has places."""
     places = model.config.max_position_embeddings
     if prompt_tokens + new_tokens > places:
         raise UserError(f"{prompt_tokens} + {new_tokens} tokens: expected no more than the model's {places} positions")
     random = torch.Generator().manual_seed(batch)
-    inputs = [torch.randint(model.config.vocab_size, (batch, prompt_tokens), generator=random)]
-    expected, past = [], None
-    for _ in range(new_tokens):
-        output = model(inputs[-1], past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        expected.append(output.logits[:, -1])
-        inputs.append(expected[-1].argmax(-1, keepdim=True))
-    return Text(inputs[:-1], Reference("the model in memory", expected, SLACK))
+    prompt = torch.randint(model.config.vocab_size, (batch, prompt_tokens), generator=random)
+    return greedy_text(model, prompt, new_tokens, SLACK)
 
 
 def _same_code(runs: pd.DataFrame) -> pd.DataFrame:

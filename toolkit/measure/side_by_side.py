@@ -1,7 +1,7 @@
 """One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
 
     race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000)
-    table = token_rates(race, rival_model)
+    table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
 
 Ways are the dense weights, the packed ones decoded, the packed ones multiplied as they are, and llama.cpp.
 """
@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import pandas as pd
-import torch
 from torch import Tensor, nn
 
 from toolkit import paths
@@ -21,14 +19,14 @@ from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import READABLE
 from toolkit.measure import llama_cpp, memory_group
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.decoding import Text, greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
+from toolkit.measure.model_passes import PLACED, race_table
 from toolkit.measure.streamed import StreamedModel
-from toolkit.measure.turns import take_turns, timeline_of
+from toolkit.measure.turns import take_turns
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.unpacking import unpack_model
 from toolkit.policies.methods import PACKED
 from toolkit.policies.ways import Way
 from toolkit.storage.packing import pack_model
@@ -54,23 +52,21 @@ class Race:
     repetitions: int = 3
 
 
-def token_rates(race: Race, rival_model: nn.Module | None = None) -> tuple[pd.DataFrame, list[str]]:
+def token_rates(race: Race, model: nn.Module, rival_model: nn.Module | None = None) -> tuple[pd.DataFrame, list[str]]:
     """A row for each way, and a sentence for each way that took no part.
 
-    `rival_model` is what llama.cpp gets in its own types; by default the packed model's weights. Columns: way;
-    tokens_s, low and high (tokens a second: median, least and most of the turns); read_mb (from the disk, a token);
-    dram_mb (of weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns
-    beside other work).
+    `model` is the packed one in memory (`unpack_model`). `rival_model` is what llama.cpp gets in its own types; by
+    default the packed model's weights. Columns: way; tokens_s, low and high (tokens a second: median, least and most of
+    the turns); read_mb (from the disk, a token); dram_mb (of weights and buffers; llama.cpp: the limit, or the file's
+    layers); mode; disturbed (share of turns beside other work).
 
     Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the prompt's pass
     is not counted. llama.cpp begins a new text with each token, which spares it the attention to those before. Outputs
     are checked. Raises `UserError` for a model or a folder that cannot be run.
     """
-    store = Store.open(race.folder)
-    store.verify(race.form)
-    model, reasons = unpack_model(store, race.form), []
+    store, reasons = Store.open(race.folder), []
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
-        text, dense = _greedy(model, race), store
+        text, dense = greedy_text(model, race.prompt, 1 + race.tokens, NEAR), store
         if "dense" not in store.variants:
             pack_model(model, scratch / "store", ("dense",), str(store.model.get("name")))
             dense = Store.open(scratch / "store")
@@ -83,15 +79,22 @@ def token_rates(race: Race, rival_model: nn.Module | None = None) -> tuple[pd.Da
                 reasons.append(f"{name}: {error}")
                 continue
             way = Way(name, policy=POLICY, device="cpu")
-            racing.append(StreamedModel(place, way, text, {"way": name}, dram_bytes=race.dram_bytes))
+            racing.append(StreamedModel(place, way, text, _labels(name), dram_bytes=race.dram_bytes))
         for rival in _rivals(rival_model or model, race, scratch, text, stack, reasons):
             held_bytes[rival.name] = race.dram_bytes or rival.nbytes
             racing.append(rival)
         if not racing:
             raise UserError("; ".join(reasons))
-        del model
         spans = take_turns(racing, race.repetitions, race.tokens, skipped=1)
-    return _table(spans).assign(dram_mb=lambda table: table["way"].map(held_bytes) / 1e6), reasons
+    table = race_table(spans).set_index("way").loc[[*held_bytes]].reset_index()
+    rates = {"tokens_s": "total_ms", "low": "total_ms_high", "high": "total_ms_low"}
+    table = table.assign(**{name: 1e3 / table[column] for name, column in rates.items()})
+    table = table.assign(read_mb=1e3 * table["read_gb"], dram_mb=table["way"].map(held_bytes) / 1e6)
+    return table[["way", *rates, "read_mb", "dram_mb", "mode", "disturbed"]], reasons
+
+
+def _labels(way: str) -> dict[str, str]:
+    return dict(zip(PLACED, (way, POLICY, "limit"), strict=True))
 
 
 def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
@@ -123,31 +126,6 @@ def _rivals(
         return
     for name in TYPES:
         settings = {"mapped": limit is not None, "memory_bytes": limit}
-        rival = LlamaCpp(name, model, folder, text, {"way": name}, **settings)
+        rival = LlamaCpp(name, model, folder, text, _labels(name), **settings)
         stack.callback(rival.close)
         yield rival
-
-
-@torch.no_grad()
-def _greedy(model: nn.Module, race: Race) -> Text:
-    """The prompt and the tokens that the model chooses, with the logits of each pass."""
-    inputs, logits, past = [race.prompt], [], None
-    for _ in range(1 + race.tokens):
-        output = model(inputs[-1], past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        logits.append(output.logits[:, -1])
-        inputs.append(logits[-1].argmax(-1, keepdim=True))
-    return Text(inputs[:-1], Reference("the model in memory", logits, NEAR))
-
-
-def _table(spans: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for way, turns in spans.groupby("way", sort=False):
-        rates = [turn["tokens"].iloc[0] / timeline_of(turn).total_s for _, turn in turns.groupby("repetition")]
-        read = turns.loc[turns["stage"] == "read", "nbytes"].sum() / turns["tokens"].iloc[0] / len(rates)
-        speeds = {"tokens_s": median(rates), "low": min(rates), "high": max(rates)}
-        disturbed = turns.groupby("repetition")["disturbed"].first().mean()
-        rows.append(
-            {"way": way, **speeds, "read_mb": read / 1e6, "mode": turns["mode"].iloc[0], "disturbed": disturbed}
-        )
-    return pd.DataFrame(rows)

@@ -16,6 +16,7 @@ def unpack_model(store: Store, variant: str) -> nn.Module:
 
     Raises `FormatError` for a damaged store, and `UserError` for one of another model.
     """
+    store.verify(variant)
     model = skeleton(store, lambda outline: store.check_fits(outline, variant))
     model.load_state_dict(dict(store.rest()), strict=False, assign=True)
     slot = aligned_buffer(store.slot_bytes(variant))
