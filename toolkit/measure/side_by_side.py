@@ -34,6 +34,7 @@ from toolkit.storage.store import Store
 
 POLICY = "pipelined"
 TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")  # those that any tensor's blocks fit, and no K type
+SKIPPED = 2  # passes of a turn: the prompt, and the first token, which may compile something
 NEAR = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
 
 
@@ -60,13 +61,13 @@ def token_rates(race: Race, model: nn.Module, rival_model: nn.Module | None = No
     the turns); read_mb (from the disk, a token); dram_mb (of weights and buffers; llama.cpp: the limit, or the file's
     layers); mode; disturbed (share of turns beside other work).
 
-    Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the prompt's pass
-    is not counted. llama.cpp begins a new text with each token, which spares it the attention to those before. Outputs
-    are checked. Raises `UserError` for a model or a folder that cannot be run.
+    Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the passes of the
+    prompt and of the next token are not counted. llama.cpp begins a new text with each token, which spares it the
+    attention to those before. Outputs are checked. Raises `UserError` for a model or a folder that cannot be run.
     """
     store, reasons = Store.open(race.folder), []
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
-        text, dense = greedy_text(model, race.prompt, 1 + race.tokens, NEAR), store
+        text, dense = greedy_text(model, race.prompt, SKIPPED + race.tokens, NEAR), store
         if "dense" not in store.variants:
             pack_model(model, scratch / "store", ("dense",), str(store.model.get("name")))
             dense = Store.open(scratch / "store")
@@ -85,7 +86,7 @@ def token_rates(race: Race, model: nn.Module, rival_model: nn.Module | None = No
             racing.append(rival)
         if not racing:
             raise UserError("; ".join(reasons))
-        spans = take_turns(racing, race.repetitions, race.tokens, skipped=1)
+        spans = take_turns(racing, race.repetitions, race.tokens, SKIPPED)
     table = race_table(spans).set_index("way").loc[[*held_bytes]].reset_index()
     rates = {"tokens_s": "total_ms", "low": "total_ms_high", "high": "total_ms_low"}
     table = table.assign(**{name: 1e3 / table[column] for name, column in rates.items()})
