@@ -1,27 +1,189 @@
+"""The offline mapping against every mapping there is, its bound, the worked example, and refusals."""
+
+from itertools import product
+
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from toolkit.errors import UserError
-from toolkit.policies.mapping import layer_maps, place_layers
-from toolkit.policies.methods import ACCELERATE
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way
+from toolkit.policies import mapping_program
+from toolkit.policies.dimms import by_chance, imbalance, in_snake_order, loads
+from toolkit.policies.mapping import NeuronBlock, Room, block_seconds, greedy, joined, lower_bound
+from toolkit.policies.mapping_program import solve
+
+EXAMPLE = NeuronBlock([0.9, 0.8, 0.2, 0.1], gpu_s=1, dimm_s=4, neuron_bytes=1)
+CLOSE = 1e-9
 
 
-def test_maps_by_hand():
-    # 13 of 64 layers are near; 2 dense ones make room for 3 at 56.25 %
-    assert layer_maps(10, 16, 9) == {
-        "storage": LayerMap(0, 0, 10),
-        "published": LayerMap(0, 2, 8),
-        "refilled": LayerMap(0, 3, 7),
-    }
-    assert layer_maps(1, 16, 9)["published"] == LayerMap(0, 0, 1)
+def naive_seconds(block, places, sync_s, dimms):
+    """`places`: -1 for the GPU, else the DIMM."""
+    times = [0.0] * dimms
+    gpu = 2 * sync_s
+    for neuron, place in enumerate(places):
+        if place < 0:
+            gpu += block.frequency[neuron] * block.gpu_s[neuron]
+        else:
+            times[place] += block.frequency[neuron] * block.dimm_s[neuron]
+    return max(gpu, *times)
 
 
-def test_layers_are_placed_by_hand():
-    """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
-    packed = Way("endor", device="cpu"), "refilled", 9, 16
-    assert place_layers(*packed, 8) == LayerMap(0, 4, 5)
-    assert place_layers(*packed, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
-    with pytest.raises(UserError, match="layers in storage: 1 of 9"):
-        place_layers(*packed, 4)
-    assert place_layers(Way(ACCELERATE, device="cpu"), "storage", 1) == LayerMap(0, 0, 1)  # it keeps nothing
+def naive_best(blocks, room):
+    """The best of all assignments: for each block, the least time for each number of bytes on the GPU; then sums."""
+    choices = []
+    for block in blocks:
+        best = {}
+        for places in product(range(-1, room.dimms), repeat=len(block.frequency)):
+            used = sum(int(block.neuron_bytes[neuron]) for neuron, place in enumerate(places) if place < 0)
+            seconds = naive_seconds(block, places, room.sync_s, room.dimms)
+            best[used] = min(seconds, best.get(used, seconds))
+        choices.append(best.items())
+    chosen = (each for each in product(*choices) if sum(used for used, _ in each) <= room.gpu_bytes)
+    return min(sum(seconds for _, seconds in each) for each in chosen)
+
+
+@st.composite
+def problems(draw):
+    def one():
+        frequency = draw(st.lists(st.sampled_from([0, 0.05, 0.1, 0.3, 0.5, 0.8, 1]), min_size=1, max_size=4))
+        return NeuronBlock(
+            frequency, draw(st.sampled_from([0.1, 1])), draw(st.sampled_from([1, 4])), draw(st.integers(1, 3))
+        )
+
+    blocks = [one() for _ in range(draw(st.integers(1, 2)))]
+    if draw(st.booleans()):
+        blocks = [joined(blocks[:2])]
+    room = Room(draw(st.integers(0, 12)), draw(st.integers(1, 3)), 100, draw(st.sampled_from([0, 0.2])))
+    return blocks, room
+
+
+def test_worked_example():
+    """Two of four fit the GPU: it takes 1.7, the DIMMs 0.8 and 0.4. Split neurons would take 4/3 on both sides."""
+    room = Room(gpu_bytes=2, dimms=2, dimm_bytes=2)
+    found = greedy([EXAMPLE], room)
+    assert found.hot[0].tolist() == [True, True, False, False]
+    assert found.dimm[0].tolist() == [1, 0, 0, 1]
+    assert found.seconds == pytest.approx(1.7)
+    assert found.bound_s == pytest.approx(4 / 3)
+    assert found.gap == pytest.approx(1.7 / (4 / 3) - 1)
+    assert block_seconds(EXAMPLE, found.hot[0], np.zeros(4, dtype=np.int8), room) == pytest.approx(1.7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_bound_best_and_greedy_rise(problem):
+    blocks, room = problem
+    best, found = naive_best(blocks, room), greedy(blocks, room)
+    assert lower_bound(blocks, room) == found.bound_s <= best + CLOSE
+    assert best <= found.seconds + CLOSE
+    assert (
+        sum(int(block.neuron_bytes[hot].sum()) for block, hot in zip(blocks, found.hot, strict=True)) <= room.gpu_bytes
+    )
+    naive = [
+        naive_seconds(block, np.where(hot, -1, dimm), room.sync_s, room.dimms)
+        for block, hot, dimm in zip(blocks, found.hot, found.dimm, strict=True)
+    ]
+    assert sum(naive) == pytest.approx(found.seconds)
+
+
+@pytest.mark.parametrize("solver", mapping_program.SOLVERS)
+@settings(max_examples=15, deadline=None)
+@given(problem=problems())
+def test_the_program_finds_the_best(solver, problem):
+    if solver not in mapping_program.installed():
+        pytest.skip(f"{solver} is not installed")
+    found = solve(*problem, solver, group=1, dimms_apart=True)
+    assert found.seconds == pytest.approx(naive_best(*problem), abs=1e-6)
+
+
+def layer(neurons, seed, seconds=1.0):
+    return NeuronBlock(np.random.default_rng(seed).beta(0.12, 0.48, neurons), seconds / 20, seconds, 24576)
+
+
+def test_large_blocks_come_near_the_bound():
+    blocks = [layer(4096, seed) for seed in range(2)] + [layer(11008, seed) for seed in range(2, 4)]
+    for share in (0.02, 0.1, 0.5, 1):
+        room = Room(int(share * 30208 * 24576), 8, 1 << 30, sync_s=2)
+        assert 0 <= greedy(blocks, room).gap < 1e-3
+        barriers = [joined(blocks[::2]), joined(blocks[1::2])]
+        one, two = greedy(barriers, room), greedy(blocks, Room(room.gpu_bytes, 8, 1 << 30, sync_s=1))
+        assert one.gap < 1e-3
+        assert one.seconds < two.seconds * 1.001  # one maximum of two sums, with transfers as long in all
+
+
+def test_groups_move_together():
+    blocks = [layer(500, 0), layer(300, 1)]
+    room = Room(100 * 24576, 4, 1 << 30)
+    found = solve(blocks, room, group=10, limit_s=20)
+    assert sum(int(hot.sum()) for hot in found.hot) == 100
+    assert greedy(blocks, room).bound_s <= found.seconds <= 1.01 * greedy(blocks, room).seconds
+
+
+def test_without_memory_everything_is_cold_and_balanced():
+    found = greedy([layer(1000, 0)], Room(0, 8, 1 << 30))
+    assert not found.hot[0].any()
+    assert found.seconds == pytest.approx(found.bound_s, rel=0.01)
+    assert np.bincount(found.dimm[0]).tolist() == [125] * 8
+
+
+def test_neurons_that_never_fire():
+    idle = NeuronBlock(np.zeros(8), 1, 4, 1)
+    found = greedy([idle, EXAMPLE], Room(2, 2, 6))
+    assert found.hot[0].tolist() == [False] * 8
+    assert found.seconds == pytest.approx(1.7)
+    nothing = greedy([idle], Room(2, 2, 6))
+    assert (nothing.seconds, nothing.bound_s, nothing.gap) == (0, 0, 0)
+    assert solve([idle], Room(2, 2, 6), group=1).seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: NeuronBlock([0.5, np.nan], 1, 1, 1), "frequency of neuron 1: nan; expected 0 or more"),
+        (lambda: NeuronBlock([0.5, -1], 1, 1, 1), "frequency of neuron 1: -1.0; expected 0 or more"),
+        (lambda: NeuronBlock([0.5], 0, 1, 1), "gpu_s of neuron 0: 0; expected more than 0"),
+        (lambda: NeuronBlock([0.5, 0.5], 1, [1, 2, 3], 1), r"dimm_s \[3\]: expected one, or 2"),
+        (lambda: NeuronBlock([], 1, 1, 1), r"frequencies \[0\]: expected one for each of 1 or more neurons"),
+        (lambda: Room(-5, 1, 1), "the GPU lacks 5 bytes for the weights that must lie on it: take a larger one"),
+        (lambda: Room(5, 0, 1), "expected 1 DIMM or more"),
+        (lambda: greedy([EXAMPLE], Room(2, 2, 1)), "take 4 bytes, and 2 DIMMs of 1 bytes hold 2: take 4 DIMMs or more"),
+        (lambda: greedy([], Room(2, 2, 1)), "a mapping of no block"),
+        (lambda: solve([EXAMPLE], Room(2, 2, 2), "cplex"), "unknown solver 'cplex'; choose from: cbc, highs"),
+        (lambda: solve([EXAMPLE], Room(2, 2, 2), limit_s=0), "limit_s: 0; expected seconds"),
+        (lambda: solve([EXAMPLE], Room(2, 2, 2), group=0), "group: 0; expected 1 or more"),
+        (lambda: solve([EXAMPLE], Room(0, 2, 2), dimms_apart=True), "groups of 64 neurons do not fit the DIMMs"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
+
+
+def test_an_absent_solver_is_named(monkeypatch):
+    monkeypatch.setattr(mapping_program, "installed", lambda: ["cbc"])
+    with pytest.raises(UserError, match="solver highs: not installed; `pip install highspy`, or use `greedy`"):
+        solve([EXAMPLE], Room(2, 2, 2), "highs")
+
+
+def test_no_mapping_in_time():
+    blocks = [layer(2000, seed) for seed in range(8)]
+    with pytest.raises(UserError, match=r"cbc found no mapping in 1e-06 s: allow more, take larger groups"):
+        solve(blocks, Room(1000 * 24576, 4, 1 << 30), limit_s=1e-6, group=2)
+
+
+def test_neurons_are_dealt_by_hand():
+    assert in_snake_order(np.array([4, 2, 0, 1, 3]), 2).tolist() == [1, 0, 1, 0, 0]
+    assert loads(np.array([1.0, 2, 3]), np.array([0, 2, 0], dtype=np.int8), 4).tolist() == [4, 0, 2, 0]
+    assert imbalance(np.array([[12.0, 4], [0, 0], [3, 3]])).tolist() == [1.5, 1, 1]
+    with pytest.raises(UserError, match="dimms: 0; expected 1 or more"):
+        in_snake_order(np.arange(3), 0)
+    with pytest.raises(UserError, match="dimms: 128; expected at most 127"):
+        by_chance(3, 128)
+
+
+def test_chance_puts_as_many_on_each():
+    dimm = by_chance(100, 8, seed=1)
+    assert sorted(np.bincount(dimm)) == [12] * 4 + [13] * 4
+    assert (dimm == by_chance(100, 8, seed=1)).all()
+    assert (dimm != by_chance(100, 8, seed=2)).any()

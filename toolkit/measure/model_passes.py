@@ -31,7 +31,7 @@ from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import take_turns, timeline_of
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
-from toolkit.policies.mapping import place_layers
+from toolkit.policies.layer_maps import place_layers
 from toolkit.policies.methods import ACCELERATE, LLAMA_CPP, RIVALS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Placed, Way
