@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from tests import naive_residency as naive
 from toolkit.errors import UserError
 from toolkit.policies.belady import Belady
+from toolkit.policies.hot_table import HotTable
 from toolkit.policies.lru import Lru
 from toolkit.policies.residencies import RESIDENCIES
+from toolkit.policies.static import Static
 
 UNITS = 8
 TOKENS = st.lists(st.sets(st.integers(0, UNITS - 1), max_size=3), min_size=1, max_size=12)
@@ -21,6 +23,7 @@ def arrays(tokens):
 
 def make(name, tokens, rows):
     settings_of = {"window": {"tokens": 3}, "belady": {"future": arrays(tokens)}}
+    settings_of["static"] = {"frequency": np.array([0.5, 0.1, 0, 0.9, 0.1, 0.3, 0.3, 0.7])}
     return RESIDENCIES[name](UNITS, rows=rows, **settings_of.get(name, {}))
 
 
@@ -63,6 +66,19 @@ def test_belady_loads_as_little_as_any_choice(tokens, rows):
     assert sum(len(new) for _, new in changes(make("belady", tokens, rows), tokens)) == naive.fewest_loads(tokens, rows)
 
 
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS))
+def test_the_hot_table_as_a_dictionary_says(tokens, rows):
+    states, held, residency = dict.fromkeys(range(UNITS), 0), set(), HotTable(UNITS, rows=rows)
+    for needed, array in zip(tokens, arrays(tokens), strict=True):
+        states = {unit: min(15, now + 4) if unit in needed else max(0, now - 1) for unit, now in states.items()}
+        held |= needed
+        while len(held) > rows:
+            held.remove(min(held - needed, key=lambda unit: (states[unit], unit)))
+        residency.step(array)
+        assert set(np.flatnonzero(residency.held).tolist()) == held
+
+
 @settings(max_examples=100, deadline=None)
 @given(tokens=TOKENS, rows=st.integers(3, UNITS))
 def test_lru_as_a_list_says(tokens, rows):
@@ -76,6 +92,35 @@ def test_worked_example_of_lru():
     """Room for three: unit 0 was used longest ago when 3 comes, then 1, since 2 was used again."""
     found = changes(Lru(5, rows=3), [{0, 1}, {2}, {3}, {2}, {4}])
     assert found == [([], [0, 1]), ([], [2]), ([0], [3]), ([], []), ([1], [4])]
+
+
+def test_worked_example_of_static():
+    """Room for two: 3, the most frequent, stays; the others pass, even 1, which is used again at once."""
+    found = changes(Static(4, rows=2, frequency=np.array([0.2, 0.3, 0.1, 0.9])), [{3}, {1}, {0}, {1}, {3}])
+    assert found == [([], [3]), ([], [1]), ([1], [0]), ([0], [1]), ([], [])]
+
+
+def test_worked_example_of_the_hot_table():
+    """Room for two: unit 0 was used twice, so 1 goes for 2, although it was used later; then 2, which has 4, goes."""
+    residency = HotTable(4, rows=2)
+    found = changes(residency, [{0}, {0}, {1}, {2}, {3}])
+    assert found == [([], [0]), ([], []), ([], [1]), ([1], [2]), ([2], [3])]
+    assert residency.state.tolist() == [5, 2, 3, 4]
+
+
+def test_states_of_the_hot_table_by_hand():
+    """13 is used and reaches the highest state, 10 is not used, 0 falls no more."""
+    residency = HotTable(3)
+    residency.state[:] = 13, 10, 0
+    residency.step(np.array([0]))
+    assert residency.state.tolist() == [15, 9, 0]
+
+
+def test_frequencies_of_other_units_are_refused():
+    with pytest.raises(UserError, match=r"frequencies \[2\]: expected 3 numbers, one for each unit"):
+        Static(3, frequency=np.array([0.5, 0.5]))
+    with pytest.raises(UserError, match="expected 2 numbers"):
+        Static(2, frequency=np.array([0.5, np.nan]))
 
 
 def test_worked_example_of_belady():

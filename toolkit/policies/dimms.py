@@ -4,7 +4,7 @@
 """
 
 import numpy as np
-from jaxtyping import Float64, Int8, Int64
+from jaxtyping import Float64, Int8, Int64, Shaped
 
 from toolkit.errors import UserError
 from toolkit.policies.residency import expect_positive
@@ -30,7 +30,7 @@ def by_chance(neurons: int, dimms: int, seed: int = 0) -> Int8[np.ndarray, " neu
 
 
 def loads(
-    activity: Float64[np.ndarray, " neurons"], dimm: Int8[np.ndarray, " neurons"], dimms: int
+    activity: Shaped[np.ndarray, " neurons"], dimm: Int8[np.ndarray, " neurons"], dimms: int
 ) -> Float64[np.ndarray, " dimms"]:
     """The activity of each DIMM's neurons together: tokens, active neurons or seconds, as `activity` counts them."""
     _expect_dimms(dimms)

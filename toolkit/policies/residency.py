@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int64, Shaped
 
 from toolkit.errors import UserError
 
@@ -68,7 +68,7 @@ class Residency(ABC):
         """Which units go, rising, so that `loaded` of the needed ones find room; and take note of what is needed."""
 
     def _first(
-        self, order: Int64[np.ndarray, " units"], needed: Int64[np.ndarray, " needed"], loaded: int
+        self, order: Shaped[np.ndarray, " units"], needed: Int64[np.ndarray, " needed"], loaded: int
     ) -> Int64[np.ndarray, " dropped"]:
         """As few units as make room for `loaded` more: of those held and not needed, the lowest in `order`."""
         count = int(np.count_nonzero(self.held)) + loaded - self.rows
