@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from toolkit.activations import statistics
-from toolkit.activations.synthetic import UsageLaw, draw
+from toolkit.activations.synthetic import BetaLaw, Drift, UsageLaw, draw, draw_layers, ranks
+from toolkit.activations.trace import UNITS
 from toolkit.errors import UserError
 
 
@@ -79,3 +80,85 @@ def test_laws_that_do_not_exist_are_refused(changed, told):
         UsageLaw.fit(**{"active": 0.1, "exponent": 1, "new": 0.02, "tokens": 5} | changed)
     with pytest.raises(UserError, match="0 layers, 4 neurons, 4 tokens"):
         draw("twin", [], 4, 4)
+
+
+HERMES = BetaLaw(active=0.20, far=0.70, near=0.90)
+
+
+def test_published_statistics_give_the_law():
+    """Hermes, figures 3 and 4: 20 % active, 0.90 shared by neighbours, 0.70 far apart; 20 % do about 80 %."""
+    assert HERMES.shape == pytest.approx((0.12, 0.48))
+    assert HERMES.persistence == pytest.approx(2 / 3)
+    usage = HERMES.usage(10_000)
+    assert usage.mean() == pytest.approx(0.20)
+    assert (usage**2).sum() / usage.sum() == pytest.approx(0.70, abs=1e-4)
+    assert usage[:2000].sum() / usage.sum() == pytest.approx(0.785, abs=0.001)
+    assert HERMES.shared(1) == pytest.approx(0.90)
+    assert HERMES.shared(25) == pytest.approx(0.70, abs=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0.12, 0.48), (0.5, 0.5), (2.0, 6.0)])
+def test_usage_is_quantiles_of_the_beta_distribution(shape):
+    total = sum(shape)
+    law = BetaLaw(shape[0] / total, (shape[0] + 1) / (total + 1), 0.95)
+    drawn = np.sort(np.random.default_rng(0).beta(*shape, (200, 5000)), axis=1)[:, ::-1].mean(0)
+    np.testing.assert_allclose(law.usage(5000), drawn, atol=0.02)
+    assert (np.diff(law.usage(50)) <= 0).all()
+
+
+def test_children_and_parents_keep_the_law():
+    neurons, tokens = 4096, 600
+    layers = list(draw_layers([HERMES] * 3, neurons, tokens, copied=0.5))
+    for layer, active in enumerate(layers):
+        assert active.mean() == pytest.approx(0.20, abs=0.002)
+        for distance in (1, 2, 40):
+            shared = (active[distance:] & active[:-distance]).sum() / active[distance:].sum()
+            assert shared == pytest.approx(HERMES.shared(distance), abs=0.006)
+        by_rank = active[:, ranks(neurons, layer)].mean(0)
+        np.testing.assert_allclose(by_rank, HERMES.usage(neurons), atol=6 * np.sqrt(0.25 * 5 / tokens))
+        if layer:
+            child, parent = active[:, ranks(neurons, layer)], layers[layer - 1][:, ranks(neurons, layer - 1)]
+            assert (child & parent).sum() / parent.sum() == pytest.approx(HERMES.given_parent(0.5), abs=0.006)
+    assert HERMES.given_parent(0) == pytest.approx(0.70)
+    assert HERMES.given_parent(1) == pytest.approx(1)
+
+
+def test_drift_exchanges_the_usage_of_hot_and_cold_neurons():
+    neurons, drift = 1000, Drift(0.52, hot=0.2, start=300)
+    when, hot, cold = drift.exchanges(neurons, 900, seed=0)
+    assert len(when) == 104 == len(set(hot)) == len(set(cold))
+    assert (min(when) >= 300, max(when) < 900, max(hot) < 200, min(cold) >= 200) == (True,) * 4
+    active = next(draw_layers([HERMES], neurons, 900, drift=drift))
+    still = next(draw_layers([HERMES], neurons, 900))
+    np.testing.assert_array_equal(active[:300], still[:300])
+    place, usage = ranks(neurons, 0), HERMES.usage(neurons)
+    for token, first, second in zip(when, hot, cold, strict=True):
+        if 60 < token - 300 < 540 and usage[first] > 0.9 and usage[second] < 0.1:
+            assert active[token + 20 :, place[first]].mean() < 0.5 < active[token + 20 :, place[second]].mean()
+            assert active[:token, place[second]].mean() < 0.5 < active[:token, place[first]].mean()
+    assert active.mean() == pytest.approx(0.20, abs=0.005)
+
+
+def test_attention_neurons_are_a_trace_of_their_own():
+    ffn, attention = (draw("twin", [HERMES] * 2, 64, 50, unit=unit) for unit in UNITS[:2])
+    assert (ffn.unit, attention.unit) == ("FFN neuron", "attention neuron")
+    assert torch.equal(ffn.tokens, attention.tokens)
+    assert not torch.equal(ffn.bits[0], attention.bits[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: BetaLaw(0.2, 0.1, 0.9), "active 0.2, far 0.1"),
+        (lambda: BetaLaw(0.2, 0.7, 0.6), "near 0.6"),
+        (lambda: BetaLaw(float("nan"), 0.7, 0.9), "active nan"),
+        (lambda: Drift(1.5), "share 1.5"),
+        (lambda: Drift(0.5, hot=0.8), "0.8 hot"),
+        (lambda: draw_layers([HERMES], 8, 8, copied=1.5), "copied 1.5"),
+        (lambda: draw_layers([HERMES, BetaLaw(0.1, 0.7, 0.9)], 8, 8, copied=0.5), "the same law for all"),
+        (lambda: draw_layers([HERMES], 0, 8), "0 neurons"),
+    ],
+)
+def test_impossible_statistics_are_refused(make, told):
+    with pytest.raises(UserError, match=told):
+        make()

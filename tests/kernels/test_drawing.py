@@ -1,0 +1,87 @@
+"""Layers drawn at random are those of plain loops over Python's own numbers."""
+
+import numpy as np
+import pytest
+import torch
+
+from toolkit.kernels.drawing import FIRES, KEEPS, draw_layer
+
+
+def oracle(usage, persistence, tokens, seeds, parents=None, before=None, copied=0.0, changes=((), (), ())):
+    """What `draw_layer` returns, neuron by neuron."""
+    usage, active, events = usage.copy(), [], []
+    states = [int(seed) for seed in seeds]
+    persistence, copied = np.float32(persistence), np.float32(copied)
+    for token in range(tokens):
+        for when, which, what in zip(*changes, strict=True):
+            if when == token:
+                usage[which] = what
+        events.append([])
+        active.append([])
+        for i in range(len(usage)):
+            x = states[i]
+            x ^= x << 13 & 2**64 - 1
+            x ^= x >> 7
+            x ^= x << 17 & 2**64 - 1
+            states[i] = x
+            keeps = persistence if token else np.float32(0)
+            number, fires = np.float32((x >> 40) / 2**24), usage[i] * (1 - keeps)
+            event = FIRES | KEEPS if number < fires else KEEPS if number < fires + keeps else 0
+            if parents is not None and np.float32((x & 0xFFFFFF) / 2**24) < copied:
+                event = int(before[token, parents[i]])
+            earlier = active[-2][i] if token else 0
+            events[-1].append(event)
+            active[-1].append(1 if event & FIRES else earlier if event & KEEPS else 0)
+    return np.array(active, np.uint8), np.array(events, np.uint8)
+
+
+@pytest.mark.parametrize("neurons", [1, 3, 70])
+def test_a_layer_is_that_of_plain_loops(neurons):
+    generator = np.random.default_rng(neurons)
+    usage = generator.random(neurons, dtype=np.float32)
+    seeds = generator.integers(1, 1 << 64, neurons, dtype=np.uint64)
+    changes = np.array([4, 4, 9], np.int32), np.array([0, neurons - 1, 0], np.int32), np.array([0, 1, 0.5], np.float32)
+    first = draw_layer(usage, 0.6, 40, seeds, changes=changes)
+    np.testing.assert_array_equal(first, oracle(usage, 0.6, 40, seeds, changes=changes))
+    parents = generator.integers(0, neurons, neurons, dtype=np.int32)
+    second = draw_layer(usage, 0.6, 40, seeds[::-1].copy(), parents, first[1], 0.5)
+    np.testing.assert_array_equal(second, oracle(usage, 0.6, 40, seeds[::-1], parents, first[1], 0.5))
+
+
+def test_ends_of_the_ranges():
+    usage, seeds = np.array([0, 1, 0.5], np.float32), np.array([1, 2, 3], np.uint64)
+    always = draw_layer(usage, 0.0, 200, seeds)[0].mean(0)
+    assert always[:2].tolist() == [0, 1]
+    assert 0.3 < always[2] < 0.7
+    kept = draw_layer(usage, 1.0, 200, seeds)[0]
+    assert (kept == kept[0]).all()
+    layer = draw_layer(usage, 0.5, 200, seeds)
+    same = draw_layer(usage, 0.5, 200, seeds + np.uint64(9), np.arange(3, dtype=np.int32), layer[1], 1.0)
+    np.testing.assert_array_equal(same, layer)
+
+
+def test_threads_change_nothing():
+    neurons, threads = 5000, torch.get_num_threads()
+    generator = np.random.default_rng(0)
+    usage = generator.random(neurons, dtype=np.float32)
+    seeds = generator.integers(1, 1 << 64, neurons, dtype=np.uint64)
+    parents = generator.permutation(neurons).astype(np.int32)
+    changes = np.arange(90, dtype=np.int32), parents[:90], usage[:90]
+    drawn = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            first = draw_layer(usage, 0.6, 90, seeds, changes=changes)
+            drawn.append([*first, *draw_layer(usage, 0.6, 90, seeds, parents, first[1], 0.5, changes)])
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    np.testing.assert_array_equal(drawn[0], drawn[2])
+
+
+def test_parents_beyond_the_layer_before_are_refused():
+    usage, seeds = np.full(4, 0.5, np.float32), np.arange(1, 5, dtype=np.uint64)
+    events = draw_layer(usage, 0.5, 3, seeds)[1]
+    for parent in (-1, 4):
+        with pytest.raises(AssertionError, match="parents beyond"):
+            draw_layer(usage, 0.5, 3, seeds, np.full(4, parent, np.int32), events, 0.5)
