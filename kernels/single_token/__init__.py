@@ -1,8 +1,8 @@
 """What a Llama-shaped decoder does to a single token beside its matrix products, in fp32.
 
-Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, SwiGLU, rotary embeddings, attention. Vectors are NumPy arrays,
-which the functions read and write in place. They are so short that calling them is most of their cost, so only `attend`
-checks what it is given.
+Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, gated units, rotary embeddings, attention. Vectors are NumPy
+arrays, which the functions read and write in place. They are so short that calling them is most of their cost, so only
+`attend` checks what it is given.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def attend(query: np.ndarray, keys: Tensor, values: Tensor, length: int, scale: 
     fits = keys.shape == values.shape == shape and out.shape == query.shape and heads % max(1, shape[0]) == 0
     if not fits or not 1 <= length <= shape[1]:
         raise ValueError(f"query {query.shape}, keys {keys.shape}, values {values.shape}, length {length}")
-    attend_stored(keys.dtype, query, bits(keys), bits(values), length, scale, out)
+    attend_stored(keys.dtype, query, bits(keys), bits(values), (0, length), scale, out)
 
 
 def attend_stored(
@@ -42,13 +42,13 @@ def attend_stored(
     query: np.ndarray,
     keys: np.ndarray,
     values: np.ndarray,
-    length: int,
+    span: tuple[int, int],
     scale: float,
     out: np.ndarray,
 ) -> None:
-    """The same without its checks, for keys and values of `dtype` as `bits` gives them."""
-    read = 2 * length * keys.nbytes // keys.shape[1]
-    over_rows(attention(dtype), len(keys), read, query, keys, values, length, np.float32(scale), out)
+    """The same without its checks, for keys and values of `dtype` as `bits` gives them, over positions of a `span`."""
+    read = 2 * (span[1] - span[0]) * keys.nbytes // keys.shape[1]
+    over_rows(attention(dtype), len(keys), read, query, keys, values, *span, np.float32(scale), out)
 
 
 def bits(tensor: Tensor) -> np.ndarray:

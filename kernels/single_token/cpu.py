@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from toolkit.kernels.common.elements import TO_FLOAT32
+from toolkit.kernels.neurons.shared import ACTIVATIONS
 from toolkit.kernels.runtime.compiled import compiled
 
 SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
@@ -40,12 +41,17 @@ def add_to(x, more):
         x[i] += more[i]
 
 
-@compiled
-def gate(x, up, first, last):
-    """Put SiLU(x) · up into `x`, both [size], from element `first` to `last`: x · up / (1 + e⁻ˣ)."""
-    one = numba.float32(1)
-    for i in range(first, last):
-        x[i] = x[i] / (one + np.exp(-x[i])) * up[i]
+@cache
+def gate(activation: str):
+    """The function that puts act(x) · up into `x`, both [size], from element `first` to `last`."""
+    activate = ACTIVATIONS[activation]
+
+    @compiled
+    def gate(x, up, first, last):
+        for i in range(first, last):
+            x[i] = activate(x[i]) * up[i]
+
+    return gate
 
 
 @compiled
@@ -61,30 +67,33 @@ def rotate(x, cosine, sine):
 
 @cache
 def attention(dtype: torch.dtype):
-    """The function that fills the heads of `out` that the key heads `first` to `last` serve, for a cache of `dtype`."""
+    """The function that fills the heads of `out` that the key heads `first` to `last` serve, for a cache of `dtype`.
+
+    A head attends to the positions `start` to `end`.
+    """
     to_float32 = TO_FLOAT32[dtype]
 
     @compiled(fastmath=SUMS)
-    def attention(query, keys, values, length, scale, out, first, last):
+    def attention(query, keys, values, start, end, scale, out, first, last):
         size, served = query.shape[1], len(query) // len(keys)
-        shares = np.empty(length, np.float32)
+        shares = np.empty(end - start, np.float32)
         for head in range(first * served, last * served):
             group, highest = head // served, numba.float32(-np.inf)
-            for at in range(length):
+            for at in range(end - start):
                 score = numba.float32(0)
                 for i in range(size):
-                    score += query[head, i] * to_float32(keys[group, at, i])
+                    score += query[head, i] * to_float32(keys[group, start + at, i])
                 shares[at] = score * scale
                 highest = max(highest, shares[at])
             total = numba.float32(0)
-            for at in range(length):
+            for at in range(end - start):
                 shares[at] = np.exp(shares[at] - highest)
                 total += shares[at]
             for i in range(size):
                 out[head, i] = 0
-            for at in range(length):
+            for at in range(end - start):
                 share = shares[at] / total
                 for i in range(size):
-                    out[head, i] += share * to_float32(values[group, at, i])
+                    out[head, i] += share * to_float32(values[group, start + at, i])
 
     return attention

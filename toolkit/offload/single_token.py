@@ -13,19 +13,30 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM, MistralForCausalLM, PretrainedConfig, Qwen2ForCausalLM, Qwen3ForCausalLM
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers import (
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    PretrainedConfig,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+from transformers.cache_utils import CacheLayerMixin, DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from toolkit.kernels import dense
 from toolkit.kernels.runtime.program import Program, Task
 from toolkit.kernels.single_token import add_and_normalise, attend_stored, gate, normalise, rotate
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Projections
-from toolkit.offload.growing_cache import GrowingLayer
+from toolkit.offload.growing_cache import GROWING, GrowingLayer
 
-# RMSNorm, rotary embeddings, attention with grouped heads, SwiGLU; some with biases or norms of queries and keys
-CLASSES = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+# RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and keys,
+# layers that attend to a window, or norms after attention and FFN
+CLASSES = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+GATES = ("silu", "gelu_pytorch_tanh")
+UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # Gemma's options
 WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"}  # for one token, these values or any
 
 
@@ -39,7 +50,11 @@ class SingleToken:
         self.model = model
         blocks = decoder_blocks(model)
         self.vectors = _Vectors(blocks[0], model.config)
-        self.blocks = [_Block(block, self.vectors) for block in blocks]
+        bases = [_basis(model, block) for block in blocks]
+        self.angles = {basis: torch.empty(2, self.vectors.head_size) for basis in bases}
+        self.blocks = [
+            _Block(block, self.vectors, *self.angles[basis]) for block, basis in zip(blocks, bases, strict=True)
+        ]
         self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head.weight
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
@@ -49,12 +64,11 @@ class SingleToken:
     def of(cls, model: nn.Module) -> Self | None:
         """The step of this model, or None for a model of another shape."""
         config = model.config
-        kinds = getattr(config, "layer_types", None) or ["full_attention"]
-        whole = set(kinds) == {"full_attention"} and (
-            type(model) is not MistralForCausalLM or not config.sliding_window
-        )
-        plain = type(model) in CLASSES and config.hidden_act == "silu"
-        return cls(model) if plain and whole and model.lm_head.bias is None else None
+        if type(model) not in CLASSES or model.lm_head.bias is not None:
+            return None
+        whole = type(model) is not MistralForCausalLM or not config.sliding_window  # its layers do not say so
+        plain = whole and not any(getattr(config, name, None) for name in UNSUPPORTED)
+        return cls(model) if plain and _activation(config) in GATES else None
 
     def guard(self, forward: Callable) -> Callable:
         """The model's `forward`, by this step for a single token that follows others."""
@@ -71,14 +85,14 @@ class SingleToken:
     def __call__(self, token: Tensor, cache: DynamicCache, position: Tensor | None = None) -> CausalLMOutputWithPast:
         """The logits [1, 1, vocabulary] after `token` [1, 1], in the head's type. The token is added to the cache."""
         for number, layer in enumerate(cache.layers):
-            if type(layer) is not GrowingLayer:
-                cache.layers[number] = GrowingLayer.of(layer)
+            if type(layer) in GROWING:
+                cache.layers[number] = GROWING[type(layer)].of(layer)
         of = self.vectors
         of.x.copy_(self.model.model.embed_tokens(token)[0])
         of.more.zero_()
         position = torch.tensor([[cache.get_seq_length()]]) if position is None else position
-        for angles, kept in zip(self.model.model.rotary_emb(of.x, position), (of.cosine, of.sine), strict=True):
-            kept.copy_(angles[0, 0])
+        for basis, kept in self.angles.items():
+            torch.cat(self.model.model.rotary_emb(of.x, position, *basis), dim=1, out=kept[None])
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
         self.norm.run()
@@ -97,9 +111,9 @@ class SingleToken:
             input_ids is not None
             and input_ids.shape == (1, 1)
             and type(past_key_values) is DynamicCache
-            and all(type(layer) in (DynamicLayer, GrowingLayer) for layer in past_key_values.layers)
-            and past_key_values.get_seq_length() > 0
             and len(past_key_values.layers) == len(self.blocks)
+            and all(block.serves(layer) for block, layer in zip(self.blocks, past_key_values.layers, strict=True))
+            and past_key_values.get_seq_length() > 0
             and (attention_mask is None or (attention_mask.ndim == 2 and bool(attention_mask.all())))
             and (position_ids is None or position_ids.shape == (1, 1))
             and all(value is None or name in WITHOUT_EFFECT for name, value in named.items())
@@ -118,61 +132,100 @@ class _Vectors:
     def __init__(self, block: nn.Module, config: PretrainedConfig):
         attention, hidden = block.self_attn, config.hidden_size
         self.x, self.more = torch.zeros(1, hidden), torch.zeros(1, hidden)
-        self.given, self.cosine, self.sine = (torch.empty(n) for n in (hidden, attention.head_dim, attention.head_dim))
+        self.given, self.head_size = torch.empty(hidden), attention.head_dim
         self.q, self.attended = torch.empty(2, attention.q_proj.out_features)
         self.key_value = torch.empty(2, attention.k_proj.out_features)
         self.k, self.v = self.key_value
         self.gate, self.up = torch.empty(2, config.intermediate_size)
+        self.act = gate(_activation(config))
 
 
 class _Block:
-    """A decoder block: attention between two groups of products, then the FFN."""
+    """A decoder block: attention between two groups of products, then the FFN.
 
-    def __init__(self, block: nn.Module, of: _Vectors):
+    `cosine` and `sine` [head size] are of the token's position.
+    """
+
+    def __init__(self, block: nn.Module, of: _Vectors, cosine: Tensor, sine: Tensor):
         attention = block.self_attn
         self.of, size, self.scale = of, attention.head_dim, attention.scaling
+        self.window = getattr(attention, "sliding_window", None)
         self.query, key, self.out = (each.view(-1, size).numpy() for each in (of.q, of.k, of.attended))
         self.key_value = of.key_value.view(2, -1, size)
         heads = (self.query, key)
-        norms = [getattr(attention, f"{name}_norm", None) for name in "qk"]
-        after = [_normalising(norm, each) for norm, each in zip(norms, heads, strict=True) if norm]
-        after += [Task(rotate, (each, of.cosine.numpy(), of.sine.numpy())) for each in heads]
+        of_heads = [getattr(attention, f"{name}_norm", None) for name in "qk"]
+        after = [_normalising(norm, each) for norm, each in zip(of_heads, heads, strict=True) if norm]
+        after += [Task(rotate, (each, cosine.numpy(), sine.numpy())) for each in heads]
         projections = attention.q_proj, attention.k_proj, attention.v_proj
         before = [_adding(block.input_layernorm, of)]
         self.projections = Group(Projections(projections, of.given, (of.q, of.k, of.v), before, after))
-        output = Projections([attention.o_proj], of.attended, [of.more[0]])
-        self.neurons = _Neurons(block, of) if hasattr(block.mlp, "product") else None
-        self.rest = Group(output, *(() if self.neurons else _swiglu(block, of)))
+        norms = _Norms(block)
+        output = Projections([attention.o_proj], of.attended, [of.more[0]], after=_after(norms.after_attention, of))
+        self.neurons = _Neurons(block, norms, of) if hasattr(block.mlp, "product") else None
+        self.rest = Group(output, *(() if self.neurons else _gated(block, norms, of)))
         self.groups = self.projections, self.rest
 
     def __call__(self, layer: GrowingLayer) -> None:
         """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
         self.projections()
-        length = layer.append(self.key_value)
-        attend_stored(layer.keys.dtype, self.query, *layer.stored, length, self.scale, self.out)
+        span = layer.append(self.key_value)
+        attend_stored(layer.keys.dtype, self.query, *layer.stored, span, self.scale, self.out)
         self.rest()
         if self.neurons:
             self.neurons()
 
+    def serves(self, layer: CacheLayerMixin) -> bool:
+        """Whether a layer of a cache holds what the block attends to."""
+        known = type(layer) in GROWING or type(layer) in GROWING.values()
+        return (
+            known and getattr(layer, "sliding_window", None) == self.window and not getattr(layer, "record_past", False)
+        )
 
-def _swiglu(block: nn.Module, of: _Vectors) -> tuple[Projections, Projections]:
+
+def _gated(block: nn.Module, norms: "_Norms", of: _Vectors) -> tuple[Projections, Projections]:
     """An FFN of three linears."""
-    mlp, before = block.mlp, [_adding(block.post_attention_layernorm, of)]
-    gating = Task(gate, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
+    mlp, before = block.mlp, [_adding(norms.before_ffn, of)]
+    gating = Task(of.act, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
     gates = Projections((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up), before, [gating])
-    return gates, Projections([mlp.down_proj], of.gate, [of.more[0]])
+    return gates, Projections([mlp.down_proj], of.gate, [of.more[0]], after=_after(norms.after_ffn, of))
 
 
 class _Neurons:
     """An FFN whose neurons come from disk: it is asked as a whole."""
 
-    def __init__(self, block: nn.Module, of: _Vectors):
-        self.norm = Program([[_adding(block.post_attention_layernorm, of)]])
+    def __init__(self, block: nn.Module, norms: "_Norms", of: _Vectors):
+        self.before = Program([[_adding(norms.before_ffn, of)]])
+        self.after = Program([_after(norms.after_ffn, of)])
         self.of, self.product = of, block.mlp.product
 
     def __call__(self) -> None:
-        self.norm.run()
+        self.before.run()
         self.of.more[0].copy_(self.product(self.of.given))
+        self.after.run()
+
+
+class _Norms:
+    """The norms of a block after its first: one before the FFN, and in Gemma one after attention and one after FFN."""
+
+    def __init__(self, block: nn.Module):
+        after_attention, before_ffn = block.post_attention_layernorm, getattr(block, "pre_feedforward_layernorm", None)
+        self.after_attention = after_attention if before_ffn else None
+        self.before_ffn = before_ffn or after_attention
+        self.after_ffn = getattr(block, "post_feedforward_layernorm", None)
+
+
+def _basis(model: nn.Module, block: nn.Module) -> tuple[str, ...]:
+    """What `rotary_emb` takes beside a position: Gemma has a basis for each type of attention."""
+    return (str(block.self_attn.layer_type),) if hasattr(model.model.rotary_emb, "layer_types") else ()
+
+
+def _activation(config: PretrainedConfig) -> str:
+    return getattr(config, "hidden_activation", None) or config.hidden_act
+
+
+def _after(norm: nn.Module | None, of: _Vectors) -> list[Task]:
+    """The norm of what is added, if there is one."""
+    return [_normalising(norm, of.more.numpy())] if norm else []
 
 
 def _adding(norm: nn.Module, of: _Vectors) -> Task:
@@ -187,4 +240,7 @@ def _normalising(norm: nn.Module, rows: np.ndarray) -> Task:
 
 
 def _settings(norm: nn.Module) -> tuple[np.ndarray, float]:
+    """Factors and ε. Gemma stores by how much a factor differs from 1."""
+    if isinstance(norm, Gemma3RMSNorm):
+        return (1 + norm.weight.float()).numpy(), float(norm.eps)
     return norm.weight.float().numpy(), float(norm.variance_epsilon)

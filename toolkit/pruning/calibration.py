@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.text import token_ids
+from toolkit.text import begun, token_ids
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,10 @@ def cut_windows(tokens: object, windows: int | None, sequence_length: int) -> In
 
 
 def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows tokens"]:
-    """Windows of token ids of any integer type, as int64. Raises `UserError` for what the model cannot take."""
+    """Windows of token ids of any integer type as int64, begun as the model expects (`toolkit.text.begun`).
+
+    Raises `UserError` for what the model cannot take.
+    """
     if not isinstance(windows, Tensor) or windows.ndim != 2 or not windows.numel():
         what = f"{windows.dtype} {list(windows.shape)}" if isinstance(windows, Tensor) else type(windows).__name__
         raise UserError(f"calibration is {what}; expected token ids [windows, tokens], as cut_windows makes them")
@@ -71,7 +74,7 @@ def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows
     vocabulary = model.get_input_embeddings().num_embeddings
     if known.min() < 0 or known.max() >= vocabulary:
         raise UserError(f"calibration has token ids outside [0, {vocabulary}); use the model's own tokenizer")
-    return known
+    return begun(model.config, known)
 
 
 def check_finite(model: nn.Module) -> None:

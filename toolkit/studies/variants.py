@@ -4,7 +4,7 @@ The packed form is decoded into the model before it is evaluated, so the bytes c
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -98,6 +98,21 @@ def compare_variants(
         rows = cached_table("quality", key, code, measure, fresh=not is_followed(method))
         tables.append(rows.assign(**asdict(variant) | {"pattern": variant.zeros_pattern}))
     return _split(pd.concat(tables, ignore_index=True), settings)
+
+
+def of_second_model(
+    variants: Sequence[ModelVariant], settings: EvaluationSettings, model: str, windows: int
+) -> pd.DataFrame:
+    """The perplexity of the same variants of another model, calibrated and evaluated on so many windows.
+
+    The first table of `compare_variants`, and the column relative: the perplexity over that of the first variant. The
+    table is empty without a model. Raises what `compare_variants` raises.
+    """
+    if not model:
+        return pd.DataFrame()
+    fewer = [replace(each, calibration_windows=windows if each.calibration_windows else None) for each in variants]
+    table, _ = compare_variants(fewer, replace(settings, model=model, windows=windows, tasks=(), task_limit=None))
+    return table.assign(relative=table["value"] / table["value"].iloc[0])
 
 
 def _split(rows: pd.DataFrame, settings: EvaluationSettings) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -120,7 +120,8 @@ def _called_from() -> Path:
 
 def _check_names(jobs: list[Job]) -> set[str]:
     """Refuse a model, corpus or task that cannot be had before any notebook starts; return names of the first two."""
-    names = {(kind, job.parameters[kind]) for job in jobs for kind in ("model", "corpus") if kind in job.parameters}
+    given = [(kind.removeprefix("second_"), value) for job in jobs for kind, value in job.parameters.items()]
+    names = {(kind, name) for kind, name in given if kind in ("model", "corpus") and name}
     if names:
         from toolkit.models import check_model
         from toolkit.text import check_corpus
