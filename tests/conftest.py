@@ -30,6 +30,7 @@ SLOW = {
     "evaluation": "tasks",
     "evidence": "reference report run schema",
     "formats": "contract files formats spqr",
+    "hostile": "hostile",
     "kernels": "ahead bitmap bitmap_cuda compiled csr neurons neurons_cuda program spqr spqr_cuda",
     "machines": "disk",
     "measure": "end_to_end forward model_passes operations replay",
@@ -39,7 +40,7 @@ SLOW = {
     "pruning": "prune",
     "quantization": "quantised smoothquant spqr",
     "recovery": "adapters distillation embedded",
-    "storage": "hostile index readers store",
+    "storage": "index readers store",
     "sweep": "lab places state sweep",
     "text": "text",
 }

@@ -41,7 +41,7 @@ class UserError(ValueError):
 def unknown(kind: str, name: object, choices: Iterable[object]) -> UserError:
     """The error for a name that a registry does not hold. It lists the names there are, and the one that was meant."""
     known = sorted(map(str, choices))
-    return UserError(f"unknown {kind} {name!r}; choose from: {', '.join(known)}{did_you_mean(name, known)}")
+    return UserError(f"unknown {kind} {name!r:.99}; choose from: {', '.join(known)}{did_you_mean(name, known)}")
 
 
 def did_you_mean(name: object, choices: Iterable[str]) -> str:

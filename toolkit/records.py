@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from math import isfinite
@@ -22,6 +23,7 @@ from toolkit.errors import UserError
 LIMIT_BYTES = 64 << 20
 LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
 LIMIT_DEPTH = 100
+LARGEST = sys.float_info.max
 SCALARS = (type(None), bool, int, float, str)
 
 
@@ -62,7 +64,7 @@ def load_yaml(path: Path) -> Any:
 def check(value: object, schema: dict, path: Path | str, error: type[UserError] = UserError) -> None:
     """Raise `error`, which names the first place that does not follow the JSON schema.
 
-    Stricter than JSON schema in two points: 1.0 is no integer, and NaN and infinities are no numbers.
+    Stricter than JSON schema in two points: 1.0 is no integer, and what no finite float holds is no number.
     """
     import fastjsonschema
 
@@ -165,7 +167,7 @@ def _strict(value: object) -> object:
         return [_strict(item) for item in value]
     if isinstance(value, float):
         return _Float(value) if isfinite(value) else object()
-    return value
+    return object() if isinstance(value, int) and abs(value) > LARGEST else value
 
 
 @cache
@@ -180,10 +182,10 @@ def _validator():
     import jsonschema  # takes two seconds, so only for the words of an error
 
     def integer(_, value: object) -> bool:
-        return type(value) is int
+        return type(value) is int and abs(value) <= LARGEST
 
     def number(_, value: object) -> bool:
-        return type(value) is int or (type(value) is float and isfinite(value))
+        return integer(_, value) or (type(value) is float and isfinite(value))
 
     base = jsonschema.Draft202012Validator
     types = base.TYPE_CHECKER.redefine("integer", integer).redefine("number", number)

@@ -9,7 +9,8 @@ Anyone may have written a file: `load` takes no more memory than there is, runs 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toolkit.errors import UserError
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KIND, CHECKSUM = "kind", "sha256"
+TYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+AGAIN = "make the file again"
 
 
 def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
@@ -34,7 +37,8 @@ def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: 
 def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, "Tensor"]]:
     """What was said about the tensors of a file, and the tensors.
 
-    Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered.
+    Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered, and
+    for tensors of types that no file of ours has, or with numbers that are not finite.
     """
 
     def expect_kind(metadata: Mapping[str, str]) -> None:
@@ -42,6 +46,10 @@ def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, 
             raise UserError(f"{path}: holds {line(found) if found else 'tensors of another program'}; expected: {kind}")
 
     metadata, tensors = read(path, expect_kind)
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in TYPES or not tensor.isfinite().all():
+            raise UserError(f"{path}: {line(name)}, {dtype}: expected real and finite numbers; {AGAIN}")
     return {name: value for name, value in metadata.items() if name not in (KIND, CHECKSUM)}, tensors
 
 
@@ -55,10 +63,20 @@ def load_for(
     about, tensors = load(path, kind)
     if (version := about.get("version")) not in versions:
         readable = ", ".join(versions)
-        raise UserError(f"{path}: {kind} of version {version!r}; this code reads {readable}: make the file again")
+        raise UserError(f"{path}: {kind} of version {version!r:.99}; this code reads {readable}: {AGAIN}")
     if (name := about.get("model")) != model:
-        raise UserError(f"{path}: {kind} of model {name!r}; expected {model!r}: make a file for this model")
+        raise UserError(f"{path}: {kind} of model {name!r:.99}; expected {model!r}: make a file for this model")
     return about, tensors
+
+
+@contextmanager
+def consistent(path: str | os.PathLike, kind: str) -> Iterator[None]:
+    """Inside the block, parts of a file are put together. What goes wrong is a `UserError` that names the file."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:
+        told = f"{line(error)} is missing" if isinstance(error, KeyError) else line(error)
+        raise UserError(f"{path}: inconsistent {kind}: {told}; {AGAIN}") from error
 
 
 def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
@@ -94,7 +112,7 @@ def read(
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{path}: cannot be read: {line(error)}") from error
     if checksum(metadata, tensors) != metadata.get(CHECKSUM):
-        raise UserError(f"{path}: damaged: its contents do not match their checksum; make the file again")
+        raise UserError(f"{path}: damaged: its contents do not match their checksum; {AGAIN}")
     return metadata, tensors
 
 

@@ -70,7 +70,7 @@ class Files(NullCache):
         file = self._file(signature, target_context.codegen())
         try:
             content = read_regular(file, LARGEST_BYTES, os.O_NOFOLLOW) if file else b""
-            if not content or hashlib.sha256(content[CHECKSUM_BYTES:]).digest() != content[:CHECKSUM_BYTES]:
+            if not content or signed(file, content[CHECKSUM_BYTES:]) != content:
                 return None
             return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
         except FileNotFoundError:
@@ -87,7 +87,7 @@ class Files(NullCache):
             content = dumps(result._reduce())
             try:
                 with replacing(file) as made:
-                    made.write_bytes(hashlib.sha256(content).digest() + content)
+                    made.write_bytes(signed(file, content))
             except UserError as error:
                 log.info("%s is not kept: %s", self.function.__name__, error)
 
@@ -101,6 +101,11 @@ class Files(NullCache):
         if (folder := _folder()) is None or source_files.changed():
             return None
         return folder / f"{self.function.__name__}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}"
+
+
+def signed(file: Path, content: bytes) -> bytes:
+    """What a file holds: content behind a checksum, which covers the file's name, since that says whose code it is."""
+    return hashlib.sha256(file.name.encode() + content).digest() + content
 
 
 def identity(value: object) -> list:

@@ -93,7 +93,7 @@ def rewrite(path, changed_tensors=None, **changed_metadata):
 def test_well_signed_but_wrong_headers(file, dtype, name):
     whole = file.read_bytes()
     for change, told in [
-        ({"version": "9"}, f"{name} version 9; this code reads {FORMATS[name].version}"),
+        ({"version": "9"}, f"{name} version '9'; this code reads {FORMATS[name].version}"),
         ({"format": "coo"}, "unknown format 'coo'"),
         ({"shape": "[5, 8]"}, f"inconsistent {name} file"),
         ({"shape": "[4, 5]"}, f"inconsistent {name} file"),
@@ -182,7 +182,7 @@ def test_an_endor_file_of_version_1_is_refused_for_its_version(tmp_path):
     path = tmp_path / "layer"
     encode("endor", torch.ones(2, 4)).save(path)
     rewrite(path, {"block_offsets": None}, version="1")
-    refused(path, "endor version 1; this code reads 2")
+    refused(path, "endor version '1'; this code reads 2")
 
 
 @pytest.mark.parametrize("name", ["zstd", "lz4"])

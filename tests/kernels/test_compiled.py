@@ -1,7 +1,6 @@
 """Compiled kernels in files: another process finds them, and nothing but the very same kernel is ever found."""
 
 import ast
-import hashlib
 import importlib.util
 import logging
 import multiprocessing
@@ -174,7 +173,7 @@ def test_a_damaged_file_is_compiled_anew(toy, tmp_path, damage, caplog):
         content[len(content) // 2] ^= 1
     elif damage.endswith("pickle"):
         body = pickle.dumps(("something",)) if damage == "foreign pickle" else b"nonsense"
-        content = hashlib.sha256(body).digest() + body
+        content = compiled.signed(file, body)
     else:
         content = content[: 100 if damage == "short" else 0]
     file.write_bytes(content)

@@ -153,8 +153,8 @@ def test_it_goes_on_after_a_kill(tmp_path):
         ({"curve": '[{"step": 2, "loss": 1, "rate": 0}]'}, {}, "expected 1, 2, 3 and so on"),
         ({"curve": str([{"step": n, "loss": 1, "rate": 0} for n in (1, 2, 3)]).replace("'", '"')}, {}, "is too long"),
         ({"key": "{}"}, {}, "holds another training"),
-        ({}, {"limits": torch.full((3,), torch.nan)}, "limits: expected finite float32 numbers"),
-        ({}, {"limits": torch.zeros(3).double()}, "limits: expected finite float32 numbers"),
+        ({}, {"limits": torch.full((3,), torch.nan)}, "limits, float32: expected real and finite"),
+        ({}, {"limits": torch.zeros(3).double()}, "limits: expected float32 numbers"),
         ({}, {"limits": torch.zeros(4)}, "holds another training"),
     ],
 )

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from toolkit import tensor_files
 from toolkit.errors import UserError, unknown
-from toolkit.records import line
+from toolkit.records import parse_json
 
 KIND, VERSION = "activation trace", "2"
 EARLIER = "1"  # its units are FFN neurons, all with thresholds
+LAYERS = {"type": "array", "minItems": 1, "items": {"type": "integer"}}  # what a file says of units
 UNITS = ("FFN neuron", "attention neuron", "expert")
 
 
@@ -101,14 +102,12 @@ class Trace:
         about, tensors = tensor_files.load_for(path, KIND, (EARLIER, VERSION), model)
         if about["version"] == EARLIER:
             about |= {"units": about.get("neurons", ""), "unit": UNITS[0]}
-        try:
-            units = tuple(json.loads(about["units"]))
+        units = tuple(parse_json(about.get("units", ""), LAYERS, path))
+        with tensor_files.consistent(path, "trace"):
             bits = tuple(tensors[f"bits.{layer}"] for layer in range(len(units)))
             weights = tuple(tensors[name] for layer in range(len(units)) if (name := f"weights.{layer}") in tensors)
             optional = {"thresholds": tensors.get("thresholds"), "weights": weights or None}
             return cls(model, about["corpus"], tensors["tokens"], units, bits, about["unit"], **optional)
-        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            raise UserError(f"{path}: inconsistent trace: {line(error)}") from error
 
 
 def pack(active: Bool[Tensor, "*shape units"]) -> UInt8[Tensor, "*shape bytes"]:

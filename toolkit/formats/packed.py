@@ -195,9 +195,9 @@ class Packed(ABC):
     def from_file(cls, path: str | os.PathLike, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Self:
         """Make an instance of what `read(path)` returned. Raises `FormatError` if it is not of this format."""
         if metadata["format"] != cls.name:
-            raise FormatError(f"{path}: holds format {metadata['format']!r}; expected {cls.name!r}")
+            raise FormatError(f"{path}: holds format {metadata['format']!r:.99}; expected {cls.name!r}")
         if metadata["version"] != str(cls.version):
-            raise FormatError(f"{path}: {cls.name} version {metadata['version']}; this code reads {cls.version}")
+            raise FormatError(f"{path}: {cls.name} version {metadata['version']!r:.99}; this code reads {cls.version}")
         try:
             rows, columns = json.loads(metadata["shape"])
             packed = cls.of_parts((rows, columns), DTYPES[metadata["dtype"]], tensors)

@@ -22,6 +22,7 @@ from toolkit.models.activation import activation, replace_for_good
 from toolkit.models.blocks import decoder_blocks, decoder_linears
 from toolkit.models.cutting import ENTRY, thresholds_of
 from toolkit.models.ffn import decoder_ffns
+from toolkit.records import line
 
 FILE = "adapters.safetensors"  # in the folder of a sparse model
 KIND = "adapters of a sparse model"
@@ -101,21 +102,18 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
     """The adapters of a file, as float32, for this dense model. Raises `UserError` as `merge` does."""
     about, tensors = tensor_files.load(path, KIND)
     if about.get(BASE) != fingerprint(base):
-        raise UserError(f"{path}: made for another model ({about.get('model')}); load that one, or make adapters anew")
-    if wrong := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
-        raise UserError(f"{path}: {wrong[0]} has numbers that are not finite; make the file again")
-    thresholds = tensors.pop(THRESHOLDS, torch.empty(0))
-    names = {name.rpartition(".")[0] for name in tensors}
-    try:
+        made_for = line(about.get("model"))
+        raise UserError(f"{path}: made for another model ({made_for}); load that one, or make adapters anew")
+    with tensor_files.consistent(path, KIND):
+        thresholds = tensors.pop(THRESHOLDS)
+        names = {name.rpartition(".")[0] for name in tensors}
         pairs = {
             name: LowRankDifference(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names
         }
-    except KeyError as error:
-        raise UserError(f"{path}: {error.args[0]} is missing; make the file again") from error
-    _check_shapes(path, base, pairs, thresholds)
-    if (name := about.get(ACTIVATION)) is not None:
-        activation(name)
-    return Adapters(pairs, thresholds.float(), name)
+        _check(base, pairs, thresholds)
+        if (name := about.get(ACTIVATION)) is not None:
+            activation(name)
+        return Adapters(pairs, thresholds.float(), name)
 
 
 def said_about(path: str | os.PathLike) -> dict[str, str]:
@@ -123,13 +121,15 @@ def said_about(path: str | os.PathLike) -> dict[str, str]:
     return tensor_files.load(path, KIND)[0]
 
 
-def _check_shapes(
-    path: str | os.PathLike, base: nn.Module, pairs: Mapping[str, LowRankDifference], thresholds: Tensor
-) -> None:
+def _check(base: nn.Module, pairs: Mapping[str, LowRankDifference], thresholds: Tensor) -> None:
+    """Raise `ValueError` for parts that do not fit the model, or whose sums may overflow."""
     linears = dict(named_linears(base))
     for name, low in pairs.items():
         fits = low.left.ndim == low.right.ndim == 2 and low.left.shape[1] == low.right.shape[0]
         if name not in linears or not fits or (len(low.left), low.right.shape[1]) != linears[name].weight.shape:
-            raise UserError(f"{path}: the difference of {name} does not fit the model; make the file again")
-    if thresholds.shape != (len(decoder_ffns(base)),):
-        raise UserError(f"{path}: {thresholds.numel()} thresholds do not fit the model; make the file again")
+            raise ValueError(f"the difference of {name} does not fit the model")
+        dtype, most = linears[name].weight.dtype, low.left.abs() @ low.right.abs().amax(1)
+        if (most > torch.finfo(dtype).max / 2).any():
+            raise ValueError(f"the difference of {name} is too large for the model's {dtype}")
+    if thresholds.shape != (len(decoder_ffns(base)),) or not (thresholds >= 0).all():
+        raise ValueError(f"{thresholds.numel()} thresholds do not fit the model: expected one of at least 0 a layer")

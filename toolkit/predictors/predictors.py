@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 
 from toolkit import tensor_files
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.predictors.foresight import Foresight
 from toolkit.predictors.predictor import Predictor
 from toolkit.predictors.registry import STORED
-from toolkit.records import line, parse_json
+from toolkit.records import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -82,10 +82,8 @@ class Predictors(Sequence):
         """
         about, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
         layers = parse_json(about.get("layers", ""), {"type": "array", "items": LAYER}, path)
-        try:
+        with tensor_files.consistent(path, FILE):
             return cls(model, tuple(_rebuilt(layers, tensors)))
-        except (ValueError, TypeError, KeyError, IndexError, OverflowError, RuntimeError) as error:
-            raise UserError(f"{path}: inconsistent predictors: {line(error)}") from error
 
 
 def _rebuilt(about: list[dict | None], tensors: dict) -> Iterator[Predictor | None]:
@@ -93,9 +91,10 @@ def _rebuilt(about: list[dict | None], tensors: dict) -> Iterator[Predictor | No
         if settings is None:
             yield None
             continue
-        kind = STORED[settings.pop("kind")]
+        if (name := settings.pop("kind")) not in STORED:
+            raise unknown("predictor", name, STORED)
         prefix = f"{layer}."
         own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-        predictor = kind.restored(**settings, **own)
+        predictor = STORED[name].restored(**settings, **own)
         predictor.mask(torch.zeros(1, predictor.shape[1]))  # raises where types or shapes do not fit each other
         yield predictor

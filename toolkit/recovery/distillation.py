@@ -124,6 +124,9 @@ def distil(
         bar.update(len(run.curve))
         while len(run.curve) < training.steps:
             run.step(training.windows(tokens, len(run.curve)))
+            if not run.finite():
+                where = "" if state is None else f", and remove {state} if it is from another machine"
+                raise UserError(f"step {len(run.curve)} gives no finite numbers: lower the learning rate{where}")
             bar.update()
             bar.set_postfix_str(f"KL {run.curve[-1]['loss']:.3f}", refresh=False)
             if state is not None and (len(run.curve) % training.keep_every == 0 or len(run.curve) == training.steps):
@@ -164,6 +167,11 @@ class _Run:
         self.optimiser.step()
         self.curve.append({"step": len(self.curve) + 1, "loss": total, "rate": rate})
 
+    def finite(self) -> bool:
+        """Whether the last step's loss, the parameters and the thresholds are finite numbers."""
+        tensors = *self.parameters().values(), self.running.limits
+        return math.isfinite(self.curve[-1]["loss"]) and all(bool(tensor.isfinite().all()) for tensor in tensors)
+
     def adapters(self) -> Adapters:
         """What has been learnt so far."""
         pairs = self.student.differences.items()
@@ -189,9 +197,8 @@ class _Run:
         if [row["step"] for row in curve] != list(range(1, len(curve) + 1)):
             raise UserError(f"{file}: the steps of the curve: expected 1, 2, 3 and so on: remove the file")
         for name, tensor in tensors.items():
-            lowest = 0 if name.endswith(SQUARE) else -math.inf
-            if tensor.dtype != torch.float32 or not ((tensor >= lowest) & tensor.isfinite()).all():
-                raise UserError(f"{file}: {name}: expected finite float32 numbers, squares at least 0: remove the file")
+            if tensor.dtype != torch.float32 or (name.endswith(SQUARE) and bool((tensor < 0).any())):
+                raise UserError(f"{file}: {name}: expected float32 numbers, squares at least 0: remove the file")
         self.curve = curve
         self.running.limits.copy_(tensors["limits"])
         for name, parameter in self.parameters().items():

@@ -17,10 +17,13 @@ from toolkit.errors import UserError
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.models.activation import activation
 from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerprint, load
+from toolkit.models.ffn import decoder_ffns
 from toolkit.pruning.calibration import Calibration
+from toolkit.records import check
 from toolkit.recovery.distillation import Training, distil, fresh, refitted
 from toolkit.recovery.shares import check_range, shares
 
+SHARE = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
 
 
@@ -126,9 +129,19 @@ def _start(recipe: Recipe, model: nn.Module) -> tuple[Adapters, str | None]:
 
 
 def _kept_shares(file: Path, model: nn.Module, windows: Tensor, recipe: Recipe) -> list[list[float]]:
-    """The shares of zeros of each layer, from the file if it has them: their last digits depend on the threads."""
+    """The shares of zeros of each layer, from the file if it has them: their last digits depend on the threads.
+
+    Raises `UserError` for others in the file than lists of shares, one for each of the recipe's.
+    """
     found = read_json(file).get("shares")
-    if found is None:
+    if found is not None:
+        layers = {"type": "array", "items": SHARE} | _length(len(decoder_ffns(model)))
+        check(found, {"type": "array", "items": layers} | _length(len(recipe.zeros)), file)
+    else:
         found = shares(model, windows, recipe.zeros)
         write_json(file, {"shares": found})
     return found
+
+
+def _length(items: int) -> dict[str, int]:
+    return {"minItems": items, "maxItems": items}

@@ -1,0 +1,305 @@
+"""Files that keep a state, altered at random and signed again: predictors, adapters, trainings, traces, kernels.
+
+    HOSTILE_CASES=6000 python -m pytest tests/hostile -k states
+
+Each case is refused with a `UserError` of one line that names the file, or what it holds can be used: it has finite
+numbers only, and is saved and loaded again as the same. Kernels whose files cannot be used are compiled anew.
+"""
+
+import copy
+import json
+import os
+import pickle
+import random
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from mutations import WILD_VALUES, alter_file, altered_text, garbled, main, one_line
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from toolkit import tensor_files
+from toolkit.activations.trace import UNITS, Trace, pack
+from toolkit.errors import UserError
+from toolkit.kernels.runtime import compiled
+from toolkit.models import adapters
+from toolkit.models.cutting import thresholds_of
+from toolkit.models.ffn import FFN
+from toolkit.predictors import STORED, Predictors
+from toolkit.predictors.foresight import Context
+from toolkit.predictors.gate import Gate
+from toolkit.predictors.low_rank import LowRank
+from toolkit.predictors.registry import FewBits
+from toolkit.recovery import recipe
+from toolkit.recovery.distillation import Training, distil, fresh
+
+HIDDEN, NEURONS, LAYERS, WORDS = 32, 48, 2, ["1", "2", *UNITS, *STORED, "relu", "silu"]
+ZEROS = [0.5] * LAYERS
+
+
+def model() -> nn.Module:
+    """A tiny decoder, the same each time."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, num_hidden_layers=LAYERS, initializer_range=0.2)
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def expect_finite(tensors: Iterable[torch.Tensor]) -> None:
+    """No NaN and no infinity got through."""
+    assert all(tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point() or tensor.is_complex())
+
+
+def expect_same(one: Path, other: Path) -> None:
+    """Two files hold the same."""
+    (about, tensors), (said, found) = (tensor_files.read(path, lambda metadata: None) for path in (one, other))
+    assert about == said
+    assert all(torch.equal(tensors[name], found[name]) for name in tensors)
+
+
+class State(ABC):
+    """A kind of file: a sound one, and what uses it."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "state"
+
+    @abstractmethod
+    def make(self, rng: random.Random) -> None:
+        """Write a sound file."""
+
+    def alter(self, rng: random.Random) -> None:
+        """Alter it."""
+        alter_file(self.path, rng, WORDS)
+
+    @abstractmethod
+    def use(self) -> None:
+        """Load it and use what it holds. Raises `UserError` if that is refused."""
+
+    def attack(self, rng: random.Random) -> str:
+        """Try a case, and say how it ended."""
+        self.make(rng)
+        self.alter(rng)
+        try:
+            self.use()
+        except UserError as error:
+            one_line(error, names=str(self.path))
+            return "refused"
+        return "used"
+
+
+class PredictorFiles(State):
+    """Predictors of every kind that a file keeps, and a layer without one."""
+
+    @cached_property
+    def kinds(self) -> list:
+        """One of each, with a gate and without."""
+        generator = torch.Generator().manual_seed(0)
+        draw = lambda *shape: torch.randn(*shape, generator=generator)  # noqa: E731
+        up, gate = nn.Linear(HIDDEN, NEURONS), nn.Linear(HIDDEN, NEURONS, bias=False)
+        down = nn.Linear(NEURONS, HIDDEN)
+        return [
+            LowRank(0.0, draw(4, HIDDEN).bfloat16(), draw(NEURONS, 4).bfloat16(), draw(NEURONS).bfloat16()),
+            Gate(0.1, draw(NEURONS, HIDDEN), draw(NEURONS).abs(), "silu"),
+            FewBits.of(FFN(up, down), "relu", 0.2),
+            FewBits.of(FFN(gate, down, gate), "silu", 0.2),
+        ]
+
+    def make(self, rng):
+        Predictors("toy", (*rng.sample(self.kinds, LAYERS), None)).save(self.path)
+
+    def use(self):
+        found = Predictors.load(self.path, "toy")
+        for layer, predictor in enumerate(found):
+            if predictor is not None:
+                expect_finite([*predictor.tensors.values(), torch.tensor(predictor.limit, dtype=torch.float64)])
+                neurons, hidden = predictor.shape
+                ones = predictor.predict(Context(layer, (torch.ones(hidden),)))
+                assert predictor.scores(torch.ones(2, hidden)).shape == (2, neurons)
+                assert not len(ones) or 0 <= ones[0] <= ones[-1] < neurons
+        found.save(again := self.path.with_name("again"))
+        Predictors.load(again, "toy").save(other := self.path.with_name("other"))
+        expect_same(again, other)
+
+
+class AdapterFiles(State):
+    """Adapters of a model."""
+
+    @cached_property
+    def base(self) -> nn.Module:
+        """The dense model."""
+        return model()
+
+    def make(self, rng):
+        lows = fresh(self.base, 2, 2).differences
+        lows = {name: adapters.LowRankDifference(low.left + 0.01, low.right) for name, low in lows.items()}
+        found = adapters.Adapters(lows, torch.tensor([0.1, 0.3]), rng.choice(["relu", None]))
+        adapters.save(self.path, self.base, found, {"model": "toy"})
+
+    def use(self):
+        merged, before = copy.deepcopy(self.base), self.base.state_dict()
+        try:
+            adapters.merge(merged, self.path)
+        except UserError:
+            assert all(torch.equal(value, before[name]) for name, value in merged.state_dict().items())
+            raise
+        assert thresholds_of(merged) is not None
+        expect_finite(merged.state_dict().values())
+
+
+class Trainings(State):
+    """The state of a training, whole or half way."""
+
+    tokens = torch.arange(64) % 61
+    training = Training(steps=2, batch=1, sequence_length=16, keep_every=1)
+
+    @cached_property
+    def base(self) -> nn.Module:
+        """The dense model."""
+        return model()
+
+    @cached_property
+    def sound(self) -> dict[int, bytes]:
+        """The file after each step."""
+        rate, found = Training.rate, {}
+
+        def kept(training: Training, step: int) -> float:
+            found[step] = self.path.read_bytes() if step else b""
+            return rate(training, step)
+
+        Training.rate = kept
+        self.path.unlink(missing_ok=True)
+        self.use()
+        Training.rate = rate
+        return {1: found[1], 2: self.path.read_bytes()}
+
+    def make(self, rng):
+        self.path.write_bytes(self.sound[1 if rng.random() < 0.3 else 2])
+
+    def use(self):
+        start = fresh(self.base, 2, 2)
+        found, curve = distil(self.base, self.tokens, ZEROS, start, self.training, self.path)
+        expect_finite([found.thresholds, *(part for low in found.differences.values() for part in vars(low).values())])
+        expect_finite([torch.tensor([list(row.values()) for row in curve], dtype=torch.float64)])
+        assert len(curve) == self.training.steps
+
+
+class Shares(State):
+    """Shares of zeros that a recipe keeps. What is wrong with them costs time only."""
+
+    def make(self, rng):
+        self.path.write_text(json.dumps({"shares": [[0.6, 0.6], [0.7, 0.7]]}))
+
+    def alter(self, rng):
+        self.path.write_text(altered_text(self.path.read_text(), rng, WORDS))
+        if rng.random() < 0.3:
+            self.path.write_bytes(garbled(self.path.read_bytes() + b" ", rng))
+
+    def use(self):
+        made = recipe.Recipe("toy", zeros=(0.6, 0.7))
+        kept, recipe.shares = recipe.shares, lambda *given: [[0.6, 0.6], [0.7, 0.7]]
+        found = recipe._kept_shares(self.path, model(), torch.zeros(1, 4).long(), made)
+        recipe.shares = kept
+        assert [len(layers) for layers in found] == [LAYERS] * 2
+        assert all(0 <= share < 1 for layers in found for share in layers)
+
+
+class Traces(State):
+    """Traces of neurons and of experts."""
+
+    def make(self, rng):
+        units = (13, 16)
+        active = [torch.rand(2, 9, count, generator=torch.Generator().manual_seed(count)) > 0.5 for count in units]
+        more = {"thresholds": torch.rand(LAYERS)}
+        if rng.random() < 0.5:
+            more = {"unit": "expert", "weights": tuple(layer.float() for layer in active)}
+        tokens = torch.zeros(2, 9, dtype=torch.int32)
+        Trace("toy", "by hand", tokens, units, tuple(map(pack, active)), **more).save(self.path)
+
+    def use(self):
+        found = Trace.load(self.path, "toy")
+        for layer, count in enumerate(found.units):
+            assert found.active(layer).shape == (*found.tokens.shape, count)
+        expect_finite([*(found.weights or ()), *([] if found.thresholds is None else [found.thresholds])])
+        found.save(again := self.path.with_name("again"))
+        Trace.load(again, "toy").save(other := self.path.with_name("other"))
+        expect_same(again, other)
+
+
+class Kernels(State):
+    """Compiled kernels. Whatever lies in their place, they give the same results."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        os.environ["TOOLKIT_CACHE_DIR"] = str(folder)
+
+    @staticmethod
+    def kernel(number: int):
+        """One of two kernels, as a process that has just begun has it."""
+        return compiled.compiled(_twice if number else _thrice)
+
+    @cached_property
+    def sound(self) -> dict[int, tuple[Path, bytes]]:
+        """The files of both kernels."""
+        before, found = set(), {}
+        for number in (0, 1):
+            assert self.kernel(number)(2.0) == 6.0 - 2 * number
+            (new,) = {*compiled._folder().glob("_*-*")} - before
+            before.add(new)
+            found[number] = new, new.read_bytes()
+        return found
+
+    def make(self, rng):
+        for path, content in self.sound.values():
+            path.write_bytes(content)
+
+    def alter(self, rng):
+        path, content = self.sound[0]
+        kind = rng.choice(["garbled", "value", "other"])
+        if kind == "garbled":
+            path.write_bytes(garbled(content, rng))
+        elif kind == "other":
+            path.write_bytes(self.sound[1][1])
+        else:
+            path.write_bytes(compiled.signed(path, pickle.dumps(rng.choice(WILD_VALUES))))
+
+    def use(self):
+        kernel = self.kernel(0)
+        assert kernel(2.0) == 6.0
+        assert kernel(np.float64(3.0)) == 9.0
+
+
+def _twice(x):
+    return x + x
+
+
+def _thrice(x):
+    return x + x + x
+
+
+_twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
+
+# of thirty cases, so many are of a kind
+STATES = {PredictorFiles: 8, AdapterFiles: 8, Trainings: 6, Traces: 6, Shares: 1, Kernels: 1}
+
+
+class Cases:
+    """Kinds of files in turn."""
+
+    def __init__(self, folder: Path):
+        self.kinds = {kind: kind(folder) for kind in STATES}
+
+    def __call__(self, case: int, rng: random.Random) -> str:
+        """Try a case, and say how it ended."""
+        (kind,) = rng.choices([*STATES], [*STATES.values()])
+        return f"{kind.__name__} {self.kinds[kind].attack(rng)}"
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as place:
+        main(Cases(Path(place)))
