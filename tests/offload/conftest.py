@@ -29,33 +29,25 @@ FAMILIES = {
     "mistral": (MistralForCausalLM, MistralConfig, GATED | {"sliding_window": 5}),
     "opt": (OPTForCausalLM, OPTConfig, COMMON | {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, GATED | {"head_dim": 12}),
-    # the texts of the tests are longer than its window, and its heads are not hidden / heads wide
-    "gemma3": (
-        Gemma3ForCausalLM,
-        Gemma3TextConfig,
-        GATED
-        | {
-            "head_dim": 16,
-            "num_key_value_heads": 1,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 9,
-            "eos_token_id": None,
-        }
-        | {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
-    ),
 }
+# the texts of the tests are longer than its window, and its heads are not hidden / heads wide
+GEMMA3 = (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GATED
+    | {"head_dim": 16, "num_key_value_heads": 1, "sliding_window": 5, "query_pre_attn_scalar": 9, "eos_token_id": None}
+    | {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
+)
 
 
 def pruned(family: str | tuple, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """Half of its weights are zeros; biases and norms are random. `family` is a name or an entry as in `FAMILIES`."""
+    """Half of its weights are zeros; biases and norms are none. `family` is a name or an entry as in `FAMILIES`."""
     model, config, sizes = FAMILIES[family] if isinstance(family, str) else family
     torch.manual_seed(0)
     made = model(config(**sizes)).eval().requires_grad_(False)
     for name, parameter in made.named_parameters():
-        if name.endswith("bias"):
+        if name.endswith("bias") or not parameter.any():
             parameter.normal_()
-        elif "norm" in name:
-            parameter.uniform_(0.5, 1.5)
     prune(made, "magnitude")
     for parameter in made.parameters():  # alone: buffers stay in float32, as in a model that is loaded
         parameter.data = parameter.data.to(dtype)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from tests.offload.conftest import COMMON, FAMILIES, pruned
+from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, pruned
 from toolkit.activations.thresholds import Magnitudes, thresholded
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
@@ -38,7 +38,7 @@ WIDE = COMMON | {"initializer_range": 0.2}
 MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig, WIDE | {"intermediate_size": NEURONS, "num_key_value_heads": 2}),
     "opt": (OPTForCausalLM, OPTConfig, FAMILIES["opt"][2] | {"ffn_dim": NEURONS}),
-    "gemma3": (*FAMILIES["gemma3"][:2], FAMILIES["gemma3"][2] | {"intermediate_size": NEURONS}),
+    "gemma3": (*GEMMA3[:2], GEMMA3[2] | {"intermediate_size": NEURONS}),
 }
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,7 +6,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicSlidingWindowLayer
 
-from tests.offload.conftest import FAMILIES, GATED, LAYERS, pruned
+from tests.offload.conftest import FAMILIES, GATED, GEMMA3, LAYERS, pruned
 from toolkit.offload.growing_cache import GrowingLayer, GrowingWindow
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.single_token import SingleToken
@@ -50,7 +50,7 @@ def stepwise(model, cache):
 def served(request, tmp_path_factory):
     """A model that the step serves, and the folder that it is packed in."""
     family = request.param
-    known = {**FAMILIES, "llama3": FAMILIES["llama"], "qwen2": (Qwen2ForCausalLM, Qwen2Config, GATED)}
+    known = {**FAMILIES, "llama3": FAMILIES["llama"], "qwen2": (Qwen2ForCausalLM, Qwen2Config, GATED), "gemma3": GEMMA3}
     model, config, sizes = known[family]
     model = pruned((model, config, sizes | SERVED[family]))
     folder = tmp_path_factory.mktemp(family) / "store"

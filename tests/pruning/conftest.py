@@ -17,7 +17,7 @@ VOCABULARY, POSITIONS = 61, 48
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 16, "num_attention_heads": 4, "max_position_embeddings": POSITIONS}
 GATED = COMMON | {"intermediate_size": 24, "num_key_value_heads": 2, "initializer_range": 0.2}
 FAMILIES = {
-    "gemma2": (Gemma2ForCausalLM, Gemma2Config, GATED | {"head_dim": 8, "sliding_window": 4}),
+    "gemma2": (Gemma2ForCausalLM, Gemma2Config, GATED | {"head_dim": 8, "sliding_window": 4, "bos_token_id": None}),
     "llama": (LlamaForCausalLM, LlamaConfig, GATED),
     "opt": (OPTForCausalLM, OPTConfig, COMMON | {"ffn_dim": 24, "word_embed_proj_dim": 16, "init_std": 0.2}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, GATED | {"head_dim": 8}),

@@ -210,7 +210,7 @@ def test_norms_that_cannot_take_factors(family):
     """One is read by a residual as well, the other multiplies by 1 + weight."""
     torch.manual_seed(0)
     if family == "gemma2":
-        model = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12))
+        model = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12, bos_token_id=None))
     else:
         sizes = {"ffn_dim": 70, "word_embed_proj_dim": 48, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**COMMON, **sizes, do_layer_norm_before=False))
@@ -222,7 +222,7 @@ def test_norms_that_cannot_take_factors(family):
 def test_a_loud_residual_neither_hides_a_wrong_fold_nor_spoils_a_right_one(family, wrong):
     """Hidden states some thousand times larger than what a block adds to them, which the norms make up for."""
     torch.manual_seed(0)
-    gemma = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12)) if wrong else None
+    gemma = Gemma2ForCausalLM(Gemma2Config(**GATED, head_dim=12, bos_token_id=None)) if wrong else None
     model = (gemma or with_outliers(family)).eval().requires_grad_(False)
     model.get_input_embeddings().weight.mul_(1e4)
     if wrong:

@@ -2,10 +2,11 @@ import copy
 
 import pytest
 import torch
+from transformers import Gemma3TextConfig, LlamaConfig
 
 from toolkit.errors import UserError
 from toolkit.models import hub, load_model
-from toolkit.text import CORPORA, SPLITS, corpora, load_articles, load_tokens
+from toolkit.text import CORPORA, SPLITS, begun, corpora, load_articles, load_tokens
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +113,12 @@ def test_c4_takes_its_first_documents(monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", lambda **_: rows)
     for split, count in corpora.C4_DOCUMENTS.items():
         assert CORPORA["c4"](split) == " ".join(map(str, range(count)))
+
+
+def test_windows_of_gemma_begin_with_its_first_token():
+    """As lm-eval and llama.cpp have it; other models' windows, and a Gemma without such a token, stay as they are."""
+    windows = torch.arange(10, 18).view(2, 4)
+    config = Gemma3TextConfig(bos_token_id=2)
+    assert begun(config, windows).tolist() == [[2, 11, 12, 13], [2, 15, 16, 17]]
+    for other in (Gemma3TextConfig(bos_token_id=None), LlamaConfig(bos_token_id=2)):
+        assert begun(other, windows) is windows
