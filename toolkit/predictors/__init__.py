@@ -10,6 +10,7 @@ from toolkit.predictors.evaluation import predicted, quality
 from toolkit.predictors.few_bits import FewBits
 from toolkit.predictors.foresight import Context, Foresight, Stateless
 from toolkit.predictors.gate import Gate
+from toolkit.predictors.layer_correlation import LayerCorrelation, StateAndParents
 from toolkit.predictors.limits import with_limits
 from toolkit.predictors.low_rank import LowRank
 from toolkit.predictors.oracle import Oracle
@@ -17,6 +18,7 @@ from toolkit.predictors.predictor import Predictor
 from toolkit.predictors.predictors import Predictors
 from toolkit.predictors.registry import PREDICTORS, STORED
 from toolkit.predictors.samples import Samples
+from toolkit.predictors.token_state import TokenState
 from toolkit.predictors.weightless import All, CopyLast, Nothing
 
 __all__ = [
@@ -28,13 +30,16 @@ __all__ = [
     "FewBits",
     "Foresight",
     "Gate",
+    "LayerCorrelation",
     "LowRank",
     "Nothing",
     "Oracle",
     "Predictor",
     "Predictors",
     "Samples",
+    "StateAndParents",
     "Stateless",
+    "TokenState",
     "predicted",
     "quality",
     "with_limits",

@@ -1,7 +1,7 @@
 """What predictors get right, and the model with them in place.
 
-A predictor with a state is stepped through each sequence, token by token. The first token is the sequence's prompt: all
-neurons are loaded for it, since nothing is known yet.
+A predictor with a state is stepped through each sequence, token by token. The first tokens are the sequence's prompt,
+which is one token at least: all neurons are loaded for it, and what it used starts the predictor.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,12 +27,13 @@ def predicted(
     thresholds: Float32[Tensor, " layers"],
     predictors: Sequence[Foresight | None],
     criterion: str = "output",
+    prompt: int = 0,
 ) -> Iterator[nn.Module]:
     """Inside the block, a neuron counts only if it is predicted and exceeds the threshold of its layer.
 
     A predictor with a state observes what an engine can: which neurons were active of those that it predicted, since no
-    others are computed. Each row of a forward pass is a sequence of its own. Raises `UserError` for predictors of
-    another model's shape, and as `thresholded` does.
+    others are computed. Each row of a forward pass is a sequence of its own. All neurons are loaded for its first
+    `prompt` tokens. Raises `UserError` for predictors of another model's shape, and as `thresholded` does.
     """
     check_fits(model, predictors)
     inputs: dict[int, Tensor] = {}
@@ -42,14 +43,16 @@ def predicted(
         x, predictor = inputs.pop(layer), predictors[layer]
         if any(one and one.stateful for one in predictors):
             if layer == 0:
-                sequences[:] = [_Sequence(x.shape[-2], sees_all=False) for _ in range(x[..., 0, 0].numel())]
+                sequences[:] = [_Sequence(x.shape[-2], prompt, sees_all=False) for _ in range(x[..., 0, 0].numel())]
             rows = zip(sequences, _by_sequence(x), _by_sequence(outputs != 0), strict=True)
             mask = torch.stack([sequence.mask(layer, predictor, *row) for sequence, *row in rows])
         elif predictor is None:
             return None
         else:
             mask = cast(Stateless, predictor).mask(x.reshape(-1, x.shape[-1]))
-        return outputs.masked_fill(~mask.view(outputs.shape), 0)
+        mask = mask.view(outputs.shape)
+        mask[..., :prompt, :] = True
+        return outputs.masked_fill(~mask, 0)
 
     with thresholded(model, thresholds, criterion), fed(model, inputs.__setitem__), changed(model, keep):
         yield model
@@ -58,11 +61,12 @@ def predicted(
 class _Sequence:
     """What predictors see of the tokens of one sequence, layer after layer.
 
-    With `sees_all` they observe all active neurons, else those that they predicted.
+    All neurons are loaded for the first `prompt` tokens, or for one. With `sees_all` predictors observe all active
+    neurons, else those that they predicted.
     """
 
-    def __init__(self, tokens: int, sees_all: bool):
-        self.sees_all = sees_all
+    def __init__(self, tokens: int, prompt: int, sees_all: bool):
+        self.prompt, self.sees_all = max(1, prompt), sees_all
         self.inputs, self.active = ([[] for _ in range(tokens)] for _ in range(2))
 
     def mask(
@@ -86,16 +90,16 @@ class _Sequence:
         self, layer: int, predictor: Foresight, active: Bool[Tensor, "tokens neurons"]
     ) -> Bool[Tensor, "tokens neurons"]:
         mask = np.ones(active.shape, bool)
-        for token, truth in enumerate(active.numpy()):
-            if token:
-                mask[token] = False
-                mask[token, predictor.predict(Context(layer, self.inputs[token], self.active[token]))] = True
-            seen = np.flatnonzero(truth if self.sees_all else truth & mask[token])
-            if token:
-                predictor.observe(seen)
-            else:
-                predictor.start([seen])
-            self.active[token].append(seen)
+        used = [np.flatnonzero(row) for row in active[: self.prompt].numpy()]
+        predictor.start(used)
+        for token in range(self.prompt, len(active)):
+            mask[token] = False
+            mask[token, predictor.predict(Context(layer, self.inputs[token], self.active[token]))] = True
+            truth = active[token].numpy()
+            used.append(np.flatnonzero(truth if self.sees_all else truth & mask[token]))
+            predictor.observe(used[-1])
+        for neurons, one in zip(self.active, used, strict=True):
+            neurons.append(one)
         return torch.from_numpy(mask)
 
 
@@ -118,32 +122,43 @@ def check_fits(model: nn.Module, predictors: Sequence[Foresight | None]) -> None
             )
 
 
-def quality(predictors: Sequence[Foresight | None], samples: Samples) -> pd.DataFrame:
+def quality(predictors: Sequence[Foresight | None], samples: Samples, prompt: int = 0) -> pd.DataFrame:
     """What the predictors say of samples, a row for each layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
-    the layer's neurons), recall (share of the active neurons that are predicted), precision (share of the predicted
-    neurons that are active), false_negatives (share of the active), false_positives (share of the inactive), kept
-    (what the predicted neurons have of the magnitudes of all, as `Samples.magnitudes` gives them).
+    the layer's neurons), accuracy (share of the neurons, active or not, of which the right thing is said), recall
+    (share of the active neurons that are predicted), precision (share of the predicted neurons that are active),
+    false_negatives (share of the active), false_positives (share of the inactive), kept (what the predicted neurons
+    have of the magnitudes of all, as `Samples.magnitudes` gives them).
 
-    A predictor with a state observes all neurons that were active, predicted or not.
+    A predictor with a state observes all neurons that were active, predicted or not. The first `prompt` tokens of each
+    sequence are not counted, whatever the predictor. Raises `UserError` if there are no others.
     """
+    length = samples.length or len(samples.inputs[0])
+    if not 0 <= prompt < length:
+        raise UserError(f"prompt of {prompt} tokens: expected fewer than the {length} of a sequence")
     sequences: list[_Sequence] = []
     if any(predictor and predictor.stateful for predictor in predictors):
-        lengths = map(len, samples.inputs[0].split(samples.length or len(samples.inputs[0])))
-        sequences = [_Sequence(length, sees_all=True) for length in lengths]
-    return pd.DataFrame(_quality(layer, one, samples, sequences) for layer, one in enumerate(predictors))
+        lengths = map(len, samples.inputs[0].split(length))
+        sequences = [_Sequence(tokens, prompt, sees_all=True) for tokens in lengths]
+    counted = torch.arange(len(samples.inputs[0])) % length >= prompt
+    return pd.DataFrame(_quality(layer, one, samples, sequences, counted) for layer, one in enumerate(predictors))
 
 
 def _quality(
-    layer: int, predictor: Foresight | None, samples: Samples, sequences: Sequence[_Sequence]
+    layer: int,
+    predictor: Foresight | None,
+    samples: Samples,
+    sequences: Sequence[_Sequence],
+    counted: Bool[Tensor, " tokens"],
 ) -> dict[str, Any]:
-    active, magnitudes = samples.active(layer), samples.magnitudes(layer)
-    mask = _mask(layer, predictor, samples, sequences)
+    active, magnitudes = samples.active(layer)[counted], samples.magnitudes(layer)[counted]
+    mask = _mask(layer, predictor, samples, sequences)[counted]
     both = int((mask & active).sum())
     row = {"layer": layer, "predictor": predictor.name if predictor else "none"}
     row |= {"nbytes": predictor.nbytes if predictor else 0}
     row |= {"active": active.float().mean().item(), "predicted": mask.float().mean().item()}
+    row |= {"accuracy": (mask == active).float().mean().item()}
     row |= {"recall": _ratio(both, active.sum()), "precision": _ratio(both, mask.sum())}
     row |= {"false_negatives": 1 - row["recall"], "false_positives": _ratio((mask & ~active).sum(), (~active).sum())}
     return row | {"kept": _ratio((magnitudes * mask).sum(), magnitudes.sum())}

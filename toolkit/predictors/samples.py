@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
 from toolkit.activations.thresholds import fed, run_decoder, thresholded, watched
+from toolkit.activations.trace import Trace
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
@@ -45,6 +46,13 @@ class Samples:
     def of_layers(self, layers: slice) -> "Samples":
         """The samples of some layers."""
         return Samples(self.inputs[layers], self.outputs[layers], self.norms[layers], self.length)
+
+    @classmethod
+    def of(cls, trace: Trace) -> "Samples":
+        """What a trace tells, for predictors without weights: inputs of no width, outputs of 0 and 1, norms of 1."""
+        active = [trace.active(layer).flatten(0, 1) for layer in range(trace.layers)]
+        inputs = tuple(torch.zeros(len(one), 0) for one in active)
+        return cls(inputs, tuple(active), tuple(map(torch.ones, trace.units)), trace.tokens.shape[1])
 
     @classmethod
     @torch.no_grad()

@@ -107,7 +107,8 @@ def _without_limits(setting: ThresholdedModel, variant: PredictorVariant) -> Seq
         raise unknown("predictor", variant.kind, PREDICTORS)
     if variant.kind == LowRank.name:
         return _low_rank(setting, variant, len(limits))
-    return PREDICTORS[variant.kind].fit(loaded(setting.model)[0], limits)
+    kind = PREDICTORS[variant.kind]
+    return kind.fit(loaded(setting.model)[0], limits, samples(setting, "training") if kind.trained else None)
 
 
 def _low_rank(setting: ThresholdedModel, variant: PredictorVariant, layers: int) -> list[LowRank]:

@@ -1,0 +1,193 @@
+"""Neurons of the layer before that foretell a neuron, its parents, and the file that keeps them (Hermes, IV-C1)."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64, Shaped
+from torch import Tensor, nn
+
+from toolkit import tensor_files
+from toolkit.activations.trace import Trace
+from toolkit.errors import UserError
+from toolkit.kernels import states
+from toolkit.models.ffn import decoder_ffns
+from toolkit.predictors.foresight import Context
+from toolkit.predictors.samples import Samples
+from toolkit.predictors.token_state import TokenState, dense
+
+KIND, VERSION = "correlated neurons", "1"
+PARENTS = 2  # of each neuron
+WEIGHT = 6  # of each parent, beside a state of up to 15
+NUMBERS = {torch.uint16: np.uint16, torch.uint32: np.uint32}
+ROWS_AT_ONCE = 1024  # neurons whose parents are sought together
+
+
+@dataclass(frozen=True, eq=False)
+class Parents:
+    """Two neurons of the layer before for each neuron.
+
+    Args:
+        neurons: their numbers, uint16 unless the layer before has more neurons: 14 bits of 16 for LLaMA-7B.
+        before: neurons of the layer before.
+
+    Raises `UserError` for numbers that are beyond it, or of another type.
+    """
+
+    neurons: Shaped[np.ndarray, "2 neurons"]
+    before: int
+
+    def __post_init__(self):
+        """Refuse what the kernel cannot take."""
+        if self.neurons.dtype not in NUMBERS.values() or self.neurons.ndim != 2 or len(self.neurons) != PARENTS:
+            raise UserError(
+                f"parents are {self.neurons.dtype} {list(self.neurons.shape)}; expected uint16 [2, neurons]"
+            )
+        if self.neurons.size and self.neurons.max() >= self.before:
+            raise UserError(
+                f"parent {self.neurons.max()} of a layer with {self.before} neurons: the parents are another model's"
+            )
+
+    @classmethod
+    def of(cls, before: Bool[Tensor, "tokens before"], after: Bool[Tensor, "tokens after"]) -> Self:
+        """The two neurons of the layer before that each neuron is most correlated with over some tokens.
+
+        The correlation is that of two variables of 0 and 1. Co-activations alone would name the neurons that always
+        fire, which foretell nothing. Raises `UserError` for fewer than two neurons in the layer before.
+        """
+        if before.shape[1] < PARENTS:
+            raise UserError(f"{before.shape[1]} neuron in the layer before: expected {PARENTS} or more")
+        first = _standardised(before)
+        best = [(_standardised(rows).T @ first).topk(PARENTS).indices for rows in after.split(ROWS_AT_ONCE, dim=1)]
+        number = np.uint16 if before.shape[1] <= 1 << 16 else np.uint32
+        return cls(np.ascontiguousarray(torch.cat(best).numpy().T.astype(number)), before.shape[1])
+
+
+def _standardised(active: Bool[Tensor, "tokens neurons"]) -> Float[Tensor, "tokens neurons"]:
+    """Mean 0 and length 1; 0 for a neuron that always did the same."""
+    centred = active.float() - active.float().mean(0)
+    length = centred.norm(dim=0)
+    return centred / torch.where(length > 1e-3, length, torch.inf)
+
+
+def find_parents(layers: Iterable[Bool[Tensor, "tokens neurons"]]) -> list[Parents | None]:
+    """The parents of each layer's neurons, from which neurons were active for some tokens. The first layer has none."""
+    found: list[Parents | None] = []
+    before = None
+    for active in layers:
+        found.append(None if before is None else Parents.of(before, active))
+        before = active
+    return found
+
+
+def parents_of(trace: Trace) -> list[Parents | None]:
+    """The parents of each layer's neurons, from a calibration trace."""
+    return find_parents(trace.active(layer).flatten(0, 1) for layer in range(trace.layers))
+
+
+def save_parents(path: str | os.PathLike, model: str, parents: Sequence[Parents | None]) -> None:
+    """Write the parents of a model's layers, with a checksum. Raises `UserError` for trouble with the disk."""
+    tensors = {f"parents.{layer}": torch.from_numpy(one.neurons) for layer, one in enumerate(parents) if one}
+    before = {f"before.{layer}": str(one.before) for layer, one in enumerate(parents) if one}
+    about = {"version": VERSION, "model": model, "layers": str(len(parents))}
+    tensor_files.save(path, KIND, about | before, tensors)
+
+
+def load_parents(path: str | os.PathLike, model: str) -> list[Parents | None]:
+    """The parents of this model's layers. Raises `UserError` for a file that is damaged or of another model."""
+    about, tensors = tensor_files.load_for(path, KIND, (VERSION,), model)
+    try:
+        numbers = (tensors.get(f"parents.{layer}") for layer in range(int(about["layers"])))
+        return [
+            None if one is None else Parents(one.numpy(), int(about[f"before.{layer}"]))
+            for layer, one in enumerate(numbers)
+        ]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: inconsistent parents: {error}") from error
+
+
+@dataclass(eq=False)
+class StateAndParents(TokenState):
+    """Predicts where state + λ · active parents reaches the threshold; a layer without parents goes by states alone.
+
+    With λ of 6 and a threshold of 15 a state of 9 and one parent are enough, and so are 3 and two. Two parents alone
+    give 12: they never predict a neuron that has been idle for long.
+
+    Args:
+        parents: of each neuron; None in the first layer.
+        weight: λ, what each active parent adds.
+
+    Raises `UserError` for parents of another number of neurons, or a weight that is none.
+    """
+
+    name: ClassVar[str] = "state_and_parents"
+    trained: ClassVar[bool] = True
+
+    parents: Parents | None = None
+    weight: int = WEIGHT
+
+    def __post_init__(self):
+        """Refuse parents of another layer."""
+        super().__post_init__()
+        if not 0 <= self.weight <= 120:
+            raise UserError(f"weight {self.weight}: expected 0 to 120")
+        children = self.parents.neurons.shape[1] if self.parents else self.neurons
+        if children != self.neurons:
+            raise UserError(f"parents of {children} neurons for a layer of {self.neurons}: they are another model's")
+
+    @classmethod
+    def fit(cls, model: nn.Module, limits: Iterable[float], samples: Samples | None = None) -> list[Self]:
+        """Parents are found in the samples. Raises `UserError` without samples, or with those of another model."""
+        ffns = decoder_ffns(model)
+        if samples is None or samples.layers != len(ffns):
+            raise UserError(f"{cls.name} needs samples of {len(ffns)} layers: record them with this model")
+        found = find_parents(samples.active(layer) for layer in range(samples.layers))
+        return [cls(ffn.neurons, ffn.up.in_features, parents=one) for ffn, one in zip(ffns, found, strict=True)]
+
+    @property
+    def nbytes(self) -> int:
+        """Of the table and the parents."""
+        return self._table_nbytes + (self.parents.neurons.nbytes if self.parents else 0)
+
+    @property
+    def _table_nbytes(self) -> int:
+        return super().nbytes
+
+    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
+        """The neurons whose sum reaches the threshold. Raises `UserError` if the layer before is another model's."""
+        if self.parents is None or not context.active:
+            return super().predict(context)
+        mask = np.empty(self.neurons, bool)
+        earlier = context.active[-1]
+        if len(earlier) and earlier[-1] >= self.parents.before:
+            raise UserError(f"neuron {earlier[-1]} fired in the layer before; its parents are of {self.parents.before}")
+        active = dense(earlier, self.parents.before)
+        states.predict(self._table, self.threshold, mask, self.parents.neurons, active, self.weight)
+        return np.flatnonzero(mask)
+
+
+@dataclass(eq=False)
+class LayerCorrelation(StateAndParents):
+    """Predicts the neurons both of whose parents are active: the layer-wise part alone, without states.
+
+    In a layer without parents it predicts no neuron.
+    """
+
+    name: ClassVar[str] = "layer_correlation"
+
+    threshold: int = PARENTS * WEIGHT
+    gain: int = 0
+
+    def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:
+        """All states are 0, and stay so."""
+        super().start([])
+
+    def observe(self, active: Int64[np.ndarray, " active"]) -> None:
+        """Tokens before do not matter."""
+
+    @property
+    def _table_nbytes(self) -> int:
+        return 0
