@@ -4,7 +4,15 @@ import pytest
 
 from toolkit.errors import UserError
 from toolkit.machines.hardware import profile
-from toolkit.simulation.near_data import DDR4_3200, dimms_needed, gemv_s, link_joules, link_s, visit_gb_s
+from toolkit.simulation.near_data import (
+    DDR4_3200,
+    dimms_needed,
+    gemv_s,
+    link_joules,
+    link_s,
+    visit_gb_s,
+    with_multipliers,
+)
 
 # GB/s of a cycle-accurate simulator (Ramulator 2.1) with HERMES's timings: bursts a visit, refresh, rate
 SIMULATED = [
@@ -34,7 +42,7 @@ def test_a_product_takes_the_longer_of_bytes_and_multiplications():
     near = profile("hermes-rtx4090").near_data  # 40 GB/s, 48 · 10⁹ multiply-adds a second
     assert gemv_s(near, 40e9, 1) == pytest.approx(1.0)
     assert gemv_s(near, 1, 48e9) == pytest.approx(1.0)
-    assert gemv_s(near, 1, 48e9, multipliers=64) == pytest.approx(4.0)
+    assert gemv_s(with_multipliers(near, 64), 1, 48e9) == pytest.approx(4.0)
     assert gemv_s(near, [40e9, 80e9], [0, 0]).tolist() == pytest.approx([1.0, 2.0])
 
 
@@ -58,4 +66,4 @@ def test_nothing_to_read_is_refused(call):
 
 def test_a_unit_without_multipliers_is_refused():
     with pytest.raises(UserError, match="multipliers: 0"):
-        gemv_s(profile("hermes-rtx4090").near_data, 1, 1, multipliers=0)
+        with_multipliers(profile("hermes-rtx4090").near_data, 0)

@@ -8,7 +8,7 @@ limited by how often rows may be opened: four within tFAW, and each bank's once 
 the DIMM's buffer add their rates.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Float
@@ -69,17 +69,19 @@ def gemv_s(
     near: NearData,
     nbytes: Float[np.ndarray, "*shape"] | float,
     products: Float[np.ndarray, "*shape"] | float,
-    multipliers: int = MULTIPLIERS,
 ) -> Float[np.ndarray, "*shape"] | float:
     """Seconds of one DIMM's matrix-vector product: the longer of its bytes over the bandwidth and of its products.
 
-    `products` are multiply-adds; a batch multiplies the products and not the bytes. `multipliers` scales the rate of
-    the profile's GEMV units, which have `MULTIPLIERS`. Raises `UserError` for fewer than one.
+    `products` are multiply-adds; a batch multiplies the products and not the bytes.
     """
+    return np.maximum(np.divide(nbytes, near.bandwidth_gb_s * GB), np.divide(products, near.tflop_s * 1e12 / 2))
+
+
+def with_multipliers(near: NearData, multipliers: int) -> NearData:
+    """DIMMs with other GEMV units; the profile has the rate of `MULTIPLIERS`. Raises `UserError` for less than one."""
     if multipliers < 1:
         raise UserError(f"multipliers: {multipliers}; expected 1 or more")
-    rate = near.tflop_s * 1e12 / 2 * multipliers / MULTIPLIERS
-    return np.maximum(np.divide(nbytes, near.bandwidth_gb_s * GB), np.divide(products, rate))
+    return replace(near, tflop_s=near.tflop_s * multipliers / MULTIPLIERS)
 
 
 def link_s(near: NearData, nbytes: Float[np.ndarray, "*shape"] | float) -> Float[np.ndarray, "*shape"] | float:

@@ -1,0 +1,1 @@
+"""What several of HERMES's notebooks share."""

@@ -1,0 +1,180 @@
+"""Tokens a second of HERMES and its rivals (figures 1, 9 to 17), from one set of assumptions for all figures.
+
+    table = systems_table([SystemCase("llama2-70b", "hermes"), SystemCase("llama2-70b", "hermes_base", batch=2)])
+
+The set was fitted to few published numbers, which are inputs: `data/hardware/hermes.yaml` names them. A line of other
+sets fits them as well, from few active neurons and slow DIMMs to many and fast ones. The tables give the least and the
+most along this line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import pandas as pd
+
+from toolkit.cache import kept
+from toolkit.errors import UserError
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import Profile
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.policies.hot_cold_ways import ABLATION, SYSTEMS
+from toolkit.policies.mapping import NeuronBlock, Room
+from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving, gpu_room, neuron_blocks
+from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
+from toolkit.simulation.near_data import MULTIPLIERS, dimms_needed, with_multipliers
+
+MODELS = ("opt-13b", "opt-30b", "opt-66b", "llama2-13b", "llama2-70b", "falcon-40b")  # section V-A3
+MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
+ACTIVE = (0.12, 0.2, 0.3)  # of the sets that fit; the first is the default
+PARTS = {
+    COPY: "copy_ms",
+    ATTENTION: "attention_neurons_ms",
+    "attention": "attention_ms",
+    PROJECTION: "projection_ms",
+    FFN: "ffn_neurons_ms",
+    "predictor": "predictor_ms",
+    "barriers": "barriers_ms",
+    HEAD: "head_ms",
+}
+BUSY = {"GPU": "gpu_ms", "DIMM 0": "dimm_ms"}  # DIMMs are alike but for chance
+TOKENS = 24  # drawn, of those generated
+RANGED = ("tokens_per_s", "token_ms", "prefill_percent")
+
+
+@dataclass(frozen=True)
+class SystemCase:
+    """A model on a system: a name of `SYSTEMS` or `ABLATION`; with None a machine keeps its own number of DIMMs."""
+
+    model: str
+    system: str
+    batch: int = 1
+    machine: str = MACHINE
+    dimms: int | None = None
+    multipliers: int = MULTIPLIERS
+
+
+@dataclass(frozen=True)
+class FittedSet:
+    """Numbers that bring LLaMA2-70B to the same tokens a second: share of active neurons, GB/s of a DIMM."""
+
+    active: float
+    bandwidth_gb_s: float
+
+    def on(self, machine: Profile) -> Profile:
+        """The machine with this bandwidth, and as many multiply-adds for each byte as its profile has."""
+        if machine.near_data is None:
+            return machine
+        own = machine.near_data
+        tflop_s = own.tflop_s * self.bandwidth_gb_s / own.bandwidth_gb_s
+        return machine.with_values({"near_data.bandwidth_gb_s": self.bandwidth_gb_s, "near_data.tflop_s": tflop_s})
+
+
+def systems_table(
+    cases: Sequence[SystemCase], sampled_tokens: int = TOKENS, sampled_layers: int = 2, seed: int = 0
+) -> pd.DataFrame:
+    """A row for each case, by the default set, with the range along the sets that fit as well; kept.
+
+    Columns: part, model, system, batch, dimms, multipliers; tokens_per_s, token_ms, prefill_s, prefill_percent (of the
+    whole time); the parts of a token in ms; low and high of `RANGED`; evidence, profile.
+    """
+    sample = sampled_tokens, sampled_layers, seed
+    tables = [
+        pd.concat([_row(case, each.active, each.bandwidth_gb_s, *sample) for case in cases], ignore_index=True)
+        for each in fitted_sets(*sample)
+    ]
+    ends = {}
+    for column in RANGED:
+        values = pd.concat([table[column] for table in tables], axis=1)
+        ends |= {f"{column}_low": values.min(axis=1), f"{column}_high": values.max(axis=1)}
+    return tables[0].assign(part="systems", **ends)
+
+
+@lru_cache
+def fitted_sets(sampled_tokens: int = TOKENS, sampled_layers: int = 2, seed: int = 0) -> tuple[FittedSet, ...]:
+    """The default set first, then those that give LLaMA2-70B as many tokens a second with more active neurons."""
+    return tuple(FittedSet(*row) for row in _ridge(sampled_tokens, sampled_layers, seed).itertuples(index=False))
+
+
+@kept("hermes_ridge")
+def _ridge(sampled_tokens: int, sampled_layers: int, seed: int) -> pd.DataFrame:
+    sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
+    default = FittedSet(ACTIVE[0], profile(MACHINE).near_data.bandwidth_gb_s)
+    wanted = run(SystemCase("llama2-70b", "hermes"), default, **sample).tokens_per_s
+    sets = [default]
+    for active in ACTIVE[1:]:
+        low, high = default.bandwidth_gb_s, 1000.0
+        while high / low > 1.01:
+            middle = (low * high) ** 0.5
+            reached = run(SystemCase("llama2-70b", "hermes"), FittedSet(active, middle), **sample).tokens_per_s
+            low, high = (low, middle) if reached > wanted else (middle, high)
+        sets.append(FittedSet(active, high))
+    return pd.DataFrame(sets)
+
+
+def run(case: SystemCase, chosen: FittedSet, **sample: int) -> ServingTimes:
+    """One case with one of the sets that fit."""
+    machine = chosen.on(profile(case.machine))
+    if near := machine.near_data:
+        near = with_multipliers(near, case.multipliers)
+        machine = replace(machine, near_data=replace(near, dimms=near.dimms if case.dimms is None else case.dimms))
+    serving = Serving(case.model, batch=case.batch, active=chosen.active, **sample)
+    return generate(machine, serving, (SYSTEMS | ABLATION)[case.system])
+
+
+@kept("hermes_cases")
+def _row(
+    case: SystemCase, active: float, bandwidth_gb_s: float, sampled_tokens: int, sampled_layers: int, seed: int
+) -> pd.DataFrame:
+    sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
+    found = run(case, FittedSet(active, bandwidth_gb_s), **sample)
+    own = profile(case.machine).near_data
+    dimms = case.dimms if case.dimms is not None else int(own.dimms) if own else 0
+    labels = {"model": case.model, "system": case.system, "batch": case.batch, "profile": case.machine, "dimms": dimms}
+    speeds = {"tokens_per_s": found.tokens_per_s, "token_ms": 1e3 * found.token_s, "prefill_s": found.prefill_s}
+    parts = {column: 1e3 * found.parts.get(part, 0.0) for part, column in PARTS.items()}
+    parts |= {column: 1e3 * found.busy.get(resource, 0.0) for resource, column in BUSY.items()}
+    share = {"prefill_percent": 100 * found.prefill_s / found.total_s}
+    row = labels | {"multipliers": case.multipliers} | speeds | share | parts | {"evidence": "modelled"}
+    return pd.DataFrame([row])
+
+
+def shares(table: pd.DataFrame) -> pd.DataFrame:
+    """What parts take of each case of `systems_table`, in percent.
+
+    Columns: model, system, batch, copy_percent (what PCIe adds, of a token), predictor_percent (of a token without
+    copies), dimm_percent (of the neurons' and projections' time, where DIMMs compute them), prefill_percent and
+    generation_percent (of the whole time); evidence, profile.
+    """
+    computed = table["token_ms"] - table["copy_ms"]
+    parts = {
+        "copy_percent": 100 * table["copy_ms"] / table["token_ms"],
+        "predictor_percent": 100 * table["predictor_ms"] / computed,
+        "dimm_percent": 100 * table["dimm_ms"] / (table["dimm_ms"] + table["gpu_ms"]),
+        "prefill_percent": table["prefill_percent"],
+        "generation_percent": 100 - table["prefill_percent"],
+    }
+    return table[["model", "system", "batch", "profile", "evidence"]].assign(part="shares", **parts)
+
+
+def resident_rows(models: Sequence[str]) -> pd.DataFrame:
+    """The share of each model's weights that fits the GPU: model, resident_percent, profile, evidence."""
+    machine = profile(MACHINE)
+    rows = [{"model": name, "resident_percent": 100 * Serving(name).resident_share(machine)} for name in models]
+    return pd.DataFrame(rows).assign(part="resident", profile=MACHINE, evidence="modelled")
+
+
+def fits(model: str, dimms: int, machine: str = MACHINE) -> bool:
+    """Whether so many DIMMs hold a model, and the GPU its projections and head."""
+    found, serving = profile(machine), Serving(model)
+    try:
+        serving.neuron_bytes_on_gpu(found)
+    except UserError:
+        return False
+    return dimms >= dimms_needed(found.near_data, serving.nbytes)
+
+
+def offline_problem(model: str, seed: int = 0) -> tuple[list[NeuronBlock], Room]:
+    """All blocks of a model with drawn frequencies, and the room of the default machine (section IV-B)."""
+    machine, serving = profile(MACHINE), Serving(model, sampled_layers=ARCHITECTURES[model].layers, seed=seed)
+    return neuron_blocks(machine, serving, SYSTEMS["hermes"]), gpu_room(machine, serving)
