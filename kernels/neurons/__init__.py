@@ -1,15 +1,15 @@
 """The FFN of some of a layer's neurons, whose weights lie in bundles: no gather, and each weight is read once.
 
 A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
-section 3.2). One door, `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
-kernels.
+section 3.2). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
+kernels. `add` and `add_up` are for neurons that come one after another, or whose rows are in any order.
 """
 
 from collections.abc import Callable
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from toolkit.errors import unknown
@@ -19,7 +19,7 @@ from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.threads import over_rows
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "available", "ffn"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
 
 BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
@@ -74,8 +74,50 @@ def ffn(
 
         cuda.ffn(given, shifts, vectors, activation, threshold, result)
     else:
-        _add_up(chosen.product(bundles.dtype, activation, gated), given, shifts, vectors, threshold, result)
+        parts = parts_of(given.nbytes)
+        partials = np.zeros((parts, *result.shape), np.float32)
+        order = np.arange(len(given)), even_edges(len(given), parts)
+        _add(chosen.product(given.dtype, activation, gated), given, shifts, vectors, threshold, order, partials)
+        add_up(partials, result.numpy())
     return out
+
+
+def parts_of(nbytes: int) -> int:
+    """In how many parts neurons of so many bytes are summed, a power of two."""
+    return 1 << min(MOST_PARTS, nbytes // PART_BYTES or 1).bit_length() - 1
+
+
+def even_edges(count: int, parts: int) -> Int64[np.ndarray, " parts+1"]:
+    """Where each part of so many begins and the last one ends."""
+    return np.arange(parts + 1) * count // parts
+
+
+def add(
+    bundles: Float[Tensor, "rows width"],
+    x: Float[Tensor, "batch hidden"],
+    activation: str,
+    bias: Float[Tensor, " rows"] | None,
+    threshold: float,
+    order: tuple[Int64[np.ndarray, " count"], Int64[np.ndarray, " parts+1"]],
+    partials: Float32[np.ndarray, "parts batch hidden"],
+    backend: str = "auto",
+) -> None:
+    """Add what some rows give to sums so far, on the CPU; `add_up` gives their total.
+
+    Each part adds its rows one after the other: `order` holds rows, and the place in it where each part begins and the
+    last one ends. So the total is the same, to the bit, if the same active neurons come in the same order within each
+    part, wherever their rows lie, whichever others lie between them, in one call or in several.
+
+    Raises as `ffn` does, and `ValueError` for an order that does not fit.
+    """
+    rows, edges = order
+    gated = _check(bundles, x, activation, bias, threshold, torch.from_numpy(partials[0]))
+    inside = not len(rows) or (rows.min() >= 0 and rows.max() < len(bundles))
+    if len(edges) != len(partials) + 1 or edges[0] != 0 or edges[-1] != len(rows) or not inside:
+        raise ValueError(f"an order of {len(rows)} rows in {len(edges) - 1} parts for {len(bundles)} rows")
+    shifts = None if bias is None else bias.detach().to(torch.float32)
+    product = choose(backend, BACKENDS, bundles.device, for_gpus=[]).product(bundles.dtype, activation, gated)
+    _add(product, bundles.detach(), shifts, x.detach().to(torch.float32), threshold, order, partials)
 
 
 def available() -> list[str]:
@@ -105,12 +147,10 @@ def _check(bundles: Tensor, x: Tensor, activation: str, bias: Tensor | None, thr
     return parts == 3
 
 
-def _add_up(run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, out: Tensor) -> None:
-    """Run the parts, which threads share among them, and add up what each gives."""
+def _add(
+    run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, order: tuple, partials: np.ndarray
+) -> None:
+    """Run the parts, which threads share among them."""
     shifts = NO_BIAS if bias is None else bias.numpy()
-    bits, sums = bundles.view(BITS[bundles.dtype]).numpy(), out.numpy()
-    parts = 1 << min(MOST_PARTS, bits.nbytes // PART_BYTES or 1).bit_length() - 1
-    partials = sums[None] if parts == 1 else np.empty((parts, *sums.shape), np.float32)
-    over_rows(run, parts, bits.nbytes, bits, shifts, x.numpy(), np.float32(threshold), partials)
-    if parts > 1:
-        add_up(partials, sums)
+    bits = bundles.view(BITS[bundles.dtype]).numpy()
+    over_rows(run, len(partials), bits.nbytes, bits, shifts, x.numpy(), np.float32(threshold), *order, partials)

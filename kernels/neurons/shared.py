@@ -64,11 +64,12 @@ def add_up(partials, sums):
 
 
 def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
-    """The function that sets `partials[part, vector]` to the sum over a part's neurons, for parts `first` to `last`.
+    """The function that adds to `partials[part, vector]` the sum over a part's neurons, for parts `first` to `last`.
 
-    `partials` [parts, vectors, hidden] splits the neurons evenly. A neuron is active if its value for any vector
-    exceeds the threshold; values that do not count as zero. Down columns are added in the order of the neurons, four at
-    once; those of neurons that are not active are not read.
+    A part's neurons lie in the rows `order[edges[part] : edges[part + 1]]`, of which four that follow each other are
+    multiplied at once. A neuron is active if its value for any vector exceeds the threshold; values that do not count
+    as zero. Down columns are added one after the other, in that order, also where four are read at once; those of
+    neurons that are not active are not read.
 
     The backend's two functions work for 4 or 1 neurons (`rows`):
 
@@ -80,10 +81,10 @@ def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
     activate = ACTIVATIONS[activation]
 
     @compiled
-    def find_active(bundles, bias, x, threshold, row, rows, products, places, values, active):
+    def find_active(bundles, bias, x, threshold, row, rows, stride, products, places, values, active):
         hidden, width = x.shape[1], bundles.shape[1]
         for part in range(2 if gated else 1):
-            multiply(bundles, row * width + part * hidden, width, rows, x, products[part], 0)
+            multiply(bundles, row * width + part * hidden, stride, rows, x, products[part], 0)
         for i in range(rows):
             exceeds = False
             for vector in range(len(x)):
@@ -100,18 +101,24 @@ def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
         return active
 
     @compiled
-    def ffn(bundles, bias, x, threshold, partials, first, last):
-        rows, vectors, parts = len(bundles), len(x), len(partials)
+    def ffn(bundles, bias, x, threshold, order, edges, partials, first, last):
+        vectors, width = len(x), bundles.shape[1]
         products = np.empty((2, vectors, ROWS), np.float32)
         for part in range(first, last):
-            row, end = rows * part // parts, rows * (part + 1) // parts
-            places, values = np.empty(end - row, np.int64), np.empty((vectors, end - row), np.float32)
-            partials[part] = 0
+            at, end = edges[part], edges[part + 1]
+            places, values = np.empty(end - at, np.int64), np.empty((vectors, end - at), np.float32)
             active = added = numba.int64(0)
-            while row < end:
-                some = numba.int64(ROWS if row + ROWS <= end else 1)
-                active = find_active(bundles, bias, x, threshold, row, some, products, places, values, active)
-                row += some
+            while at < end:
+                row, some, step = order[at], numba.int64(ROWS), numba.int64(1)
+                for i in range(ROWS):
+                    if at + i >= end or order[at + i] != row + i:
+                        some = numba.int64(1)
+                if some == 1 and at + 1 < end:  # one row alone: the stride says which is asked for ahead
+                    step = order[at + 1] - row
+                active = find_active(
+                    bundles, bias, x, threshold, row, some, step * width, products, places, values, active
+                )
+                at += some
                 while added + ROWS <= active:
                     add_columns(bundles, places, values, added, numba.int64(ROWS), partials[part])
                     added += ROWS

@@ -1,5 +1,6 @@
 """The FFN of bundled neurons against torch in double precision, by every backend."""
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
@@ -110,6 +111,38 @@ def test_sums_do_not_depend_on_the_number_of_threads(backend):
     assert ((found[0] - expected).abs() <= 1e-5 * bound).all()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+def test_rows_are_added_in_the_order_that_is_asked_for(backend):
+    """Wherever they lie, whatever lies between them, in one call or in several: no bit changes."""
+    whole, x = bundle(300, 200, 3, torch.bfloat16), torch.randn(3, 200, generator=torch.Generator().manual_seed(1))
+    edges = neurons.even_edges(300, 4)
+    generator = np.random.default_rng(0)
+
+    def total(*calls):
+        partials, sums = np.zeros((4, 3, 200), np.float32), np.empty((3, 200), np.float32)
+        for ids in calls:
+            places = generator.permutation(400)[: len(ids)]  # a store with rows that nobody asks for
+            store = torch.full((400, 600), torch.nan, dtype=torch.bfloat16)
+            store[torch.from_numpy(places)] = whole[torch.from_numpy(ids)]
+            order = places, np.searchsorted(ids, edges)
+            neurons.add(store, x, "silu", None, 0.01, order, partials, backend=backend)
+        neurons.add_up(partials, sums)
+        return torch.from_numpy(sums)
+
+    ids = np.sort(generator.permutation(300)[:217])
+    found = total(ids)
+    expected, bound = naive(whole[torch.from_numpy(ids)], x, "silu", threshold=0.01)
+    assert ((found - expected).abs() <= 1e-4 * bound).all()
+    assert all(torch.equal(total(*np.split(ids, cuts)), found) for cuts in ([], [100], [1, 30, 31, 200]))
+
+
+@pytest.mark.parametrize("order", [([0, 5], [0, 2]), ([0, -1], [0, 2]), ([0, 1], [0, 1]), ([0, 1], [0, 1, 2])])
+def test_an_order_that_does_not_fit_is_refused(order):
+    rows, edges = map(np.array, order)
+    given = bundle(5, 8, 2), torch.ones(1, 8), "relu", None, 0.0, (rows, edges), np.zeros((1, 1, 8), np.float32)
+    with pytest.raises(ValueError, match="an order of 2 rows"):
+        neurons.add(*given)
 
 
 def test_rows_of_a_larger_matrix_into_a_given_result(backend):

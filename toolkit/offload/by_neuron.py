@@ -89,7 +89,14 @@ class ByNeuron:
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
             ffn, passes = self._modules[number], not shares.rows[number]
             ours = NeuronFFN(
-                number, held, self.predictors[number], self._maths[number], ffn.down.bias, passes, recorder
+                number,
+                held,
+                self.predictors[number],
+                self._maths[number],
+                ffn.down.bias,
+                passes,
+                recorder,
+                self._opening.options.fixed_order,
             )
             ours._run = turn.guard(ours._run)  # blocks can be called by themselves
             _replace_ffn(block, ffn, ours)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
@@ -36,7 +37,7 @@ class NeuronFFN(nn.Module):
     share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
     memory holds, the neurons come in parts, whose sums are added up. While `reads` is False, it computes with what
     memory holds. A pass of several tokens is a prompt: a predictor with a state needs all neurons for it, and starts
-    with what fired.
+    with what fired. In a `fixed_order` neurons are added up by their number, and come in parts by their number.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class NeuronFFN(nn.Module):
         bias: Float[Tensor, " hidden"] | None,
         passes: bool,
         recorder: Recorder,
+        fixed_order: bool = False,
     ):
         super().__init__()
+        self.fixed_order = fixed_order
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.residency.units)
@@ -75,19 +78,22 @@ class NeuronFFN(nn.Module):
         active = self._needed(x)
         if self.passes:
             self.store.clear()
-        total, fired = None, []
+        total, fired, sums = None, [], self._no_sums(x) if self.fixed_order else []
         for part in self._parts(active):
             with cast(NeuronReads, self.store.fetch).managing():
                 self.store.advance(part)
             begun_s = self._recorder.now_s()
-            found = self._sum(x)
-            total = found if total is None else total.add_(found)
+            if self.fixed_order:
+                self._add_to(sums, x)
+            else:
+                found = self._sum(x)
+                total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
             if self._learns:
                 fired.append(self._fired(x))
         if self._learns:
             self._learn([np.sort(np.concatenate(parts)) for parts in zip(*fired, strict=True)])
-        return self._with_bias(total)
+        return self._with_bias(_totals(sums, x) if self.fixed_order else total)
 
     def keep(self, tokens: int) -> None:
         """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
@@ -128,7 +134,7 @@ class NeuronFFN(nn.Module):
             self.predictor.observe(active[0])
 
     def _parts(self, active: Int64[np.ndarray, " active"]) -> Iterator[Int64[np.ndarray, " part"]]:
-        """The neurons in parts that memory can hold, those held already first.
+        """The neurons in parts that memory can hold, those held already first unless the order is fixed.
 
         All parts but the last fill the memory, so each drives out the one before, and no neuron is added twice.
         """
@@ -136,8 +142,9 @@ class NeuronFFN(nn.Module):
         if len(active) <= rows:
             yield active
             return
-        held = self.store.residency.held[active]
-        active = np.concatenate([active[held], active[~held]])
+        if not self.fixed_order:
+            held = self.store.residency.held[active]
+            active = np.concatenate([active[held], active[~held]])
         for first in range(0, len(active), rows):
             yield np.sort(active[first : first + rows])
 
@@ -148,6 +155,24 @@ class NeuronFFN(nn.Module):
         if len(x) <= KERNEL_TOKENS:
             return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
         return _of_many(rows, bias, x.to(rows.dtype), maths).float()
+
+    def _no_sums(self, x: Float[Tensor, "tokens hidden"]) -> list[Float32[np.ndarray, "parts some hidden"]]:
+        """Sums of each part of the neurons, for a few tokens each, which begin at 0."""
+        return [np.zeros((self.store.parts, *some.shape), np.float32) for some in x.split(KERNEL_TOKENS)]
+
+    def _add_to(self, sums: Sequence[Float32[np.ndarray, "parts some hidden"]], x: Tensor) -> None:
+        """Add what the neurons in memory give, by their number."""
+        rows, bias = self.store.used
+        order, maths = self.store.by_number(), self.maths
+        for some, so_far in zip(x.split(KERNEL_TOKENS), sums, strict=True):
+            kernel.add(rows, some.contiguous(), maths.activation, bias, maths.threshold, order, so_far)
+
+
+def _totals(sums: Sequence[Float32[np.ndarray, "parts some hidden"]], x: Tensor) -> Float32[Tensor, "tokens hidden"]:
+    total = torch.empty(x.shape, dtype=torch.float32)
+    for so_far, some in zip(sums, total.split(KERNEL_TOKENS), strict=True):
+        kernel.add_up(so_far, some.numpy())
+    return total
 
 
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:

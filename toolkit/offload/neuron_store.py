@@ -12,6 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
+from toolkit.kernels import neurons as kernel
 from toolkit.kernels.common.rows import move_rows
 from toolkit.policies.residency import Change, Residency
 from toolkit.storage.buffers import aligned_buffer
@@ -62,6 +63,16 @@ class NeuronStore:
     def used(self) -> tuple[Tensor, Tensor | None]:
         """The rows in use and their biases, in place; good until the next token."""
         return self.matrix[: self.num_used], None if self.bias is None else self.bias[: self.num_used]
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the layer's neurons are summed in a fixed order, whatever memory holds of them."""
+        return kernel.parts_of(self.residency.units * self.matrix.shape[1] * self.matrix.itemsize)
+
+    def by_number(self) -> tuple[Int64[np.ndarray, " held"], Int64[np.ndarray, " parts+1"]]:
+        """The rows in use by the number of their neuron, and where each part of all neurons begins among them."""
+        held = np.flatnonzero(self.row_of != ABSENT)
+        return self.row_of[held], np.searchsorted(held, kernel.even_edges(len(self.row_of), self.parts))
 
     def advance(self, active: Int64[np.ndarray, " active"]) -> Change:
         """Hold what the next token needs, and what the policy keeps. Returns what changed.

@@ -42,6 +42,9 @@ class Options:
             each time.
         window: for a folder of neurons: how many tokens a neuron stays after its last use, if memory allows. 0 keeps
             nothing.
+        fixed_order: for a folder of neurons: add up neurons by their number, not by their place in memory. If no active
+            neuron is missed, the logits are then the same, to the bit, at any budget and after any other text, for one
+            number of threads. An FFN in memory takes up to a third longer, and prompts take eight tokens at a time.
 
     Raises `UserError` for an unknown name, a budget that is no number of bytes or of a device that has none, or a
     reader into a GPU's memory where the CPU must see the weights.
@@ -57,6 +60,7 @@ class Options:
     device_bytes: int | None = None
     predictors: Sequence[Foresight | None] | None = None
     window: int = WINDOW
+    fixed_order: bool = False
 
     def __post_init__(self):
         """Refuse options that are unknown or contradict each other."""
