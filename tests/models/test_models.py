@@ -180,3 +180,9 @@ def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays(monkeypatch, bfloat16
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("toolkit.kernels.runtime.tuning.measure", lambda _: seconds)
     assert models.fast_dtype.__wrapped__() == expected
+
+
+@pytest.mark.parametrize("name", [b"smollm2-135m", None, 3])
+def test_a_name_that_is_no_text_is_refused(name):
+    with pytest.raises(UserError, match="is no path: expected text"):
+        load_model(name)

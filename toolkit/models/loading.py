@@ -14,6 +14,7 @@ from torch import nn
 from toolkit import paths, sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
+from toolkit.files import path_of
 from toolkit.models import downloads, hub
 from toolkit.models.adapters import FILE, merge
 from toolkit.models.cutting import cut_for_good
@@ -113,6 +114,7 @@ def _adapters(name: str) -> Path | None:
 
 
 def _place(name: str) -> tuple[str, dict]:
+    path_of(name)
     if name in MODELS:
         return str(MODELS[name].folder()), {"local_files_only": True}
     if Path(name).is_dir():
