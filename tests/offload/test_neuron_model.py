@@ -24,8 +24,11 @@ from toolkit.offload import by_neuron
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.speculative import speculate
+from toolkit.policies.lru import Lru
 from toolkit.policies.placement import LayerMap
 from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
+from toolkit.predictors.from_trace import FromTrace
+from toolkit.simulation.replay import replay, units_of
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.storage.readers import READERS
@@ -340,3 +343,19 @@ def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token
     assert first == ("start", PROMPT.shape[1])
     assert [event if isinstance(event, str) else "observe" for event in rest] == ["predict", "observe"] * 11
     assert all(0 < len(active) < NEURONS and (np.diff(active) > 0).all() for active in rest[1::2])
+
+
+def test_a_policy_of_the_users_reads_what_its_replay_reads(llama):
+    """Recorded predictions make it the same tokens for both."""
+    recorded = [np.random.default_rng(layer).random((9, NEURONS)) < 0.2 for layer in range(len(llama.needs))]
+    predictors = [FromTrace(active, WIDE["hidden_size"]) for active in recorded]
+    chosen = {"residency": lambda layer, neurons, rows: Lru(neurons, rows)}
+    with OffloadedModel.open(llama.folder, predictors=predictors, **chosen) as ours, torch.no_grad():
+        for token in range(9):
+            ours.model(torch.tensor([[token]]))
+        stores = [ffn.store for ffn in ours.strategy.ffns]
+        for store, active in zip(stores, recorded, strict=True):
+            assert isinstance(store.residency, Lru)
+            assert store.rows_loaded == replay(units_of(active), Lru(NEURONS, store.residency.rows))["loaded"].sum()
+        with pytest.raises(UserError, match="9 tokens were recorded, and one more is asked for"):
+            ours.model(torch.tensor([[1]]))

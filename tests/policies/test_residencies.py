@@ -105,15 +105,7 @@ def test_worked_example_of_the_hot_table():
     residency = HotTable(4, rows=2)
     found = changes(residency, [{0}, {0}, {1}, {2}, {3}])
     assert found == [([], [0]), ([], []), ([], [1]), ([1], [2]), ([2], [3])]
-    assert residency.state.tolist() == [5, 2, 3, 4]
-
-
-def test_states_of_the_hot_table_by_hand():
-    """13 is used and reaches the highest state, 10 is not used, 0 falls no more."""
-    residency = HotTable(3)
-    residency.state[:] = 13, 10, 0
-    residency.step(np.array([0]))
-    assert residency.state.tolist() == [15, 9, 0]
+    assert residency.table.states.tolist() == [5, 2, 3, 4]
 
 
 def test_frequencies_of_other_units_are_refused():

@@ -31,6 +31,7 @@ from toolkit.offload.options import Options
 from toolkit.offload.strategy import Opening, skeleton
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
+from toolkit.policies.residency import Residency
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors import Foresight, Predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
@@ -83,9 +84,7 @@ class ByNeuron:
     def take_over(self, turn: Turn) -> None:
         """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
         recorder, shares = self._opening.recorder, self._shares
-        stores = _stores(
-            self._opening.store, self._modules, shares, self._opening.options.window, self._files, recorder
-        )
+        stores = _stores(self._opening, self._modules, shares, self._files)
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
             ffn, passes = self._modules[number], not shares.rows[number]
             ours = NeuronFFN(
@@ -191,14 +190,18 @@ def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[
     ]
 
 
-def _stores(
-    store: Store, ffns: Sequence[FFN], shares: Shares, window: int, reader: HostReader, recorder: Recorder
-) -> Iterator[NeuronStore]:
+def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: HostReader) -> Iterator[NeuronStore]:
     """The neurons of each layer that are in memory. Layers without rows of their own share some."""
+    store, options, recorder = opening.store, opening.options, opening.recorder
     matrices = _matrices([*shares.rows, shares.passing], width(ffns[0]), store.index.ops[0].dtype)
     buffer = aligned_buffer(_buffer_bytes(store, ffns))
     for number, (ffn, rows, matrix) in enumerate(zip(ffns, shares.rows, matrices, strict=False)):
-        kept = SlidingWindow(ffn.neurons, window if rows else 1, rows or min(shares.passing, ffn.neurons))
+        if not rows:  # emptied before each use
+            kept: Residency = SlidingWindow(ffn.neurons, 1, min(shares.passing, ffn.neurons))
+        elif options.residency:
+            kept = options.residency(number, ffn.neurons, rows)
+        else:
+            kept = SlidingWindow(ffn.neurons, options.window, rows)
         reads = NeuronReads(store.layer(number, LAYOUT), number, reader, buffer, recorder, STAGED, GAP_BYTES)
         biases = None if ffn.gate else ffn.up.bias
         yield NeuronStore(kept, width(ffn), matrix.dtype, reads, biases, matrix if rows else matrices[-1])

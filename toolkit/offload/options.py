@@ -1,6 +1,6 @@
 """How a packed model is run: one frozen record, which everything in the runtime takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,6 +9,7 @@ from toolkit.offload.budget import check_bytes
 from toolkit.offload.early_checks import FAVOURITE
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.residency import Residency
 from toolkit.policies.ways import POLICIES, Way
 from toolkit.predictors import Foresight
 from toolkit.storage.readers import READERS
@@ -45,6 +46,8 @@ class Options:
         fixed_order: for a folder of neurons: add up neurons by their number, not by their place in memory. If no active
             neuron is missed, the logits are then the same, to the bit, at any budget and after any other text, for one
             number of threads. An FFN in memory takes up to a third longer, and prompts take eight tokens at a time.
+        residency: for a folder of neurons: `residency(layer, neurons, rows)` makes the policy that keeps a layer's
+            neurons in so many rows of memory. None takes a window of `window` tokens.
 
     Raises `UserError` for an unknown name, a budget that is no number of bytes or of a device that has none, or a
     reader into a GPU's memory where the CPU must see the weights.
@@ -61,6 +64,7 @@ class Options:
     predictors: Sequence[Foresight | None] | None = None
     window: int = WINDOW
     fixed_order: bool = False
+    residency: Callable[[int, int, int], Residency] | None = None
 
     def __post_init__(self):
         """Refuse options that are unknown or contradict each other."""

@@ -9,29 +9,22 @@ from jaxtyping import Bool, Int64, UInt8
 
 from toolkit.errors import UserError
 from toolkit.kernels.common.tally import pick, tally
+from toolkit.kernels.states import HIGHEST
 from toolkit.policies.residency import Change, Residency
-
-GAIN, LOSS = 4, 1  # by a token that uses the unit, and by one that does not
-HIGHEST = 15  # a state takes 4 bits
+from toolkit.predictors.token_state import TokenState
 
 
 class HotTable(Residency):
-    """Memory stays full, and units of the lowest `state` [units] go first; of equal ones the first goes."""
+    """Memory stays full, and units of the lowest state go first; of equal ones the first goes."""
 
     def clear(self) -> None:
         """Hold nothing; all states are 0."""
         super().clear()
-        self.state = np.zeros(self.units, dtype=np.uint8)
-
-    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
-        """These units are as cold as can be."""
-        self.state[units] = 0
+        self.table = TokenState(self.units, hidden=0)
 
     def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
-        gained = np.minimum(self.state[needed] + GAIN, HIGHEST)
-        self.state -= np.minimum(self.state, LOSS)
-        self.state[needed] = gained
-        return self._first(self.state, needed, loaded)
+        self.table.observe(needed)
+        return self._first(self.table.states, needed, loaded)
 
 
 def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"], threshold: int, moves: int) -> Change:

@@ -1,0 +1,25 @@
+import numpy as np
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.studies.residency import ResidencyRace, replay_table
+from toolkit.studies.thresholded import ThresholdedModel
+
+
+def test_misses_by_hand():
+    """Units 0 and 1 take turns with 2 in four tokens; the last two count. With room for all, nothing is missed then."""
+    active = np.array([[1, 1, 0], [0, 0, 1], [1, 1, 0], [0, 0, 1]], dtype=bool)
+    table = replay_table([active], [np.array([0.5, 0.5, 0.4])], [0.1, 0.7, 1], window=1)
+    found = table.pivot(index="memory", columns="policy", values="missed")
+    assert found.index.tolist() == [0.7, 1]  # a tenth holds no token's units
+    assert found.loc[0.7].to_dict() == pytest.approx(
+        {"window": 1, "lru": 2 / 3, "hot_table": 2 / 3, "static": 2 / 3, "belady": 2 / 3}
+    )
+    assert found.loc[1].to_dict() == {"window": 1, "lru": 0, "hot_table": 0, "static": 0, "belady": 0}
+
+
+def test_races_that_cannot_be():
+    with pytest.raises(UserError, match="'belady'; choose from: hot_table, lru, static, window"):
+        ResidencyRace(ThresholdedModel(), policies=["belady"])
+    with pytest.raises(UserError, match="16 \\+ 600 tokens: expected no more than 512"):
+        ResidencyRace(ThresholdedModel(), tokens=600)

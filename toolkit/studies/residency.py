@@ -1,0 +1,275 @@
+"""Which neurons stay in memory: residency policies replayed on traces, and raced from disk on a real model."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from torch import Tensor
+
+from toolkit import sources
+from toolkit.activations.trace import Trace, pack
+from toolkit.cache import cached, kept_folder
+from toolkit.errors import UserError, unknown
+from toolkit.measure.contestant import Reference
+from toolkit.measure.decoding import Text
+from toolkit.measure.neuron_model import NeuronModel
+from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.models.activation import activation_name
+from toolkit.models.ffn import decoder_ffns
+from toolkit.offload.by_neuron import ByNeuron
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.residencies import RESIDENCIES
+from toolkit.policies.residency import Residency
+from toolkit.predictors import Oracle
+from toolkit.predictors.from_trace import FromTrace
+from toolkit.simulation.replay import replay, units_of
+from toolkit.storage.neuron_packing import LAYOUT, pack_neurons
+from toolkit.storage.store import Store
+from toolkit.studies.thresholded import (
+    LOADING,
+    TRACE,
+    ThresholdedModel,
+    few_samples,
+    loaded,
+    thresholds,
+    tokens_of,
+    trace,
+    weights_key,
+)
+
+OPTIMUM = "belady"
+POLICIES = tuple(name for name in RESIDENCIES if name != OPTIMUM)
+FOLDER = "store"
+NEAR = 0.25  # of the largest logit: neurons near the threshold fall on either side of it, and policies differ by 0.1
+
+Active = Bool[np.ndarray, "tokens units"]
+
+
+@dataclass(frozen=True)
+class ResidencyRace:
+    """One text through one model from disk, by each policy, under one limit of memory.
+
+    `memory_share` is the limit of all weights and buffers over the bytes of the dense model. A turn takes `skipped`
+    tokens, which fill the memory, and then the `tokens` that count. `window` is the window's, in tokens. Raises
+    `UserError` for an unknown policy, or more tokens than one window of the setting has.
+    """
+
+    setting: ThresholdedModel
+    memory_share: float = 0.6
+    policies: Sequence[str] = POLICIES
+    window: int = 5
+    skipped: int = 16
+    tokens: int = 64
+    repetitions: int = 3
+
+    def __post_init__(self):
+        """Refuse what cannot be raced."""
+        for name in self.policies:
+            if name not in POLICIES:
+                raise unknown("residency policy", name, POLICIES)
+        if not 0 < self.skipped + self.tokens <= self.setting.sequence_length:
+            raise UserError(
+                f"{self.skipped} + {self.tokens} tokens: expected no more than {self.setting.sequence_length}, the "
+                "setting's sequence_length"
+            )
+
+    @property
+    def active(self) -> list[Active]:
+        """What the tokens use of each layer, recorded."""
+        found = Trace.load(_trace(self.setting, self.skipped + self.tokens) / TRACE, self.setting.model)
+        return [found.active(layer)[0].numpy() for layer in range(found.layers)]
+
+    @property
+    def dram_bytes(self) -> int:
+        """The limit in bytes."""
+        return int(self.memory_share * sum(each.nbytes for each in loaded(self.setting.model)[0].parameters()))
+
+
+def replay_table(
+    active: Sequence[Active],
+    frequencies: Sequence[Float64[np.ndarray, " units"]],
+    shares: Sequence[float],
+    window: int,
+    policies: Sequence[str] = (*POLICIES, OPTIMUM),
+) -> pd.DataFrame:
+    """What each policy misses on a trace, with room for each share of a layer's units.
+
+    Columns: policy, memory (share of the units), missed (share of the units that tokens need and memory lacks). The
+    first half of the tokens fills the memory and does not count. Rows that cannot hold one token's units are left out.
+    """
+    rows = []
+    for share in shares:
+        held = [max(1, int(share * layer.shape[1])) for layer in active]
+        if any(layer.sum(1).max() > most for layer, most in zip(active, held, strict=True)):
+            continue
+        for policy in policies:
+            loaded_units = _loaded(active, policy, held, frequencies, window)
+            half = len(active[0]) // 2
+            needed = sum(int(layer[half:].sum()) for layer in active)
+            rows.append({"policy": policy, "memory": share, "missed": loaded_units[half:].sum() / needed})
+    return pd.DataFrame(rows)
+
+
+def _loaded(
+    active: Sequence[Active],
+    policy: str,
+    rows: Sequence[int],
+    frequencies: Sequence[Float64[np.ndarray, " units"]],
+    window: int,
+) -> Float64[np.ndarray, " tokens"]:
+    """Units that all layers together load for each token."""
+    total = np.zeros(len(active[0]))
+    for layer, held, frequency in zip(active, rows, frequencies, strict=True):
+        needed = units_of(layer)
+        residency = _residency(policy, layer.shape[1], held, window, frequency, needed)
+        total += replay(needed, residency)["loaded"].to_numpy()
+    return total
+
+
+def _residency(
+    policy: str,
+    units: int,
+    rows: int,
+    window: int,
+    frequency: Float64[np.ndarray, " units"],
+    future: Sequence[Int64[np.ndarray, " needed"]] = (),
+) -> Residency:
+    """The policy by its name, with what it must know."""
+    settings = {"window": {"tokens": window}, "static": {"frequency": frequency}, OPTIMUM: {"future": future}}
+    return RESIDENCIES[policy](units, rows=rows, **settings.get(policy, {}))
+
+
+def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
+    """A row for each policy, measured, and one for the optimum, replayed.
+
+    Columns: policy; tokens_per_s (median over the turns), low, high; missed (share of the neurons that tokens need and
+    memory lacked); neurons_read, mb_a_token and io_ms, manage_ms, compute_ms of a token; replayed (neurons that a
+    replay of the recorded tokens reads: the measured number must be the same); evidence. Raises `UserError` for a
+    limit that is too small, or logits that differ.
+    """
+    runs = _runs(race, fresh=fresh)
+    groups = runs.groupby("policy", sort=False)
+    table = groups.median(numeric_only=True).drop(columns="repetition")
+    table = table.assign(low=groups["tokens_per_s"].min(), high=groups["tokens_per_s"].max())
+    needed = sum(int(layer[race.skipped :].sum()) for layer in race.active) / race.tokens
+    rows, frequencies = held_rows(race), frequencies_of(race.setting)
+    for policy in (*race.policies, OPTIMUM):
+        found = _loaded(race.active, policy, rows, frequencies, race.window)[race.skipped :].mean()
+        table.loc[policy, "replayed"] = found
+    optimum = table.index == OPTIMUM
+    table.loc[optimum, "neurons_read"] = table.loc[optimum, "replayed"]
+    table = table.assign(
+        missed=table["neurons_read"] / needed, memory=sum(rows) / sum(layer.shape[1] for layer in race.active)
+    )
+    return table.assign(evidence=np.where(optimum, "modelled", "measured")).reset_index(names="policy")
+
+
+@measured
+def _runs(race: ResidencyRace) -> pd.DataFrame:
+    """A row for each policy and repetition."""
+    text = _text(race)
+    racing = [_contestant(race, policy, text) for policy in race.policies]
+    spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
+    store, rows = Store.open(_folder(race.setting)), []
+    (bundle,) = store.layer(0, LAYOUT).ops.values()
+    neuron_bytes = store.layer(0, LAYOUT).nbytes // bundle.shape[0]
+    for (policy, repetition), turn in spans.groupby(["policy", "repetition"], sort=False):
+        window = timeline_of(turn)
+        nbytes = sum(span.nbytes for span in window.spans if span.stage == "read") / race.tokens
+        stages = {"io_ms": "read", "manage_ms": "manage", "compute_ms": "compute"}
+        busy = {name: 1e3 * window.busy_s(stage) / race.tokens for name, stage in stages.items()}
+        numbers = {"tokens_per_s": race.tokens / window.total_s, "mb_a_token": nbytes / 1e6}
+        numbers |= {"neurons_read": nbytes / neuron_bytes, "disturbed": float(turn["disturbed"].iloc[0])}
+        rows.append({"policy": policy, "repetition": repetition} | numbers | busy)
+    return pd.DataFrame(rows)
+
+
+def frequencies_of(setting: ThresholdedModel) -> list[Float64[np.ndarray, " neurons"]]:
+    """How often calibration text uses each neuron of each layer."""
+    found = few_samples(setting, "training")
+    return [found.active(layer).double().mean(0).numpy() for layer in range(found.layers)]
+
+
+def held_rows(race: ResidencyRace) -> list[int]:
+    """The neurons that the limit lets each layer hold."""
+    with OffloadedModel.open(_folder(race.setting), predictors=_predictors(race), dram_bytes=race.dram_bytes) as model:
+        assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
+        return [ffn.store.residency.rows for ffn in model.strategy.ffns]
+
+
+def _contestant(race: ResidencyRace, policy: str, text: Text) -> NeuronModel:
+    frequencies = frequencies_of(race.setting)
+
+    def residency(layer: int, neurons: int, rows: int) -> Residency:
+        return _residency(policy, neurons, rows, race.window, frequencies[layer])
+
+    more = {"dram_bytes": race.dram_bytes, "residency": residency}
+    return NeuronModel(policy, _folder(race.setting), lambda: _predictors(race), text, {"policy": policy}, **more)
+
+
+def _predictors(race: ResidencyRace) -> list[FromTrace]:
+    hidden = loaded(race.setting.model)[0].config.hidden_size
+    return [FromTrace(layer, hidden) for layer in race.active]
+
+
+def _text(race: ResidencyRace) -> Text:
+    """The recorded tokens, one a pass. Logits must be those of the policy that comes first.
+
+    Those of the model in memory differ: rounded to bfloat16, some outputs lie on the other side of the threshold.
+    """
+    tokens = tokens_of(race.setting, "evaluation")[None, : race.skipped + race.tokens]
+    return Text(tokens.split(1, 1), Reference(race.policies[0], near=NEAR))
+
+
+def _folder(setting: ThresholdedModel) -> Path:
+    """The model by neuron; each layer's share of the memory follows what a token needs at most."""
+    found = trace(setting, 1)
+    needs = [int(found.active(layer).sum(-1).max()) for layer in range(found.layers)]
+
+    def make(folder: Path) -> None:
+        model, tokenizer, _ = loaded(setting.model)
+        pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
+
+    code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
+    return cached("neurons", asdict(setting) | weights_key(setting) | {"needs": needs}, code, make) / FOLDER
+
+
+@kept_folder("traces", without=LOADING, key=weights_key)
+def _trace(folder: Path, setting: ThresholdedModel, tokens: int) -> None:
+    """What the first tokens use when the engine computes them with all neurons in memory."""
+    model, limits = loaded(setting.model)[0], thresholds(setting)
+    exact = [
+        RecordingOracle.of(ffn, activation_name(model), float(limit))
+        for ffn, limit in zip(decoder_ffns(copy.deepcopy(model).float()), limits, strict=True)
+    ]
+    ids = tokens_of(setting, "evaluation")[None, :tokens]
+    with OffloadedModel.open(_folder(setting), predictors=exact) as engine, torch.no_grad():
+        past = None
+        for one in ids.split(1, 1):
+            past = engine.model(one, past_key_values=past, use_cache=True).past_key_values
+    bits = tuple(pack(torch.stack(each.masks)[None]) for each in exact)
+    units = tuple(each.shape[0] for each in exact)
+    Trace(setting.model, setting.corpus, ids.int(), units, bits, thresholds=limits.float()).save(folder / TRACE)
+
+
+class RecordingOracle(Oracle):
+    """The exact predictor, as if it took no memory; it remembers what it predicted, `masks`."""
+
+    nbytes = 0
+
+    @cached_property
+    def masks(self) -> list[Bool[Tensor, " neurons"]]:
+        """Of each token."""
+        return []
+
+    def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens neurons"]:
+        """Those of the oracle."""
+        found = super().mask(x)
+        self.masks.extend(found)
+        return found
