@@ -9,6 +9,7 @@ from toolkit import paths
 from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
 from toolkit.evidence.parameters import read_cells
 from toolkit.models import check_model, hub
+from toolkit.models.downloads import DOWNLOADS
 from toolkit.text import check_corpus
 
 BOOKS = list(notebooks().values())
@@ -33,13 +34,18 @@ def test_presets_name_parameters_that_are_there(book: Notebook):
 
 
 @every_notebook
+def test_quick_downloads_nothing_that_has_terms(book: Notebook):
+    assert not {name for name in DOWNLOADS if DOWNLOADS[name].terms} & {*map(str, book.preset("quick").values())}
+
+
+@every_notebook
 def test_models_and_corpora_can_be_had_without_a_hub(book: Notebook, monkeypatch):
     """The sweep checks parameters of these names before it starts; twins go by other names."""
     monkeypatch.setattr(hub, "reachable", lambda: False)
     for preset in PRESETS:
         parameters = book.preset(preset)
-        if "model" in parameters:
-            check_model(parameters["model"])
+        for name in {parameters.get("model"), parameters.get("second_model")} - {None, ""}:
+            check_model(name)
         if "corpus" in parameters:
             check_corpus(parameters["corpus"])
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from toolkit import models
 from toolkit.errors import UserError
-from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, hub, load_model
+from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, downloads, hub, load_model
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SMALL | {"intermediate_size": 48, "num_key_value_heads": 2}
@@ -87,8 +87,6 @@ def test_embedded_models_hold_plain_weights(name, dtype):
 
 def test_dequantised_values_are_those_of_the_file():
     from gguf import GGUFReader, dequantize
-
-    from toolkit.models import downloads
 
     tensors = {tensor.name: tensor for tensor in GGUFReader(downloads.fetch("smollm2-135m")).tensors}
     model, _ = load_model("smollm2-135m", torch.float32)
@@ -186,3 +184,32 @@ def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays(monkeypatch, bfloat16
 def test_a_name_that_is_no_text_is_refused(name):
     with pytest.raises(UserError, match="is no path: expected text"):
         load_model(name)
+
+
+@pytest.mark.slow
+def test_gemma_as_its_file_has_it(tmp_path):
+    """Downloads 253 MB. Its perplexity is what Gemma 3 270M should have, and our step gives transformers' logits."""
+    from gguf import GGUFReader, dequantize
+    from transformers.cache_utils import DynamicCache
+
+    from toolkit.evaluation import perplexity
+    from toolkit.offload.model import OffloadedModel
+    from toolkit.storage.packing import pack_model
+    from toolkit.text import load_tokens
+
+    model, tokenizer = load_model("gemma3-270m", torch.float32)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(downloads.fetch("gemma3-270m")).tensors}
+    stored = tensors["blk.7.ffn_down.weight"]
+    expected = torch.from_numpy(dequantize(stored.data, stored.tensor_type))
+    assert torch.equal(model.get_parameter("model.layers.7.mlp.down_proj.weight"), expected)
+    tokens = load_tokens("wiki-slice", tokenizer, "evaluation")
+    assert 19 < perplexity(model, tokens, 512, 4) < 22
+    pack_model(model, tmp_path / "store", ("endor",), "gemma3-270m", tokenizer)
+    with OffloadedModel.open(tmp_path / "store", "endor_packed") as ours, torch.no_grad():
+        caches = [DynamicCache(config=model.config) for _ in range(2)]
+        for piece in (tokens[None, :600], *tokens[None, 600:608].split(1, dim=1)):  # more than the window of 512
+            found, wanted = (
+                each(input_ids=piece, past_key_values=cache, logits_to_keep=1).logits
+                for each, cache in zip((ours.model, model), caches, strict=True)
+            )
+            torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-2)
