@@ -44,7 +44,7 @@ def test_models_and_corpora_can_be_had_without_a_hub(book: Notebook, monkeypatch
     monkeypatch.setattr(hub, "reachable", lambda: False)
     for preset in PRESETS:
         parameters = book.preset(preset)
-        for name in {parameters.get("model"), parameters.get("second_model")} - {None, ""}:
+        for name in {parameters.get("model"), parameters.get("second_model")} - {None, "none"}:
             check_model(name)
         if "corpus" in parameters:
             check_corpus(parameters["corpus"])

@@ -106,9 +106,9 @@ def of_second_model(
     """The perplexity of the same variants of another model, calibrated and evaluated on so many windows.
 
     The first table of `compare_variants`, and the column relative: the perplexity over that of the first variant. The
-    table is empty without a model. Raises what `compare_variants` raises.
+    table is empty if the model is "none". Raises what `compare_variants` raises.
     """
-    if not model:
+    if model == "none":
         return pd.DataFrame()
     fewer = [replace(each, calibration_windows=windows if each.calibration_windows else None) for each in variants]
     table, _ = compare_variants(fewer, replace(settings, model=model, windows=windows, tasks=(), task_limit=None))

@@ -121,7 +121,7 @@ def _called_from() -> Path:
 def _check_names(jobs: list[Job]) -> set[str]:
     """Refuse a model, corpus or task that cannot be had before any notebook starts; return names of the first two."""
     given = [(kind.removeprefix("second_"), value) for job in jobs for kind, value in job.parameters.items()]
-    names = {(kind, name) for kind, name in given if kind in ("model", "corpus") and name}
+    names = {(kind, name) for kind, name in given if kind in ("model", "corpus") and name != "none"}
     if names:
         from toolkit.models import check_model
         from toolkit.text import check_corpus
