@@ -23,6 +23,7 @@ from toolkit.policies.mapping import NeuronBlock, Room
 from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving, gpu_room, neuron_blocks
 from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
 from toolkit.simulation.near_data import MULTIPLIERS, dimms_needed, with_multipliers
+from toolkit.simulation.null_model import links_only
 
 MODELS = ("opt-13b", "opt-30b", "opt-66b", "llama2-13b", "llama2-70b", "falcon-40b")  # section V-A3
 MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
@@ -90,6 +91,13 @@ def systems_table(
     return tables[0].assign(part="systems", **ends)
 
 
+def null_table(cases: Sequence[SystemCase], sampled_tokens: int, sampled_layers: int, seed: int) -> pd.DataFrame:
+    """The rows of `systems_table` by the null model, for systems that bring weights over PCIe."""
+    default = fitted_sets(sampled_tokens, sampled_layers, seed)[0]
+    chosen = default.active, default.bandwidth_gb_s, sampled_tokens, sampled_layers, seed
+    return pd.concat([_row(case, *chosen, null=True) for case in cases], ignore_index=True)
+
+
 @lru_cache
 def fitted_sets(sampled_tokens: int = TOKENS, sampled_layers: int = 2, seed: int = 0) -> tuple[FittedSet, ...]:
     """The default set first, then those that give LLaMA2-70B as many tokens a second with more active neurons."""
@@ -112,9 +120,9 @@ def _ridge(sampled_tokens: int, sampled_layers: int, seed: int) -> pd.DataFrame:
     return pd.DataFrame(sets)
 
 
-def run(case: SystemCase, chosen: FittedSet, **sample: int) -> ServingTimes:
-    """One case with one of the sets that fit."""
-    machine = chosen.on(profile(case.machine))
+def run(case: SystemCase, chosen: FittedSet, null: bool = False, **sample: int) -> ServingTimes:
+    """One case with one of the sets that fit; by the `null` model, only links and DIMMs take time."""
+    machine = chosen.on(links_only(profile(case.machine)) if null else profile(case.machine))
     if near := machine.near_data:
         near = with_multipliers(near, case.multipliers)
         machine = replace(machine, near_data=replace(near, dimms=near.dimms if case.dimms is None else case.dimms))
@@ -124,10 +132,16 @@ def run(case: SystemCase, chosen: FittedSet, **sample: int) -> ServingTimes:
 
 @kept("hermes_cases")
 def _row(
-    case: SystemCase, active: float, bandwidth_gb_s: float, sampled_tokens: int, sampled_layers: int, seed: int
+    case: SystemCase,
+    active: float,
+    bandwidth_gb_s: float,
+    sampled_tokens: int,
+    sampled_layers: int,
+    seed: int,
+    null: bool = False,
 ) -> pd.DataFrame:
     sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
-    found = run(case, FittedSet(active, bandwidth_gb_s), **sample)
+    found = run(case, FittedSet(active, bandwidth_gb_s), null, **sample)
     own = profile(case.machine).near_data
     dimms = case.dimms if case.dimms is not None else int(own.dimms) if own else 0
     labels = {"model": case.model, "system": case.system, "batch": case.batch, "profile": case.machine, "dimms": dimms}
