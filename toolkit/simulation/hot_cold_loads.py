@@ -29,6 +29,7 @@ from toolkit.simulation.near_data import dimms_needed, gemv_s
 ATTENTION, PROJECTION, FFN = "attention neuron", "projection", "FFN neuron"
 NEURONS = (ATTENTION, FFN)
 HOT = 0.2  # of the neurons are called hot (HERMES, section I)
+NO_TIME_S = 1e-15  # of a machine that computes in no time
 SEQUENCE = 1 << 32  # between the seeds of a batch's sequences
 PARENTS = np.uint8(
     12
@@ -247,7 +248,7 @@ def neuron_blocks(machine: Profile, serving: Serving, way: HotColdWay) -> list[N
     made = []
     for name in NEURONS:
         block = serving.blocks[name]
-        gpu_s = block.unit_bytes / (machine.device.bandwidth_gb_s * GB)
+        gpu_s = max(NO_TIME_S, block.unit_bytes / (machine.device.bandwidth_gb_s * GB))
         for layer in range(serving.sampled_layers):
             usage = usage_of(serving, name, layer)
             needed = 1 - (1 - usage) ** serving.batch  # by some sequence
