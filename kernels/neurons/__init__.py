@@ -6,6 +6,7 @@ kernels. `add` and `add_up` are for neurons that come one after another, or whos
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -75,11 +76,20 @@ def ffn(
         cuda.ffn(given, shifts, vectors, activation, threshold, result)
     else:
         parts = parts_of(given.nbytes)
-        partials = np.zeros((parts, *result.shape), np.float32)
-        order = np.arange(len(given)), even_edges(len(given), parts)
+        sums = result.numpy()
+        sums.fill(0)
+        partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
+        order = _as_they_lie(len(given), parts)
         _add(chosen.product(given.dtype, activation, gated), given, shifts, vectors, threshold, order, partials)
-        add_up(partials, result.numpy())
+        if parts > 1:
+            add_up(partials, sums)
     return out
+
+
+@lru_cache(maxsize=64)
+def _as_they_lie(count: int, parts: int) -> tuple[Int64[np.ndarray, " count"], Int64[np.ndarray, " parts+1"]]:
+    """The order of rows in memory, in equal parts: for rows of all layers, and as many active ones as tokens have."""
+    return np.arange(count), even_edges(count, parts)
 
 
 def parts_of(nbytes: int) -> int:
