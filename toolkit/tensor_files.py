@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 KIND, CHECKSUM = "kind", "sha256"
-TYPES = {"float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"}
+TYPES = {
+    *("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8"),
+    *("uint32", "uint16", "uint8", "bool"),
+}
 AGAIN = "make the file again"
 
 

@@ -9,7 +9,7 @@ from toolkit.evidence.columns import SECONDS, column, dictionary, unknown_column
 from toolkit.evidence.reference import reference_dir
 
 TABLES = sorted(reference_dir().glob("**/table.csv"))
-SUFFIXES = {"gb_s": "GB/s", "_ops_s": "ops/s", "_per_s": "tokens/s", "_ms": "ms", "_ns": "ns", "_s": "s"}
+SUFFIXES = {"gb_s": "GB/s", "_ops_s": "ops/s", "_per_s": "tokens/s", "_ms": "ms", "_us": "µs", "_ns": "ns", "_s": "s"}
 SUFFIXES |= {"_mb": "MB", "_gb": "GB", "_kib": "KiB", "_percent": "percent", "_bytes": "bytes"}
 
 

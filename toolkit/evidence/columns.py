@@ -8,7 +8,7 @@ from toolkit import paths
 from toolkit.records import check, load_yaml
 
 FILE = "data/columns.yaml"
-SECONDS = {"s": 1.0, "ms": 1e-3, "ns": 1e-9}  # in a unit of time
+SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}  # in a unit of time
 UNITS = [
     *("text", "flag", "number", "index", "count", "share", "ratio", "percent", "perplexity", *SECONDS, "tokens"),
     *("tokens/s", "bits", "bytes", "KiB", "MB", "GB", "GB/s", "ops/s", "ops/byte"),

@@ -144,8 +144,15 @@ class StateAndParents(TokenState):
         ffns = decoder_ffns(model)
         if samples is None or samples.layers != len(ffns):
             raise UserError(f"{cls.name} needs samples of {len(ffns)} layers: record them with this model")
-        found = find_parents(samples.active(layer) for layer in range(samples.layers))
-        return [cls(ffn.neurons, ffn.up.in_features, parents=one) for ffn, one in zip(ffns, found, strict=True)]
+        return cls.with_parents(model, find_parents(samples.active(layer) for layer in range(samples.layers)))
+
+    @classmethod
+    def with_parents(cls, model: nn.Module, parents: Sequence[Parents | None]) -> list[Self]:
+        """A predictor for each layer of a model. Raises `UserError` for parents of another model."""
+        ffns = decoder_ffns(model)
+        if len(parents) != len(ffns):
+            raise UserError(f"parents of {len(parents)} layers for a model of {len(ffns)}: they are another model's")
+        return [cls(ffn.neurons, ffn.up.in_features, parents=one) for ffn, one in zip(ffns, parents, strict=True)]
 
     @property
     def nbytes(self) -> int:

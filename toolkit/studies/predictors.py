@@ -23,10 +23,12 @@ from toolkit.predictors import (
     Oracle,
     Predictors,
     Samples,
+    StateAndParents,
     predicted,
     quality,
     with_limits,
 )
+from toolkit.predictors.layer_correlation import find_parents, load_parents, save_parents
 from toolkit.studies.thresholded import (
     LOADING,
     ThresholdedModel,
@@ -108,7 +110,15 @@ def _without_limits(setting: ThresholdedModel, variant: PredictorVariant) -> Seq
     if variant.kind == LowRank.name:
         return _low_rank(setting, variant, len(limits))
     kind = PREDICTORS[variant.kind]
-    return kind.fit(loaded(setting.model)[0], limits, samples(setting, "training") if kind.trained else None)
+    if issubclass(kind, StateAndParents):
+        return kind.with_parents(loaded(setting.model)[0], load_parents(_parents(setting) / FILE, setting.model))
+    return kind.fit(loaded(setting.model)[0], limits)
+
+
+@kept_folder("parents", without=LOADING, key=weights_key)
+def _parents(folder: Path, setting: ThresholdedModel) -> None:
+    seen = samples(setting, "training")
+    save_parents(folder / FILE, setting.model, find_parents(seen.active(layer) for layer in range(seen.layers)))
 
 
 def _low_rank(setting: ThresholdedModel, variant: PredictorVariant, layers: int) -> list[LowRank]:
@@ -138,25 +148,27 @@ def _samples_of_last(setting: ThresholdedModel, first: int) -> Samples:
 
 
 def compare_predictors(
-    setting: ThresholdedModel, variants: Sequence[PredictorVariant], evaluation_windows: int
+    setting: ThresholdedModel, variants: Sequence[PredictorVariant], evaluation_windows: int, prompt: int = 0
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """What each variant and each of `RIVALS` predicts in each layer, and its cost in perplexity; kept one by one.
 
     The first table is `quality` on evaluation text with the columns `_labels` more. The second has a row a variant:
-    those labels; resident_share and read_share (bytes of the predictors, and of the neurons that a token needs, over
-    those of the FFNs); means over layers of active, predicted, recall, precision, false_negatives, false_positives and
-    kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the perplexity with thresholds alone, less
-    1) and standard_error (of that ratio's logarithm, over windows).
+    those labels; nbytes of the predictors; resident_share and read_share (bytes of the predictors, and of the neurons
+    that a token needs, over those of the FFNs); means over layers of active, predicted, accuracy, recall, precision,
+    false_negatives, false_positives and kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the
+    perplexity with thresholds alone, less 1) and standard_error (of that ratio's logarithm, over windows).
 
     What is predicted of the text is counted with a predictor that observes all that fires. Perplexity is that of an
     engine, which observes only what it computed: so a copy of the last token's neurons shrinks from token to token.
+    For the first `prompt` tokens of each window all neurons are loaded: they are in the perplexity, and not counted.
     Raises what `predictors` raises.
     """
     variants = [*variants, *RIVALS]
     wanted = list(dict.fromkeys((ALONE, *variants)))
-    layers = {variant: _by_layer(setting, variant.predictor) for variant in wanted}
+    layers = {variant: _by_layer(setting, variant.predictor, prompt) for variant in wanted}
     losses = {
-        variant: _window_nll(setting, variant.named_once, evaluation_windows)["nll"].to_numpy() for variant in wanted
+        variant: _window_nll(setting, variant.named_once, evaluation_windows, prompt)["nll"].to_numpy()
+        for variant in wanted
     }
     tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
     ffns = decoder_ffns(loaded(setting.model)[0])
@@ -178,7 +190,7 @@ def _cost(nll: np.ndarray, alone: np.ndarray) -> dict[str, float]:
     return cost | {"standard_error": spread, "windows": len(nll)}
 
 
-MEANS = ["active", "predicted", "recall", "precision", "false_negatives", "false_positives", "kept"]
+MEANS = ["active", "predicted", "accuracy", "recall", "precision", "false_negatives", "false_positives", "kept"]
 
 
 def _labels(setting: ThresholdedModel, variant: PredictorVariant) -> dict:
@@ -204,11 +216,11 @@ def compare_accuracy(
     return pd.concat(tables, ignore_index=True).assign(evidence="measured")
 
 
-def _in_place(setting: ThresholdedModel, variant: PredictorVariant):
+def _in_place(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0):
     """The model with a variant's thresholds and predictors in place, as a block."""
     limits = thresholds(setting)
     used = limits if variant.cut else torch.full_like(limits, -1)
-    return predicted(loaded(setting.model)[0], used, _layers(setting, variant), setting.criterion)
+    return predicted(loaded(setting.model)[0], used, _layers(setting, variant), setting.criterion, prompt)
 
 
 def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFrame) -> dict[str, float]:
@@ -219,7 +231,8 @@ def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFram
     whole = sum(ffn_bytes(ffn) for ffn in ffns)
     gates = sum(ffn.gate.weight.nbytes for ffn in ffns) if variant.kind == "gate" else 0
     read = by_layer["predicted"].mean() * (1 - gates / whole)
-    return {"resident_share": by_layer["nbytes"].sum() / whole, "read_share": read}
+    nbytes = by_layer["nbytes"].sum()
+    return {"nbytes": nbytes, "resident_share": nbytes / whole, "read_share": read}
 
 
 def ffn_bytes(ffn: FFN) -> int:
@@ -262,18 +275,18 @@ def outputs_by_prediction(
 
 
 @kept("window_nll", without=LOADING, key=weights_key)
-def _window_nll(setting: ThresholdedModel, variant: PredictorVariant, windows: int) -> pd.DataFrame:
+def _window_nll(setting: ThresholdedModel, variant: PredictorVariant, windows: int, prompt: int = 0) -> pd.DataFrame:
     """The loss of each evaluation window, in nats a token, with a variant in place."""
     model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
-    with _in_place(setting, variant):
+    with _in_place(setting, variant, prompt):
         return pd.DataFrame({"nll": perplexity(model, tokens, setting.sequence_length, windows).window_nll})
 
 
 @kept("predictions", without=LOADING, key=weights_key)
-def _by_layer(setting: ThresholdedModel, variant: PredictorVariant) -> pd.DataFrame:
+def _by_layer(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0) -> pd.DataFrame:
     """What the predictors of a variant say of some evaluation text, a row for each layer, as `quality` has it."""
-    rows = quality(_layers(setting, variant), few_samples(setting, "evaluation"))
-    oracle = {"predicted": rows["active"], "precision": 1.0, "false_positives": 0.0}
+    rows = quality(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
+    oracle = {"predicted": rows["active"], "accuracy": 1.0, "precision": 1.0, "false_positives": 0.0}
     return rows.assign(**oracle if variant == ALONE else {})
 
 
