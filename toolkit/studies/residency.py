@@ -98,16 +98,14 @@ def replay_table(
     window: int,
     policies: Sequence[str] = (*POLICIES, OPTIMUM),
 ) -> pd.DataFrame:
-    """What each policy misses on a trace, with room for each share of a layer's units.
+    """What each policy misses on a trace, with room for each share of a layer's units, or what one token needs if more.
 
     Columns: policy, memory (share of the units), missed (share of the units that tokens need and memory lacks). The
-    first half of the tokens fills the memory and does not count. Rows that cannot hold one token's units are left out.
+    first half of the tokens fills the memory and does not count.
     """
     rows = []
     for share in shares:
-        held = [max(1, int(share * layer.shape[1])) for layer in active]
-        if any(layer.sum(1).max() > most for layer, most in zip(active, held, strict=True)):
-            continue
+        held = [max(int(share * layer.shape[1]), int(layer.sum(1).max())) for layer in active]
         for policy in policies:
             loaded_units = _loaded(active, policy, held, frequencies, window)
             half = len(active[0]) // 2
