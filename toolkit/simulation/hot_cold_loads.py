@@ -7,6 +7,7 @@ Layers are alike by law, so a few are drawn and stand for all. The first sampled
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,7 @@ from toolkit.simulation.near_data import dimms_needed, gemv_s
 ATTENTION, PROJECTION, FFN = "attention neuron", "projection", "FFN neuron"
 NEURONS = (ATTENTION, FFN)
 HOT = 0.2  # of the neurons are called hot (HERMES, section I)
+THREADS = 2  # that follow layers
 NO_TIME_S = 1e-15  # of a machine that computes in no time
 SEQUENCE = 1 << 32  # between the seeds of a batch's sequences
 PARENTS = np.uint8(
@@ -219,11 +221,15 @@ def _sparse_loads(machine: Profile, serving: Serving, way: HotColdWay, columns: 
     places, moves = iter(_offline(machine, serving, way, columns)), _moves_in_the_shadow(machine, serving)
     for name in NEURONS:
         layers, before = [], None
-        for layer, counts in enumerate(drawn(serving, name)):
-            hot, dimm = (each.copy() for each in next(places))
-            parents = None if before is None else (before, parents_of(serving, name, layer))
-            layers.append(_follow(serving, way, counts, parents, hot, dimm, columns, moves[name]))
-            before = counts
+        with ThreadPoolExecutor(THREADS) as pool:  # few layers' draws are in memory at a time
+            for layer, counts in enumerate(drawn(serving, name)):
+                hot, dimm = (each.copy() for each in next(places))
+                parents = None if before is None else (before, parents_of(serving, name, layer))
+                arguments = serving, way, counts, parents, hot, dimm, columns, moves[name]
+                layers.append(pool.submit(_follow, *arguments))
+                wait(layers[:-THREADS])
+                before = counts
+        layers = [future.result() for future in layers]
         made[name] = BlockLoads(*(np.stack(each) for each in zip(*layers, strict=True)))
     return {name: made[name] for name in serving.blocks}
 
