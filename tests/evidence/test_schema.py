@@ -46,6 +46,8 @@ NEVER = (
     [-1],
 )
 
+ANY_MODEL = ("model", "second_model", "sharded_model")  # a folder or a Hugging Face id as well
+
 
 def check(id, **parameters):
     check_parameters(id, parameters, BOOKS[id].parameters)
@@ -75,7 +77,7 @@ def test_wrong_values_of_each_parameter_are_refused_in_one_line_that_names_them(
         wrong = [*NEVER, [value], *([value * 2, value[0]] if isinstance(value, list) else [])]
         wrong += [1, 0] if isinstance(value, bool) else [True, [True]]
         wrong += [float(value), 1.5] if type(value) is int else []
-        wrong += [f"{value}x", f"x{value}"] if isinstance(value, str) and name != "model" else []
+        wrong += [f"{value}x", f"x{value}"] if isinstance(value, str) and name not in ANY_MODEL else []
         for item in wrong:
             with pytest.raises(UserError) as refused:
                 check(id, **{name: copy.deepcopy(item)})
