@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int8, Int64, UInt8
 
 from toolkit.activations.synthetic import BetaLaw, Drift, draw_layers, ranks
+from toolkit.activations.trace import UNITS
 from toolkit.errors import UserError, unknown
 from toolkit.kernels import states
 from toolkit.kernels.common.tally import tally
@@ -24,18 +25,18 @@ from toolkit.policies.hot_cold_ways import HotColdWay
 from toolkit.policies.hot_table import swap
 from toolkit.policies.mapping import NeuronBlock, Room, greedy
 from toolkit.policies.remapping import remap
+from toolkit.predictors.layer_correlation import WEIGHT
 from toolkit.predictors.token_state import GAIN, LOSS, stages
 from toolkit.simulation.near_data import dimms_needed, gemv_s
 
-ATTENTION, PROJECTION, FFN = "attention neuron", "projection", "FFN neuron"
+FFN, ATTENTION, _ = UNITS
+PROJECTION = "projection"
 NEURONS = (ATTENTION, FFN)
 HOT = 0.2  # of the neurons are called hot (HERMES, section I)
 THREADS = 2  # that follow layers
 NO_TIME_S = 1e-15  # of a machine that computes in no time
 SEQUENCE = 1 << 32  # between the seeds of a batch's sequences
-PARENTS = np.uint8(
-    12
-)  # what two active parents add to a state (HERMES, section IV-C); a drawn neuron's one stands for both
+PARENTS = np.uint8(2 * WEIGHT)  # two active parents add that to a state; a drawn neuron's one stands for both
 
 Parents = tuple[UInt8[np.ndarray, "tokens units"], Int64[np.ndarray, " units"]]  # the layer before, each one's parent
 

@@ -135,9 +135,8 @@ def _products(machine: Profile, way: HotColdWay, name: str, block: WeightBlock, 
     hot_bytes, hot = loads.hot * block.unit_bytes, loads.hot_products * block.unit_products
     cold_bytes, cold = loads.cold * block.unit_bytes, loads.cold_products * block.unit_products
     if way.cold == "pcie":  # `cold` has one column
-        link_gb_s = min(machine.links.dram_to_device_gb_s, way.link_gb_s)
         device_s = product_s(machine.device, hot_bytes + cold_bytes[..., 0], hot + cold[..., 0])
-        return Stage(name, {PCIE: cold_bytes[..., 0] / (link_gb_s * GB), GPU: device_s}, beside=way.overlaps)
+        return Stage(name, {PCIE: _copy_s(machine, way, cold_bytes[..., 0]), GPU: device_s}, beside=way.overlaps)
     work = {GPU: product_s(machine.device, hot_bytes, hot)}
     if way.cold == "gpus":
         return Stage(name, work)
@@ -164,9 +163,13 @@ def _prefill_s(machine: Profile, serving: Serving, way: HotColdWay) -> float:
 
     Hot neurons are chosen by what the prompt activates, so a sparse way brings all weights (section IV-A2).
     """
-    link_gb_s = min(machine.links.dram_to_device_gb_s, way.link_gb_s)
     staying = 0.0 if way.sparse else serving.resident_share(machine)
-    copied_s = serving.nbytes * (1 - staying) / (link_gb_s * GB)
+    copied_s = _copy_s(machine, way, serving.nbytes * (1 - staying))
     products = serving.nbytes / serving.element_bytes * serving.batch * serving.prompt
     computed_s = product_s(machine.device, serving.nbytes, products)
     return float(max(copied_s, computed_s) if way.overlaps else copied_s + computed_s)
+
+
+def _copy_s(machine: Profile, way: HotColdWay, nbytes):
+    """Seconds of a copy to the GPU, by the link or as slowly as the way copies."""
+    return nbytes / (min(machine.links.dram_to_device_gb_s, way.link_gb_s) * GB)

@@ -10,12 +10,16 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int8
 
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import GB
+from toolkit.papers.hermes.systems import MACHINE
 from toolkit.policies.dimms import by_chance, imbalance, in_snake_order, loads
 from toolkit.policies.remapping import remap
+from toolkit.simulation.near_data import link_s
 
 PROMPT = 128  # tokens (Hermes, section V-A4)
 HOT = 0.2  # of the neurons (section III-A)
-LINK_GB_S, CHANNEL_GB_S = 25.0, 25.6  # a DIMM-link (table II); a channel of DDR4-3200, 8 B × 3.2 GT/s
+CHANNEL_GB_S = 25.6  # a channel of DDR4-3200, 8 B × 3.2 GT/s
 
 Active = Bool[np.ndarray, "tokens neurons"]
 
@@ -93,11 +97,8 @@ def migration(moved: float, layers: int, neuron_bytes: int, window: int, tokens_
     pair after the other; `paper` is the rate that makes the published 62 × out of the link.
     """
     nbytes = moved * layers * neuron_bytes
-    seconds = {
-        "DIMM-link": nbytes / (dimms // 2) / LINK_GB_S / 1e9,
-        "host": 2 * nbytes / CHANNEL_GB_S / 1e9,
-        "host, as 62 × has it": 62 * nbytes / (dimms // 2) / LINK_GB_S / 1e9,
-    }
+    by_link_s = float(link_s(profile(MACHINE).near_data, nbytes / (dimms // 2)))
+    seconds = {"DIMM-link": by_link_s, "host": 2 * nbytes / CHANNEL_GB_S / GB, "host, as 62 × has it": 62 * by_link_s}
     rows = [{"through": way, "seconds": value} for way, value in seconds.items()]
     table = pd.DataFrame(rows)
     share = 100 * table["seconds"] / (table["seconds"] + window / tokens_s)
