@@ -31,3 +31,24 @@ def fewest_loads(future, rows):
                     after[state] = min(loads, after.get(state, loads))
         states = after
     return min(states.values())
+
+
+class TwoLevel:
+    """Experts in memory as a dictionary of sets of neurons, the expert used longest ago first."""
+
+    def __init__(self, neurons, slots):
+        self.neurons, self.slots, self.held = neurons, slots, {}
+
+    def step(self, needed):
+        """What a token that needs these neurons of these experts evicts and loads."""
+        before = set(self.held)
+        self.held |= {expert: self.held.pop(expert, set()) for expert in sorted(needed)}
+        while len(self.held) > self.slots:
+            del self.held[next(iter(self.held))]
+        load = {}
+        for expert, some in needed.items():
+            wanted = set(range(self.neurons)) if some is None else set(some)
+            if wanted - self.held[expert]:
+                load[expert] = sorted(wanted - self.held[expert])
+            self.held[expert] |= wanted
+        return sorted(before - set(self.held)), load

@@ -9,7 +9,10 @@ from tests import naive_residency as naive
 from toolkit.errors import UserError
 from toolkit.policies.belady import Belady
 from toolkit.policies.hot_table import HotTable
+from toolkit.policies.least_stale import LeastStale
+from toolkit.policies.lfu import Lfu
 from toolkit.policies.lru import Lru
+from toolkit.policies.random_choice import RandomChoice
 from toolkit.policies.residencies import RESIDENCIES
 from toolkit.policies.static import Static
 
@@ -138,3 +141,78 @@ def test_another_future_is_refused():
         residency.step(np.array([0]))
     with pytest.raises(UserError, match="the future needs unit 4: the layer has 0 to 3"):
         Belady(4, future=arrays([{4}]))
+
+
+def test_worked_example_of_lfu():
+    """Room for two: 0 was used twice and stays, although 1 was used later; 2 goes for 1, whose count is then 2."""
+    found = changes(Lfu(3, rows=2), [{0}, {0}, {1}, {2}, {1}])
+    assert found == [([], [0]), ([], []), ([], [1]), ([1], [2]), ([2], [1])]
+
+
+def test_random_choices_repeat_with_the_seed():
+    tokens = [{number % 7} for number in range(40)]
+    first, again, other = (changes(RandomChoice(7, rows=3, seed=seed), tokens) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS))
+def test_least_stale_is_lru_with_one_layer(tokens, rows):
+    stale, lru = LeastStale(UNITS, rows), Lru(UNITS, rows)
+    for needed in arrays(tokens):
+        assert stale.step(needed).dropped.tolist() == lru.step(needed).dropped.tolist()
+
+
+def test_least_stale_keeps_the_layers_that_come_next():
+    """Three layers with one unit each in use, 0, 2 and 4, and room for two: LRU drops just what comes next.
+
+    When 4 comes, layer 0 is next, so 2 goes; when 2 comes, 0 goes. So after three loads every second step is a hit, as
+    with Belady. Unit 1 is of layer 0 and takes the place of 0, which missed a turn of its layer.
+    """
+    cycle = [{0}, {2}, {4}] * 6
+    assert sum(len(new) for _, new in changes(Lru(6, 2), cycle)) == 18
+    stale = LeastStale(6, 2, layers=3)
+    assert changes(stale, cycle[:6]) == [([], [0]), ([], [2]), ([2], [4]), ([], []), ([0], [2]), ([], [])]
+    assert sum(len(new) for _, new in changes(stale, cycle[6:])) == 6
+    stale = LeastStale(6, 3, layers=3)
+    assert changes(stale, [*cycle[:3], {1}])[3] == ([0], [1])
+
+
+def test_least_stale_refuses_another_layers_units():
+    with pytest.raises(UserError, match="5 units in 2 layers: expected as many in each layer"):
+        LeastStale(5, layers=2)
+    stale = LeastStale(4, layers=2)
+    with pytest.raises(UserError, match=r"units \[2\] at the turn of layer 0"):
+        stale.step(np.array([2]))
+    assert stale.step(np.array([0])).loaded.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", RESIDENCIES)
+@settings(max_examples=20, deadline=None)
+@given(tokens=TOKENS, rows=st.integers(3, UNITS), data=st.data())
+def test_admitted_units_evict_nothing_protected(name, tokens, rows, data):
+    residency = make(name, tokens, rows)
+    for needed in arrays(tokens):
+        units = data.draw(st.lists(st.integers(0, UNITS - 1), max_size=6))
+        before = residency.held.copy()
+        change = residency.admit(units, protect=needed)
+        assert not set(change.dropped.tolist()) & {*needed.tolist(), *units}
+        assert before[change.dropped].all()
+        assert not before[change.loaded].any()
+        new = [unit for unit in dict.fromkeys(units) if not before[unit]]
+        assert sorted(new[: len(change.loaded)]) == change.loaded.tolist()
+        idle = set(np.flatnonzero(residency.held)) - {*needed.tolist(), *units}
+        assert residency.held.sum() <= rows
+        assert len(new) == len(change.loaded) or not idle
+        assert len(change.dropped) == max(0, before.sum() + len(change.loaded) - rows)
+        residency.step(needed)
+
+
+def test_a_wrong_guess_goes_before_what_was_used():
+    residency = Lru(5, rows=3)
+    changes(residency, [{0}, {1}])
+    assert residency.admit([4]).loaded.tolist() == [4]
+    assert changes(residency, [{2}]) == [([4], [2])]
+    assert residency.admit([3, 4], protect=[1, 2]).loaded.tolist() == [3]  # only 0 may go
+    with pytest.raises(UserError, match="units 5 to 5: the layer has 0 to 4"):
+        residency.admit([5])

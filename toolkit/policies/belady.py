@@ -29,12 +29,14 @@ class Belady(Residency):
         super().clear()
         self.now, self.next_use = 0, np.full(self.units, len(self.future))
 
-    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
         if self.now >= len(self.future) or not np.array_equal(needed, self.future[self.now]):
             raise UserError(f"token {self.now} needs other units than the future that Belady was given")
         self.next_use[needed] = self._uses[self.now]
         self.now += 1
-        return self._first(-self.next_use, needed, loaded)
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return -self.next_use
 
 
 def _uses_after(future: Sequence[Int64[np.ndarray, " needed"]], units: int) -> list[Int64[np.ndarray, " needed"]]:

@@ -22,9 +22,11 @@ class HotTable(Residency):
         super().clear()
         self.table = TokenState(self.units, hidden=0)
 
-    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
         self.table.observe(needed)
-        return self._first(self.table.states, needed, loaded)
+
+    def _order(self) -> UInt8[np.ndarray, " units"]:
+        return self.table.states
 
 
 def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"], threshold: int, moves: int) -> Change:

@@ -20,7 +20,9 @@ class Lru(Residency):
         """These units go before all others."""
         self.last_use[units] = LONG_AGO
 
-    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
         self.last_use[needed] = self.now
         self.now += 1
-        return self._first(self.last_use, needed, loaded)
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return self.last_use

@@ -7,6 +7,7 @@ A policy is a subclass. It says what goes; what comes is what the token needs an
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,9 +64,36 @@ class Residency(ABC):
         self.held[loaded] = True
         return Change(dropped, loaded)
 
+    def admit(self, units: Sequence[int], protect: Sequence[int] = ()) -> Change:
+        """Hold units that are expected to be needed, the likeliest first, as far as there is room.
+
+        `units` and `protect` never go, and units that find no room are left out. A unit counts as used when a step
+        needs it, so that a wrong guess goes soon. Raises `UserError`, and changes nothing, for units that the layer
+        does not have.
+        """
+        wanted, kept = (self._within(np.asarray(each, dtype=np.int64)) for each in (units, protect))
+        kept = np.union1d(wanted, kept)
+        idle = self.held.copy()
+        idle[kept] = False
+        room = self.rows - int(np.count_nonzero(self.held)) + int(np.count_nonzero(idle))
+        loaded = np.array([unit for unit in dict.fromkeys(wanted.tolist()) if not self.held[unit]][:room], np.int64)
+        dropped = self._first(self._order(), kept, len(loaded))
+        self.held[dropped] = False
+        self.held[loaded] = True
+        return Change(dropped, np.sort(loaded))
+
     @abstractmethod
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        """Take note of what a token needs."""
+
+    @abstractmethod
+    def _order(self) -> Shaped[np.ndarray, " units"]:
+        """The lowest goes first."""
+
     def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
         """Which units go, rising, so that `loaded` of the needed ones find room; and take note of what is needed."""
+        self._note(needed)
+        return self._first(self._order(), needed, loaded)
 
     def _first(
         self, order: Shaped[np.ndarray, " units"], needed: Int64[np.ndarray, " needed"], loaded: int
@@ -81,14 +109,17 @@ class Residency(ABC):
 
     def _checked(self, needed: Int64[np.ndarray, " needed"]) -> Int64[np.ndarray, " distinct"]:
         """The units, rising and each once."""
-        needed = np.unique(np.asarray(needed, dtype=np.int64))
-        if len(needed) and not 0 <= needed[0] <= needed[-1] < self.units:
-            raise UserError(f"units {needed[0]} to {needed[-1]}: the layer has 0 to {self.units - 1}")
+        needed = self._within(np.unique(np.asarray(needed, dtype=np.int64)))
         if len(needed) > self.rows:
             raise UserError(
                 f"one token needs {len(needed)} units, and memory holds {self.rows}: allow {len(needed)} or more"
             )
         return needed
+
+    def _within(self, units: Int64[np.ndarray, " some"]) -> Int64[np.ndarray, " some"]:
+        if len(units) and not 0 <= units.min() <= units.max() < self.units:
+            raise UserError(f"units {units.min()} to {units.max()}: the layer has 0 to {self.units - 1}")
+        return units
 
 
 def expect_positive(**numbers: int | None) -> None:

@@ -26,17 +26,23 @@ class SlidingWindow(Residency):
     def clear(self) -> None:
         """Hold nothing, and begin again."""
         super().clear()
-        self.now, self.last_active = 0, np.zeros(self.units, dtype=np.int64)
+        self.now, self.last_active = 0, np.full(self.units, -self.tokens)
 
     def forget(self, units: Int64[np.ndarray, " some"]) -> None:
         """Let some units go at the next step, as if no token of the window had used them."""
-        self.last_active[units] = max(0, self.now - self.tokens)
+        self.last_active[units] = self.now - self.tokens
 
     def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
         age = np.where(self.held, self.now - self.last_active, self.tokens)  # in tokens; 1 is the token before this one
         age[needed] = 0
         holding = np.bincount(age, minlength=self.tokens)[: self.tokens].cumsum()  # units younger than age + 1
         allowed = max(1, int((holding <= self.rows).sum()))
+        self._note(needed)
+        return np.flatnonzero(self.held & (age >= allowed))
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
         self.last_active[needed] = self.now
         self.now += 1
-        return np.flatnonzero(self.held & (age >= allowed))
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return self.last_active

@@ -20,5 +20,8 @@ class Static(Residency):
             raise UserError(f"frequencies {list(self.frequency.shape)}: expected {units} numbers, one for each unit")
         super().__init__(units, rows)
 
-    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
-        return self._first(self.frequency, needed, loaded)
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        """A static choice learns nothing."""
+
+    def _order(self) -> Float64[np.ndarray, " units"]:
+        return self.frequency
