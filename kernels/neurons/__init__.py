@@ -1,7 +1,8 @@
 """The FFN of some of a layer's neurons, whose weights lie in bundles: no gather, and each weight is read once.
 
 A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
-section 3.2). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
+section 3.2). With `bits`, rows are the records of quantised neurons (`records`; `toolkit.quantization.neuron_records`
+writes them). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
 kernels. `add` and `add_up` are for neurons that come one after another, or whose rows are in any order.
 """
 
@@ -10,19 +11,21 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.neurons import cpu, cpu_simd
+from toolkit.kernels.neurons import cpu, cpu_records, cpu_records_simd, cpu_records_vnni, cpu_simd
+from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.threads import over_rows
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
 
-BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+DENSE = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+STORED = DENSE | {torch.uint8: torch.uint8}  # the unsigned integers that kernels take, by the type of the rows
 PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
 CUDA = "cuda"
 NO_BIAS = np.empty(0, np.float32)
@@ -33,44 +36,59 @@ BACKENDS = {
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.ffn),
     "portable": Backend(frozenset(), cpu.ffn),
 }
+# of quantised neurons; the first takes activations in 16 bits
+RECORD_BACKENDS = {
+    "avx512_int16": Backend(frozenset({"avx512f", "avx512bw", "avx512vnni"}), cpu_records_vnni.ffn),
+    "avx512": Backend(frozenset({"avx512f"}), cpu_records_simd.by_lookup),
+    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_records_simd.by_conversion),
+    "portable": Backend(frozenset(), cpu_records.ffn),
+}
 
 
 def ffn(
-    bundles: Float[Tensor, "rows width"],
+    bundles: Float[Tensor, "rows width"] | UInt8[Tensor, "rows stride"],
     x: Float[Tensor, "*batch hidden"],
     activation: str,
     bias: Float[Tensor, " rows"] | None = None,
     threshold: float = 0.0,
     out: Float32[Tensor, "*batch hidden"] | None = None,
     backend: str = "auto",
+    bits: int | None = None,
 ) -> Float32[Tensor, "*batch hidden"]:
     """Σ over the rows of act(gate · x) · (up · x) · down, or of act(up · x + bias) · down, for `x` [hidden] or a batch.
 
     Args:
-        bundles: contiguous, of fp32, fp16 or bf16; 3 · hidden wide with a gate, 2 · hidden without.
+        bundles: contiguous, of fp32, fp16 or bf16; 3 · hidden wide with a gate, 2 · hidden without. Or, with `bits`,
+            records of quantised neurons, with a gate.
         x: real, taken as fp32; it may share memory with `out`.
         activation: a name in `ACTIVATIONS`.
         bias: of the up projection of each row, for bundles without a gate. The down projection's is the caller's.
         threshold: outputs of neurons that do not exceed it in magnitude count as zero, and their down columns are not
             read. At 0, neurons that a ReLU stops cost no second half.
         out: where the sums go.
-        backend: a name in `available()`, or "auto".
+        backend: a name in `available(bits)`, or "auto".
+        bits: of the codes in records, 4 or 2; None for dense bundles.
 
     All sums are fp32. They depend on the backend and the number of rows, not on the number of threads, and not on the
     batch unless a weight is infinite or NaN: a down column that any vector needs is added to all, times zero where it
     does not count. There is no gradient. Weights are read from memory once for all vectors, while these fit the caches.
 
-    Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, and `ValueError` for
+    Raises `UserError` for an activation or backend that is unknown, or that this CPU cannot run, for bits other than 4
+    and 2 or a `hidden` that 64 does not divide, and `ValueError` for
     tensors of the wrong shape, type or device or that require a gradient, or a threshold below 0.
     """
     hidden, device = x.shape[-1], bundles.device
     if out is None:
         out = torch.empty(*x.shape[:-1], hidden, dtype=torch.float32, device=device)
-    gated = _check(bundles, x, activation, bias, threshold, out)
+    gated = _check(bundles, x, activation, bias, threshold, out, bits)
     vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
     given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
-    chosen, result = choose(backend, BACKENDS, device, for_gpus=[CUDA]), out.detach().view(vectors.shape)
-    if chosen == CUDA:
+    chosen, result = choose(backend, _backends(bits), device, for_gpus=[CUDA]), out.detach().view(vectors.shape)
+    if chosen == CUDA and bits is not None:
+        from toolkit.kernels.neurons import cuda_records
+
+        cuda_records.ffn(given, vectors, activation, threshold, bits, result)
+    elif chosen == CUDA:
         from toolkit.kernels.neurons import cuda
 
         cuda.ffn(given, shifts, vectors, activation, threshold, result)
@@ -80,7 +98,7 @@ def ffn(
         sums.fill(0)
         partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
         order = _as_they_lie(len(given), parts)
-        _add(chosen.product(given.dtype, activation, gated), given, shifts, vectors, threshold, order, partials)
+        _add(_product(chosen, given, activation, gated, bits), given, shifts, vectors, threshold, order, partials)
         if parts > 1:
             add_up(partials, sums)
     return out
@@ -103,7 +121,7 @@ def even_edges(count: int, parts: int) -> Int64[np.ndarray, " parts+1"]:
 
 
 def add(
-    bundles: Float[Tensor, "rows width"],
+    bundles: Float[Tensor, "rows width"] | UInt8[Tensor, "rows stride"],
     x: Float[Tensor, "batch hidden"],
     activation: str,
     bias: Float[Tensor, " rows"] | None,
@@ -111,6 +129,7 @@ def add(
     order: tuple[Int64[np.ndarray, " count"], Int64[np.ndarray, " parts+1"]],
     partials: Float32[np.ndarray, "parts batch hidden"],
     backend: str = "auto",
+    bits: int | None = None,
 ) -> None:
     """Add what some rows give to sums so far, on the CPU; `add_up` gives their total.
 
@@ -121,35 +140,52 @@ def add(
     Raises as `ffn` does, and `ValueError` for an order that does not fit.
     """
     rows, edges = order
-    gated = _check(bundles, x, activation, bias, threshold, torch.from_numpy(partials[0]))
+    gated = _check(bundles, x, activation, bias, threshold, torch.from_numpy(partials[0]), bits)
     inside = not len(rows) or (rows.min() >= 0 and rows.max() < len(bundles))
     if len(edges) != len(partials) + 1 or edges[0] != 0 or edges[-1] != len(rows) or not inside:
         raise ValueError(f"an order of {len(rows)} rows in {len(edges) - 1} parts for {len(bundles)} rows")
     shifts = None if bias is None else bias.detach().to(torch.float32)
-    product = choose(backend, BACKENDS, bundles.device, for_gpus=[]).product(bundles.dtype, activation, gated)
+    product = _product(choose(backend, _backends(bits), bundles.device), bundles, activation, gated, bits)
     _add(product, bundles.detach(), shifts, x.detach().to(torch.float32), threshold, order, partials)
 
 
-def available() -> list[str]:
+def available(bits: int | None = None) -> list[str]:
     """The backends that this CPU can run, fastest first."""
-    return runnable(BACKENDS)
+    return runnable(_backends(bits))
 
 
-def _check(bundles: Tensor, x: Tensor, activation: str, bias: Tensor | None, threshold: float, out: Tensor) -> bool:
+def _backends(bits: int | None) -> dict[str, Backend]:
+    return BACKENDS if bits is None else RECORD_BACKENDS
+
+
+def _product(chosen: Backend, bundles: Tensor, activation: str, gated: bool, bits: int | None) -> Callable:
+    """The function of parts for rows of this kind."""
+    return chosen.product(bundles.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
+
+
+def _check(
+    bundles: Tensor, x: Tensor, activation: str, bias: Tensor | None, threshold: float, out: Tensor, bits: int | None
+) -> bool:
     """Whether there is a gate. Raises what `ffn` raises."""
     hidden, batch = x.shape[-1], tuple(x.shape[:1] if x.ndim == 2 else ())
     parts = bundles.shape[1] // hidden if hidden else 2
     if activation not in ACTIVATIONS:
         raise unknown("activation", activation, ACTIVATIONS)
-    if bundles.dtype not in BITS or parts not in (2, 3) or (bias is not None and parts == 3):
+    if bits is not None:
+        parts, width, dtype = SECTIONS, record_bytes(hidden, bits), torch.uint8
+        if bias is not None:
+            raise ValueError("records of quantised neurons have a gate, and no bias")
+    elif bundles.dtype not in DENSE or parts not in (2, 3) or (bias is not None and parts == 3):
         raise ValueError(
             f"bundles are {bundles.dtype} {list(bundles.shape)}; expected fp32, fp16 or bf16, [rows, {3 * hidden}] "
             f"with a gate or, with or without a bias, [rows, {2 * hidden}] for x of {hidden}"
         )
+    else:
+        width, dtype = parts * hidden, bundles.dtype
     if not threshold >= 0:
         raise ValueError(f"threshold is {threshold}; expected 0 or more")
     rows, device = bundles.shape[0], bundles.device
-    expect("bundles", bundles, bundles.dtype, (rows, parts * hidden), device)
+    expect("bundles", bundles, dtype, (rows, width), device)
     expect("x", x, x.dtype, (*batch, hidden), device)
     if bias is not None:
         expect("bias", bias, bias.dtype, (rows,), device)
@@ -162,5 +198,5 @@ def _add(
 ) -> None:
     """Run the parts, which threads share among them."""
     shifts = NO_BIAS if bias is None else bias.numpy()
-    bits = bundles.view(BITS[bundles.dtype]).numpy()
-    over_rows(run, len(partials), bits.nbytes, bits, shifts, x.numpy(), np.float32(threshold), *order, partials)
+    rows = bundles.view(STORED[bundles.dtype]).numpy()
+    over_rows(run, len(partials), rows.nbytes, rows, shifts, x.numpy(), np.float32(threshold), *order, partials)

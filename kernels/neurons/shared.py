@@ -1,6 +1,7 @@
 """Activation functions as scalar maths, and the walk over bundles that all backends share."""
 
 import math
+from collections.abc import Callable
 
 import numba
 import numpy as np
@@ -63,7 +64,32 @@ def add_up(partials, sums):
                 sums[vector, column] += partials[part, vector, column]
 
 
-def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
+@numba.njit(inline="always")
+def as_they_are(bundles, x):
+    """Rows of dense numbers need no preparation."""
+    return bundles
+
+
+@numba.njit(inline="always")
+def dense_start(part, width, hidden):
+    """Where in a dense row the numbers of gate (0), up (1) and down (2) begin. Without a gate up is 0."""
+    return part * hidden if part < 2 else width - hidden
+
+
+@numba.njit(inline="always")
+def no_request(bundles, place, hidden):
+    """Down columns of many bytes a number need no request beforehand."""
+
+
+def ffn_of_parts(
+    multiply,
+    add_columns,
+    activation: str,
+    gated: bool,
+    start: Callable = dense_start,
+    prepare: Callable = as_they_are,
+    request: Callable = no_request,
+):
     """The function that adds to `partials[part, vector]` the sum over a part's neurons, for parts `first` to `last`.
 
     A part's neurons lie in the rows `order[edges[part] : edges[part + 1]]`, of which four that follow each other are
@@ -77,14 +103,18 @@ def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
       the numbers from `bundles.flat[at + i · stride]` on.
     - `add_columns(bundles, places, values, first, rows, sums)` adds to `sums[vector]` the numbers from
       `bundles.flat[places[i]]` on, times `values[vector, i]`, for i from `first` on.
+
+    Rows of another kind give three more: `start(part, width, hidden)`, where the numbers of a part of a row begin,
+    `prepare(bundles, x)`, what the functions get as `bundles`, say with memory to work in, and
+    `request(bundles, place, hidden)`, which asks the caches for a down column that four later neurons will precede.
     """
     activate = ACTIVATIONS[activation]
 
     @compiled
-    def find_active(bundles, bias, x, threshold, row, rows, stride, products, places, values, active):
-        hidden, width = x.shape[1], bundles.shape[1]
+    def find_active(bundles, width, bias, x, threshold, row, rows, stride, products, places, values, active):
+        hidden = x.shape[1]
         for part in range(2 if gated else 1):
-            multiply(bundles, row * width + part * hidden, stride, rows, x, products[part], 0)
+            multiply(bundles, row * width + start(part, width, hidden), stride, rows, x, products[part], 0)
         for i in range(rows):
             exceeds = False
             for vector in range(len(x)):
@@ -96,13 +126,14 @@ def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
                 values[vector, active] = value if counts else numba.float32(0)
                 exceeds = exceeds or counts
             if exceeds:
-                places[active] = (row + i + 1) * width - hidden
+                places[active] = (row + i) * width + start(2, width, hidden)
+                request(bundles, places[active], hidden)
                 active += 1
         return active
 
     @compiled
     def ffn(bundles, bias, x, threshold, order, edges, partials, first, last):
-        vectors, width = len(x), bundles.shape[1]
+        vectors, width, given = len(x), bundles.shape[1], prepare(bundles, x)
         products = np.empty((2, vectors, ROWS), np.float32)
         for part in range(first, last):
             at, end = edges[part], edges[part + 1]
@@ -116,13 +147,16 @@ def ffn_of_parts(multiply, add_columns, activation: str, gated: bool):
                 if some == 1 and at + 1 < end:  # one row alone: the stride says which is asked for ahead
                     step = order[at + 1] - row
                 active = find_active(
-                    bundles, bias, x, threshold, row, some, step * width, products, places, values, active
+                    given, width, bias, x, threshold, row, some, step * width, products, places, values, active
                 )
                 at += some
-                while added + ROWS <= active:
-                    add_columns(bundles, places, values, added, numba.int64(ROWS), partials[part])
+                while added + 2 * ROWS <= active:  # the last four have just been asked for
+                    add_columns(given, places, values, added, numba.int64(ROWS), partials[part])
                     added += ROWS
+            if added + ROWS <= active:
+                add_columns(given, places, values, added, numba.int64(ROWS), partials[part])
+                added += ROWS
             for last_ones in range(added, active):
-                add_columns(bundles, places, values, last_ones, numba.int64(1), partials[part])
+                add_columns(given, places, values, last_ones, numba.int64(1), partials[part])
 
     return ffn

@@ -1,0 +1,73 @@
+"""The FFN of quantised neurons for any CPU: plain loops over the codes."""
+
+from functools import cache
+
+import numba
+import numpy as np
+
+from toolkit.kernels.common.elements import float32_from_float16
+from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, group_of, section_bytes
+from toolkit.kernels.neurons.shared import ffn_of_parts
+from toolkit.kernels.runtime.compiled import compiled
+
+
+@cache
+def section_start(bits: int):
+    """Where in a record the sections begin, as `ffn_of_parts` asks for it."""
+
+    @numba.njit(inline="always")
+    def start(part, width, hidden):
+        return part * section_bytes(hidden, bits)
+
+    return start
+
+
+@cache
+def ffn(bits: int, activation: str):
+    """The function of parts, as `ffn_of_parts` describes it."""
+    group, number_bytes, mask = group_of(bits), FIELDS * bits // 8, (1 << bits) - 1
+
+    @numba.njit(inline="always")
+    def half(numbers, at):
+        return float32_from_float16(numba.uint16(numbers[at]) | numba.uint16(numbers[at + 1]) << numba.uint16(8))
+
+    @compiled
+    def decode(numbers, at, weights):
+        hidden = len(weights)
+        first, codes = at + HEAD_BYTES, at + codes_start(hidden, bits)
+        count = hidden // group
+        scale_step, scale_offset = half(numbers, at), half(numbers, at + 2)
+        zero_step, zero_offset = half(numbers, at + 4), half(numbers, at + 6)
+        for column in range(hidden):
+            block, field, lane = column // BLOCK, column % BLOCK // LANES, column % LANES
+            bit, number = field * bits, codes + (block * LANES + lane) * number_bytes
+            code = numba.int32(numbers[number + bit // 8]) >> bit % 8 & mask
+            scale = scale_step * numba.float32(numbers[first + column // group]) + scale_offset
+            zero = zero_step * numba.float32(numbers[first + count + column // group]) + zero_offset
+            weights[column] = scale * (numba.float32(code) - zero)
+
+    @numba.njit(inline="always")
+    def multiply(given, at, stride, rows, x, y, place):
+        numbers, weights = given
+        for i in range(rows):
+            decode(numbers, at + i * stride, weights)
+            for vector in range(len(x)):
+                total = numba.float32(0)
+                for column in range(len(weights)):
+                    total += weights[column] * x[vector, column]
+                y[vector, place + i] = total
+
+    @numba.njit(inline="always")
+    def add_columns(given, places, values, first, rows, sums):
+        numbers, weights = given
+        for i in range(first, first + rows):
+            decode(numbers, places[i], weights)
+            for vector in range(len(sums)):
+                for column in range(len(weights)):
+                    sums[vector, column] += values[vector, i] * weights[column]
+
+    @numba.njit(inline="always")
+    def prepare(rows, x):
+        return rows.reshape(-1), np.empty(x.shape[1], np.float32)
+
+    return ffn_of_parts(multiply, add_columns, activation, True, section_start(bits), prepare)

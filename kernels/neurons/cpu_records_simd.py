@@ -1,0 +1,317 @@
+"""The FFN of quantised neurons for CPUs with SIMD: 64 weights at a step, and each is read from memory once.
+
+Scale and zero point of a group become a factor and an addend first, for all groups of four rows:
+weight = factor · code + addend. Then the sixteen numbers of a block are widened to 32 bits. With AVX-512 a number's low
+four bits pick a weight from a register, in which the sixteen weights of the group lie, so a shift and `vpermps` give
+sixteen weights. 2-bit codes use the same instruction: the register holds the four weights of their group four times.
+Otherwise an AND and a conversion give code · 2^p, and the factor is divided by 2^p.
+"""
+
+from functools import cache
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from toolkit.kernels.common import simd
+from toolkit.kernels.common.products import NEAR_BYTES
+from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, load, prefetch, prefetch_l2, splat, store, total, zeros
+from toolkit.kernels.neurons.cpu_records import section_start
+from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, groups, section_bytes
+from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
+from toolkit.kernels.runtime.compiled import compiled
+
+FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(simd.I32, LANES)
+VECTORS = 4  # that share the weights of a row
+
+
+def _splat(builder, value) -> ir.Value:
+    first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), value, simd.I32(0))
+    return builder.shuffle_vector(first, first, ir.Constant(INTS, [0] * LANES))
+
+
+def _fma(builder, a, b, c) -> ir.Value:
+    kind = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    return builder.call(builder.module.declare_intrinsic(f"llvm.fma.v{LANES}f32", (), kind), [a, b, c])
+
+
+@intrinsic
+def factors(typing_context, numbers, head, scales, zero_points):
+    """The factors of sixteen groups, then their addends, given where their bytes begin."""
+
+    def generate(context, builder, signature, arguments):
+        def at(place, kind):
+            source = simd.pointer(context, builder, numbers, arguments[0], place, kind)
+            return builder.load(source, align=1)
+
+        four = at(arguments[1], ir.VectorType(ir.HalfType(), 4))
+        numbers_of = [builder.fpext(builder.extract_element(four, simd.I32(i)), ir.FloatType()) for i in range(4)]
+        found = []
+        for place, step, offset in ((arguments[2], *numbers_of[:2]), (arguments[3], *numbers_of[2:])):
+            codes = builder.zext(at(place, ir.VectorType(ir.IntType(8), LANES)), INTS)
+            steps = builder.sitofp(codes, FLOATS)
+            found.append(_fma(builder, steps, _splat(builder, step), _splat(builder, offset)))
+        scale, zero = found
+        return simd.join(builder, [scale, builder.fneg(builder.fmul(scale, zero))])
+
+    return Vector(types.float32, 2 * LANES)(numbers, types.int64, types.int64, types.int64), generate
+
+
+@cache
+def block_weights(bits: int, lookup: bool):
+    """The intrinsic that gives the 64 weights of a block, by AVX-512's look-up or without it."""
+    levels = ir.Constant(FLOATS, [float(lane % 2**bits) for lane in range(LANES)])
+    number = ir.IntType(FIELDS * bits)
+
+    @intrinsic
+    def block_weights(typing_context, numbers, at, room, factor, addend):
+        def generate(context, builder, signature, arguments):
+            source = simd.pointer(context, builder, numbers, *arguments[:2], ir.VectorType(number, LANES))
+            words = builder.zext(builder.load(source, align=1), INTS)
+
+            def of_group(place, field):
+                first = simd.pointer(context, builder, room, arguments[2], place, ir.FloatType())
+                return builder.load(builder.gep(first, [simd.I64(0 if bits == 4 else field)]))
+
+            parts, table = [], None
+            for field in range(FIELDS):
+                slope, shift = of_group(arguments[3], field), of_group(arguments[4], field)
+                if lookup:
+                    if bits == 2 or table is None:
+                        table = _fma(builder, levels, _splat(builder, slope), _splat(builder, shift))
+                    places = builder.lshr(words, ir.Constant(INTS, [bits * field] * LANES))
+                    kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
+                    pick = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.sf.512", (), kind)
+                    parts.append(builder.call(pick, [table, places]))
+                else:
+                    mask = ir.Constant(INTS, [(2**bits - 1) << bits * field] * LANES)
+                    codes = builder.sitofp(builder.and_(words, mask), FLOATS)
+                    slope = builder.fmul(slope, ir.Constant(ir.FloatType(), 2.0 ** -(bits * field)))
+                    parts.append(_fma(builder, codes, _splat(builder, slope), _splat(builder, shift)))
+            return simd.join(builder, parts)
+
+        kind = Vector(types.float32, BLOCK)
+        return kind(numbers, types.int64, room, types.int64, types.int64), generate
+
+    return block_weights
+
+
+@numba.njit(inline="always")
+def padded(hidden, bits):
+    """Factors of a row in the room for them, as many as whole vectors hold; as many addends follow."""
+    return (groups(hidden, bits) + LANES - 1) // LANES * LANES
+
+
+@intrinsic
+def store_halves(typing_context, array, first, second, vector):
+    """Write the first half of the vector from one place on and the second half from another."""
+
+    def generate(context, builder, signature, arguments):
+        data, *places, value = arguments
+        half = vector.lanes // 2
+        for number, place in enumerate(places):
+            some = simd.take(builder, value, range(number * half, (number + 1) * half))
+            builder.store(some, simd.pointer(context, builder, array, data, place, some.type), align=4)
+
+    return types.void(array, types.int64, types.int64, vector), generate
+
+
+@cache
+def fill_room(bits: int):
+    """The function that writes a section's factors, then its addends, into the room from `place` on."""
+
+    @compiled
+    def fill_room(numbers, at, hidden, room, place):
+        count, wide = groups(hidden, bits), padded(hidden, bits)
+        scales = at + HEAD_BYTES
+        for first in range(0, count, LANES):
+            found = factors(numbers, at, scales + first, scales + count + first)
+            store_halves(room, place + first, place + wide + first, found)
+
+    return fill_room
+
+
+def weights_at_once(bits: int) -> tuple[int, int, int]:
+    """Bytes of a block, its groups, and the weights of a cache line."""
+    nbytes = BLOCK * bits // 8
+    return nbytes, 1 if bits == 4 else FIELDS, CACHE_LINE // nbytes * BLOCK
+
+
+@cache
+def multiply_rows(bits: int, lookup: bool):
+    """The function that multiplies rows, as `ffn_of_parts` describes it."""
+    weights_of, fill = block_weights(bits, lookup), fill_room(bits)
+    block_bytes, of_block, line = weights_at_once(bits)
+
+    @compiled
+    def multiply_four(numbers, at, stride, room, x, vector, y, place):
+        hidden, column = x.shape[1], vector * x.shape[1]
+        wide, start = padded(hidden, bits), at + codes_start(hidden, bits)
+        a, b, c, d = start, start + stride, start + 2 * stride, start + 3 * stride
+        of_a, of_b, of_c, of_d = zeros(BLOCK), zeros(BLOCK), zeros(BLOCK), zeros(BLOCK)
+        group = 0
+        for block in range(hidden // BLOCK):
+            if block * BLOCK % line == 0:
+                for row in (a, b, c, d):
+                    prefetch_l2(numbers, row + ROWS * stride)
+                    prefetch(numbers, row + NEAR_BYTES)
+            given = load(x, column, BLOCK)
+            of_a = fma(weights_of(numbers, a, room, group, group + wide), given, of_a)
+            of_b = fma(weights_of(numbers, b, room, group + 2 * wide, group + 3 * wide), given, of_b)
+            of_c = fma(weights_of(numbers, c, room, group + 4 * wide, group + 5 * wide), given, of_c)
+            of_d = fma(weights_of(numbers, d, room, group + 6 * wide, group + 7 * wide), given, of_d)
+            a, b, c, d = a + block_bytes, b + block_bytes, c + block_bytes, d + block_bytes
+            group, column = group + of_block, column + BLOCK
+        y[vector, place], y[vector, place + 1] = total(of_a), total(of_b)
+        y[vector, place + 2], y[vector, place + 3] = total(of_c), total(of_d)
+
+    @compiled
+    def multiply_one(numbers, at, stride, room, first, x, vector, y, place):
+        hidden, column = x.shape[1], vector * x.shape[1]
+        wide, a, sums = padded(hidden, bits), at + codes_start(hidden, bits), zeros(BLOCK)
+        group = first
+        for block in range(hidden // BLOCK):
+            if block * BLOCK % line == 0:
+                prefetch_l2(numbers, a + stride)
+                prefetch(numbers, a + NEAR_BYTES)
+            sums = fma(weights_of(numbers, a, room, group, group + wide), load(x, column, BLOCK), sums)
+            a, group, column = a + block_bytes, group + of_block, column + BLOCK
+        y[vector, place] = total(sums)
+
+    @compiled
+    def multiply_vectors(numbers, at, stride, room, first, x, vector, y, place):
+        hidden, column = x.shape[1], vector * x.shape[1]
+        wide, a, group = padded(hidden, bits), at + codes_start(hidden, bits), first
+        of_a, of_b, of_c, of_d = zeros(BLOCK), zeros(BLOCK), zeros(BLOCK), zeros(BLOCK)
+        for block in range(hidden // BLOCK):
+            if block * BLOCK % line == 0:
+                prefetch_l2(numbers, a + stride)
+                prefetch(numbers, a + NEAR_BYTES)
+            weights = weights_of(numbers, a, room, group, group + wide)
+            of_a = fma(weights, load(x, column, BLOCK), of_a)
+            of_b = fma(weights, load(x, column + hidden, BLOCK), of_b)
+            of_c = fma(weights, load(x, column + 2 * hidden, BLOCK), of_c)
+            of_d = fma(weights, load(x, column + 3 * hidden, BLOCK), of_d)
+            a, group, column = a + block_bytes, group + of_block, column + BLOCK
+        y[vector, place], y[vector + 1, place] = total(of_a), total(of_b)
+        y[vector + 2, place], y[vector + 3, place] = total(of_c), total(of_d)
+
+    @compiled
+    def multiply(given, at, stride, rows, x, y, place):
+        numbers, room = given
+        hidden, wide = x.shape[1], padded(x.shape[1], bits)
+        for i in range(rows):
+            fill(numbers, at + i * stride, hidden, room, 2 * i * wide)
+        vector = 0
+        if lookup:
+            while vector + VECTORS <= len(x):
+                for i in range(rows):
+                    multiply_vectors(numbers, at + i * stride, stride, room, 2 * i * wide, x, vector, y, place + i)
+                vector += VECTORS
+        while vector < len(x):
+            if lookup and rows == ROWS:
+                multiply_four(numbers, at, stride, room, x, vector, y, place)
+            else:
+                for i in range(rows):
+                    multiply_one(numbers, at + i * stride, stride, room, 2 * i * wide, x, vector, y, place + i)
+            vector += 1
+
+    return multiply
+
+
+@cache
+def add_columns_of(bits: int, lookup: bool):
+    """The function that adds down columns, as `ffn_of_parts` describes it. Bytes and room come first in `given`."""
+    weights_of, fill = block_weights(bits, lookup), fill_room(bits)
+    block_bytes, of_block, line = weights_at_once(bits)
+
+    @compiled
+    def add_four(numbers, places, room, values, first, sums):
+        hidden = sums.shape[1]
+        wide, start = padded(hidden, bits), codes_start(hidden, bits)
+        a, b, c, d = (
+            places[first] + start,
+            places[first + 1] + start,
+            places[first + 2] + start,
+            places[first + 3] + start,
+        )
+        group = column = 0
+        for block in range(hidden // BLOCK):
+            if block * BLOCK % line == 0:
+                for row in (a, b, c, d):
+                    prefetch(numbers, row + NEAR_BYTES)
+            of_a = weights_of(numbers, a, room, group, group + wide)
+            of_b = weights_of(numbers, b, room, group + 2 * wide, group + 3 * wide)
+            of_c = weights_of(numbers, c, room, group + 4 * wide, group + 5 * wide)
+            of_d = weights_of(numbers, d, room, group + 6 * wide, group + 7 * wide)
+            for vector in range(len(sums)):
+                place = vector * hidden + column
+                found = fma(of_a, splat(values[vector, first], BLOCK), load(sums, place, BLOCK))
+                found = fma(of_b, splat(values[vector, first + 1], BLOCK), found)
+                found = fma(of_c, splat(values[vector, first + 2], BLOCK), found)
+                store(sums, place, fma(of_d, splat(values[vector, first + 3], BLOCK), found))
+            a, b, c, d = a + block_bytes, b + block_bytes, c + block_bytes, d + block_bytes
+            group, column = group + of_block, column + BLOCK
+
+    @compiled
+    def add_one(numbers, at, room, values, row, sums):
+        hidden = sums.shape[1]
+        wide, a = padded(hidden, bits), at + codes_start(hidden, bits)
+        group = 0
+        for column in range(0, hidden, BLOCK):
+            weights = weights_of(numbers, a, room, group, group + wide)
+            for vector in range(len(sums)):
+                place = vector * hidden + column
+                store(sums, place, fma(weights, splat(values[vector, row], BLOCK), load(sums, place, BLOCK)))
+            a, group = a + block_bytes, group + of_block
+
+    @compiled
+    def add_columns(given, places, values, first, rows, sums):
+        numbers, room = given[0], given[1]
+        hidden, wide = sums.shape[1], padded(sums.shape[1], bits)
+        for i in range(rows):
+            fill(numbers, places[first + i], hidden, room, 2 * i * wide)
+        if rows == ROWS:
+            add_four(numbers, places, room, values, first, sums)
+        else:
+            add_one(numbers, places[first], room, values, first, sums)
+
+    return add_columns
+
+
+@cache
+def request_section(bits: int):
+    """The function that asks the second cache for a section, as `ffn_of_parts` describes it."""
+
+    @compiled
+    def request_section(given, place, hidden):
+        numbers = given[0]
+        for at in range(place, place + section_bytes(hidden, bits), CACHE_LINE):
+            prefetch_l2(numbers, at)
+
+    return request_section
+
+
+def ffn(bits: int, activation: str, lookup: bool):
+    """The function of parts, as `ffn_of_parts` describes it."""
+
+    @numba.njit(inline="always")
+    def prepare(rows, x):
+        return rows.reshape(-1), np.empty(2 * ROWS * padded(x.shape[1], bits), np.float32)
+
+    functions = multiply_rows(bits, lookup), add_columns_of(bits, lookup)
+    return ffn_of_parts(*functions, activation, True, section_start(bits), prepare, request_section(bits))
+
+
+@cache
+def by_lookup(bits: int, activation: str):
+    """`ffn` with AVX-512."""
+    return ffn(bits, activation, True)
+
+
+@cache
+def by_conversion(bits: int, activation: str):
+    """`ffn` with AVX2."""
+    return ffn(bits, activation, False)

@@ -1,0 +1,185 @@
+"""The FFN of quantised neurons against their decoded weights in double precision, by every backend."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.kernels.test_bitmap import at_the_end_of_memory
+from tests.kernels.test_neurons import naive
+from toolkit.errors import UserError
+from toolkit.kernels import neurons
+from toolkit.kernels.neurons.records import SECTIONS, section_bytes
+from toolkit.quantization.neuron_records import decode, record_bytes
+
+
+@pytest.fixture(params=neurons.RECORD_BACKENDS)
+def backend(request):
+    if request.param not in neurons.available(4):
+        pytest.skip(f"this CPU lacks what {request.param} needs")
+    return request.param
+
+
+def records_of(rows, hidden, bits, seed=0):
+    """Any codes, scale codes and zero codes; weights of about 1 / √hidden in gate and up, and 1 in down."""
+    generator = torch.Generator().manual_seed(seed)
+    records = torch.randint(0, 256, (rows, record_bytes(hidden, bits)), dtype=torch.uint8, generator=generator)
+    nbytes, levels = section_bytes(hidden, bits), 2**bits - 1
+    for part, size in enumerate((hidden**-0.5, hidden**-0.5, 1.0)):
+        scale = 2 * size / levels
+        head = torch.tensor([scale / 500, scale, levels / 1000, levels / 2.5], dtype=torch.float16)
+        records[:, part * nbytes : part * nbytes + 8] = head.view(torch.uint8)
+    records[:, SECTIONS * nbytes :] = 0
+    return records
+
+
+def oracle(records, x, bits, activation="silu", threshold=0.0):
+    return naive(torch.cat(decode(records, x.shape[-1], bits), 1), x, activation, threshold=threshold)
+
+
+def of_bits(x, weights):
+    """Greatest error of products with activations of 16 bits, each block's step 2⁻¹⁵ of its greatest."""
+    steps = x.double().abs().unflatten(-1, (-1, 64)).amax(-1).repeat_interleave(64, -1) / (127 * 256)
+    return steps / 2 @ weights.double().abs().T
+
+
+def allowed(backend, records, x, bits, threshold=0.0):
+    """What the sums may err by. A value that near the threshold may count or not."""
+    gate, up, down = (part.double() for part in decode(records, x.shape[-1], bits))
+    sure = 2e-5 * oracle(records, x, bits, threshold=threshold)[1]
+    if not backend.endswith("int16"):
+        return sure
+    first, second, greatest = x.double() @ gate.T, x.double() @ up.T, 1.1  # of SiLU's slope
+    of_first, of_second = of_bits(x, gate), of_bits(x, up)
+    error = greatest * of_first * (second.abs() + of_second) + first.abs() * of_second
+    values = (torch.nn.functional.silu(first) * second).abs()
+    error = error + torch.where((values - threshold).abs() <= error, values, 0) * (threshold > 0)
+    return sure + error @ down.abs()
+
+
+def vectors(batch, hidden, seed=1):
+    return torch.randn(batch, hidden, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_sums_are_the_oracle_s(backend, bits):
+    for seed, (rows, hidden) in enumerate([(0, 64), (1, 64), (3, 128), (7, 192), (9, 576), (40, 1088)]):
+        records, x = records_of(rows, hidden, bits, seed), vectors(5, hidden)
+        expected, _ = oracle(records, x, bits)
+        found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
+        assert found.dtype == torch.float32
+        assert ((found - expected).abs() <= allowed(backend, records, x, bits)).all(), (rows, hidden)
+        for batch in (1, 3, 4):
+            some = neurons.ffn(records, x[:batch], "silu", bits=bits, backend=backend)
+            assert torch.equal(some, found[:batch]), batch
+        assert torch.equal(neurons.ffn(records, x[0], "silu", bits=bits, backend=backend), found[0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 30),
+    blocks=st.integers(1, 12),
+    bits=st.sampled_from([4, 2]),
+    batch=st.integers(1, 8),
+    threshold=st.sampled_from([0.0, 0.02, 0.3, 3.0]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_shape_and_threshold(rows, blocks, bits, batch, threshold, seed):
+    records, x = records_of(rows, 64 * blocks, bits, seed), vectors(batch, 64 * blocks, seed)
+    expected, _ = oracle(records, x, bits, threshold=threshold)
+    for backend in neurons.available(bits):
+        found = neurons.ffn(records, x, "silu", threshold=threshold, bits=bits, backend=backend)
+        assert ((found - expected).abs() <= allowed(backend, records, x, bits, threshold)).all(), backend
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_a_neuron_by_hand(backend, bits):
+    """All scales 1, all zero points 1; gate and up hold the code 2 in weight 0, down code 3 in weight 17: 1 and 2."""
+    record, nbytes = torch.zeros(1, record_bytes(64, bits), dtype=torch.uint8), section_bytes(64, bits)
+    codes = nbytes - 8 * bits
+    for part, (weight, code) in enumerate([(0, 2), (0, 2), (17, 3)]):
+        section = record[0, part * nbytes : (part + 1) * nbytes]
+        section[:8] = torch.tensor([0.0, 1, 0, 1], dtype=torch.float16).view(torch.uint8)
+        numbers = np.full(16, sum(1 << bits * field for field in range(4)))  # code 1: weight 0
+        numbers[weight % 16] += (code - 1) << bits * (weight // 16)
+        section[codes:] = torch.from_numpy(numbers.astype("<u2" if bits == 4 else "u1").view(np.uint8))
+    x = torch.zeros(64)
+    x[0] = 100  # silu(100) · 100
+    expected = torch.zeros(64)
+    expected[17] = 20_000
+    torch.testing.assert_close(neurons.ffn(record, x, "silu", bits=bits, backend=backend), expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(backend, bits, value):
+    records, x = records_of(9, 128, bits), vectors(5, 128)
+    alone = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
+    x[2, 77] = value
+    found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
+    assert not found[2].isfinite().all()
+    assert torch.equal(found[[0, 1, 3, 4]], alone[[0, 1, 3, 4]])
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_down_columns_of_inactive_neurons_are_not_read(backend, bits):
+    records, x = records_of(9, 128, bits), vectors(2, 128)
+    nbytes = section_bytes(128, bits)
+    records[:, 2 * nbytes : 2 * nbytes + 8] = 0xFF  # NaN
+    assert not neurons.ffn(records, x, "silu", threshold=1e9, bits=bits, backend=backend).any()
+    assert neurons.ffn(records, x, "silu", bits=bits, backend=backend).isnan().all()
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_rows_are_added_in_the_order_that_is_asked_for(backend, bits):
+    """Wherever they lie, in one call or in several, with any number of threads: no bit changes."""
+    whole, x = records_of(150, 192, bits), vectors(3, 192)
+    generator, edges = np.random.default_rng(0), neurons.even_edges(150, 4)
+    ids = np.sort(generator.permutation(150)[:117])
+
+    def total(*calls):
+        partials, sums = np.zeros((4, 3, 192), np.float32), np.empty((3, 192), np.float32)
+        for some in calls:
+            places = generator.permutation(200)[: len(some)]
+            store = torch.full((200, whole.shape[1]), 0xFF, dtype=torch.uint8)
+            store[torch.from_numpy(places)] = whole[torch.from_numpy(some)]
+            order = places, np.searchsorted(some, edges)
+            neurons.add(store, x, "silu", None, 0.01, order, partials, backend=backend, bits=bits)
+        neurons.add_up(partials, sums)
+        return torch.from_numpy(sums)
+
+    found = total(ids)
+    some = whole[torch.from_numpy(ids)]
+    expected, _ = oracle(some, x, bits, threshold=0.01)
+    assert ((found - expected).abs() <= allowed(backend, some, x, bits, 0.01)).all()
+    assert all(torch.equal(total(*np.split(ids, cuts)), found) for cuts in ([60], [1, 30, 31, 100]))
+
+
+@pytest.mark.parametrize("bits", [4, 2])
+def test_nothing_is_read_or_written_beyond_the_end(backend, bits):
+    records, x = records_of(5, 64, bits), vectors(1, 64)[0]
+    out = at_the_end_of_memory(torch.zeros(64))
+    given = at_the_end_of_memory(records), at_the_end_of_memory(x)
+    neurons.ffn(*given, "silu", out=out, bits=bits, backend=backend)
+    assert torch.equal(out, neurons.ffn(records, x, "silu", bits=bits, backend=backend))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"bits": 3}, UserError, "unknown number of bits of a neuron's codes 3"),
+        ({"x": torch.ones(96)}, UserError, "hidden is 96"),
+        ({"x": torch.ones(128)}, ValueError, "expected torch.uint8 \\[4, 256\\]"),
+        ({"bundles": torch.zeros(4, 192)}, ValueError, "expected torch.uint8 \\[4, 192\\]"),
+        ({"bits": None}, ValueError, "expected fp32, fp16 or bf16"),
+        ({"bits": 2}, ValueError, "expected torch.uint8 \\[4, 128\\]"),
+        ({"bias": torch.zeros(4)}, ValueError, "have a gate, and no bias"),
+        ({"threshold": -1.0}, ValueError, "threshold is -1.0"),
+        ({"backend": "cude"}, UserError, "unknown backend 'cude'"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, error, words):
+    given = {"bundles": torch.zeros(4, 192, dtype=torch.uint8), "x": torch.ones(64), "activation": "silu", "bits": 4}
+    with pytest.raises(error, match=words):
+        neurons.ffn(**given | change)
