@@ -36,7 +36,8 @@ from toolkit.predictors.gate import Gate
 from toolkit.predictors.low_rank import LowRank
 from toolkit.predictors.registry import FewBits
 from toolkit.recovery import recipe
-from toolkit.recovery.distillation import Training, distil, fresh
+from toolkit.recovery.distillation import distil, fresh
+from toolkit.recovery.loop import Training
 
 HIDDEN, NEURONS, LAYERS, WORDS = 32, 48, 2, ["1", "2", *UNITS, *STORED, "relu", "silu"]
 ZEROS = [0.5] * LAYERS

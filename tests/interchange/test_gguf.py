@@ -4,10 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tests.models.test_models import LLAMA, small
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import QUANTIZATIONS, write_gguf
 from toolkit.models import shapes
+from toolkit.models.experts import decoder_experts
 from toolkit.models.twins import twin_model
 
 BYTES = {"F16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}  # a weight, with the scale of each 32; others need llama.cpp
@@ -82,3 +84,20 @@ def test_types_that_the_package_cannot_make_take_the_blocks_they_are_given(model
 
     write_gguf(model, tmp_path / "toy.gguf", "Q8_0", quantise)
     assert asked == ["Q8_0"] * len(linear_names(model))
+
+
+def test_experts_are_one_tensor_of_each_kind(tmp_path):
+    """transformers' reader fuses gate and up rows again, so their order is checked, too."""
+    mixtral = small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}).requires_grad_(False)
+    stored = write_gguf(mixtral, tmp_path / "toy.gguf", "F16")
+    reader = gguf.GGUFReader(tmp_path / "toy.gguf")
+    assert reader.get_field("llama.expert_count").contents() == 4
+    assert reader.get_field("llama.expert_used_count").contents() == 2
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert stored == sum(int(tensor.n_bytes) for name, tensor in tensors.items() if name.startswith("blk."))
+    experts = decoder_experts(mixtral)[1]
+    gate, up, down = experts.matrices(3)
+    for name, weight in {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down.T}.items():
+        assert np.array_equal(tensors[f"blk.1.{name}.weight"].data[3], weight.half().numpy())
+    assert np.array_equal(tensors["blk.1.ffn_gate_inp.weight"].data, experts.router.numpy())
+    assert "blk.1.ffn_gate.weight" not in tensors

@@ -15,7 +15,8 @@ from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replace_for_good
 from toolkit.models.adapters import add, named_linears
-from toolkit.recovery.distillation import KIND, Training, adapted, distil, fresh, refitted
+from toolkit.recovery.distillation import adapted, distil, fresh, refitted
+from toolkit.recovery.loop import KIND, Training
 from toolkit.recovery.running import settle
 
 TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
@@ -114,7 +115,8 @@ KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from toolkit.recovery.distillation import Training, distil, fresh, refitted
+from toolkit.recovery.distillation import distil, fresh, refitted
+from toolkit.recovery.loop import Training
 torch.set_num_threads(1)
 torch.manual_seed(0)
 sizes = dict(vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)

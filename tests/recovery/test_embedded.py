@@ -7,9 +7,11 @@ from toolkit import paths
 from toolkit.activations import thresholds_of
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
-from toolkit.models import load_model
+from toolkit.models import load_model, upcycled
 from toolkit.models.adapters import merge
+from toolkit.models.experts import decoder_experts
 from toolkit.models.loading import SPARSE
+from toolkit.models.mixture import use_per_token
 from toolkit.text import load_tokens
 
 MOST_BYTES = 25e6
@@ -35,3 +37,42 @@ def test_its_folder_is_whole_and_small(name):
     assert f"# {name}" in (folder / "README.md").read_text()
     with pytest.raises(UserError, match="has activation thresholds already"):
         merge(load_model(name)[0], folder / "adapters.safetensors")
+
+
+UPCYCLED, SPLIT = "smollm2-135m-moe-upcycled", "smollm2-135m-moe-split"
+
+
+def test_the_upcycled_folder_is_whole_and_small():
+    folder = paths.root() / "data" / "models" / UPCYCLED
+    names = {"experts.safetensors", "curve.csv", "quality.csv", "routing.csv", "README.md"}
+    assert {file.name for file in folder.iterdir()} >= names
+    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
+    assert f"# {UPCYCLED}" in (folder / "README.md").read_text()
+    with pytest.raises(UserError, match="made for another model"):
+        upcycled.load(folder / upcycled.FILE, load_model(SPARSE[0])[0])
+
+
+@torch.no_grad()
+def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
+    model, tokenizer = load_model(UPCYCLED)
+    assert type(model).__name__ == "MixtralForCausalLM"
+    assert {experts.form for experts in decoder_experts(model)} == {"renormalised"}
+    tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
+    dense, _ = load_model("smollm2-135m")
+    ours, theirs = (it(tokens[None], labels=tokens[None]).loss.item() for it in (model, dense))
+    assert ours < theirs
+
+
+@torch.no_grad()
+def test_the_split_model_uses_8_of_14_experts():
+    folder = paths.root() / "data" / "models" / SPLIT
+    names = {"split.safetensors", "curve.csv", "quality.csv", "README.md"}
+    assert {file.name for file in folder.iterdir()} >= names
+    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
+    assert f"# {SPLIT}" in (folder / "README.md").read_text()
+    model, tokenizer = load_model(SPLIT)
+    assert {(it.form, it.count, it.neurons, it.per_token) for it in decoder_experts(model)} == {("ones", 14, 96, 8)}
+    tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[None, :256]
+    eight = model(tokens, labels=tokens).loss
+    use_per_token(model, 4)
+    assert eight < model(tokens, labels=tokens).loss

@@ -14,7 +14,8 @@ from toolkit.models.cutting import cut_for_good
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery import card, recipe
 from toolkit.recovery.__main__ import main
-from toolkit.recovery.distillation import Training, adapted
+from toolkit.recovery.distillation import adapted
+from toolkit.recovery.loop import Training
 from toolkit.recovery.recipe import Recipe, recover
 
 TRAINING = Training(steps=3, batch=1, sequence_length=16, learning_rate=0.01, keep_every=1)

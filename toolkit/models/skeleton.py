@@ -18,7 +18,7 @@ from torch import nn
 
 from toolkit.errors import UserError
 from toolkit.files import check_memory
-from toolkit.models import hub
+from toolkit.models import hub, mixture
 from toolkit.records import line, load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -117,7 +117,9 @@ def _told(shape: tuple[int, ...] | None) -> str:
 def _made(config, kind: type | None) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
+    kind = kind or mixture.class_of(config)
     model = kind(config) if kind else AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
+    mixture.form_mixtures(model)
     model.tie_weights()  # making the model empty untied them
     return model
 

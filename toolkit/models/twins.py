@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.models import hub
+from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
 VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, since the layers are what is timed; heads have their usual size
@@ -41,6 +42,41 @@ def twin_model(
     state = {name: _value(name, parameter, weights, dtype, alike) for name, parameter in made.named_parameters()}
     made.load_state_dict(state, strict=False, assign=True)
     return made.eval().requires_grad_(False)
+
+
+def twin_mixture(model: str, layers: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Module:
+    """A Mixtral decoder with layers of a mixture of `toolkit.models.architectures`, whose experts have no memory.
+
+    They are on the device "meta": `toolkit.storage.experts.pack_mixture_twin` writes random ones to disk. All else is
+    random and on the CPU; embeddings and head are small. A model with shared experts or dense layers gets none of
+    these. Raises `UserError` for a model without experts, or fewer than one layer.
+    """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM, MixtralConfig
+
+    shape = ARCHITECTURES.get(model)
+    if shape is None or not shape.experts:
+        raise unknown("mixture of experts", model, (name for name, each in ARCHITECTURES.items() if each.experts))
+    if layers < 1:
+        raise UserError(f"layers={layers}: expected 1 or more")
+    config = MixtralConfig(
+        vocab_size=VOCABULARY,
+        max_position_embeddings=POSITIONS,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.key_value_heads,
+        num_local_experts=shape.experts,
+        num_experts_per_tok=shape.experts_per_token,
+        tie_word_embeddings=False,
+    )
+    with hub.quiet(), init_empty_weights(include_buffers=False):
+        made = AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
+    torch.manual_seed(seed)
+    state = {name: _value(name, each, {}, dtype, False) for name, each in made.named_parameters() if each.ndim < 3}
+    made.load_state_dict(state, strict=False, assign=True)
+    return made.to(dtype).eval().requires_grad_(False)
 
 
 def _config(model: str, layers: int, vocabulary: int):

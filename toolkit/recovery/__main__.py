@@ -1,4 +1,4 @@
-"""Make sparse versions of a model: `python -m toolkit.recovery smollm2-135m --out data/models`."""
+"""Make sparse versions or mixtures of experts: `python -m toolkit.recovery smollm2-135m --out data/models`."""
 
 import argparse
 import os
@@ -11,7 +11,9 @@ from toolkit.errors import UserError, run_command
 def main(arguments: list[str] | None = None) -> int:
     """Parse and run; 0 if all is well, 2 for bad input, 130 when interrupted."""
     options = _parser().parse_args(arguments)
-    return run_command(lambda: make(options), stopped="stopped; the same command goes on at the last step kept")
+    return run_command(
+        lambda: MAKERS[options.form](options), stopped="stopped; the same command goes on at the last step kept"
+    )
 
 
 def make(options: argparse.Namespace) -> None:
@@ -39,8 +41,88 @@ def make(options: argparse.Namespace) -> None:
         print(f"{folders[made.zeros]}:\n{quality.round(3).to_string(index=False)}", flush=True)
 
 
+def make_split(options: argparse.Namespace) -> None:
+    """Split a model into experts, distil them, evaluate the mixture and write its folder."""
+    import pandas as pd
+
+    from toolkit.evaluation import perplexity
+    from toolkit.recovery import mixture_quality as quality
+    from toolkit.recovery.mixture_cards import write_split
+    from toolkit.recovery.routed import FITTED_ON, Splitting, split_parts, train
+
+    recipe = Splitting(
+        options.model,
+        rank=options.rank,
+        down_rank=options.down_rank,
+        corpus=options.corpus,
+        training=_mixture_training(options),
+    )
+    folder = options.out / f"{Path(options.model).name}-moe-split"
+    model, (tokens, evaluation) = _opened(options, folder, recipe.corpus)
+    windows = FITTED_ON.draw(tokens)
+    fitted = split_parts(model, windows, recipe.sizes)
+    parts, curve = train(recipe, model, tokens, fitted)
+    limit, used = options.evaluation_windows, recipe.sizes.per_token
+    dense = float(perplexity(model, evaluation, quality.SEQUENCE_LENGTH, limit))
+    splits = quality.rivals(model, windows, recipe.sizes, fitted) | {quality.DISTILLED: parts}
+    tables = []
+    for name, it in splits.items():
+        active = [used] if name == quality.RANDOM_ROUTER else quality.active_counts(recipe.sizes)
+        found = quality.perplexity_by_experts(model, evaluation, it, active, limit)
+        tables.append(found.assign(version=name))
+    table = pd.concat([pd.DataFrame([{"version": "dense", "perplexity": dense}]), *tables], ignore_index=True)
+    table = table[["version", "experts_active", "perplexity"]].assign(relative=table["perplexity"] / dense)
+    table["experts_active"] = table["experts_active"].astype("Int64")
+    write_split(folder, model, recipe, parts, curve, table, limit)
+    print(f"{folder}:\n{table.round(3).to_string(index=False)}", flush=True)
+
+
+def make_upcycled(options: argparse.Namespace) -> None:
+    """Upcycle a model to a Mixtral, evaluate it and write its folder."""
+    import torch
+
+    from toolkit.models.upcycled import as_mixtral
+    from toolkit.recovery import mixture_quality as quality
+    from toolkit.recovery.mixture_cards import write_upcycled
+    from toolkit.recovery.upcycling import Upcycling, rounded, upcycle
+
+    recipe = Upcycling(options.model, rank=options.rank, training=_mixture_training(options))
+    folder = options.out / f"{Path(options.model).name}-moe-upcycled"
+    model, texts = _opened(options, folder, *recipe.corpora)
+    parts, curve = upcycle(recipe, model, texts[::2])
+    parts = rounded(parts)
+    mixtral = as_mixtral(model, parts, torch.bfloat16)
+    by_text, limit = dict(zip(recipe.corpora, texts[1::2], strict=True)), options.evaluation_windows
+    table = quality.perplexity_by_text({"dense": model, "upcycled": mixtral}, by_text, limit)
+    loads = quality.routing(mixtral, by_text, limit)
+    summary = quality.routing_summary(loads)
+    write_upcycled(folder, model, recipe, parts, curve, (table, loads, summary), limit)
+    print(f"{folder}:\n{table.round(3).to_string(index=False)}\n{summary.round(3).to_string(index=False)}", flush=True)
+
+
+MAKERS = {"sparse": make, "split": make_split, "upcycled": make_upcycled}
+
+
+def _opened(options: argparse.Namespace, folder: Path, *corpora: str):
+    """The dense model, and the calibration and evaluation tokens of each corpus in turn."""
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.text import load_tokens
+
+    _check(options, {0.0: folder})
+    model, tokenizer = load_model(options.model, fast_dtype())
+    texts = [load_tokens(corpus, tokenizer, split) for corpus in corpora for split in ("calibration", "evaluation")]
+    return model, texts
+
+
+def _mixture_training(options: argparse.Namespace):
+    from toolkit.recovery.loop import Training
+
+    names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
+    return Training(**{name: getattr(options, name) for name in names}, warm_up=10, keep_every=10)
+
+
 def _recipe(options: argparse.Namespace):
-    from toolkit.recovery.distillation import Training
+    from toolkit.recovery.loop import Training
     from toolkit.recovery.recipe import Recipe
 
     names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
@@ -71,6 +153,8 @@ def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m toolkit.recovery", description=__doc__)
     parser.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
+    form = "adapters for thresholds, an FFN split into experts, or a Mixtral upcycled from the model (default: sparse)"
+    parser.add_argument("--form", choices=MAKERS, default="sparse", help=form)
     parser.add_argument("--out", type=Path, required=True, help="where a folder for each share of zeros is made")
     corpus = "whose text to train on and to evaluate on (default: wiki-slice; wikitext-2 and c4 need a hub)"
     parser.add_argument("--corpus", default="wiki-slice", help=corpus)

@@ -20,7 +20,8 @@ from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerpri
 from toolkit.models.ffn import decoder_ffns
 from toolkit.pruning.calibration import Calibration
 from toolkit.records import check
-from toolkit.recovery.distillation import Training, distil, fresh, refitted
+from toolkit.recovery.distillation import distil, fresh, refitted
+from toolkit.recovery.loop import Training
 from toolkit.recovery.shares import check_range, shares
 
 SHARE = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}

@@ -1,6 +1,7 @@
 """Corpora as one long row of tokens, split into text to calibrate on and text to evaluate on."""
 
 import json
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from toolkit import sources, tensor_files
 from toolkit.cache import cached
-from toolkit.errors import unknown
+from toolkit.errors import UserError, unknown
 from toolkit.models import downloads, hub
 
 TOKENS, TOKENS_KIND = "tokens.safetensors", "tokens of a corpus"
 SPLITS = ("calibration", "evaluation")
 CALIBRATION_EVERY = 3  # article 0, 3, 6, … of the dump calibrate, the others evaluate
+NOT_SOURCES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3"}
 C4_DOCUMENTS = {"calibration": 4000, "evaluation": 1100}  # 1100: what SparseGPT and Wanda evaluate on
 
 
@@ -33,7 +35,8 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     """All tokens of one split of a corpus, in order and without special tokens. Kept in the cache.
 
     Args:
-        corpus: `"wiki-slice"` (embedded), or `"wikitext-2"` or `"c4"` from the hub.
+        corpus: `"wiki-slice"` (embedded), `"python-sources"` (the standard library of this Python), or `"wikitext-2"`
+            or `"c4"` from the hub.
         tokenizer: as `load_model` returns it.
         split: `"calibration"` or `"evaluation"`. Of wikitext-2 these are the training and the test split, of c4 the
             first 4000 documents of the training and the first 1100 of the validation split. Documents are joined as
@@ -67,7 +70,9 @@ def check_corpus(corpus: str) -> None:
     """Raise the `UserError` that `load_tokens` would raise for a corpus that cannot be had, without loading it."""
     if corpus not in CORPORA:
         raise unknown("corpus", corpus, CORPORA)
-    if corpus not in downloads.DOWNLOADS:
+    if corpus == "python-sources":
+        _python_files()
+    elif corpus not in downloads.DOWNLOADS:
         _require_hub(corpus)
 
 
@@ -99,6 +104,33 @@ def _wiki_slice(split: str) -> str:
     return "\n\n".join(f"{article.title}\n\n{article.text}" for article in load_articles(split))
 
 
+def _python_files() -> list[Path]:
+    """The standard library's sources, in an order that mixes its packages. Raises `UserError` if there are none.
+
+    Left out: tests, data tables, and what is installed beside the library.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    names = (file.relative_to(folder) for file in folder.rglob("*.py"))
+    found = [name for name in names if not NOT_SOURCES & set(name.parts)]
+    if not found:
+        raise UserError(f"corpus 'python-sources': this Python has no *.py files in {folder}; use 'wiki-slice'")
+    return [folder / name for name in sorted(found, key=lambda name: sources.digest(name.as_posix()))]
+
+
+def _python_sources(split: str) -> str:
+    """Each file under a comment with its name; every third one calibrates, as of the Wikipedia slice."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    chosen = (
+        file
+        for index, file in enumerate(_python_files())
+        if (index % CALIBRATION_EVERY == 0) == (split == "calibration")
+    )
+    named = (
+        (file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8", errors="replace")) for file in chosen
+    )
+    return "\n\n".join(f"# {name}\n{text}" for name, text in named)
+
+
 def _wikitext_2(split: str) -> str:
     part, joint = {"calibration": ("train", " "), "evaluation": ("test", "\n\n")}[split]
     return joint.join(_hub_rows("wikitext-2", split=part, path="Salesforce/wikitext", name="wikitext-2-raw-v1")["text"])
@@ -125,4 +157,9 @@ def _hub_rows(corpus: str, **options):
         return datasets.load_dataset(**options)
 
 
-CORPORA: dict[str, Callable[[str], str]] = {"wiki-slice": _wiki_slice, "wikitext-2": _wikitext_2, "c4": _c4}
+CORPORA: dict[str, Callable[[str], str]] = {
+    "wiki-slice": _wiki_slice,
+    "python-sources": _python_sources,
+    "wikitext-2": _wikitext_2,
+    "c4": _c4,
+}

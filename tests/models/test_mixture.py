@@ -1,0 +1,180 @@
+"""A split model: with all experts it is the dense one, and it is written and opened again."""
+
+import json
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.models.test_experts import by_hand
+from tests.models.test_models import LLAMA, small
+from toolkit.errors import UserError
+from toolkit.models import decoder_blocks, load_model
+from toolkit.models.adapters import LowRankDifference, named_linears
+from toolkit.models.experts import decoder_experts
+from toolkit.models.ffn import decoder_ffns
+from toolkit.models.mixture import ENTRY, SplitMixture, split, use_per_token
+from toolkit.models.skeleton import check_reopens, empty_model
+from toolkit.models.split_files import SplitParts, apply, load, save
+from toolkit.models.splitting import Sizes, balanced_clusters, ffn_inputs, magnitudes, random_split, split_ffn, usage
+
+SIZES = Sizes(experts=4, per_token=2, shared=8)  # 4 · 10 + 8 = 48 neurons
+TOKENS = torch.arange(20).view(1, -1) % 64
+
+
+def dense():
+    model = small("Llama", **LLAMA | {"initializer_range": 0.2}).eval().requires_grad_(False)
+    return model
+
+
+def parts(model, per_token=2):
+    orders = [torch.randperm(48, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
+    return SplitParts(torch.stack(orders), torch.randn(2, 4, 32), shared=8, per_token=per_token)
+
+
+def split_model(per_token=2):
+    model = dense()
+    apply(model, parts(model, per_token))
+    return model
+
+
+def test_all_experts_on_is_the_dense_model():
+    model, other = dense(), split_model(per_token=4)
+    torch.testing.assert_close(other(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
+    use_per_token(other, 2)
+    assert (other(TOKENS).logits - model(TOKENS).logits).abs().max() > 1e-2
+
+
+def test_some_experts_are_the_dense_ffn_without_the_others_neurons():
+    model = dense()
+    made, x = parts(model), torch.randn(6, 32)
+    ffn, order = decoder_ffns(model)[1], made.permutation[1]
+    expected = []
+    for token in x:
+        on = torch.zeros(48, dtype=torch.bool)
+        on[order[:8]] = True
+        for expert in (made.router[1] @ token).topk(2).indices.tolist():
+            on[order[8 + 10 * expert : 18 + 10 * expert]] = True
+        neurons = functional.silu(ffn.gate.weight @ token) * (ffn.up.weight @ token)
+        expected.append(ffn.down.weight @ (neurons * on))
+    other = dense()
+    apply(other, made)
+    experts = decoder_experts(other)[1]
+    assert (experts.form, experts.count, experts.neurons, experts.per_token) == ("ones", 4, 10, 2)
+    torch.testing.assert_close(experts.module(x), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(by_hand(experts, x), torch.stack(expected), rtol=1e-4, atol=1e-4)
+    assert experts.shared.down.shape == (32, 8)
+
+
+def test_a_saved_split_model_opens_again(tmp_path, monkeypatch):
+    model = split_model()
+    check_reopens(model)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: None)
+    opened, _ = load_model(str(tmp_path), torch.float32)
+    assert isinstance(decoder_blocks(opened)[0].mlp, SplitMixture)
+    assert torch.equal(opened(TOKENS).logits, model(TOKENS).logits)
+    found = empty_model(opened.config, lambda outline: None).state_dict()
+    assert {name: tensor.shape for name, tensor in found.items()} == {
+        name: tensor.shape for name, tensor in model.state_dict().items()
+    }
+    opened.save_pretrained(tmp_path / "again")
+    again, _ = load_model(str(tmp_path / "again"), torch.float32)
+    assert torch.equal(again(TOKENS).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({"experts": 4}, "expected whole numbers above 0 for experts, neurons, shared, per_token"),
+        ({"experts": 4, "neurons": 10, "shared": 9, "per_token": 2}, "4 experts of 10 neurons and 9 shared ones"),
+        ({"experts": 4, "neurons": 10, "shared": 8, "per_token": 5}, "5 routed experts a token: expected 1 to 4"),
+        ({"experts": 4, "neurons": 10, "shared": 8, "per_token": True}, "expected whole numbers"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(tmp_path, entry, words, monkeypatch):
+    split_model().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {ENTRY: entry}))
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: None)
+    with pytest.raises(UserError, match=words):
+        load_model(str(tmp_path), torch.float32)
+
+
+def test_what_does_not_fit_a_model_is_refused_before_it_changes():
+    model = dense()
+    made = parts(model)
+    with pytest.raises(UserError, match="no permutation of its 48 neurons"):
+        split(model, [made.permutation[0], made.permutation[1] % 47], list(made.router), 2, 8)
+    with pytest.raises(UserError, match="1 permutations, 2 routers for 2 decoder blocks"):
+        split(model, [made.permutation[0]], list(made.router), 2, 8)
+    with pytest.raises(UserError, match="do not make the FFN's 48"):
+        split(model, list(made.permutation), list(made.router), 2, 9)
+    with pytest.raises(UserError, match="only gated FFNs"):
+        split(small("OPT", **{"hidden_size": 32, "num_hidden_layers": 2, "ffn_dim": 48, "num_attention_heads": 4,
+                              "vocab_size": 64, "word_embed_proj_dim": 32}),
+              list(made.permutation), list(made.router), 2, 8)  # fmt: skip
+    assert getattr(model.config, ENTRY, None) is None
+    assert len(decoder_ffns(model)) == 2
+    with pytest.raises(UserError, match="has no split_mixture"):
+        use_per_token(model, 2)
+    with pytest.raises(UserError, match="9 routed experts a token: expected 1 to 4"):
+        use_per_token(split_model(), 9)
+
+
+def test_files_of_parts(tmp_path):
+    model = dense()
+    made, file = parts(model), tmp_path / "split.safetensors"
+    name, linear = next(named_linears(model))
+    rows, columns = linear.weight.shape
+    low = LowRankDifference(torch.randn(rows, 2).bfloat16().float(), torch.randn(2, columns).bfloat16().float())
+    made.differences[name] = low
+    save(file, model, made, {"model": "tiny"})
+    found = load(file, model)
+    assert torch.equal(found.permutation, made.permutation)
+    assert torch.equal(found.router, made.router.bfloat16().float())
+    assert torch.equal(found.differences[name].left, low.left)
+    assert (found.shared, found.per_token) == (8, 2)
+    before = linear.weight.clone()
+    apply(model, found)
+    torch.testing.assert_close(linear.weight, before + low.left @ low.right)
+    other = small("Llama", **LLAMA | {"initializer_range": 0.1})
+    with pytest.raises(UserError, match="made for another model"):
+        load(file, other)
+    file.write_bytes(file.read_bytes()[:-5])
+    with pytest.raises(UserError):
+        load(file, dense())
+
+
+def test_clusters_are_of_one_size_and_find_groups():
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.eye(3).repeat_interleave(4, 0)
+    rows = functional.normalize(centres + 0.1 * torch.randn(12, 3, generator=generator), dim=1)
+    order = torch.randperm(12, generator=generator)
+    labels = balanced_clusters(rows[order], 3)
+    assert labels.bincount().tolist() == [4, 4, 4]
+    groups = [set((order[labels == label] // 4).tolist()) for label in range(3)]
+    assert all(len(group) == 1 for group in groups)
+    with pytest.raises(UserError, match="12 rows are not 5 clusters of one size"):
+        balanced_clusters(rows, 5)
+
+
+def test_usage_by_hand():
+    found = torch.tensor([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 9, 3, 2], [0, 9, 3, 2]])
+    assert usage(found).tolist() == [0.25, 0.5, 0, 0.25]
+
+
+@pytest.mark.parametrize("make", [split_ffn, random_split])
+def test_a_split_ffn_shares_the_neurons_used_most(make):
+    model = dense()
+    windows = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+    for ffn, x in zip(decoder_ffns(model), ffn_inputs(model, windows), strict=True):
+        assert x.shape == (64, 32)
+        found = make(ffn, functional.silu, x, SIZES)
+        used = usage(magnitudes(ffn, functional.silu, x))
+        assert found.permutation.sort().values.tolist() == list(range(48))
+        assert used[found.permutation[:8]].min() >= used[found.permutation[8:]].max()
+        scores = x @ found.router.T
+        assert scores.std().item() == pytest.approx(1, abs=1e-3)
+    with pytest.raises(UserError, match="48 neurons less 9 shared ones are not split into 4 experts"):
+        make(ffn, functional.silu, x, Sizes(4, 2, 9))

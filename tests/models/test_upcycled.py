@@ -1,0 +1,82 @@
+"""A Mixtral made of a dense Llama and low-rank experts."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, MixtralForCausalLM
+
+from tests.models.test_models import LLAMA, SMALL, small
+from toolkit.errors import UserError
+from toolkit.models.experts import decoder_experts
+from toolkit.models.ffn import decoder_ffns
+from toolkit.models.skeleton import check_reopens
+from toolkit.models.upcycled import LowRankExperts, as_mixtral, load, save
+
+TOKENS = torch.arange(20).view(1, -1) % 64
+
+
+def dense():
+    return small("Llama", **LLAMA | {"initializer_range": 0.2}).eval().requires_grad_(False)
+
+
+def random_parts(scale=0.1):
+    shapes = {
+        "router": (2, 4, 32), "gate_up_left": (2, 4, 96, 3), "gate_up_right": (2, 4, 3, 32),
+        "down_left": (2, 4, 32, 3), "down_right": (2, 4, 3, 48),
+    }  # fmt: skip
+    torch.manual_seed(1)
+    return LowRankExperts(**{name: scale * torch.randn(shape) for name, shape in shapes.items()}, per_token=2)
+
+
+def test_without_differences_it_is_the_dense_model():
+    model, parts = dense(), random_parts()
+    parts = replace(parts, gate_up_left=parts.gate_up_left * 0, down_left=parts.down_left * 0)
+    mixtral = as_mixtral(model, parts, torch.float32)
+    assert isinstance(mixtral, MixtralForCausalLM)
+    torch.testing.assert_close(mixtral(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_each_expert_is_the_ffn_and_its_difference():
+    model, parts = dense(), random_parts()
+    experts = decoder_experts(as_mixtral(model, parts, torch.float32))[1]
+    assert experts.form == "renormalised"
+    ffn = decoder_ffns(model)[1]
+    for expert in range(4):
+        gate, up, down = experts.matrices(expert)
+        difference = parts.gate_up_left[1, expert] @ parts.gate_up_right[1, expert]
+        torch.testing.assert_close(gate, ffn.gate.weight + difference[:48])
+        torch.testing.assert_close(up, ffn.up.weight + difference[48:])
+        torch.testing.assert_close(down.T, ffn.down.weight + parts.down_left[1, expert] @ parts.down_right[1, expert])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_transformers_opens_it_as_it_was(tmp_path, tied):
+    model = small("Llama", **LLAMA | {"tie_word_embeddings": tied}).requires_grad_(False)
+    mixtral = as_mixtral(model, random_parts(), torch.bfloat16)
+    assert (mixtral.lm_head.weight is mixtral.model.embed_tokens.weight) == tied
+    assert mixtral.model.embed_tokens.weight is not model.model.embed_tokens.weight
+    check_reopens(mixtral)
+    mixtral.save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert torch.equal(opened(TOKENS).logits, mixtral(TOKENS).logits)
+
+
+def test_files(tmp_path):
+    model, parts, file = dense(), random_parts(), tmp_path / "experts.safetensors"
+    save(file, model, parts, {"model": "tiny"})
+    found = load(file, model)
+    assert found.per_token == 2
+    assert all(torch.equal(found.tensors()[name], it.bfloat16().float()) for name, it in parts.tensors().items())
+    with pytest.raises(UserError, match="made for another model"):
+        load(file, small("Llama", **LLAMA))
+    for wrong in (replace(parts, per_token=5), replace(parts, router=parts.router * torch.inf)):
+        save(file, model, wrong, {})
+        with pytest.raises(UserError):
+            load(file, model)
+
+
+def test_only_a_llama_becomes_a_mixtral():
+    model = small("OPT", **SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32})
+    with pytest.raises(UserError, match="only a Llama"):
+        as_mixtral(model, random_parts(), torch.float32)

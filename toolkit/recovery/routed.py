@@ -1,0 +1,148 @@
+"""Routers and adapters trained so that a split model, with some of its experts, gives its dense model's probabilities.
+
+The loss is the one of `toolkit.recovery.distillation`. While it trains, the model stays dense and the neurons of the
+experts that a token does not use are set to zero. The choice of experts has no gradient of its own: routers get that of
+a sigmoid of the score's distance from the lowest chosen one (a straight-through estimator: Bengio et al., 2013).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.cache import shelf
+from toolkit.models.activation import activation, activation_name
+from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint
+from toolkit.models.cutting import attached
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.split_files import SplitParts
+from toolkit.models.splitting import Sizes, Split, ffn_inputs, split_ffn
+from toolkit.progress import progress
+from toolkit.pruning.calibration import Calibration
+from toolkit.recovery.distillation import adapted, backward_divergence, fresh
+from toolkit.recovery.loop import Training, TrainingRun
+
+FITTED_ON = Calibration(windows=8, sequence_length=512)  # windows that neurons are sorted and routers fitted on
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How a model is split and trained afterwards."""
+
+    model: str
+    sizes: Sizes = field(default_factory=Sizes)
+    rank: int = 24
+    """Of the difference of each decoder linear but the down projections."""
+    down_rank: int = 48
+    corpus: str = "wiki-slice"
+    training: Training = field(default_factory=Training)
+
+
+def split_parts(
+    model: nn.Module, windows: Int64[Tensor, "windows tokens"], sizes: Sizes, make=split_ffn, seed: int = 0
+) -> SplitParts:
+    """The parts that split a dense model, from text; `make` is `split_ffn` or a rival of it."""
+    act, splits = activation(activation_name(model)), []
+    inputs = ffn_inputs(model, windows)
+    with progress("splitting FFNs", len(inputs), "layers") as bar:
+        for ffn, x in zip(decoder_ffns(model), inputs, strict=True):
+            splits.append(make(ffn, act, x, sizes, seed))
+            bar.update()
+    return joined(splits, sizes)
+
+
+def joined(splits: list[Split], sizes: Sizes) -> SplitParts:
+    """The parts of a model from those of its layers."""
+    orders, routers = (torch.stack([getattr(it, name) for it in splits]) for name in ("permutation", "router"))
+    return SplitParts(orders, routers, sizes.shared, sizes.per_token)
+
+
+def train(
+    recipe: Splitting, model: nn.Module, tokens: Int64[Tensor, " n"], parts: SplitParts
+) -> tuple[SplitParts, list[dict[str, float]]]:
+    """Train routers and differences of the parts of a dense model; and the curve of losses (nats a token).
+
+    The state is kept on the way; the same call goes on with it. Raises `UserError` as `TrainingRun.train` does.
+    """
+    run = _Routed(model, recipe, parts)
+    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": len(tokens)})
+    run.train("distilling", partial(recipe.training.windows, tokens), place / "split.safetensors", asdict(recipe))
+    return run.parts(), run.curve
+
+
+class _Routed(TrainingRun):
+    def __init__(self, model: nn.Module, recipe: Splitting, parts: SplitParts):
+        self.model, self.start = model, parts
+        start = fresh(model, recipe.rank, recipe.down_rank).differences
+        lows = {
+            name: LowRankDifference(low.left.requires_grad_(), low.right.requires_grad_())
+            for name, low in start.items()
+        }
+        self.adapters = Adapters(lows, torch.zeros(len(decoder_ffns(model))))
+        self.routers = [router.clone().requires_grad_() for router in parts.router]
+        super().__init__(recipe.training)
+
+    def parameters(self) -> dict[str, Tensor]:
+        lows = self.adapters.differences.items()
+        sides = {f"{name}.{side}": getattr(low, side) for name, low in lows for side in ("left", "right")}
+        return sides | {f"router.{layer}": router for layer, router in enumerate(self.routers)}
+
+    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
+        total = 0.0
+        for window in windows:
+            with torch.no_grad():
+                teacher = self.model.base_model(window[None], use_cache=False)[0]
+            with adapted(self.model, self.adapters), masked(self.model, self.start, self.routers):
+                student = self.model.base_model(window[None], use_cache=False)[0]
+            total += backward_divergence(self.model.get_output_embeddings(), student, teacher, len(windows))
+        return total
+
+    def parts(self) -> SplitParts:
+        """What has been learnt so far, as a file holds it."""
+        held = lambda tensor: tensor.detach().bfloat16().float()  # noqa: E731
+        lows = self.adapters.differences.items()
+        differences = {name: LowRankDifference(held(low.left), held(low.right)) for name, low in lows}
+        return replace(self.start, router=held(torch.stack(self.routers)), differences=differences)
+
+
+@contextmanager
+def masked(model: nn.Module, parts: SplitParts, routers: list[Tensor] | Tensor) -> Iterator[None]:
+    """Inside the block, the neurons of a dense model's FFNs are zero where their expert is not used."""
+    places = zip(decoder_ffns(model), parts.permutation, routers, strict=True)
+    masks = [_Mask(ffn, order, router, parts) for ffn, order, router in places]
+    handles = [handle for mask in masks for handle in mask.hooked()]
+    with attached(handles):
+        yield
+
+
+class _Mask:
+    """One layer's choice of experts, from the FFN's input to its neurons' outputs."""
+
+    def __init__(self, ffn: FFN, order: Tensor, router: Tensor, parts: SplitParts):
+        self.ffn, self.router, self.per_token = ffn, router, parts.per_token
+        experts = len(router)
+        self.group = torch.full((ffn.neurons,), experts)  # of each neuron; the last group is always on
+        self.group[order[parts.shared :]] = torch.arange(experts).repeat_interleave(
+            (ffn.neurons - parts.shared) // experts
+        )
+        self.on: Float[Tensor, "... groups"] | None = None
+
+    def hooked(self):
+        """The hooks that read the input and cut the outputs."""
+        return self.ffn.up.register_forward_pre_hook(self._read), self.ffn.down.register_forward_pre_hook(self._cut)
+
+    def _read(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        scores = functional.linear(args[0].to(self.router.dtype), self.router)
+        lowest = scores.topk(self.per_token, dim=-1).values[..., -1:]
+        soft = (scores - lowest).sigmoid()
+        on = (scores >= lowest).to(scores.dtype) + soft - soft.detach()
+        self.on = functional.pad(on, (0, 1), value=1.0)
+
+    def _cut(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+        return (args[0] * self.on.to(args[0].dtype)[..., self.group],)

@@ -1,0 +1,208 @@
+"""A dense Llama upcycled to a mixture of experts (Komatsuzaki et al., 2023), each expert a low-rank difference.
+
+Every expert starts as the model's own FFN, so the mixture starts as the dense model. Differences (LoRA) and routers
+then learn the next token on several texts at once, with the load-balance loss of the Switch Transformer (Fedus et al.,
+2022). The products with the shared FFN are computed once a token, not once an expert.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.activations.thresholds import run_decoder
+from toolkit.cache import shelf
+from toolkit.errors import UserError
+from toolkit.models.adapters import fingerprint
+from toolkit.models.blocks import decoder_blocks
+from toolkit.models.cutting import attached
+from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.upcycled import LowRankExperts
+from toolkit.recovery.loop import Training, TrainingRun
+
+LOGITS_AT_ONCE = 128  # positions whose likelihoods are computed at a time
+ROUNDS = 10  # of k-means
+CENTRES_ON = 8  # windows of each text
+PARTS = ("router", "gate_up_left", "gate_up_right", "down_left", "down_right")
+
+
+@dataclass(frozen=True)
+class Upcycling:
+    """How a model is upcycled. A step takes `training.batch` sequences of each text."""
+
+    model: str
+    experts: int = 8
+    per_token: int = 2
+    rank: int = 8
+    corpora: tuple[str, ...] = ("wiki-slice", "python-sources")
+    balance: float = 0.05
+    """Factor of the load-balance loss, which is 1 where all experts have the same load."""
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self):
+        """Check the numbers."""
+        if not 1 <= self.per_token <= self.experts:
+            raise UserError(f"{self.per_token} of {self.experts} experts a token: expected 1 to {self.experts}")
+        if self.rank < 1 or self.balance < 0 or not self.corpora:
+            raise UserError("expected a rank of at least 1, a balance of at least 0 and one or more texts")
+
+
+class _Mixture(nn.Module):
+    """In the place of a dense FFN: the mixture of it and low-rank differences, for training."""
+
+    def __init__(self, ffn: FFN, parts: dict[str, Tensor], per_token: int):
+        super().__init__()
+        self.ffn, self.parts, self.per_token = ffn, parts, per_token
+        self.balance = torch.zeros(())
+
+    def forward(self, x: Float[Tensor, "batch tokens hidden"]) -> Float[Tensor, "batch tokens hidden"]:
+        flat, parts = x.flatten(0, 1), self.parts
+        probabilities = functional.linear(flat.float(), parts["router"]).softmax(-1)
+        weights, ids = probabilities.topk(self.per_token, dim=-1)
+        weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
+        self.balance = _balance(probabilities, ids)
+        gate, up = self.ffn.gate(flat), self.ffn.up(flat)
+        neurons, low = torch.zeros_like(gate), torch.zeros_like(flat)
+        sides = [parts[name].to(x.dtype).unbind(0) for name in PARTS[1:]]
+        for expert, (one, other, down_left, down_right) in enumerate(zip(*sides, strict=True)):
+            tokens, slots = (ids == expert).nonzero(as_tuple=True)
+            more_gate, more_up = (flat[tokens] @ other.T @ one.T).chunk(2, dim=-1)
+            active = functional.silu(gate[tokens] + more_gate) * (up[tokens] + more_up) * weights[tokens, slots, None]
+            neurons = neurons.index_add(0, tokens, active)
+            low = low.index_add(0, tokens, active @ down_right.T @ down_left.T)
+        return (self.ffn.down(neurons) + low).view_as(x)
+
+
+def _balance(probabilities: Float[Tensor, "tokens experts"], ids: Int64[Tensor, "tokens k"]) -> Float[Tensor, ""]:
+    """Experts · Σ share of tokens · mean probability; 1 where the load is even."""
+    experts = probabilities.shape[1]
+    share = torch.bincount(ids.flatten(), minlength=experts) / ids.numel()
+    return experts * (share * probabilities.mean(0)).sum()
+
+
+class _Upcycled(TrainingRun):
+    def __init__(self, model: nn.Module, recipe: Upcycling, routers: list[Tensor]):
+        self.model, self.recipe = model, recipe
+        self.layers = _fresh(decoder_ffns(model), recipe, routers)
+        super().__init__(recipe.training)
+
+    def parameters(self) -> dict[str, Tensor]:
+        return {f"{name}.{at}": tensor for at, parts in enumerate(self.layers) for name, tensor in parts.items()}
+
+    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
+        """Of the next tokens' mean negative log-likelihood and the load-balance loss; the former is returned."""
+        with _mixed(self.model, self.layers, self.recipe.per_token) as mixtures:
+            hidden = self.model.base_model(windows, use_cache=False)[0]
+        rows, wanted, total = hidden[:, :-1].flatten(0, 1), windows[:, 1:].flatten(), 0.0
+        leaf, head = rows.detach().requires_grad_(), self.model.get_output_embeddings()
+        for part, target in zip(leaf.split(LOGITS_AT_ONCE), wanted.split(LOGITS_AT_ONCE), strict=True):
+            loss = functional.cross_entropy(head(part).float(), target, reduction="sum") / len(wanted)
+            loss.backward()
+            total += loss.item()
+        balance = torch.stack([mixture.balance for mixture in mixtures]).mean() * self.recipe.balance
+        torch.autograd.backward([rows, balance], [leaf.grad, torch.ones_like(balance)])
+        return total
+
+    def experts(self) -> LowRankExperts:
+        """What has been learnt so far."""
+        stacked = {name: torch.stack([parts[name].detach() for parts in self.layers]) for name in PARTS}
+        return LowRankExperts(**stacked, per_token=self.recipe.per_token)
+
+
+@contextmanager
+def _mixed(model: nn.Module, layers: list[dict[str, Tensor]], per_token: int) -> Iterator[list[_Mixture]]:
+    """Inside the block, mixtures stand in the place of the model's FFNs."""
+    ffns = decoder_ffns(model)
+    mixtures = [_Mixture(ffn, parts, per_token) for ffn, parts in zip(ffns, layers, strict=True)]
+    blocks = decoder_blocks(model)
+    kept = [block.mlp for block in blocks]
+    try:
+        for block, mixture in zip(blocks, mixtures, strict=True):
+            block.mlp = mixture
+        yield mixtures
+    finally:
+        for block, mlp in zip(blocks, kept, strict=True):
+            block.mlp = mlp
+
+
+def _fresh(ffns: Sequence[FFN], recipe: Upcycling, routers: list[Tensor]) -> list[dict[str, Tensor]]:
+    """Differences of zero, as LoRA starts: `right` random, `left` zero."""
+    generator = torch.Generator().manual_seed(recipe.training.seed)
+    layers, sizes = [], (recipe.experts, recipe.rank)
+    for ffn, router in zip(ffns, routers, strict=True):
+        neurons, hidden = ffn.neurons, ffn.down.out_features
+        parts = {
+            "router": router,
+            "gate_up_left": torch.zeros(recipe.experts, 2 * neurons, recipe.rank),
+            "gate_up_right": torch.randn(*sizes, hidden, generator=generator) / math.sqrt(hidden),
+            "down_left": torch.zeros(recipe.experts, hidden, recipe.rank),
+            "down_right": torch.randn(*sizes, neurons, generator=generator) / math.sqrt(neurons),
+        }
+        layers.append({name: tensor.requires_grad_() for name, tensor in parts.items()})
+    return layers
+
+
+def upcycle(
+    recipe: Upcycling, model: nn.Module, texts: Sequence[Int64[Tensor, " n"]]
+) -> tuple[LowRankExperts, list[dict[str, float]]]:
+    """Train routers and differences for a dense model on texts, one for each corpus; and the curve of losses.
+
+    The state is kept on the way; the same call goes on with it. Raises `UserError` as `TrainingRun.train` does, or if a
+    text does not fill a sequence.
+    """
+    training = recipe.training
+    if short := [len(text) for text in texts if len(text) < training.sequence_length]:
+        raise UserError(f"{short[0]} tokens do not fill a sequence of {training.sequence_length}: give more text")
+    run = _Upcycled(model, recipe, starting_routers(model, recipe, texts))
+    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": [len(text) for text in texts]})
+    windows = lambda step: torch.cat([training.windows(text, step) for text in texts])  # noqa: E731
+    run.train("upcycling", windows, place / "upcycled.safetensors", asdict(recipe))
+    return run.experts(), run.curve
+
+
+@torch.no_grad()
+def starting_routers(model: nn.Module, recipe: Upcycling, texts: Sequence[Int64[Tensor, " n"]]) -> list[Tensor]:
+    """For each layer the centres of clusters of its FFN's input, from some windows of each text.
+
+    What all inputs have in common is taken out, and the scores are scaled to a standard deviation of 1.
+    """
+    inputs: list[list[Tensor]] = [[] for _ in decoder_ffns(model)]
+    ups = (ffn.up for ffn in decoder_ffns(model))
+    hooks = (
+        up.register_forward_pre_hook(lambda _, args, found=found: found.append(args[0].flatten(0, -2).float()))
+        for up, found in zip(ups, inputs, strict=True)
+    )
+    with attached(hooks):
+        for text in texts:
+            for step in range(CENTRES_ON):
+                run_decoder(model, recipe.training.windows(text, step)[0])
+    generator = torch.Generator().manual_seed(recipe.training.seed)
+    return [_centres(torch.cat(found), recipe.experts, generator) for found in inputs]
+
+
+def _centres(
+    x: Float[Tensor, "tokens hidden"], count: int, generator: torch.Generator
+) -> Float[Tensor, "count hidden"]:
+    mean = x.mean(0)
+    rows = functional.normalize(x - mean, dim=1)
+    centres = rows[torch.randperm(len(rows), generator=generator)[:count]]
+    for _ in range(ROUNDS):
+        nearest = (rows @ centres.T).argmax(1)
+        sums = torch.zeros_like(centres).index_add(0, nearest, rows)
+        centres = functional.normalize(sums, dim=1)
+    common = functional.normalize(mean, dim=0)
+    centres = centres - torch.outer(centres @ common, common)
+    return centres / (x @ centres.T).std()
+
+
+@torch.no_grad()
+def rounded(parts: LowRankExperts) -> LowRankExperts:
+    """The parts as a file holds them."""
+    return LowRankExperts(
+        **{name: it.bfloat16().float() for name, it in parts.tensors().items()}, per_token=parts.per_token
+    )
