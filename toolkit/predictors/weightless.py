@@ -70,3 +70,42 @@ class CopyLast(Weightless):
     def observe(self, active: Int64[np.ndarray, " active"]) -> None:
         """The token just computed is the last one from now on."""
         self._last = active
+
+
+@dataclass(eq=False)
+class MostUsed(Weightless, Stateless):
+    """Predicts the same units for every token: those that other text used most often."""
+
+    name: ClassVar[str] = "profile"
+
+    chosen: Int64[np.ndarray, " chosen"] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    @classmethod
+    def of_tokens(cls, active: Bool[Tensor, "tokens units"], count: int, hidden: int = 0) -> Self:
+        """The `count` units that these tokens use most often; of equal ones the first."""
+        uses = active.sum(0)
+        return cls(active.shape[1], hidden, np.sort(uses.argsort(descending=True, stable=True)[:count].numpy()))
+
+    def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens units"]:
+        """The units chosen."""
+        mask = torch.zeros(len(x), self.neurons, dtype=torch.bool)
+        mask[:, torch.from_numpy(self.chosen)] = True
+        return mask
+
+
+@dataclass(eq=False)
+class Chance(Weightless):
+    """Predicts `count` units at random, the same ones with the same seed."""
+
+    name: ClassVar[str] = "random"
+
+    count: int = 1
+    seed: int = 0
+
+    def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:
+        """Each sequence draws anew."""
+        self._draws = np.random.default_rng(self.seed)
+
+    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
+        """Units drawn without regard to anything."""
+        return np.sort(self._draws.permutation(self.neurons)[: self.count])

@@ -1,0 +1,103 @@
+"""Run a model with experts over text and record which experts its routers choose; how evenly they are used.
+
+trace = record_routing(model, "smollm2-135m-moe-split", tokens, "wiki-slice", windows=2, sequence_length=256)
+balance(trace)
+overlap(trace, distances=[1, 8])   # of `toolkit.activations.statistics`: for experts as for neurons
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Float32
+from torch import Tensor, nn
+
+from toolkit.activations.thresholds import run_decoder
+from toolkit.activations.trace import Trace, pack
+from toolkit.models.cutting import attached
+from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.progress import progress
+from toolkit.pruning.calibration import checked_windows, cut_windows
+
+MOST_USED = 0.2  # the share of experts whose uses `balance` adds up
+
+
+def mixtures(model: nn.Module) -> list[Experts]:
+    """The mixtures of a model in the order of its blocks. Raises `UserError` as `mixtures_by_layer` does."""
+    return list(mixtures_by_layer(model).values())
+
+
+@contextmanager
+def fed_experts(model: nn.Module, see: Callable[[int, Float[Tensor, "tokens hidden"]], None]) -> Iterator[None]:
+    """Inside the block, `see(mixture, x)` gets the input of each mixture before it is routed."""
+
+    def look(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        see(number, args[0].reshape(-1, args[0].shape[-1]))
+
+    modules = (each.module for each in mixtures(model))
+    with attached(module.register_forward_pre_hook(partial(look, n)) for n, module in enumerate(modules)):
+        yield
+
+
+def routed(
+    experts: Experts, x: Float[Tensor, "tokens hidden"]
+) -> tuple[Bool[Tensor, "tokens experts"], Float32[Tensor, "tokens experts"]]:
+    """Which experts the router chooses for each token, and their weights, 0 for the others."""
+    ids, values = (each.cpu() for each in experts.route(x))
+    active = torch.zeros(len(ids), experts.count, dtype=torch.bool).scatter_(1, ids, True)
+    return active, torch.zeros(active.shape).scatter_(1, ids, values)
+
+
+@torch.no_grad()
+def record_routing(
+    model: nn.Module,
+    name: str,
+    tokens: object,
+    corpus: str,
+    windows: int | None = None,
+    sequence_length: int = 1024,
+) -> Trace:
+    """The routing of a model over the first windows of a row of token ids: a layer of the trace is a mixture.
+
+    `name` and `corpus` say in the trace what the model and the tokens are. An expert is active if the router chooses
+    it, also with a weight of 0. Raises `UserError` for a model without experts, or tokens that do not fit it.
+    """
+    found = mixtures(model)
+    cut = checked_windows(model, cut_windows(tokens, windows, sequence_length))
+    weights = tuple(torch.zeros(*cut.shape, each.count) for each in found)
+    active = tuple(torch.zeros(*cut.shape, each.count, dtype=torch.bool) for each in found)
+    with progress("recording routing", len(cut), "windows") as bar:
+        for number, window in enumerate(cut):
+
+            def see(layer: int, x: Tensor, number: int = number) -> None:
+                active[layer][number], weights[layer][number] = routed(found[layer], x)
+
+            with fed_experts(model, see):
+                run_decoder(model, window)
+            bar.update()
+    experts = tuple(each.count for each in found)
+    return Trace(name, corpus, cut.int(), experts, tuple(map(pack, active)), "expert", None, weights)
+
+
+def balance(trace: Trace) -> pd.DataFrame:
+    """How evenly the tokens use the experts, a row for each layer.
+
+    Columns: layer, experts, per_token (mean), imbalance (uses of the hottest over the mean), top_share (of all uses,
+    what the most used fifth of the experts has, rounded to whole experts), never (share of the experts that no token
+    used), entropy (of the uses, in bits; log2(experts) if all are alike). A layer without uses has no such numbers.
+    """
+    rows = []
+    for layer, experts in enumerate(trace.units):
+        uses = trace.active(layer).flatten(0, 1).double().sum(0).sort(descending=True).values.numpy()
+        total = uses.sum()
+        row = {"layer": layer, "experts": experts, "per_token": total / trace.tokens.numel()}
+        row |= {"imbalance": np.nan, "top_share": np.nan, "never": (uses == 0).mean(), "entropy": np.nan}
+        if total:
+            shares = uses[uses > 0] / total
+            row |= {"imbalance": uses[0] / uses.mean(), "entropy": float(-(shares * np.log2(shares)).sum())}
+            row |= {"top_share": uses[: max(1, round(MOST_USED * experts))].sum() / total}
+        rows.append(row)
+    return pd.DataFrame(rows)

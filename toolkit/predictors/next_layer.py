@@ -1,0 +1,203 @@
+"""Experts and neurons of the next layer, foretold by the model's own weights (CORM, section 4.2).
+
+    ids = predict_experts(x, following)                                 # layer i's input through gate i + 1
+    neurons = predict_neurons(x, following, ids[0, 0], "silu", 0.25)    # through W1 of an expert that it names
+
+Residual connections make the inputs of neighbouring layers alike, so the next gate also works on this one's. Nothing
+is trained, and no memory is taken.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.activations.routing import fed_experts, mixtures, routed
+from toolkit.activations.thresholds import run_decoder
+from toolkit.errors import UserError
+from toolkit.models.activation import activation
+from toolkit.models.experts import Experts
+from toolkit.predictors.foresight import Context, Stateless
+from toolkit.predictors.samples import Samples
+from toolkit.progress import progress
+from toolkit.pruning.calibration import checked_windows, cut_windows
+
+USUAL = 0.5  # neurons that more of an expert's uses activated make up its static profile
+
+
+@torch.no_grad()
+def predict_experts(
+    x: Float[Tensor, "tokens hidden"], following: Experts, count: int | None = None
+) -> Int64[Tensor, "tokens count"]:
+    """The experts that a later mixture's gate names for an earlier one's input, in falling order of their scores.
+
+    `count` is what a token uses if None. Raises `UserError` for more experts than there are.
+    """
+    count = following.per_token if count is None else count
+    if not 1 <= count <= following.count:
+        raise UserError(f"{count} experts of {following.count}: expected 1 to {following.count}")
+    return following.scores(x).topk(count, dim=-1).indices
+
+
+@torch.no_grad()
+def predict_neurons(
+    x: Float[Tensor, "tokens hidden"], following: Experts, expert: int, act: str, limit: float
+) -> Bool[Tensor, "tokens neurons"]:
+    """The neurons of an expert whose |act(W1 · x)| exceeds the limit."""
+    gate = following.matrices(expert)[0]
+    return activation(act)(functional.linear(x.to(gate.dtype), gate)).float().abs() > limit
+
+
+@dataclass(eq=False)
+class OwnGate(Stateless):
+    """The control: a mixture's gate with its own input, which names the experts that the model uses.
+
+    The units are experts, and `Context.inputs` those of the mixtures.
+    """
+
+    name: ClassVar[str] = "own_gate"
+
+    experts: Experts
+
+    @classmethod
+    def of_model(cls, model: nn.Module) -> list[Self]:
+        """A predictor for each mixture of a model. Raises `UserError` for a model without experts."""
+        return [cls(each) for each in mixtures(model)]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Experts of the mixture, and inputs of its gate."""
+        return self.experts.count, self.experts.hidden
+
+    def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens experts"]:
+        """The experts that the gate names."""
+        ids = predict_experts(x, self.experts).cpu()
+        return torch.zeros(len(x), self.experts.count, dtype=torch.bool).scatter_(1, ids, True)
+
+
+class NextLayer(OwnGate):
+    """Predicts a mixture's experts from the input of the mixture before; none in the first."""
+
+    name: ClassVar[str] = "next_layer"
+    stateful: ClassVar[bool] = True  # of the layers before, not of tokens
+
+    def predict(self, context: Context) -> Int64[np.ndarray, " experts"]:
+        """The experts that the gate names, rising."""
+        if len(context.inputs) < 2:
+            return np.empty(0, dtype=np.int64)
+        return np.flatnonzero(self.mask(context.inputs[-2][None])[0].numpy())
+
+
+def from_layer_before(samples: Samples) -> Samples:
+    """The samples of all mixtures but the first, with the input of the mixture before: there `OwnGate` looks ahead."""
+    return Samples(samples.inputs[:-1], samples.outputs[1:], samples.norms[1:], samples.length)
+
+
+@torch.no_grad()
+def expert_samples(
+    model: nn.Module, tokens: object, windows: int | None = None, sequence_length: int = 1024
+) -> Samples:
+    """What the mixtures take in, and the router's weight of each expert, over the first windows of a row of token ids.
+
+    An expert counts as a neuron does: its output is its weight, 0 if the token does not use it. Raises `UserError` for
+    a model without experts, or tokens that do not fit it.
+    """
+    found = mixtures(model)
+    cut = checked_windows(model, cut_windows(tokens, windows, sequence_length))
+    inputs: list[list[Tensor]] = [[] for _ in found]
+    weights: list[list[Tensor]] = [[] for _ in found]
+
+    def see(layer: int, x: Tensor) -> None:
+        inputs[layer].append(x)
+        weights[layer].append(routed(found[layer], x)[1])
+
+    with fed_experts(model, see), progress("recording samples", len(cut), "windows") as bar:
+        for window in cut:
+            run_decoder(model, window)
+            bar.update()
+    ones = tuple(torch.ones(each.count) for each in found)
+    return Samples(tuple(map(torch.cat, inputs)), tuple(map(torch.cat, weights)), ones, cut.shape[1])
+
+
+@torch.no_grad()
+def gate_limits(model: nn.Module, samples: Samples, zeros: float, act: str) -> Float32[Tensor, " layers"]:
+    """For each mixture, the limit that this share of the used experts' |act(W1 · x)| does not exceed (θ)."""
+    if not 0 <= zeros < 1:
+        raise UserError(f"zeros: {zeros}; expected a share of at least 0 and below 1")
+    limits = []
+    for layer, experts in enumerate(mixtures(model)):
+        sizes = [
+            _sizes(samples.inputs[layer][used], experts, expert, act).flatten()
+            for expert, used in enumerate(samples.active(layer).T)
+        ]
+        limits.append(torch.from_numpy(np.quantile(torch.cat(sizes).numpy(), zeros, keepdims=True)))
+    return torch.cat(limits).float()
+
+
+@torch.no_grad()
+def neuron_quality(
+    model: nn.Module, samples: Samples, limits: Float32[Tensor, " layers"], act: str, fitted: Samples, seed: int = 0
+) -> pd.DataFrame:
+    """What is right of the predicted neurons, a row for each mixture and way to predict.
+
+    Only experts that the token uses and the layer before foretells count, but for `found`, which counts all that the
+    token uses. Ways: next_layer; own_gate (the control); previous (the neurons of the expert's use before); profile
+    (neurons that more than half of the expert's uses in the `fitted` samples activated); random (as many as are
+    active, by chance). The first mixture has no layer before: there all experts that are used count, and next_layer has
+    no row.
+
+    Columns: layer, predictor, active and predicted (shares of the neurons of these experts), accuracy, recall,
+    precision (as in `quality`), found (share of the active neurons of all used experts that are predicted).
+    """
+    rows = []
+    for layer, experts in enumerate(mixtures(model)):
+        before = samples.inputs[layer - 1] if layer else None
+        used = samples.active(layer)
+        named = (
+            used if before is None else torch.zeros_like(used).scatter_(1, predict_experts(before, experts).cpu(), True)
+        )
+        counts: dict[str, Any] = {}
+        for expert in range(experts.count):
+            at, fit_at = used[:, expert], fitted.active(layer)[:, expert]
+            if not at.any():
+                continue
+            own = _sizes(samples.inputs[layer][at], experts, expert, act) > limits[layer]
+            usual = _sizes(fitted.inputs[layer][fit_at], experts, expert, act) > limits[layer]
+            ways = {"own_gate": own, "previous": own.roll(1, 0)}
+            ways["profile"] = (
+                usual.float().mean(0) > USUAL if len(usual) else usual.new_zeros(own.shape[1])
+            ).expand_as(own)
+            draws = torch.Generator().manual_seed(seed + expert)
+            ways["random"] = torch.rand(own.shape, generator=draws) < own.float().mean()
+            if before is not None:
+                ways["next_layer"] = predict_neurons(before[at], experts, expert, act, float(limits[layer]))
+            for name, mask in ways.items():
+                counts[name] = counts.get(name, 0) + _counts(mask, own, named[at, expert])
+        rows += [{"layer": layer, "predictor": name} | _shares(*one.tolist()) for name, one in counts.items()]
+    return pd.DataFrame(rows)
+
+
+def _sizes(x: Tensor, experts: Experts, expert: int, act: str) -> Float32[Tensor, "tokens neurons"]:
+    gate = experts.matrices(expert)[0]
+    return activation(act)(functional.linear(x.to(gate.dtype), gate)).float().abs()
+
+
+def _counts(
+    mask: Bool[Tensor, "tokens neurons"], active: Bool[Tensor, "tokens neurons"], named: Bool[Tensor, " tokens"]
+) -> Int64[Tensor, " 5"]:
+    """Neurons of the named experts: all, predicted, active, both; and the active ones of all used experts."""
+    mask, right = mask[named], active[named]
+    return torch.stack([torch.tensor(right.numel()), mask.sum(), right.sum(), (mask & right).sum(), active.sum()])
+
+
+def _shares(neurons: int, predicted: int, active: int, both: int, wanted: int) -> Mapping[str, float]:
+    wrong = predicted + active - 2 * both
+    shares = {"active": (active, neurons), "predicted": (predicted, neurons), "accuracy": (neurons - wrong, neurons)}
+    shares |= {"recall": (both, active), "precision": (both, predicted), "found": (both, wanted)}
+    return {name: part / whole if whole else float("nan") for name, (part, whole) in shares.items()}
