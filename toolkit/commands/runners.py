@@ -54,11 +54,6 @@ CHECKPOINT = Runner(
 )
 
 
-def _run_neurons(options: Namespace, kind: str, budgets: Budgets) -> None:
-    with opened(options, None, budgets) as model:
-        generate_timed(options, model, _held_neurons)
-
-
 def _held_neurons(model) -> str:
     stores = [ffn.store for ffn in model.strategy.ffns]
     share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
@@ -66,18 +61,35 @@ def _held_neurons(model) -> str:
     return f"{share:.0%} of the neurons in DRAM ({model.mode} reads); {held:.1f} MB DRAM held"
 
 
-NEURONS = Runner(
-    _run_neurons,
-    lambda options: {
+def _held_experts(model) -> str:
+    caches = [ffn.slots.cache for ffn in model.strategy.ffns]
+    room = sum(cache.slots for cache in caches) / sum(cache.experts for cache in caches)
+    needed, late = (sum(getattr(cache.of_experts, name) for cache in caches) for name in ("needed", "late"))
+    held = model.budgets["dram"].used_bytes / 1e6
+    hits = f"{1 - late / max(needed, 1):.0%} of the experts were there when needed"
+    return f"DRAM for {room:.0%} of the experts ({model.mode} reads), {hits}; {held:.1f} MB DRAM held"
+
+
+def _of_parts(held: Callable[..., str], holds: str) -> Runner:
+    """The runner of folders whose parts are read as tokens need them."""
+
+    def run(options: Namespace, kind: str, budgets: Budgets) -> None:
+        with opened(options, None, budgets) as model:
+            generate_timed(options, model, held)
+
+    return Runner(run, _of_whole_layers, f"holds {holds}, which the CPU reads and uses; leave it out")
+
+
+def _of_whole_layers(options: Namespace) -> Mapping[str, object]:
+    """Options that only layers that are streamed whole have."""
+    return {
         "--compare": options.compare,
         "--weights": options.weights,
         "--device-memory": options.device_memory,
         "--device": options.device != "cpu",
         "--reader kvikio": options.reader == "kvikio",
         "--policy": options.policy != "pipelined",
-    },
-    "holds neurons, which the CPU reads and uses; leave it out",
-)
+    }
 
 
 def _run_layers(options: Namespace, form: str, budgets: Budgets) -> None:
@@ -119,7 +131,11 @@ LAYERS = Runner(_run_layers)
 
 
 # by the kind of folder: the variant that it holds, as in `STRATEGIES` of `toolkit.offload.model`; others hold layers
-RUNNERS: dict[str, Runner] = {"checkpoint": CHECKPOINT, "bundled": NEURONS}
+RUNNERS: dict[str, Runner] = {
+    "checkpoint": CHECKPOINT,
+    "bundled": _of_parts(_held_neurons, "neurons"),
+    "experts": _of_parts(_held_experts, "experts"),
+}
 
 
 def kind_of(folder: Path, form: str | None = None) -> str:

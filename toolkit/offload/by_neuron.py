@@ -14,21 +14,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from toolkit.errors import UserError, unknown
-from toolkit.formats.dense import Dense
+from toolkit.errors import unknown
 from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.activation import activation_name
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.offload.budget import Budget
-from toolkit.offload.device import Cpu
-from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.offload.options import Options
-from toolkit.offload.strategy import Opening, skeleton
+from toolkit.offload.strategy import Opening, refuse, resident, skeleton
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.residency import Residency
@@ -43,7 +39,6 @@ from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
 from toolkit.storage.readers import Reader, open_reader, open_scattered
 from toolkit.storage.readers.base import HostReader
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
 GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
@@ -67,7 +62,7 @@ class ByNeuron:
 
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening
-        _check_options(store, options)
+        refuse(store, options, "neurons", exact=None if options.exact else False)
         if options.verify:
             store.verify()
         self.model = skeleton(store, lambda outline: check_fits(store, outline))
@@ -100,7 +95,7 @@ class ByNeuron:
             ours._run = turn.guard(ours._run)  # blocks can be called by themselves
             _replace_ffn(block, ffn, ours)
             for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, _resident(linear, name, number, recorder))
+                block.set_submodule(name, resident(linear, name, number, recorder))
             self.ffns.append(ours)
 
     @contextmanager
@@ -123,16 +118,6 @@ class ByNeuron:
         """Release the memory."""
         for ffn in self.ffns:
             ffn.close()
-
-
-def _check_options(store: Store, options: Options) -> None:
-    """Raise `UserError` for options of layers that are streamed whole."""
-    streamed = {"method": options.method, "placement": options.placement}
-    streamed |= {"device": options.device if options.on_gpu else None}
-    for name, value in streamed.items():
-        if value is not None:
-            why = f"{store.folder} holds neurons, which the CPU reads and uses; leave it out"
-            raise UserError(f"{name}={value!r}: {why}")
 
 
 def _reader(store: Store, name: str | None) -> Reader:
@@ -225,12 +210,6 @@ def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
 
 def _up(nbytes: int) -> int:
     return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-
-
-def _resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
-    """A linear whose weight is dense and stays in memory."""
-    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
-    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())
 
 
 def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:

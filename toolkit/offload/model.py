@@ -4,8 +4,8 @@
         tokens = model.generate(**model.tokenizer("Packed weights", return_tensors="pt"), max_new_tokens=20)
         model.timeline.stages()
 
-How weights come is a strategy: whole layers are streamed (`toolkit.offload.streamed`), or only the FFN neurons that a
-token needs are read (`toolkit.offload.by_neuron`). The folder says which.
+How weights come is a strategy: whole layers are streamed (`toolkit.offload.streamed`), or only what a token needs is
+read: FFN neurons (`toolkit.offload.by_neuron`), or experts (`toolkit.offload.by_expert`). The folder says which.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.interchange.reading import load_tokenizer
 from toolkit.offload.budget import Budget
+from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.options import Options
@@ -29,12 +30,15 @@ from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamed import Streamed
 from toolkit.offload.turn import Turn
 from toolkit.policies.placement import LayerMap
-from toolkit.storage.neuron_packing import LAYOUT
+from toolkit.storage import experts, neuron_packing
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder, Timeline
 
 # by the variant of the folder; others are streamed
-STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {LAYOUT: ByNeuron}
+STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
+    neuron_packing.LAYOUT: ByNeuron,
+    experts.LAYOUT: ByExpert,
+}
 
 
 @dataclass(eq=False, repr=False)
@@ -58,7 +62,7 @@ class OffloadedModel:
 
     @classmethod
     def open(cls, folder: str | Path, method: str | None = None, **settings: object) -> Self:
-        """Open a folder that `pack_model` or `pack_neurons` of `toolkit.storage` wrote.
+        """Open a folder that `pack_model`, `pack_neurons` or `pack_experts` of `toolkit.storage` wrote.
 
         `settings` are the other fields of `Options`. Raises what `from_options` raises.
         """

@@ -150,11 +150,7 @@ class NeuronFFN(nn.Module):
 
     def _sum(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
         """The FFN of the neurons in memory."""
-        rows, bias = self.store.used
-        maths = self.maths
-        if len(x) <= KERNEL_TOKENS:
-            return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
-        return _of_many(rows, bias, x.to(rows.dtype), maths).float()
+        return ffn_of(*self.store.used, x, self.maths)
 
     def _no_sums(self, x: Float[Tensor, "tokens hidden"]) -> list[Float32[np.ndarray, "parts some hidden"]]:
         """Sums of each part of the neurons, for a few tokens each, which begin at 0."""
@@ -173,6 +169,15 @@ def _totals(sums: Sequence[Float32[np.ndarray, "parts some hidden"]], x: Tensor)
     for so_far, some in zip(sums, total.split(KERNEL_TOKENS), strict=True):
         kernel.add_up(so_far, some.numpy())
     return total
+
+
+def ffn_of(
+    rows: Float[Tensor, "neurons width"], bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths
+) -> Float32[Tensor, "tokens hidden"]:
+    """The FFN of some neurons, by our kernel for a few tokens and by torch's products for many."""
+    if len(x) <= KERNEL_TOKENS:
+        return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
+    return _of_many(rows, bias, x.to(rows.dtype), maths).float()
 
 
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:

@@ -17,6 +17,7 @@ from transformers import (
     Gemma3ForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
+    MixtralForCausalLM,
     PretrainedConfig,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
@@ -32,9 +33,17 @@ from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Projections
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 
-# RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and keys,
-# layers that attend to a window, or norms after attention and FFN
-CLASSES = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+# RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and
+# keys, layers that attend to a window, or norms after attention and FFN
+CLASSES = (
+    Gemma3ForCausalLM,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+    MixtralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+)
+WINDOWED = (MistralForCausalLM, MixtralForCausalLM)  # their layers do not say so
 GATES = ("silu", "gelu_pytorch_tanh")
 UNSUPPORTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")  # Gemma's options
 WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"}  # for one token, these values or any
@@ -66,7 +75,7 @@ class SingleToken:
         config = model.config
         if type(model) not in CLASSES or model.lm_head.bias is not None:
             return None
-        whole = type(model) is not MistralForCausalLM or not config.sliding_window  # its layers do not say so
+        whole = type(model) not in WINDOWED or not config.sliding_window
         plain = whole and not any(getattr(config, name, None) for name in UNSUPPORTED)
         return cls(model) if plain and _activation(config) in GATES else None
 

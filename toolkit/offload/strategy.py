@@ -10,11 +10,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
 
+from toolkit.errors import UserError
+from toolkit.formats.dense import Dense
 from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
+from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
 from toolkit.offload.turn import Turn
 from toolkit.policies.placement import LayerMap
@@ -65,3 +69,19 @@ def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     if generation is not None:
         model.generation_config = generation
     return model
+
+
+def refuse(store: Store, options: Options, holds: str, **others: object) -> None:
+    """Raise `UserError` for options of layers that are streamed whole, and for any of the `others` that is not None."""
+    streamed = {"method": options.method, "placement": options.placement}
+    streamed |= {"device": options.device if options.on_gpu else None}
+    for name, value in (streamed | others).items():
+        if value is not None:
+            why = f"{store.folder} holds {holds}, which the CPU reads and uses; leave it out"
+            raise UserError(f"{name}={value!r}: {why}")
+
+
+def resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
+    """A linear whose weight is dense and stays in memory."""
+    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())

@@ -1,22 +1,18 @@
 """A model in a folder of its own with its FFNs by neuron: all that `toolkit.offload.by_neuron` needs to run it."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from toolkit.errors import UserError
 from toolkit.models.cutting import ENTRY
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.skeleton import check_reopens
-from toolkit.progress import progress
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import tensors_beside
+from toolkit.storage.packing import tensors_beside, write_model
 from toolkit.storage.store import Store
-from toolkit.storage.writing import Op, write_store
 
 LAYOUT = "bundled"
 NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how many a token needs, by layer
@@ -50,25 +46,18 @@ def pack_neurons(
         if given is not None and len(given) != len(ffns):
             raise UserError(f"{len(given)} {what} for {len(ffns)} decoder blocks: give one each")
     check_supported(ffns)
-    check_reopens(model)
     config = copy.deepcopy(model.config)
     if thresholds is not None:
         setattr(config, ENTRY, [float(threshold) for threshold in thresholds])
-
-    def write_files(place: Path) -> None:
-        for part in (config, getattr(model, "generation_config", None), tokenizer):
-            if part is not None:
-                part.save_pretrained(place)
-        if files is not None:
-            files(place)
-
     described = {"name": name} | ({} if needs is None else {NEEDS: [int(need) for need in needs]})
-    rest = neuron_rest(model)
-    nbytes = sum(tensor.nbytes for tensor in rest.values())
-    nbytes += sum(matrix.nbytes for ffn in ffns for matrix in parts(ffn).values())
-    with progress("packing", len(ffns), "layers") as bar:
-        ops = _counted(bundle_ops(ffns, [LAYOUT]), bar)
-        write_store(folder, ops, rest.items(), described, write_files, nbytes)
+    nbytes = sum(matrix.nbytes for ffn in ffns for matrix in parts(ffn).values())
+    write_model(
+        *(model, folder, bundle_ops(ffns, [LAYOUT]), len(ffns), neuron_rest(model), described, tokenizer),
+        expected_bytes=nbytes,
+        unit="layers",
+        config=config,
+        files=files,
+    )
 
 
 def check_supported(ffns: Sequence[FFN]) -> None:
@@ -84,7 +73,9 @@ def check_fits(store: Store, model: nn.Module) -> None:
     check_supported(ffns)
     block = BLOCK_BYTES // next(run.dtype for run in store.index.ops).itemsize
     shapes = [(ffn.neurons, -(-width(ffn) // block) * block) for ffn in ffns]
-    store.check_holds(model, LAYOUT, [{"ffn.bundle": shape} for shape in shapes], neuron_rest(model))
+    store.check_holds(
+        model, LAYOUT, {layer: {"ffn.bundle": shape} for layer, shape in enumerate(shapes)}, neuron_rest(model)
+    )
 
 
 def width(ffn: FFN) -> int:
@@ -97,9 +88,3 @@ def neuron_rest(model: nn.Module) -> Mapping[str, Tensor]:
     ffns = decoder_ffns(model)
     linears = [linear for ffn in ffns for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
     return tensors_beside(model, (linear.weight for linear in linears))
-
-
-def _counted(ops: Iterator[Op], bar: tqdm) -> Iterator[Op]:
-    for op in ops:
-        yield op
-        bar.update()

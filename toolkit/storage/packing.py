@@ -47,7 +47,11 @@ def pack_model(
     formats = () if isinstance(variants, Mapping) else variants
     matrices = len(packs) * sum(len(decoder_linears(block)) for block in decoder_blocks(model))
     described = {"name": name, **(description or {})}
-    _write(model, folder, _ops(model, packs), matrices, tokenizer, described, _expected_bytes(model, formats))
+    expected = _expected_bytes(model, formats)
+    write_model(
+        *(model, folder, _ops(model, packs), matrices, rest_tensors(model), described, tokenizer),
+        expected_bytes=expected,
+    )
 
 
 def pack_quantised(
@@ -71,31 +75,42 @@ def pack_quantised(
     )
     described = {"name": name, **(description or {})}
     expected = sum(record.nbytes for record in quantised.statistics)
-    matrices = len(quantised.statistics)
-    _write(quantised.model, folder, ops, matrices, quantised.tokenizer, described, expected)
+    model, matrices = quantised.model, len(quantised.statistics)
+    rest = rest_tensors(model)
+    write_model(model, folder, ops, matrices, rest, described, quantised.tokenizer, expected_bytes=expected)
 
 
-def _write(
+def write_model(
     model: nn.Module,
     folder: Path,
     ops: Iterable[Op],
-    matrices: int,
-    tokenizer: object | None,
-    described: Mapping[str, object],
-    expected_bytes: int,
+    count: int,
+    rest: Mapping[str, Tensor],
+    description: Mapping[str, object],
+    tokenizer: object | None = None,
+    *,
+    expected_bytes: int = 0,
+    unit: str = "matrices",
+    config: object | None = None,
+    files: Callable[[Path], None] | None = None,
 ) -> None:
-    """The store of a model whose ops are packed one after the other, `matrices` of them."""
-    check_reopens(model)
-    rest = rest_tensors(model)
+    """Write the store of a model from its `ops`, one for each of `count` units, and its other tensors `rest`.
 
-    def files(place: Path) -> None:
-        for part in (model.config, getattr(model, "generation_config", None), tokenizer):
+    `config` takes the place of the model's configuration. `files` adds small files to the folder `model/`.
+    `expected_bytes` are those of the ops. Raises `UserError` as `check_reopens` and `write_store` do.
+    """
+    check_reopens(model)
+
+    def write_files(place: Path) -> None:
+        for part in (config or model.config, getattr(model, "generation_config", None), tokenizer):
             if part is not None:
                 part.save_pretrained(place)
+        if files is not None:
+            files(place)
 
-    with progress("packing", matrices, "matrices") as bar:
+    with progress("packing", count, unit) as bar:
         expected_bytes += sum(tensor.nbytes for tensor in rest.values())
-        write_store(folder, _counted(ops, bar), rest.items(), described, files, expected_bytes)
+        write_store(folder, _counted(ops, bar), rest.items(), description, write_files, expected_bytes)
 
 
 def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:

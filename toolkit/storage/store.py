@@ -10,7 +10,7 @@ with open_reader("threads", store, "endor") as reader:
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -171,20 +171,23 @@ class Store:
         The model may be on the device "meta".
         """
         linears = [decoder_linears(block) for block in decoder_blocks(model)]
-        ops = [{name: tuple(linear.weight.shape) for name, linear in found.items()} for found in linears]
+        ops = {
+            layer: {name: tuple(linear.weight.shape) for name, linear in found.items()}
+            for layer, found in enumerate(linears)
+        }
         self.check_holds(model, variant, ops, rest_tensors(model))
 
     def check_holds(
         self,
         model: nn.Module,
         variant: str,
-        ops: Sequence[Mapping[str, tuple[int, ...]]],
+        ops: Mapping[int, Mapping[str, tuple[int, ...]]],
         rest: Mapping[str, Tensor],
     ) -> None:
-        """Raise `UserError` unless this store holds these ops in every layer, by their shapes, and this rest."""
+        """Raise `UserError` unless this store holds these ops by layer, with these shapes, and this rest."""
         if len(ops) != (count := len(self.layers_of(variant))):
             raise self._misfit(model, f"{count} layers in variant {variant!r}", len(ops))
-        for number, expected in enumerate(ops):
+        for number, expected in ops.items():
             stored = {name: run.shape for name, run in self.layer(number, variant).ops.items()}
             self._check_shapes(model, stored, expected)
         stored = {run.name: run.pieces[run.name].shape for run in self.index.rest}

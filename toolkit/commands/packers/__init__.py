@@ -2,11 +2,13 @@
 
 import argparse
 
-from toolkit.commands.packers import neurons, pruning, spqr
+from toolkit.commands.packers import experts, neurons, pruning, spqr
 from toolkit.commands.packers.packer import Option, Packer
 from toolkit.errors import UserError, unknown
 
-PACKERS: dict[str, Packer] = {packer.name: packer for packer in (*pruning.PACKERS, spqr.PACKER, neurons.PACKER)}
+PACKERS: dict[str, Packer] = {
+    packer.name: packer for packer in (*pruning.PACKERS, spqr.PACKER, neurons.PACKER, experts.PACKER)
+}
 
 
 def choose(options: argparse.Namespace) -> Packer:

@@ -1,0 +1,339 @@
+"""A mixture whose experts come from disk gives what it gives in memory, to the bit at any budget, through trouble."""
+
+import copy
+import errno
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+import torch
+
+from tests.models.test_experts import mixtures
+from toolkit.errors import UserError
+from toolkit.formats import FormatError
+from toolkit.models.experts import decoder_experts
+from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.options import Options
+from toolkit.offload.single_token import SingleToken
+from toolkit.policies.lfu import Lfu
+from toolkit.policies.placement import LayerMap
+from toolkit.quantization import neuron_records
+from toolkit.storage.experts import experts_rest, pack_experts
+from toolkit.storage.readers import READERS
+
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+FAMILIES = ("Mixtral", "Qwen3Moe", "Qwen2Moe", "Olmoe", "DeepseekV2")
+CHANGES = {"DeepseekV2": {"num_key_value_heads": 4}}  # its attention has as many as heads
+COUNT = 6  # experts of a layer
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Packed:
+    """A mixture and its folder."""
+
+    def __init__(self, family, folder, **changes):
+        torch.manual_seed(0)
+        self.folder, self.model = folder, mixtures(family, **changes)
+        pack_experts(self.model, folder, family)
+
+    @classmethod
+    def of(cls, folder):
+        """A folder that was packed elsewhere."""
+        made = cls.__new__(cls)
+        made.folder = folder
+        return made
+
+    def expected(self):
+        return self.model.generate(PROMPT, **GREEDY)
+
+    def generated(self, **options):
+        with OffloadedModel.open(self.folder, **options) as ours:
+            found = ours.generate(PROMPT, **GREEDY)
+            assert ours.budgets["dram"].used_bytes <= ours.budgets["dram"].limit_bytes
+            return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def packed(request, tmp_path_factory):
+    return Packed(request.param, tmp_path_factory.mktemp("experts") / "store", **CHANGES.get(request.param, {}))
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory):
+    """Four layers, so that look-ahead has something to do, of 1.6 MB an expert, so that a budget decides."""
+    changes = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
+    return Packed("Mixtral", tmp_path_factory.mktemp("experts") / "store", **changes)
+
+
+def budget_of(packed, slots):
+    """The budget that holds so many experts of each layer and no more."""
+    with OffloadedModel.open(packed.folder, verify=False) as ours:
+        room = sum(ffn.slots.cache.experts for ffn in ours.strategy.ffns)
+        slot = ours.strategy._slot_bytes
+        taken = dict(ours.budgets["dram"].taken)
+        whole = taken.pop("slots")
+        layers = len(ours.strategy.ffns)
+        return sum(taken.values()) + whole - (room - slots * layers) * slot
+
+
+def logits(packed, tokens, **options):
+    """Of a prompt, of tokens one by one, and of a few at once, after another text."""
+    with OffloadedModel.open(packed.folder, verify=False, **options) as ours, torch.no_grad():
+        ours.model(tokens.flip(1))
+        found, cache = [], None
+        for part in tokens.split([12, 1, 1, 1, 5, 1, 3], dim=1):
+            passed = ours.model(part, past_key_values=cache, use_cache=True)
+            found, cache = [*found, passed.logits], passed.past_key_values
+        return torch.cat(found, 1), [ffn.slots for ffn in ours.strategy.ffns]
+
+
+@pytest.mark.parametrize("options", [{}, {"look_ahead": False}, {"window": 0}, {"window": 0, "look_ahead": False}])
+def test_tokens_are_those_of_the_model_in_memory(packed, options):
+    assert torch.equal(packed.generated(**options), packed.expected())
+
+
+def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
+    tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = packed.model(tokens).logits
+    torch.testing.assert_close(logits(packed, tokens)[0], expected, rtol=1e-3, atol=1e-3)
+
+
+def test_half_the_slots_change_no_bit(mixtral):
+    tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
+    expected, _ = logits(mixtral, tokens)
+    for slots in (3, 4):
+        for look_ahead in (False, True):
+            for residency in (None, lambda layer, experts, rows: Lfu(experts, rows)):
+                options = {"dram_bytes": budget_of(mixtral, slots), "look_ahead": look_ahead, "residency": residency}
+                found, held = logits(mixtral, tokens, **options)
+                assert sum(each.cache.slots for each in held) == slots * len(held)
+                assert torch.equal(found, expected)
+
+
+def test_quantised_experts_give_what_their_decoded_weights_give(tmp_path):
+    """Experts of 4 and of 2 bits in one layer, for a prompt and for single tokens."""
+    model, bits = mixtures("Mixtral", hidden_size=64, sliding_window=None), [[4, 2] * (COUNT // 2)] * 2
+    decoded = copy.deepcopy(model)
+    for experts, of_layer in zip(decoder_experts(decoded), bits, strict=True):
+        for expert, of_expert in enumerate(of_layer):
+            matrices = experts.matrices(expert)
+            records = neuron_records.encode(*matrices, of_expert)
+            for matrix, weights in zip(matrices, neuron_records.decode(records, 64, of_expert), strict=True):
+                matrix.copy_(weights)
+    pack_experts(model, tmp_path / "store", bits=bits)
+    tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
+    found, _ = logits(Packed.of(tmp_path / "store"), tokens)
+    with torch.no_grad():
+        torch.testing.assert_close(found, decoded(tokens).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_mixtral_takes_the_short_step_for_one_token(mixtral):
+    with OffloadedModel.open(mixtral.folder) as ours:
+        assert isinstance(ours._step, SingleToken)
+
+
+def test_counts_add_up_and_are_what_was_read(mixtral):
+    """Each expert that was loaded was read once: late ones on demand, the others ahead."""
+    with OffloadedModel.open(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours:
+        ours.generate(PROMPT, **GREEDY)
+        counts = [ffn.slots.cache.of_experts for ffn in ours.strategy.ffns]
+        reads = [span for span in ours.timeline.spans if span.stage == "read"]
+    runs = ours.strategy.ffns and ours.store.layers_of("experts")[0].ops
+    assert {span.nbytes for span in reads} == {run.nbytes for run in runs.values()}
+    assert len(reads) == sum(count.late + count.prefetched for count in counts)
+    assert counts[0].prefetched == 0 < min(count.prefetched for count in counts[1:])
+    assert all(0 <= count.wasted <= count.prefetched and count.late <= count.needed for count in counts)
+
+
+def test_without_reloading_a_token_goes_on_with_what_was_predicted(mixtral):
+    """No expert is late but in the first layer and for the prompt; the text is another."""
+    with OffloadedModel.open(mixtral.folder, exact=False, dram_bytes=budget_of(mixtral, 3)) as ours:
+        ours.model(PROMPT)
+        before = [ffn.slots.cache.of_experts.late for ffn in ours.strategy.ffns]
+        for _ in range(3):
+            ours.model(PROMPT[:, :1])
+        late = [ffn.slots.cache.of_experts.late - then for ffn, then in zip(ours.strategy.ffns, before, strict=True)]
+        assert late[1:] == [0, 0, 0]
+        assert late[0] > 0
+        assert sum(ffn.slots.cache.of_experts.wasted for ffn in ours.strategy.ffns) == 0
+        with torch.no_grad():
+            found, expected = ours.model(PROMPT[:, :1]).logits, mixtral.model(PROMPT[:, :1]).logits
+        assert found.isfinite().all()
+        assert not torch.allclose(found, expected)
+
+
+def test_a_prediction_of_an_interrupted_token_is_forgotten(mixtral, monkeypatch):
+    """Ctrl-C after layer 0 has looked ahead: the next token of a model that does not reload is not its successor."""
+    add, stop = ExpertFFN._add, [True]
+
+    def stopped(self, *arguments):
+        if stop and self.layer == 0:
+            stop.pop()
+            signal.raise_signal(signal.SIGINT)
+        add(self, *arguments)
+
+    with OffloadedModel.open(mixtral.folder, exact=False) as ours, torch.no_grad():
+        expected = ours.model(PROMPT[:, 1:2]).logits
+        monkeypatch.setattr(ExpertFFN, "_add", stopped)
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                ours.model(PROMPT[:, :1])
+        finally:
+            signal.signal(signal.SIGINT, before)
+        assert torch.equal(ours.model(PROMPT[:, 1:2]).logits, expected)
+
+
+def test_an_expert_that_no_token_chooses_is_never_read(mixtral):
+    with OffloadedModel.open(mixtral.folder) as ours:
+        ours.model(PROMPT[:, :1])
+        for ffn in ours.strategy.ffns:
+            held, counts = int(ffn.slots.cache.residency.held.sum()), ffn.slots.cache.of_experts
+            assert counts.late + counts.prefetched == held < COUNT
+
+
+def test_a_budget_below_one_token_says_how_much_is_needed(mixtral):
+    with pytest.raises(UserError, match=r"too small: ([\d.]+) MB are needed \(rest .*, slots") as told:
+        OffloadedModel.open(mixtral.folder, dram_bytes=1_000_000)
+    needed = float(str(told.value).partition("too small: ")[2].partition(" MB")[0])
+    assert torch.equal(mixtral.generated(dram_bytes=int((needed + 0.1) * 1e6)), mixtral.expected())
+
+
+@pytest.mark.parametrize("reader", ["threads", "aio"])
+@pytest.mark.parametrize("call", [2, 9, 15])
+def test_after_a_read_error_the_model_works(mixtral, monkeypatch, reader, call):
+    """Also after one in a prefetch, which is raised where the expert is needed, or nowhere if it is not."""
+    fetch, calls = READERS[reader]._fetch, []
+
+    def fails_once(self, *arguments):
+        calls.append(1)
+        if len(calls) == call:
+            raise OSError(errno.EIO, "bad sector")
+        fetch(self, *arguments)
+
+    monkeypatch.setattr(READERS[reader], "_fetch", fails_once)
+    options = {"reader": reader, "verify": False, "dram_bytes": budget_of(mixtral, 3)}
+    calls.clear()
+    with OffloadedModel.open(mixtral.folder, **options) as ours:
+        with suppress(OSError):  # none if what failed was a prefetch that nothing needed
+            ours.generate(PROMPT, **GREEDY)
+        assert len(calls) >= call
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
+
+
+def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
+    def fails(self, *arguments):
+        raise OSError(errno.EIO, "bad sector")
+
+    with OffloadedModel.open(mixtral.folder, verify=False) as ours:
+        monkeypatch.setattr(READERS["threads"], "_fetch", fails)
+        with pytest.raises(OSError, match="bad sector"):
+            ours.generate(PROMPT, **GREEDY)
+        monkeypatch.undo()
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
+
+
+def test_a_killed_run_harms_nothing(mixtral):
+    code = f"""if True:
+        import torch
+        from toolkit.offload.model import OffloadedModel
+        with OffloadedModel.open({str(mixtral.folder)!r}) as model:
+            model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
+            print("running", flush=True)
+            while True:
+                model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    """
+    before = sorted(os.listdir(mixtral.folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "running\n"
+        run.send_signal(signal.SIGKILL)
+    assert sorted(os.listdir(mixtral.folder)) == before
+    assert torch.equal(mixtral.generated(), mixtral.expected())
+
+
+def test_a_killed_pack_leaves_no_folder(tmp_path):
+    code = f"""if True:
+        import os, signal
+        from tests.models.test_experts import mixtures
+        from toolkit.storage import experts
+        rows = experts.expert_rows
+
+        def killed(of, expert, bits):
+            if expert == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rows(of, expert, bits)
+
+        experts.expert_rows = killed
+        experts.pack_experts(mixtures("Mixtral"), {str(tmp_path / "store")!r})
+    """
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "store").exists()
+    Packed("Mixtral", tmp_path / "store")  # can be packed again
+    with OffloadedModel.open(tmp_path / "store"):
+        pass
+
+
+def test_one_model_in_two_threads_and_after_its_end_is_refused(mixtral):
+    ours = OffloadedModel.open(mixtral.folder)
+    with ThreadPoolExecutor(1) as other, ours._turn.taken(), pytest.raises(UserError, match="another thread"):
+        other.submit(ours.generate, PROMPT).result()
+    ours.close()
+    with pytest.raises(UserError, match="closed"):
+        ours.generate(PROMPT, **GREEDY)
+
+
+@pytest.mark.parametrize("harm", ["cut", "altered"])
+def test_a_damaged_folder_is_refused(harm, tmp_path):
+    folder = Packed("Mixtral", tmp_path / "store").folder
+    file = folder / "layer-001.experts.safetensors"
+    content = bytearray(file.read_bytes())
+    if harm == "cut":
+        content = content[:-4096]
+    else:
+        content[9000] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(FormatError, match=file.name):
+        OffloadedModel.open(folder)
+
+
+def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
+    """A configuration with other experts than those that are stored."""
+    folder = Packed("Mixtral", tmp_path / "store").folder
+    config = folder / "model" / "config.json"
+    for entry, match in (("num_local_experts", "experts"), ("intermediate_size", "experts")):
+        content = config.read_text(encoding="utf-8")
+        value = content.partition(f'"{entry}": ')[2].partition(",")[0]
+        config.write_text(content.replace(f'"{entry}": {value}', f'"{entry}": {int(value) + 1}'), encoding="utf-8")
+        with pytest.raises(UserError, match=match):
+            OffloadedModel.open(folder, verify=False)
+        config.write_text(content, encoding="utf-8")
+
+
+def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
+    refused = {"method": "endor", "placement": LayerMap(0, 0, 4), "fixed_order": True, "predictors": [None] * 4}
+    for name, value in refused.items():
+        with pytest.raises(UserError, match=f"{name}=.*holds experts, which the CPU reads and uses; leave it out"):
+            OffloadedModel.from_options(mixtral.folder, Options(**{name: value}))
+    from tests.offload.conftest import pruned
+
+    with pytest.raises(UserError, match="has no experts"):
+        pack_experts(pruned("llama"), tmp_path / "store")
+    with pytest.raises(UserError, match="unknown number of bits"):
+        pack_experts(mixtral.model, tmp_path / "store", bits=3)
+    with pytest.raises(UserError, match=r"bits of \[6\] experts by layer: the model has \[6, 6, 6, 6\]"):
+        pack_experts(mixtral.model, tmp_path / "store", bits=[[4] * 6])
+    assert not (tmp_path / "store").exists()
+
+
+def test_all_but_the_routed_experts_stay_in_memory(packed):
+    rest = experts_rest(packed.model)
+    assert not any(tensor.ndim == 3 for tensor in rest.values())
+    kept = {name for name, parameter in packed.model.named_parameters() if parameter.ndim != 3}
+    assert kept <= set(rest)

@@ -1,0 +1,134 @@
+"""Mixtures whose experts come from disk when a token needs them (CORM: coarse-to-fine-grained offloading, section 4).
+
+    with OffloadedModel.open(folder, dram_bytes=800_000_000) as model:
+        tokens = model.generate(**model.tokenizer("Few experts", return_tensors="pt"), max_new_tokens=20)
+
+`toolkit.storage.experts` writes the folder.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import nn
+
+from toolkit.errors import unknown
+from toolkit.kernels.neurons import ACTIVATIONS
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.activation import activation_name
+from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.expert_slots import ExpertSlots
+from toolkit.offload.neuron_ffn import Maths
+from toolkit.offload.routing import Router
+from toolkit.offload.strategy import Opening, refuse, resident, skeleton
+from toolkit.offload.turn import Turn
+from toolkit.policies.lru import Lru
+from toolkit.policies.two_level import TwoLevel
+from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
+from toolkit.storage.buffers import buffer_bytes as whole_pages
+from toolkit.storage.experts import LAYOUT, check_fits, op_name
+from toolkit.storage.readers import open_reader
+
+
+class ByExpert:
+    """The mixture of each decoder block reads experts when a token needs them; see `Strategy`. It computes on the CPU.
+
+    Attention, embeddings, norms, routers, shared experts and the head stay in memory, and so do as many experts of each
+    layer as the budget allows. `ffns` are the modules in the places of the model's mixtures.
+
+    Raises `UserError` for options that experts do not have, or a budget that does not hold the experts of one token;
+    the message says how much that is.
+    """
+
+    by_token, placement = True, None
+
+    def __init__(self, opening: Opening):
+        store, options, self._opening = opening.store, opening.options, opening
+        refuse(store, options, "experts", fixed_order=options.fixed_order or None, predictors=options.predictors)
+        if options.verify:
+            store.verify()
+        self.model = skeleton(store, lambda outline: check_fits(store, outline))
+        self._maths = Maths(_activation(self.model), gated=True)
+        outline = mixtures_by_layer(self.model)
+        self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
+        self._slots = _slots(opening, outline, self._slot_bytes)
+        self._reader = opening.stack.enter_context(open_reader(options.disk_reader, store, LAYOUT))
+        self.mode, self.ffns = self._reader.mode, []
+
+    def take_over(self, turn: Turn) -> None:
+        """Replace the mixtures, and the decoder's linears by ones whose time is recorded."""
+        options, recorder = self._opening.options, self._opening.recorder
+        arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
+        route = options.routing or (lambda _, experts: Router(experts))
+        for layer, experts in mixtures_by_layer(self.model).items():
+            count = self._slots[layer]
+            mine, arena = arena[:count], arena[count:]
+            slots = self._slots_of(layer, experts, mine)
+            ours = ExpertFFN(
+                layer, route(layer, experts), slots, self._maths, recorder, bool(options.window), options.exact
+            )
+            ours._run = turn.guard(ours._run)  # blocks can be called by themselves
+            if self.ffns and options.look_ahead:
+                self.ffns[-1].precede(ours)
+            self.ffns.append(ours)
+            _replace(decoder_blocks(self.model)[layer], experts.module, ours)
+        for layer, block in enumerate(decoder_blocks(self.model)):
+            for name, linear in decoder_linears(block).items():
+                block.set_submodule(name, resident(linear, name, layer, recorder))
+
+    def close(self) -> None:
+        """Release the memory."""
+        for ffn in self.ffns:
+            ffn.close()
+
+    def _slots_of(self, layer: int, experts: Experts, arena: np.ndarray) -> ExpertSlots:
+        opening, stored = self._opening, self._opening.store.layer(layer, LAYOUT).ops
+        chosen = opening.options.residency
+        policy = Lru if chosen is None else lambda units, rows: chosen(layer, units, rows)
+        runs = [stored[op_name(expert)] for expert in range(experts.count)]
+        cache = TwoLevel(experts.count, experts.neurons, len(arena), policy)
+        return ExpertSlots(cache, runs, arena, self._reader, opening.recorder, layer)
+
+
+def _activation(model: nn.Module) -> str:
+    """The activation's name. Raises `UserError` for one that has no kernel."""
+    name = activation_name(model)
+    if name not in ACTIVATIONS:
+        raise unknown("activation", name, ACTIVATIONS)
+    return name
+
+
+def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) -> dict[int, int]:
+    """Take all memory from the budget; return how many experts of each layer it holds.
+
+    Layers get the same number, and the first ones what is left. Raises `UserError` for a budget that is too small.
+    """
+    budget, store = opening.budgets["dram"], opening.store
+    shared = sum(_bytes_of_shared(experts) for experts in outline.values())
+    least = sum(experts.per_token for experts in outline.values())
+    budget.check(rest=store.rest_bytes, shared=shared, slots=whole_pages(least * slot_bytes))
+    budget.take(rest=store.rest_bytes, shared=shared)
+    slots = {layer: experts.per_token for layer, experts in outline.items()}
+    if opening.options.window:  # else nothing stays
+        whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        left = whole // slot_bytes - least
+        while left > 0 and (growing := [layer for layer, count in slots.items() if count < outline[layer].count]):
+            for layer in growing[:left]:
+                slots[layer] += 1
+            left -= len(growing[:left])
+    budget.take(slots=whole_pages(sum(slots.values()) * slot_bytes))
+    return slots
+
+
+def _bytes_of_shared(experts: Experts) -> int:
+    """Of the copy of a shared FFN by neuron."""
+    return (
+        0
+        if experts.shared is None
+        else sum(w.nbytes for w in (experts.shared.gate, experts.shared.up, experts.shared.down))
+    )
+
+
+def _replace(block: nn.Module, module: nn.Module, ours: nn.Module) -> None:
+    names = {each: name for name, each in block.named_modules()}
+    block.set_submodule(names[module], ours)

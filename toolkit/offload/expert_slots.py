@@ -1,0 +1,84 @@
+"""The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3)."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+
+import numpy as np
+from jaxtyping import Int64, Shaped, UInt8
+from torch import Tensor
+
+from toolkit.policies.two_level import TwoLevel, TwoLevelChange
+from toolkit.storage.readers.base import Reader
+from toolkit.storage.runs import OpRun, views
+from toolkit.timeline.spans import Recorder
+
+
+class ExpertSlots:
+    """Reads experts into slots, whole, and says where they are. `cache` decides which experts stay, and counts.
+
+    Reads are done by the reader's thread, one after the other: a slot is overwritten only after the read into it that
+    was asked for before. If a read fails, nothing is held any more.
+
+    Args:
+        cache: of the layer's experts.
+        runs: each expert on disk.
+        arena: a slot a row; each starts on a block and holds the largest expert.
+        reader: of the files.
+        recorder: takes a span for each read.
+        layer: its number.
+    """
+
+    def __init__(
+        self,
+        cache: TwoLevel,
+        runs: Sequence[OpRun],
+        arena: UInt8[np.ndarray, "slots bytes"],
+        reader: Reader,
+        recorder: Recorder,
+        layer: int,
+    ):
+        self.cache, self.runs = cache, runs
+        self._arena, self._reader, self._recorder, self._layer = arena, reader, recorder, layer
+        self._coming: dict[int, Future[None]] = {}
+
+    def bring(self, experts: Int64[np.ndarray, " needed"]) -> None:
+        """Start to read the experts of this token that memory does not hold. Raises what `TwoLevel.step` raises."""
+        self._read(self.cache.step(dict.fromkeys(experts.tolist())))
+
+    def prefetch(self, experts: Int64[np.ndarray, " predicted"]) -> None:
+        """Start to read experts that the next token of this layer is predicted to need, the likeliest first."""
+        self._read(self.cache.admit(dict.fromkeys(experts.tolist())))
+
+    def neurons(self, expert: int) -> Shaped[Tensor, "neurons width"]:
+        """The stored neurons of an expert, in place, once they have arrived; good until the next change.
+
+        Raises what the read raises.
+        """
+        if (coming := self._coming.pop(expert, None)) is not None:
+            try:
+                coming.result()
+            except BaseException:
+                self.clear()
+                raise
+        return views(self.runs[expert].pieces, self._arena[self.cache.slot_of[expert]])["values"]
+
+    def clear(self) -> None:
+        """Wait for the reads under way, and hold nothing."""
+        for coming in self._coming.values():
+            with suppress(Exception):
+                coming.result()
+        self._coming.clear()
+        self.cache.clear()
+
+    def _read(self, change: TwoLevelChange) -> None:
+        for expert in change.evicted.tolist():
+            self._coming.pop(expert, None)  # a prefetch under way ends before the slot's next read begins
+        try:
+            for expert, slot in change.placed:
+                run = self.runs[expert]
+                span = self._recorder.span("read", "expert", "storage", run.nbytes, self._layer)
+                self._coming[expert] = self._reader.submit(run.ranges, self._arena[slot], span)
+        except BaseException:
+            self.clear()
+            raise

@@ -1,0 +1,159 @@
+"""A mixture of experts on disk, so that `toolkit.offload.by_expert` can read the experts that a token needs.
+
+    pack_experts(model, folder, "mixtral", tokenizer, bits=4)
+    run = Store.open(folder).layer(0, LAYOUT).ops[op_name(3)]   # expert 3 of layer 0: one run of whole blocks
+
+The neurons of an expert follow each other at a fixed stride: the gate row, the up row and the down column of one, as
+`toolkit.storage.bundles` has them, or a record of few bits (`toolkit.quantization.neuron_records`).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.formats.dense import Dense
+from toolkit.formats.twins import random_records
+from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.quantization import neuron_records
+from toolkit.storage.packing import tensors_beside, write_model
+from toolkit.storage.runs import OpRun
+from toolkit.storage.store import Store
+from toolkit.storage.writing import Op
+
+LAYOUT = "experts"
+BITS = (None, 4, 2)  # None: as the model has them
+
+Bits = int | None
+
+
+def op_name(expert: int) -> str:
+    """The name of an expert among a layer's ops."""
+    return f"experts.{expert}"
+
+
+def pack_experts(
+    model: nn.Module,
+    folder: Path,
+    name: str = "unnamed",
+    tokenizer: object | None = None,
+    bits: Bits | Sequence[Sequence[Bits]] = None,
+) -> None:
+    """Write a mixture of experts into a new folder: each routed expert by itself, and all other tensors.
+
+    Args:
+        model: a decoder with experts, as `decoder_experts` finds them.
+        folder: must not exist.
+        name: the model's name, for people.
+        tokenizer: stored beside the configuration, in the folder `model/`.
+        bits: of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
+
+    Raises `UserError` for a model without experts, other numbers of bits, weights that cannot be quantised, and as
+    `check_reopens` and `write_store` do.
+    """
+    layers = mixtures_by_layer(model)
+    chosen = _bits_of(bits, layers)
+    _write(model, folder, expert_ops(layers, chosen), chosen, name, tokenizer)
+
+
+def pack_mixture_twin(model: nn.Module, folder: Path, name: str, bits: int = 4) -> None:
+    """Write a mixture whose experts are on the device "meta" (`twin_mixture`), with random quantised experts.
+
+    Raises `UserError` as `pack_experts` does.
+    """
+    layers = mixtures_by_layer(model)
+
+    def ops() -> Iterator[Op]:
+        for layer, experts in layers.items():
+            for expert in range(experts.count):
+                seed = layer * experts.count + expert
+                rows = random_records(experts.neurons, experts.hidden, bits, seed).view(torch.int8)
+                yield Op(layer, op_name(expert), LAYOUT, Dense(tuple(rows.shape), rows))
+
+    _write(model, folder, ops(), _bits_of(bits, layers), name)
+
+
+def _write(
+    model: nn.Module,
+    folder: Path,
+    ops: Iterable[Op],
+    bits: Sequence[Sequence[Bits]],
+    name: str,
+    tokenizer: object | None = None,
+) -> None:
+    sizes = [
+        experts.neurons * width(experts, of_expert) * _stored_dtype(experts, of_expert).itemsize
+        for experts, of_layer in zip(mixtures_by_layer(model).values(), bits, strict=True)
+        for of_expert in of_layer
+    ]
+    description = {"name": name, "method": "experts"}
+    write_model(
+        *(model, folder, ops, len(sizes), experts_rest(model), description, tokenizer),
+        expected_bytes=sum(sizes),
+        unit="experts",
+    )
+
+
+def expert_ops(layers: Mapping[int, Experts], bits: Sequence[Sequence[Bits]]) -> Iterator[Op]:
+    """Each expert as an op of a store, layer by layer."""
+    for (layer, experts), of_layer in zip(layers.items(), bits, strict=True):
+        for expert, of_expert in enumerate(of_layer):
+            yield Op(layer, op_name(expert), LAYOUT, Dense.encode(expert_rows(experts, expert, of_expert)))
+
+
+def expert_rows(experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "neurons width"]:
+    """The neurons of an expert as they are stored: in the model's type, or records of few bits as int8."""
+    if bits is None:
+        return torch.cat(experts.matrices(expert), dim=1)
+    return neuron_records.encode(*experts.matrices(expert), bits).view(torch.int8)
+
+
+def width(experts: Experts, bits: Bits) -> int:
+    """Elements of one stored neuron."""
+    return 3 * experts.hidden if bits is None else neuron_records.record_bytes(experts.hidden, bits)
+
+
+def bits_of(run: OpRun, hidden: int) -> Bits:
+    """The bits of a stored expert's weights, by its shape. Raises `UserError` for a shape that no expert has."""
+    if run.dtype.is_floating_point and run.shape[1] == 3 * hidden:
+        return None
+    for bits in BITS[1:]:
+        if run.dtype == torch.int8 and run.shape[1] == neuron_records.record_bytes(hidden, bits):
+            return bits
+    raise UserError(f"{run.label}: rows of {run.shape[1]} elements of {run.dtype} hold no neuron of {hidden} inputs")
+
+
+def experts_rest(model: nn.Module) -> Mapping[str, Tensor]:
+    """All tensors of a model but the weights of its routed experts, by name."""
+    fused = (experts.module.experts for experts in mixtures_by_layer(model).values())
+    return tensors_beside(model, (weight for module in fused for weight in module.parameters(recurse=False)))
+
+
+def check_fits(store: Store, model: nn.Module) -> None:
+    """Raise `UserError` unless a store of `pack_experts` is of this model, which may be on the device "meta"."""
+    ops = {}
+    for layer, experts in mixtures_by_layer(model).items():
+        stored = store.layer(layer, LAYOUT).ops
+        names = [op_name(expert) for expert in range(experts.count)]
+        known = [bits_of(stored[name], experts.hidden) if name in stored else None for name in names]
+        ops[layer] = {name: (experts.neurons, width(experts, bits)) for name, bits in zip(names, known, strict=True)}
+    store.check_holds(model, LAYOUT, ops, experts_rest(model))
+
+
+def _stored_dtype(experts: Experts, bits: Bits) -> torch.dtype:
+    return experts.down.dtype if bits is None else torch.int8
+
+
+def _bits_of(bits: Bits | Sequence[Sequence[Bits]], layers: Mapping[int, Experts]) -> list[list[Bits]]:
+    """The bits of each expert of each layer. Raises `UserError` for numbers that do not fit."""
+    counts = [experts.count for experts in layers.values()]
+    chosen = [[bits] * count for count in counts] if bits is None or isinstance(bits, int) else [*map(list, bits)]
+    if [len(of_layer) for of_layer in chosen] != counts:
+        raise UserError(f"bits of {[*map(len, chosen)]} experts by layer: the model has {counts}")
+    for of_expert in {each for of_layer in chosen for each in of_layer}:
+        if isinstance(of_expert, bool) or of_expert not in BITS:
+            raise unknown("number of bits", of_expert, BITS)
+    return chosen
