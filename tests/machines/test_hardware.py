@@ -57,6 +57,7 @@ PLAUSIBLE = {
     "device.matvec_gb_s.neurons": (20, 8000),
     "links.storage_to_dram_gb_s": (0.5, 15),
     "links.dram_to_device_gb_s": (1, 70),
+    "links.dram_to_device_fixed_s": (1e-6, 5e-3),
     "links.storage_to_device_gb_s": (0.5, 15),
     "near_data.dimms": (1, 32),
     "near_data.capacity_bytes": (4e9, 1.3e11),

@@ -18,7 +18,7 @@ from toolkit.cache import cached, kept_folder
 from toolkit.errors import UserError, unknown
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
-from toolkit.measure.neuron_model import NeuronModel
+from toolkit.measure.parts_model import PartsModel
 from toolkit.measure.turns import measured, take_turns, timeline_of
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
@@ -44,7 +44,7 @@ from toolkit.studies.thresholded import (
 )
 
 OPTIMUM = "belady"
-POLICIES = tuple(name for name in RESIDENCIES if name != OPTIMUM)
+POLICIES = ("window", "lru", "hot_table", "static")
 FOLDER = "store"
 NEAR = 0.25  # of the largest logit: neurons near the threshold fall on either side of it, and policies differ by 0.1
 
@@ -201,14 +201,15 @@ def held_rows(race: ResidencyRace) -> list[int]:
         return [ffn.store.residency.rows for ffn in model.strategy.ffns]
 
 
-def _contestant(race: ResidencyRace, policy: str, text: Text) -> NeuronModel:
+def _contestant(race: ResidencyRace, policy: str, text: Text) -> PartsModel:
     frequencies = frequencies_of(race.setting)
 
     def residency(layer: int, neurons: int, rows: int) -> Residency:
         return _residency(policy, neurons, rows, race.window, frequencies[layer])
 
     more = {"dram_bytes": race.dram_bytes, "residency": residency}
-    return NeuronModel(policy, _folder(race.setting), lambda: _predictors(race), text, {"policy": policy}, **more)
+    made = {"predictors": lambda: _predictors(race)}
+    return PartsModel(policy, _folder(race.setting), text, {"policy": policy}, made, **more)
 
 
 def _predictors(race: ResidencyRace) -> list[FromTrace]:

@@ -1,0 +1,99 @@
+"""The loading rule: what is timed, on a tiny expert, and where the crossing lies, by hand."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from toolkit.errors import UserError
+from toolkit.measure import load_rule
+from toolkit.measure.load_rule import DISK, GATHERED, WHOLE, ExpertLoads, Link, crossings, load_times, share_limit
+from toolkit.models.architectures import ARCHITECTURES, ModelShape
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole_s", "expected"),
+    [
+        ([1.0, 2.0, 3.0], 2.5, 0.625),  # half way from 0.5 to 0.75
+        ([1.0, 2.0, 3.0], 2.0, 0.5),
+        ([1.0, 2.0, 3.0], 1.0, 0.0),
+        ([1.0, 2.0, 3.0], 3.5, 1.0),
+        ([1.0, 3.0, 1.0], 2.0, 0.375),  # the first crossing counts
+    ],
+)
+def test_the_crossing_by_hand(seconds, whole_s, expected):
+    order = np.array([2, 0, 1])
+    assert share_limit(np.array([0.25, 0.5, 0.75])[order], np.array(seconds)[order], whole_s) == expected
+
+
+def test_crossings_with_and_without_decompression():
+    rows = [{"way": WHOLE, "share": 1.0, "seconds": 4.0, "compress_s": 0.0, "load_s": 4.0}]
+    rows += [
+        {"way": GATHERED, "share": s, "seconds": 8 * s, "compress_s": s, "load_s": 4 * s}
+        for s in (0.25, 0.5, 0.75, 1.0)
+    ]
+    times = pd.DataFrame(rows).assign(model="m", tier=DISK, bits=4, evidence="measured", gap_bytes=0)
+    found = crossings(times).set_index("use")["share_limit"]
+    assert found.to_dict() == {"decompressed": 0.5, "as they come": pytest.approx(0.8)}
+
+
+def test_a_paced_copy_takes_what_its_link_would():
+    source, target = torch.arange(1000), torch.zeros(1000, dtype=torch.int64)
+    link = Link("slow", gb_s=1.0, fixed_s=0.02)
+    begun_s = time.perf_counter()
+    link.copy(source, target)
+    assert time.perf_counter() - begun_s >= 0.02 + 8e-6
+    assert torch.equal(source, target)
+
+
+def test_scattering_on_a_gpu_by_hand():
+    """2 GB of zeros, 1 GB read, 1 GB written, at 8 GB/s."""
+    assert Link("gpu", 1.0, device_gb_s=8.0).scatter_s(10**9, 2 * 10**9) == 0.5
+
+
+def test_rows_are_copied_out_of_what_was_read():
+    buffer = np.random.default_rng(0).integers(0, 256, 4096, dtype=np.uint8)
+    rows, places = torch.zeros(5, 24, dtype=torch.int64), np.array([64, 320, 3904])
+    load_rule._copied_out(buffer, places, rows)
+    expected = np.stack([buffer[place : place + 192] for place in places])
+    assert (rows[:3].view(torch.uint8).numpy() == expected).all()
+    assert not rows[3:].any()
+
+
+def test_every_tier_way_and_share_has_a_row(monkeypatch, tmp_path):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setitem(ARCHITECTURES, "tiny", ModelShape(1, 64, 40, 1, 10, 1, 64, experts=2, experts_per_token=1))
+    loads = ExpertLoads("tiny", shares=(0.1, 1.0), links=(Link("paced", 10.0, 1e-4),), repetitions=2)
+    times = load_times(loads)
+    assert len(times) == 3 * (3 + 2 * (2 + 1 + 1))  # bits · (whole by tier, shares · (two gaps, memory, link))
+    assert (times["seconds"] > 0).all()
+    assert times.groupby("tier")["evidence"].first().to_dict() == {
+        "disk": "measured",
+        "dram": "measured",
+        "paced": "modelled",
+    }
+    paced = times[times["tier"] == "paced"]
+    assert (paced["load_s"] >= 1e-4).all()
+    sums = times[["compress_s", "load_s", "decompress_s"]].sum(axis=1)
+    assert (sums > 0).all()
+    limits = crossings(times)
+    assert len(limits) == 3 * 2 * (2 + 1)
+    assert limits["share_limit"].between(0, 1).all()
+    assert times["stored_bytes"].unique().tolist() == [40 * 384, 40 * 192, 40 * 128]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "opt-30b"}, "unknown model with experts 'opt-30b'"),
+        ({"model": "gpt-9"}, "unknown model with experts 'gpt-9'"),
+        ({"shares": (0.0, 1.0)}, "expected above 0"),
+        ({"repetitions": 0}, "expected at least 1"),
+        ({"links": (Link("none", 0.0),)}, "rates above 0"),
+    ],
+)
+def test_bad_input(change, words):
+    with pytest.raises(UserError, match=words):
+        ExpertLoads(**{"model": "mixtral-8x7b"} | change)

@@ -1,0 +1,84 @@
+"""What several of CORM's notebooks share: tables over ways, corners and texts."""
+
+from dataclasses import replace
+
+import pytest
+
+from toolkit.papers.corm.latency import (
+    CONCLUSIONS,
+    LENGTHS,
+    OFFLOAD,
+    conclusions,
+    corners,
+    ends,
+    gains,
+    latency_table,
+    matters,
+    one_at_a_time,
+    real_hits,
+    seconds,
+    texts,
+    timeline,
+)
+from toolkit.policies.expert_ways import BREAKDOWN, CORM, EXPERT_WAYS, ON_DEMAND, SPARSE
+from toolkit.simulation.experts import DEFAULTS, LoadingInputs
+
+MIXTRAL = "mixtral-8x7b"
+
+
+@pytest.mark.parametrize("way", EXPERT_WAYS.values(), ids=lambda way: way.name)
+def test_an_input_that_does_not_matter_changes_nothing(way):
+    for name, pair in ends("deepseek-moe-16b").items():
+        times = {timeline("deepseek-moe-16b", way, replace(DEFAULTS, **{name: value})).total_s for value in pair}
+        assert (len(times) > 1) == matters(way, name), name
+
+
+def test_corners_are_all_ends_together():
+    assert corners(MIXTRAL, [ON_DEMAND]) == [DEFAULTS]
+    assert len(corners(MIXTRAL, [SPARSE])) == 2**3
+    assert LoadingInputs(slots=7, reused=0.9, low_bits=0.5, overlap=0.8, gathers_beside=True) in [
+        replace(each, accuracy=DEFAULTS.accuracy) for each in corners(MIXTRAL, [CORM])
+    ]
+
+
+def test_the_table_has_its_default_within_its_range():
+    table = latency_table([MIXTRAL], BREAKDOWN)
+    assert (table["speedup_low"] <= table["speedup"]).all()
+    assert (table["speedup"] <= table["speedup_high"]).all()
+    assert table["speedup"].tolist() == sorted(table["speedup"])
+    assert (table["prefetched_mb"] <= table["loaded_mb"]).all()
+    assert table.set_index("way")["speedup"]["B"] == 1
+    assert latency_table([MIXTRAL], BREAKDOWN, null=True)["compute_ms"].max() == 0
+
+
+def test_texts_add_a_prompt_and_its_tokens():
+    table = texts([MIXTRAL], {way.name: way for way in (ON_DEMAND, CORM, OFFLOAD)}, [64])
+    row = table[(table["way"] == "+C") & (table["tokens"] == 32)].iloc[0]
+    assert row["seconds"] == pytest.approx(row["prefill_s"] + 32 * seconds(MIXTRAL, DEFAULTS, CORM))
+    found = gains(table, ["B", "mixtral-offload"])
+    each = found[(found["part"] == "gain") & (found["over"] == "B")]
+    assert each["tokens"].tolist() == list(LENGTHS)
+    assert each["speedup"].is_monotonic_increasing
+    mean = found[(found["part"] == "mean") & (found["over"] == "B")]["speedup"].item()
+    assert mean == pytest.approx(each["speedup"].mean())
+
+
+def test_one_input_at_a_time_starts_from_the_default():
+    table = one_at_a_time([MIXTRAL], BREAKDOWN).set_index(["way", "input", "setting"])["speedup"]
+    default = seconds(MIXTRAL, DEFAULTS, ON_DEMAND) / seconds(MIXTRAL, DEFAULTS, CORM)
+    assert table["+C", "low_bits", "0.0"] == table["+C", "slots", "2"] == pytest.approx(default)
+    assert ("+S", "slots", "2") not in table.index
+
+
+def test_conclusions_count_corners():
+    table = conclusions([MIXTRAL]).set_index("conclusion")
+    assert set(table.index) == set(CONCLUSIONS)
+    assert table["sets"].nunique() == 1
+    assert table["holds_on"]["+S is faster than experts on demand"] == table["sets"].iloc[0]
+    assert table["holds_on"]["CORM is faster than all experts in INT4 on the GPU"] == 0
+
+
+def test_real_hits_are_better_than_chance():
+    table = real_hits([0.25])
+    assert len(table) == 3
+    assert table["expert_hits"].between(0.25, 1).all()

@@ -1,0 +1,103 @@
+"""Foretold experts and skipped neurons against a token-by-token oracle; weights are as before afterwards."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.models.test_experts import FAMILIES
+from tests.models.test_models import small
+from toolkit.activations.routing import fed_experts, mixtures
+from toolkit.errors import UserError
+from toolkit.quantization.rtn import RoundToNearest
+from toolkit.studies import expert_quality
+from toolkit.studies.expert_quality import as_predicted, mixture_output
+
+TOKENS = torch.arange(1, 9)[None]
+
+
+@pytest.fixture(params=FAMILIES)
+def model(request):
+    changes = FAMILIES[request.param][0]
+    if request.param == "DeepseekV2":  # its attention has as many keys as queries
+        changes = changes | {"num_key_value_heads": changes["num_attention_heads"]}
+    made = small(request.param, **changes).eval().requires_grad_(False)
+    for parameter in made.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.2)
+    return made
+
+
+def by_hand(experts, x, before, limit):
+    rows = []
+    for token, earlier in zip(x, before, strict=True):
+        ids = experts.scores(earlier[None]).topk(experts.per_token).indices
+        weights = experts.weigh(experts.scores(token[None]), ids)
+        total = torch.zeros(experts.hidden)
+        for expert, weight in zip(ids[0].tolist(), weights[0], strict=True):
+            gate, up, down = experts.matrices(expert)
+            inner = functional.silu(gate @ token) * (up @ token)
+            total += weight * (inner * (functional.silu(gate @ earlier).abs() > limit)) @ down
+        if (shared := experts.shared) is not None:
+            output = shared.down @ (functional.silu(shared.gate @ token) * (shared.up @ token))
+            total += output if shared.share is None else torch.sigmoid(shared.share @ token) * output
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def test_a_mixtures_output_is_that_of_the_oracle(model):
+    experts = mixtures(model)[-1]
+    x, before = torch.randn(2, 5, experts.hidden)
+    for limit in (-1.0, 0.3, 1e9):
+        found = mixture_output(experts, x, before, "silu", limit)
+        torch.testing.assert_close(found, by_hand(experts, x, before, limit), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_foretold_and_nothing_skipped_is_the_model(model):
+    expected = model(TOKENS).logits
+    with as_predicted(model, experts=False):
+        torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(model(TOKENS).logits, expected)  # the hooks are gone
+
+
+def test_each_mixture_sees_the_input_of_the_one_before(model):
+    inputs = {}
+    with as_predicted(model, thresholds=[0.05] * len(mixtures(model))), fed_experts(model, inputs.__setitem__):
+        outputs = {}
+
+        def keep(number):
+            return lambda _module, _args, output: outputs.__setitem__(number, output)
+
+        handles = [each.module.register_forward_hook(keep(n)) for n, each in enumerate(mixtures(model))]
+        model(TOKENS)
+        for handle in handles:
+            handle.remove()
+    last = len(outputs) - 1
+    before = inputs[last - 1] if last else inputs[last]
+    expected = by_hand(mixtures(model)[last], inputs[last], before, 0.05)
+    torch.testing.assert_close(outputs[last].reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rounding_is_undone(model):
+    weights = expert_quality._matrices(model)
+    dense = {name: [each.clone() for each in group] for name, group in weights.items()}
+    expected = model(TOKENS).logits
+    routers = {each.router.data_ptr() for each in mixtures(model)}
+    assert not routers & {each.data_ptr() for group in weights.values() for each in group}
+    expert_quality._round(weights["experts"][:0], [], 4)
+    weights["experts"][0].mul_(0.5)
+    assert not torch.allclose(model(TOKENS).logits, expected)
+    expert_quality._round(weights["experts"], dense["experts"], expert_quality.HALF)
+    assert torch.equal(model(TOKENS).logits, expected)
+
+
+@pytest.mark.parametrize(("bits", "group"), expert_quality.GROUPS.items())
+def test_weights_are_rounded_as_by_the_quantiser(bits, group):
+    dense = torch.randn(6, 128)
+    found = dense.clone()
+    expert_quality._round([found], [dense], bits)
+    torch.testing.assert_close(found, RoundToNearest(bits, group)(dense).decode(), rtol=0, atol=0)
+
+
+def test_an_unknown_variant_is_refused():
+    with pytest.raises(UserError, match="3 bits"):
+        expert_quality.quality_table.__wrapped__(None, ("3 bits",))

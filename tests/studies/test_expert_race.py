@@ -1,0 +1,77 @@
+"""What the engine counts while it loads experts is what a replay of its routing counts."""
+
+import pytest
+import torch
+
+from tests.models.test_experts import mixtures
+from toolkit.errors import UserError
+from toolkit.models.architectures import ARCHITECTURES, ModelShape
+from toolkit.models.twins import twin_mixture
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.routing import RecordedRouter
+from toolkit.storage.experts import pack_experts, pack_mixture_twin
+from toolkit.studies import expert_race
+from toolkit.studies.expert_race import WAYS, ExpertRace, counts, race_table, replayed, routing_of
+
+LAYERS = 4
+
+
+@pytest.fixture
+def race(tmp_path, monkeypatch):
+    """A tiny random mixture; `model` names the race, so that nothing else is kept under its name."""
+    torch.manual_seed(0)
+    changes = {"num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
+    pack_experts(mixtures("Mixtral", **changes), tmp_path / "store")
+    monkeypatch.setattr(expert_race, "_folder", lambda race: tmp_path / "store")
+    tokens = list(torch.randint(61, (30, 1, 1), generator=torch.Generator().manual_seed(1)))
+    monkeypatch.setattr(expert_race, "_tokens", lambda race: tokens)
+    return ExpertRace(str(tmp_path), share=0.5, tokens=24, skipped=6, repetitions=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_engine_counts_what_a_replay_counts(race, way):
+    found = counts(race, way)
+    assert found == replayed(race, way)
+    assert found["needed"] == 3 * LAYERS * 30
+    if not WAYS[way].prefetch:
+        assert found["prefetched"] == 0
+    if way == "on demand":
+        assert found["late"] == found["needed"]
+    else:
+        assert 0 < found["late"] < found["needed"]
+
+
+def test_nothing_is_predicted_for_the_first_layer(race):
+    chosen, predicted = routing_of(race)
+    assert [len(of) for of in chosen] == [30] * LAYERS
+    assert predicted[0] == [[]] * 30
+    assert all(len(of) == 30 and len(of[0]) == 3 for of in predicted[1:])
+
+
+def test_all_ways_race_under_one_limit(race):
+    table = race_table(race, fresh=True).set_index("way")
+    assert list(table.index) == list(WAYS)
+    assert (table["expert_hits"] == table["replayed_hits"]).all()
+    assert table["limit_mb"].nunique() == 1
+    assert table.loc["both", "read_mb"] < table.loc["on demand", "read_mb"] < table.loc["look-ahead", "read_mb"]
+
+
+def test_a_twin_has_its_experts_on_disk_alone_and_is_routed_as_recorded(tmp_path, monkeypatch):
+    small = ModelShape(2, 64, 128, 4, 1000, 2, 16, experts=4, experts_per_token=2)
+    monkeypatch.setitem(ARCHITECTURES, "small", small)
+    twin = twin_mixture("small", 2)
+    assert all(parameter.is_meta == (parameter.ndim == 3) for parameter in twin.parameters())
+    pack_mixture_twin(twin, tmp_path / "store", "small")
+    chosen = torch.tensor([[0, 3], [0, 1], [2, 3]])
+
+    def routing(layer, experts):
+        return RecordedRouter(experts, chosen, chosen)
+
+    with OffloadedModel.open(tmp_path / "store", routing=routing, look_ahead=False) as engine, torch.no_grad():
+        for held in ([0, 3], [0, 1, 3], [0, 1, 2, 3]):
+            assert engine.model(torch.tensor([[7]])).logits.isfinite().all()
+            for ffn in engine.strategy.ffns:
+                assert ffn.slots.cache.residency.held.nonzero()[0].tolist() == held
+    for name, layers, match in (("opt-13b", 2, "unknown mixture of experts 'opt-13b'"), ("small", 0, "layers=0")):
+        with pytest.raises(UserError, match=match):
+            twin_mixture(name, layers)

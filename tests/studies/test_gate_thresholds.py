@@ -1,0 +1,58 @@
+"""Neurons cut by |act(gate)|, against the hooks of `toolkit.activations` and by hand."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.models.test_models import LLAMA, small
+from toolkit.activations.thresholds import thresholded, watched
+from toolkit.errors import UserError
+from toolkit.models.activation import replaced
+from toolkit.models.experts import decoder_experts
+from toolkit.studies.gate_thresholds import SILU_MINIMUM, CutActivation, GateSetting, ignored_neurons
+
+TOKENS = torch.arange(24).view(1, -1) % 64
+
+
+def test_the_minimum_of_silu():
+    x = torch.linspace(-3, 0, 30001, dtype=torch.float64)
+    assert functional.silu(x).min().item() == pytest.approx(SILU_MINIMUM, abs=1e-5)
+
+
+def test_counts_and_cuts_by_hand():
+    cut = CutActivation("relu", 1.0, [0.0, 1.0, 2.0])
+    assert cut(torch.tensor([-1.0, 0.5, 1.0, 1.5, 4.0])).tolist() == [0, 0, 0, 1.5, 4]
+    assert cut.counts.tolist() == [1, 3, 4]
+    assert cut.total == 5
+
+
+@torch.no_grad()
+def test_a_dense_model_is_cut_as_by_the_gate_criterion():
+    model = small("Llama", **LLAMA | {"initializer_range": 0.3}).eval()
+    cuts = [CutActivation("silu", 0.1, [0.1]) for _ in range(2)]
+    with replaced(model, cuts):
+        found = model(TOKENS).logits
+    shares = []
+    with (
+        thresholded(model, torch.tensor([0.1, 0.1]), "gate"),
+        watched(model, lambda _, sizes: shares.append((sizes.abs() <= 0.1).double().mean().item()), "gate"),
+    ):
+        expected = model(TOKENS).logits
+    torch.testing.assert_close(found, expected)
+    assert [int(cut.counts[0]) / cut.total for cut in cuts] == pytest.approx(shares, abs=1e-3)
+
+
+@torch.no_grad()
+def test_of_a_mixture_only_the_experts_used_count():
+    model = small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}).eval()
+    cuts = [CutActivation("silu", 0.0, [0.1]) for _ in range(2)]
+    plain = model(TOKENS).logits
+    with replaced(model, cuts):
+        torch.testing.assert_close(model(TOKENS).logits, plain)
+    assert [cut.total for cut in cuts] == [24 * 2 * 48] * 2
+    assert decoder_experts(model)[0].per_token == 2
+
+
+def test_thresholds_below_zero_are_refused():
+    with pytest.raises(UserError, match=r"threshold -0\.1: expected a number of at least 0"):
+        ignored_neurons(GateSetting(), [-0.1])

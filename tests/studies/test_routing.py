@@ -1,0 +1,84 @@
+"""Studies of routing on a tiny random mixture: the tables say what the replays and predictors say."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models.test_experts import mixtures as mixture
+from toolkit.activations.synthetic import BetaLaw
+from toolkit.activations.trace import Trace, pack
+from toolkit.studies import routing
+from toolkit.studies.routing import RoutedModel
+
+
+@pytest.fixture
+def setting(monkeypatch, tmp_path):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    model = mixture("Mixtral")
+    monkeypatch.setattr(routing, "loaded", lambda name: (model, None, "checksum of " + name))
+    tokens = {"calibration": torch.arange(90) * 5 % 31, "evaluation": torch.arange(90) * 7 % 31}
+    monkeypatch.setattr(routing, "load_tokens", lambda corpus, tokenizer, split: tokens[split])
+    yield RoutedModel("tiny", "numbers", windows=2, sequence_length=20)
+    for each in (routing.samples, routing.limits, routing.routing_of):
+        each.cache_clear()
+
+
+def random_trace(layers=3, tokens=60, experts=8, used=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.rand(layers, 1, tokens, experts, generator=generator)
+    active = torch.zeros(scores.shape, dtype=torch.bool).scatter_(-1, scores.topk(used).indices, True)
+    ids = torch.zeros(1, tokens, dtype=torch.int32)
+    return Trace("tiny", "random", ids, (experts,) * layers, tuple(map(pack, active)), "expert")
+
+
+def test_predictions_have_every_kind_and_a_perfect_control(setting):
+    experts, neurons = routing.expert_predictions(setting), routing.neuron_predictions(setting)
+    assert set(experts["predictor"]) == {"next_layer", "own_gate", "copy_last", "profile", "random"}
+    assert set(neurons["predictor"]) == {"next_layer", "own_gate", "previous", "profile", "random"}
+    for table in (experts, neurons):
+        assert (table.loc[table["predictor"] == "own_gate", ["accuracy", "recall"]] == 1).all(axis=None)
+        assert table[table["predictor"] == "next_layer"]["layer"].tolist() == [1]
+
+
+def test_what_is_needed_and_foretold(setting):
+    needed, expected = routing.own_tokens(setting)
+    trace = routing.routing_of(setting)
+    for layer in range(2):
+        for token in range(20):
+            assert sorted(needed[layer][token]) == np.flatnonzero(trace.active(layer)[0, token]).tolist()
+    assert expected[0] == [None] * 20
+    assert all(len(token) == 3 for token in expected[1])
+    table = routing.own_two_levels(setting, [0.5, 0.6, 1.0], step=1)
+    assert table["slots"].tolist() == [3, 4, 6, 3, 4, 6]
+    plain, ahead = (rows.reset_index() for _, rows in table.groupby(table["trace"] == "recorded, ahead"))
+    assert (plain[["prefetched_share", "wasted_share", "predicted_share"]] == 0).all(axis=None)
+    assert (ahead["predicted_share"] > 0.1).all()
+    assert (ahead["wasted_share"] <= ahead["prefetched_share"])[:2].all()  # with all slots, waste is of the first half
+    assert (plain["loaded_share"] <= plain["needed_share"]).all()
+
+
+def test_policies_lie_between_nothing_and_the_optimum():
+    trace = random_trace()
+    table = routing.policy_table(trace, [0.25, 0.5, 0.75, 1.0]).pivot(
+        index="slots", columns="policy", values="expert_hits"
+    )
+    assert table.index.tolist() == [2, 4, 6, 8]
+    assert (table.to_numpy() <= table[["belady"]].to_numpy() + 1e-12).all()
+    assert table.loc[8].min() == 1  # all experts came in the first half
+    assert routing.every(trace, 2).units == (8, 8)
+
+
+def test_one_cache_for_all_layers_falls_off_its_cliff():
+    table = routing.global_table(random_trace(), [0.67, 1.0, 2.0]).set_index(["policy", "cycles"])["expert_hits"]
+    assert table["lru, all layers", 0.67] == 0
+    assert table["least_stale, all layers", 0.67] > 0
+    assert table["lru, all layers", 1.0] == pytest.approx(table["lru, by layer", 1.0])
+    assert (table["belady, all layers"] >= table["lru, all layers"]).all()
+
+
+def test_drawn_neurons_are_needed_in_their_share():
+    tokens = routing.drawn_tokens(random_trace(), BetaLaw(0.45, 0.6, 0.7), neurons=64)
+    table = routing.two_level_table(tokens, 8, 64, [0.25, 1.0], ["lru", "belady"])
+    assert table["needed_share"].between(0.35, 0.55).all()
+    assert table["expert_hits"].iloc[-1] == 1
+    assert (table["neuron_hits"] <= table["expert_hits"]).all()

@@ -1,0 +1,1 @@
+"""What several of CORM's notebooks share."""

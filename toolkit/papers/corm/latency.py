@@ -1,0 +1,250 @@
+"""Times of a token, and of whole texts, by ways of loading experts (CORM, figures 7 and 8, tables 1, 3 and 4).
+
+    latency_table(["mixtral-8x7b"], BREAKDOWN)
+
+What the paper leaves open has a default and a range (`toolkit.simulation.experts.INPUTS`). The tables give the least
+and the most over all corners: each open input that a way depends on at one of its two ends.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+
+import pandas as pd
+
+from toolkit.activations.route_traces import ROUTE_TRACES, load_route_trace
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import GB, Profile
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.policies.expert_ways import CORM, EXPERT_WAYS, ON_DEMAND, PREFETCHED, RIVALS, SPARSE, ExpertWay
+from toolkit.simulation.experts import (
+    DEFAULTS,
+    INPUTS,
+    LOADING,
+    PREDICTOR,
+    LoadingInputs,
+    beside_s,
+    expert_bytes,
+    expert_weights,
+    prompt,
+    slots_that_fit,
+    token,
+    token_loads,
+    weight_bits,
+)
+from toolkit.simulation.null_model import links_only
+from toolkit.studies.routing import policy_table
+from toolkit.timeline.spans import Timeline
+
+MACHINE = "corm-rtx3090ti"
+MODELS = ("mixtral-8x7b", "deepseek-moe-16b")
+OFFLOAD = RIVALS["mixtral-offload"]
+BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
+EXACT = replace(CORM, name="+C, exact", exact=True)
+LENGTHS = (8, 16, 32, 64, 128, 256, 512)
+Seconds = Callable[[ExpertWay], float]
+
+
+def matters(way: ExpertWay, name: str) -> bool:
+    """Whether a way's time depends on an open input."""
+    needed = {
+        "low_bits": way.mixed,
+        "overlap": way.prefetch,
+        "accuracy": way.exact,
+        "slots": way.cached,
+        "reused": way.cached and way.sparse,
+        "fixed_scales": way.sparse,
+        "gathers_beside": way.sparse,
+    }
+    return needed.get(name, False) and not way.resident
+
+
+@cache
+def ends(model: str) -> dict[str, tuple]:
+    """Both ends of each open input, the default or the nearest to it first; slots up to what fits the GPU."""
+    shape = ARCHITECTURES[model]
+    ranged = {name: (INPUTS[name].low, INPUTS[name].high) for name in ("low_bits", "overlap", "accuracy", "reused")}
+    fitting = slots_that_fit(shape, _machine(), ON_DEMAND)
+    switches = {"fixed_scales": (True, False), "gathers_beside": (False, True)}
+    return ranged | {"slots": (shape.experts_per_token, fitting)} | switches
+
+
+def corners(model: str, ways: Iterable[ExpertWay]) -> list[LoadingInputs]:
+    """Every way to put each open input, on which one of the ways depends, at one of its ends."""
+    ways = list(ways)
+    chosen = {name: pair for name, pair in ends(model).items() if any(matters(way, name) for way in ways)}
+    return [replace(DEFAULTS, **dict(zip(chosen, values, strict=True))) for values in product(*chosen.values())]
+
+
+def latency_table(models: Sequence[str], ways: Mapping[str, ExpertWay], null: bool = False) -> pd.DataFrame:
+    """A row for each model and way: one token in the steady state; by the `null` model, bytes over the link alone.
+
+    Columns: part "latency", model, way, token_ms, loading_ms, compute_ms, overlap_ms, predictor_ms, predictor_percent;
+    speedup over experts on demand with its low and high; hits and bytes; evidence, profile.
+    """
+    inputs = BYTES_ALONE if null else DEFAULTS
+    rows = []
+    for model, way in product(models, ways.values()):
+        found = timeline(model, way, inputs, null)
+        base_s = timeline(model, ON_DEMAND, inputs, null).total_s
+        over = [base_s / seconds(model, corner, way) for corner in corners(model, [way])]
+        parts = _parts(found) | _traffic(model, way, inputs, found)
+        spread = {} if null else {"speedup_low": min(over), "speedup_high": max(over)}
+        speedup = base_s / found.total_s if found.total_s else math.inf  # by the null model, where nothing is loaded
+        rows.append({"model": model, "way": way.name, **parts, "speedup": speedup, **spread})
+    return pd.DataFrame(rows).assign(part="latency", evidence="modelled", profile=MACHINE)
+
+
+def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
+    """One token's timeline on the paper's machine."""
+    return token(ARCHITECTURES[model], way, _machine(null), inputs)
+
+
+def seconds(model: str, inputs: LoadingInputs, way: ExpertWay) -> float:
+    """Of one token. Inputs that the way does not depend on are set to their defaults first, so few are computed."""
+    needed = {name: getattr(inputs, name) for name in ends(model) if matters(way, name)}
+    return _seconds(model, way, replace(DEFAULTS, hit_rate=inputs.hit_rate, **needed))
+
+
+@cache
+def _seconds(model: str, way: ExpertWay, inputs: LoadingInputs) -> float:
+    return timeline(model, way, inputs).total_s
+
+
+@cache
+def _machine(null: bool = False) -> Profile:
+    return links_only(profile(MACHINE)) if null else profile(MACHINE)
+
+
+def _parts(found: Timeline) -> dict[str, float]:
+    predicting_s = sum(span.seconds for span in found.spans if span.op == PREDICTOR)
+    return {
+        "token_ms": 1e3 * found.total_s,
+        "loading_ms": 1e3 * found.busy_s(*LOADING),
+        "compute_ms": 1e3 * found.busy_s("compute"),
+        "overlap_ms": 1e3 * beside_s(found),
+        "predictor_ms": 1e3 * predicting_s,
+        "predictor_percent": 100 * predicting_s / found.total_s if found.total_s else 0.0,
+    }
+
+
+def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline) -> dict[str, float]:
+    """What is cached, loaded, predicted and loaded in vain."""
+    shape = ARCHITECTURES[model]
+    uses = token_loads(shape, way, inputs)
+    loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6
+    routed = shape.layers - shape.dense_layers
+    missed = 1 - inputs.accuracy
+    ahead = (routed - 1) / (routed + (routed - 1) * missed * way.exact) if way.prefetch else 0.0
+    return {
+        "loaded_mb": loaded_mb,
+        "expert_hits": uses.hits,
+        "neuron_hits": inputs.neuron_hits(shape) if way.cached and way.sparse else uses.hits,
+        "prefetched_mb": ahead * loaded_mb,
+        "wasted_mb": missed * ahead * loaded_mb,
+        "predicted": inputs.active if way.prefetch and way.sparse else float(way.prefetch),
+    }
+
+
+def gpu_gb(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS) -> float:
+    """GB of weights on the GPU: all but routed experts in 4 bits, and the experts that there is room for.
+
+    Without a cache that is room for a token's experts, which one layer after another uses.
+    """
+    shape = ARCHITECTURES[model]
+    routed, one_gb = shape.layers - shape.dense_layers, expert_bytes(shape, way) / GB
+    others = sum(shape.parameters.values()) - routed * shape.experts * expert_weights(shape)
+    kept_experts = routed * (inputs.slots or shape.experts_per_token) if way.cached else shape.experts_per_token
+    return others * weight_bits(4) / 8 / GB + one_gb * (routed * shape.experts if way.resident else kept_experts)
+
+
+def texts(
+    models: Sequence[str], ways: Mapping[str, ExpertWay], prompts: Sequence[int], null: bool = False
+) -> pd.DataFrame:
+    """A row for each model, way, prompt and number of generated tokens of `LENGTHS`: the seconds of all.
+
+    Columns: part "texts", model, way, prompt_tokens, tokens, prefill_s, seconds, tokens_per_s; evidence, profile.
+    """
+    inputs, rows = BYTES_ALONE if null else DEFAULTS, []
+    for model, way, length in product(models, ways.values(), prompts):
+        first_s = prompt(ARCHITECTURES[model], way, _machine(null), length, inputs).total_s
+        token_s = timeline(model, way, inputs, null).total_s
+        for tokens in LENGTHS:
+            total = {"seconds": first_s + tokens * token_s, "tokens_per_s": tokens / (first_s + tokens * token_s)}
+            rows.append(
+                {"model": model, "way": way.name, "prompt_tokens": length, "tokens": tokens, "prefill_s": first_s}
+                | total
+            )
+    return pd.DataFrame(rows).assign(part="texts", evidence="modelled", profile=MACHINE)
+
+
+def gains(table: pd.DataFrame, over: Sequence[str]) -> pd.DataFrame:
+    """CORM's speed over that of other ways, from `texts`.
+
+    Columns: part "gain" (each length) or "mean" (over the lengths), model, over, prompt_tokens, tokens, speedup.
+    """
+    keys = ["model", "prompt_tokens", "tokens"]
+    times = table.pivot(index=keys, columns="way", values="seconds")
+    each = pd.concat(
+        [(times[way] / times[CORM.name]).rename("speedup").reset_index().assign(over=way) for way in over],
+        ignore_index=True,
+    )
+    means = each.groupby(["model", "over", "prompt_tokens"], as_index=False)["speedup"].mean()
+    found = pd.concat([each.assign(part="gain"), means.assign(part="mean")], ignore_index=True)
+    return found.assign(evidence="modelled", profile=MACHINE)
+
+
+def one_at_a_time(models: Sequence[str], ways: Mapping[str, ExpertWay]) -> pd.DataFrame:
+    """The speed-up over experts on demand with one open input at its other end, and all others at their defaults.
+
+    Columns: part "open", model, way, input, setting, speedup; evidence, profile.
+    """
+    rows = []
+    for model, way in product(models, ways.values()):
+        base_s = seconds(model, DEFAULTS, ON_DEMAND)
+        for name, pair in ends(model).items():
+            for value in pair:
+                if matters(way, name):
+                    over = base_s / seconds(model, replace(DEFAULTS, **{name: value}), way)
+                    rows.append(
+                        {"model": model, "way": way.name, "input": name, "setting": str(value), "speedup": over}
+                    )
+    return pd.DataFrame(rows).assign(part="open", evidence="modelled", profile=MACHINE)
+
+
+CONCLUSIONS: dict[str, Callable[[Seconds], bool]] = {
+    "+S is faster than experts on demand": lambda of: of(SPARSE) < of(ON_DEMAND),
+    "+P is faster than +S": lambda of: of(PREFETCHED) < of(SPARSE),
+    "+C is faster than +P": lambda of: of(CORM) < of(PREFETCHED),
+    "+S adds at least a quarter": lambda of: of(ON_DEMAND) >= 1.25 * of(SPARSE),
+    "CORM is at least twice as fast as experts on demand": lambda of: of(ON_DEMAND) >= 2 * of(CORM),
+    "CORM is at most 2.14 times as fast": lambda of: of(ON_DEMAND) <= 2.14 * of(CORM),
+    "CORM is faster than Mixtral-Offload with as many slots": lambda of: of(CORM) < of(OFFLOAD),
+    "CORM is faster than all experts in INT4 on the GPU": lambda of: of(CORM) < of(RIVALS["resident"]),
+}
+
+
+def conclusions(models: Sequence[str]) -> pd.DataFrame:
+    """On how many corners of the open inputs each conclusion holds.
+
+    Columns: part "conclusions", conclusion, model, holds_on, sets; evidence, profile.
+    """
+    rows = []
+    for model in models:
+        sets = corners(model, EXPERT_WAYS.values())
+        for text, holds in CONCLUSIONS.items():
+            count = sum(holds(partial(seconds, model, inputs)) for inputs in sets)
+            rows.append({"conclusion": text, "model": model, "holds_on": count, "sets": len(sets)})
+    return pd.DataFrame(rows).assign(part="conclusions", evidence="modelled", profile=MACHINE)
+
+
+def real_hits(shares: Sequence[float]) -> pd.DataFrame:
+    """The hit rate of an LRU cache in three real routing traces, by the share of a layer's experts that it holds.
+
+    If experts were used alike and tokens were independent, it would be that share. Columns: part "hits", model (the
+    trace's), memory, slots, expert_hits; evidence, profile.
+    """
+    found = [policy_table(load_route_trace(name).trace, shares, ["lru"]).assign(model=name) for name in ROUTE_TRACES]
+    return pd.concat(found, ignore_index=True).assign(part="hits", evidence="modelled", profile=MACHINE)

@@ -1,0 +1,292 @@
+"""Ways of loading experts raced from disk under one limit of DRAM: on demand, predicted a layer ahead, cached, both.
+
+Every way gives the same logits, to the bit: what is not there when it is needed is read then. Experts are read whole.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+
+import pandas as pd
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from toolkit import paths, sources
+from toolkit.cache import cached
+from toolkit.errors import UserError, unknown
+from toolkit.files import make_folder, scratch_folder
+from toolkit.measure import llama_cpp, memory_group
+from toolkit.measure.contestant import Reference
+from toolkit.measure.decoding import Text
+from toolkit.measure.llama_cpp import LlamaCpp
+from toolkit.measure.parts_model import PartsModel
+from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.experts import Experts
+from toolkit.models.twins import twin_mixture
+from toolkit.offload.by_expert import ByExpert
+from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.options import WINDOW
+from toolkit.offload.routing import RecordedRouter, Routed, Router
+from toolkit.policies.expert_ways import ON_DEMAND
+from toolkit.policies.two_level import TwoLevel
+from toolkit.simulation.expert_replay import COUNTS, replay_experts
+from toolkit.storage.buffers import buffer_bytes
+from toolkit.storage.experts import pack_experts, pack_mixture_twin
+from toolkit.storage.store import Store
+from toolkit.studies.thresholded import loaded
+from toolkit.text import load_tokens
+
+EXACT = replace(ON_DEMAND, exact=True)
+WAYS = {  # what each does beside reading experts when they are needed
+    "on demand": EXACT,
+    "look-ahead": replace(EXACT, prefetch=True),
+    "cached": replace(EXACT, cached=True),
+    "both": replace(EXACT, prefetch=True, cached=True),
+}
+FOLDER = "packed"
+TOKEN = 7  # of a twin, for which every token is as good
+
+
+@dataclass(frozen=True)
+class ExpertRace:
+    """A mixture on disk, and how much of it memory holds.
+
+    Args:
+        model: as `load_model` takes it, or a mixture of `ARCHITECTURES`, of which a twin with random experts is made.
+        bits: of an expert's weight; None: as the model has them.
+        share: of the experts, that the limit of DRAM holds.
+        layers: of a twin.
+        routed_like: the model whose first layers' routing a twin replays.
+        corpus: whose evaluation text a model gets, token by token.
+        tokens: that count in a turn, after `skipped` ones that fill the memory.
+        rivals: types of llama.cpp's file, mapped, in a memory cgroup of as many bytes.
+    """
+
+    model: str = "smollm2-135m-moe-upcycled"
+    bits: int | None = None
+    share: float = 0.5
+    layers: int = 4
+    routed_like: str = "smollm2-135m-moe-upcycled"
+    corpus: str = "wiki-slice"
+    tokens: int = 12
+    skipped: int = 6
+    repetitions: int = 3
+    rivals: tuple[str, ...] = ()
+
+    @property
+    def is_twin(self) -> bool:
+        """Whether the experts are random."""
+        return self.model in ARCHITECTURES
+
+
+def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
+    """A row for each way, measured.
+
+    Columns: way; tokens_per_s (median over the turns), low, high; read_mb, prefetched_mb and wasted_mb a token;
+    expert_hits (share of the needed experts that were there); replayed_hits (the same by replay, without a disk);
+    limit_mb (of DRAM); mode; disturbed; evidence. Counts and bytes but those read are of all tokens of a turn.
+
+    Raises `UserError` for an unknown model, a share that does not hold one token's experts, or logits that differ.
+    """
+    timed = _runs(race, fresh=fresh)
+    groups = timed.groupby("way", sort=False)
+    table = groups.median(numeric_only=True).drop(columns="repetition")
+    table = table.assign(low=groups["tokens_per_s"].min(), high=groups["tokens_per_s"].max())
+    table = table.assign(mode=groups["mode"].first())
+    return table.join(_counted(race)).assign(evidence="measured").reset_index()
+
+
+def counts(race: ExpertRace, way: str) -> dict[str, int]:
+    """What the engine's caches count over the tokens of a turn, all layers together, as `CacheCounts` has them."""
+    caches = _engine(race, way)
+    return {name: sum(getattr(each.of_experts, name) for each in caches) for name in COUNTS}
+
+
+@cache
+def _engine(race: ExpertRace, way: str) -> list[TwoLevel]:
+    """The caches of an engine, emptied after the tokens of a turn."""
+    with OffloadedModel.open(_folder(race), **_settings(race, way)) as engine, torch.no_grad():
+        _pass_all(engine, race)
+        caches = [ffn.slots.cache for ffn in _mixtures_of(engine)]
+        for each in caches:
+            each.clear()  # so that what was prefetched and never needed counts as wasted
+    return caches
+
+
+def _pass_all(engine: OffloadedModel, race: ExpertRace) -> None:
+    past = None
+    for one in _tokens(race):
+        past = engine.model(one, past_key_values=past, use_cache=True).past_key_values
+
+
+def replayed(race: ExpertRace, way: str) -> dict[str, int]:
+    """The same by replay of the routing that the engine has recorded, without a disk."""
+    sizes = [(each.experts, each.slots) for each in _engine(race, way)]
+    tables = []
+    for (experts, slots), chosen, predicted in zip(sizes, *routing_of(race), strict=True):
+        needed = [dict.fromkeys(ids) for ids in chosen]
+        ahead = [dict.fromkeys(ids) or None for ids in predicted] if WAYS[way].prefetch else [None] * len(needed)
+        spans = [slice(None)] if WAYS[way].cached else [slice(at, at + 1) for at in range(len(needed))]
+        tables += [replay_experts(needed[span], TwoLevel(experts, 1, slots), ahead[span]) for span in spans]
+    return {name: int(pd.concat(tables)[name].sum()) for name in COUNTS}
+
+
+Ids = list[list[list[int]]]  # of each layer and token
+
+
+@cache
+def routing_of(race: ExpertRace) -> tuple[Ids, Ids]:
+    """The experts that each token of a turn used, and those that were predicted for it: none in the first layer."""
+    heard: list[_Listening] = []
+
+    def listening(layer: int, experts: Experts) -> Router:
+        inner = _settings(race, "look-ahead").get("routing")
+        heard.append(_Listening(experts, inner(layer, experts) if inner else Router(experts)))
+        return heard[-1]
+
+    settings = _settings(race, "look-ahead") | {"routing": listening}
+    with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
+        _pass_all(engine, race)
+    return [each.chosen for each in heard], [each.predicted or [[]] * len(each.chosen) for each in heard]
+
+
+class _Listening(Router):
+    """Another router, of which it remembers what it chose and predicted."""
+
+    def __init__(self, experts: Experts, inner: Router):
+        super().__init__(experts)
+        self.inner, self.chosen, self.predicted = inner, [], []
+
+    def route(self, x: Tensor) -> Routed:
+        """What the other one chooses."""
+        routed = self.inner.route(x)
+        self.chosen += routed[0].tolist()
+        return routed
+
+    def predict(self, x: Tensor) -> Int64[Tensor, "1 k"]:
+        """What the other one predicts."""
+        ids = self.inner.predict(x)
+        self.predicted += ids.tolist()
+        return ids
+
+    def weigh(self, x: Tensor, ids: Int64[Tensor, "1 k"]) -> Tensor:
+        """The other one's weights."""
+        return self.inner.weigh(x, ids)
+
+
+@measured
+def _runs(race: ExpertRace) -> pd.DataFrame:
+    """A row for each way and repetition."""
+    text = Text(_tokens(race), Reference(next(iter(WAYS))))
+    settings = {way: _settings(race, way) for way in WAYS}
+    racing: list = [PartsModel(way, _folder(race), text, {"way": way}, **settings[way]) for way in WAYS]
+    with ExitStack() as stack:
+        racing += [stack.enter_context(_rival(race, name)) for name in race.rivals if not _reason()]
+        spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
+    rows = []
+    for (way, repetition), turn in spans.groupby(["way", "repetition"], sort=False):
+        window = timeline_of(turn)
+        read = sum(span.nbytes for span in window.spans if span.stage == "read") / race.tokens
+        numbers = {"tokens_per_s": race.tokens / window.total_s, "read_mb": read / 1e6}
+        numbers |= {"disturbed": float(turn["disturbed"].iloc[0]), "limit_mb": turn["memory_bytes"].iloc[0] / 1e6}
+        rows.append({"way": way, "repetition": repetition, "mode": turn["mode"].iloc[0]} | numbers)
+    return pd.DataFrame(rows)
+
+
+def _reason() -> str | None:
+    return llama_cpp.missing() or memory_group.missing()
+
+
+@contextmanager
+def _rival(race: ExpertRace, name: str) -> Iterator[LlamaCpp]:
+    text = Text(_tokens(race), Reference(name), cached=False)
+    limit = _settings(race, "cached")["dram_bytes"]
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        rival = LlamaCpp(name, loaded(race.model)[0], folder, text, {"way": name}, memory_bytes=limit)
+        try:
+            yield rival
+        finally:
+            rival.close()
+
+
+def _counted(race: ExpertRace) -> pd.DataFrame:
+    """Of each way of ours: hits by the engine and by replay, and megabytes a token that look-ahead read, or wasted."""
+    store = Store.open(_folder(race))
+    expert_mb = max(run.nbytes for run in store.index.ops) / 1e6
+    rows = {}
+    for way in WAYS:
+        engine, replay = counts(race, way), replayed(race, way)
+        each = {name: expert_mb * engine[name] / len(_tokens(race)) for name in ("prefetched", "wasted")}
+        hits = {"expert_hits": engine, "replayed_hits": replay}
+        rows[way] = {name: 1 - found["late"] / found["needed"] for name, found in hits.items()}
+        rows[way] |= {f"{name}_mb": value for name, value in each.items()}
+    return pd.DataFrame(rows).T
+
+
+def _settings(race: ExpertRace, way: str) -> dict:
+    """Those of `OffloadedModel.open`."""
+    if way not in WAYS:
+        raise unknown("way", way, WAYS)
+    chosen = WAYS[way]
+    settings = {"window": WINDOW if chosen.cached else 0, "look_ahead": chosen.prefetch}
+    settings |= {"dram_bytes": _limit(race), "verify": False}
+    return settings | ({"routing": partial(_recorded, race)} if race.is_twin else {})
+
+
+@cache
+def _limit(race: ExpertRace) -> int:
+    """The bytes of DRAM that hold the share of the experts, and all that is no expert."""
+    with OffloadedModel.open(_folder(race), verify=False) as engine:
+        taken = dict(engine.budgets["dram"].taken)
+        count = sum(ffn.slots.cache.experts for ffn in _mixtures_of(engine))
+        slot = max(run.nbytes for run in engine.store.index.ops)
+    del taken["slots"]
+    return sum(taken.values()) + buffer_bytes(round(race.share * count) * slot)
+
+
+def _recorded(race: ExpertRace, layer: int, experts: Experts) -> RecordedRouter:
+    """The routing of a layer of another model, for a twin."""
+    like = replace(race, model=race.routed_like, rivals=())
+    chosen, predicted = (of[layer] for of in routing_of(like))
+    ids = torch.tensor(chosen)
+    if ids.max() >= experts.count or ids.shape[1] != experts.per_token:
+        raise UserError(
+            f"{race.routed_like} sends a token to {ids.shape[1]} experts, up to number {ids.max()}; {race.model} to "
+            f"{experts.per_token} of {experts.count}: choose another model for its routing"
+        )
+    return RecordedRouter(experts, ids, torch.tensor(predicted) if predicted[0] else ids)
+
+
+@cache
+def _tokens(race: ExpertRace) -> list[Tensor]:
+    count = race.skipped + race.tokens
+    if race.is_twin:
+        return [torch.tensor([[TOKEN]])] * count
+    return list(load_tokens(race.corpus, loaded(race.model)[1], "evaluation").flatten()[:count].view(-1, 1, 1))
+
+
+def _mixtures_of(engine: OffloadedModel) -> list[ExpertFFN]:
+    assert isinstance(engine.strategy, ByExpert)  # the folder holds experts
+    return engine.strategy.ffns
+
+
+@cache
+def _folder(race: ExpertRace) -> Path:
+    """The packed mixture, kept."""
+    key = {"model": race.model, "bits": race.bits}
+    key |= {"layers": race.layers} if race.is_twin else {"weights_sha256": loaded(race.model)[2]}
+
+    def make(folder: Path) -> None:
+        if race.is_twin:
+            pack_mixture_twin(twin_mixture(race.model, race.layers), folder / FOLDER, race.model, race.bits or 4)
+        else:
+            model, tokenizer, _ = loaded(race.model)
+            pack_experts(model, folder / FOLDER, race.model, tokenizer, race.bits)
+
+    code = sources.dependencies("toolkit.storage.experts", without=("toolkit.models.loading",))
+    return cached("experts", key, code, make) / FOLDER
