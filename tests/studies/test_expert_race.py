@@ -11,7 +11,7 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.routing import RecordedRouter
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.studies import expert_race
-from toolkit.studies.expert_race import WAYS, ExpertRace, counts, race_table, replayed, routing_of
+from toolkit.studies.expert_race import MODES, WAYS, ExpertRace, counts, mode_table, race_table, replayed, routing_of
 
 LAYERS = 4
 
@@ -53,7 +53,19 @@ def test_all_ways_race_under_one_limit(race):
     assert list(table.index) == list(WAYS)
     assert (table["expert_hits"] == table["replayed_hits"]).all()
     assert table["limit_mb"].nunique() == 1
+    assert (table["neuron_hits"] == table["expert_hits"]).all()
+    assert table.loc["on demand", ["over_demand", "over_demand_low", "over_demand_high"]].tolist() == [1, 1, 1]
+    assert (table["over_demand"] == table["tokens_per_s"] / table.loc["on demand", "tokens_per_s"]).all()  # one turn
     assert table.loc["both", "read_mb"] < table.loc["on demand", "read_mb"] < table.loc["look-ahead", "read_mb"]
+
+
+def test_exact_mode_gives_the_logits_of_all_experts_in_memory_and_the_papers_does_not(race):
+    table = mode_table.__wrapped__(race).set_index("way")
+    assert list(table.index) == list(MODES)
+    assert table["memory"].tolist() == [1, 0.5, 0.5]
+    assert table.loc["exact", "logit_difference"] == table.loc["exact", "log_difference"] == 0
+    assert table.loc["as the paper", "logit_difference"] > 1e-3
+    assert table["perplexity"].nunique() == 2
 
 
 def test_a_twin_has_its_experts_on_disk_alone_and_is_routed_as_recorded(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from toolkit.activations.thresholds import thresholded, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
-from toolkit.studies.gate_thresholds import SILU_MINIMUM, CutActivation, GateSetting, ignored_neurons
+from toolkit.studies.gate_thresholds import SILU_MINIMUM, CutActivation, GateSetting, cut_quality, ignored_neurons
 
 TOKENS = torch.arange(24).view(1, -1) % 64
 
@@ -24,6 +24,15 @@ def test_counts_and_cuts_by_hand():
     assert cut(torch.tensor([-1.0, 0.5, 1.0, 1.5, 4.0])).tolist() == [0, 0, 0, 1.5, 4]
     assert cut.counts.tolist() == [1, 3, 4]
     assert cut.total == 5
+
+
+def test_one_lobe_is_cut_and_counted_alone():
+    x = torch.tensor([-4.0, -1.2785, -0.1, 0.1, 0.3, 1.0])
+    values = functional.silu(x)
+    negative, positive = (CutActivation("silu", 0.28, [0.28], lobe) for lobe in ("negative", "positive"))
+    assert negative(x).tolist() == [0, 0, 0, *values[3:].tolist()]
+    assert positive(x).tolist() == [*values[:3].tolist(), 0, 0, values[5].item()]
+    assert (negative.counts.item(), positive.counts.item()) == (3, 2)
 
 
 @torch.no_grad()
@@ -56,3 +65,5 @@ def test_of_a_mixture_only_the_experts_used_count():
 def test_thresholds_below_zero_are_refused():
     with pytest.raises(UserError, match=r"threshold -0\.1: expected a number of at least 0"):
         ignored_neurons(GateSetting(), [-0.1])
+    with pytest.raises(UserError, match="unknown lobe 'left'"):
+        cut_quality(GateSetting(), [0.1], "left")

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float32, Int64
 from torch import Tensor
+from torch.nn import functional
 
 from toolkit import paths, sources
-from toolkit.cache import cached
+from toolkit.cache import cached, kept
 from toolkit.errors import UserError, unknown
+from toolkit.evaluation.likelihood import paired_difference
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Reference
@@ -38,7 +40,7 @@ from toolkit.simulation.expert_replay import COUNTS, replay_experts
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.store import Store
-from toolkit.studies.thresholded import loaded
+from toolkit.studies.thresholded import LOADING, loaded
 from toolkit.text import load_tokens
 
 EXACT = replace(ON_DEMAND, exact=True)
@@ -47,6 +49,11 @@ WAYS = {  # what each does beside reading experts when they are needed
     "look-ahead": replace(EXACT, prefetch=True),
     "cached": replace(EXACT, cached=True),
     "both": replace(EXACT, prefetch=True, cached=True),
+}
+MODES = {  # of each: the share of the experts in memory, None for that of the race; whether it is exact
+    "all experts in memory": (1.0, True),
+    "exact": (None, True),
+    "as the paper": (None, False),
 }
 FOLDER = "packed"
 TOKEN = 7  # of a twin, for which every token is as good
@@ -87,18 +94,52 @@ class ExpertRace:
 def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, measured.
 
-    Columns: way; tokens_per_s (median over the turns), low, high; read_mb, prefetched_mb and wasted_mb a token;
-    expert_hits (share of the needed experts that were there); replayed_hits (the same by replay, without a disk);
+    Columns: way; tokens_per_s (median over the turns), low, high; over_demand (tokens a second over those of experts on
+    demand in the same turn, median), over_demand_low, over_demand_high; read_mb, prefetched_mb and wasted_mb a token;
+    expert_hits and neuron_hits (share of what is needed that was there: the same, since experts are whole); predicted
+    (share of an expert's neurons that look-ahead asks for: all); replayed_hits (hits by replay, without a disk);
     limit_mb (of DRAM); mode; disturbed; evidence. Counts and bytes but those read are of all tokens of a turn.
 
     Raises `UserError` for an unknown model, a share that does not hold one token's experts, or logits that differ.
     """
     timed = _runs(race, fresh=fresh)
+    demand = timed["repetition"].map(timed[timed["way"] == next(iter(WAYS))].set_index("repetition")["tokens_per_s"])
+    timed = timed.assign(over_demand=timed["tokens_per_s"] / demand)
     groups = timed.groupby("way", sort=False)
     table = groups.median(numeric_only=True).drop(columns="repetition")
     table = table.assign(low=groups["tokens_per_s"].min(), high=groups["tokens_per_s"].max())
+    table = table.assign(over_demand_low=groups["over_demand"].min(), over_demand_high=groups["over_demand"].max())
     table = table.assign(mode=groups["mode"].first())
     return table.join(_counted(race)).assign(evidence="measured").reset_index()
+
+
+def _weights(race: ExpertRace) -> dict[str, str]:
+    return {"weights_sha256": loaded(race.model)[2]}
+
+
+@kept("expert_modes", without=LOADING, key=_weights)
+def mode_table(race: ExpertRace) -> pd.DataFrame:
+    """What each of `MODES` gives for the tokens of a turn, one by one from disk, with look-ahead and cache.
+
+    Columns: way, memory (share of the experts), perplexity (of each next token), logit_difference (the largest, to all
+    experts in memory), log_difference (mean over the tokens, to the same) and difference_error (its standard error);
+    evidence.
+    """
+    text = torch.cat(_tokens(race)).flatten()
+    found, losses = {}, {}
+    for way, (share, exact) in MODES.items():
+        sized = replace(race, share=share or race.share)
+        settings = _settings(sized, "both") | {"exact": exact}
+        with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
+            found[way] = _pass_all(engine, race)[:-1]
+        losses[way] = functional.cross_entropy(found[way], text[1:], reduction="none").double()
+    (whole, own), rows = next(zip(found.values(), losses.values(), strict=True)), []
+    for way, loss in losses.items():
+        difference, error = paired_difference(loss.tolist(), own.tolist())
+        row = {"way": way, "memory": MODES[way][0] or race.share, "perplexity": loss.mean().exp().item()}
+        row |= {"logit_difference": (found[way] - whole).abs().max().item()}
+        rows.append(row | {"log_difference": difference, "difference_error": error})
+    return pd.DataFrame(rows).assign(evidence="measured")
 
 
 def counts(race: ExpertRace, way: str) -> dict[str, int]:
@@ -118,10 +159,14 @@ def _engine(race: ExpertRace, way: str) -> list[TwoLevel]:
     return caches
 
 
-def _pass_all(engine: OffloadedModel, race: ExpertRace) -> None:
-    past = None
+def _pass_all(engine: OffloadedModel, race: ExpertRace) -> Float32[Tensor, "tokens vocabulary"]:
+    """The logits of each token of a turn."""
+    past, logits = None, []
     for one in _tokens(race):
-        past = engine.model(one, past_key_values=past, use_cache=True).past_key_values
+        output = engine.model(one, past_key_values=past, use_cache=True)
+        past = output.past_key_values
+        logits.append(output.logits[0, -1].float())
+    return torch.stack(logits)
 
 
 def replayed(race: ExpertRace, way: str) -> dict[str, int]:
@@ -224,6 +269,7 @@ def _counted(race: ExpertRace) -> pd.DataFrame:
         each = {name: expert_mb * engine[name] / len(_tokens(race)) for name in ("prefetched", "wasted")}
         hits = {"expert_hits": engine, "replayed_hits": replay}
         rows[way] = {name: 1 - found["late"] / found["needed"] for name, found in hits.items()}
+        rows[way] |= {"neuron_hits": rows[way]["expert_hits"], "predicted": float(WAYS[way].prefetch)}
         rows[way] |= {f"{name}_mb": value for name, value in each.items()}
     return pd.DataFrame(rows).T
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from toolkit.activations.thresholds import run_decoder
 from toolkit.cache import kept
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
 from toolkit.models.activation import activation, activation_name, replaced
 from toolkit.models.blocks import decoder_blocks
 from toolkit.pruning.calibration import cut_windows
@@ -23,6 +23,7 @@ from toolkit.studies.thresholded import LOADING, loaded
 from toolkit.text import load_tokens
 
 SILU_MINIMUM = -0.27846  # of x · sigmoid(x), at x = −1.2785
+LOBES = {"both": 0, "negative": -1, "positive": 1}  # the sign of the values that a threshold cuts
 
 
 @dataclass(frozen=True)
@@ -36,17 +37,23 @@ class GateSetting:
 
 
 class CutActivation(nn.Module):
-    """An activation whose values up to θ in magnitude are zero, and the count of values up to each of `levels`."""
+    """An activation whose values up to θ in magnitude are zero, and the count of values up to each of `levels`.
 
-    def __init__(self, name: str, theta: float, levels: Sequence[float] = ()):
+    With a `lobe` other than "both", values of the other sign are neither cut nor counted.
+    """
+
+    def __init__(self, name: str, theta: float, levels: Sequence[float] = (), lobe: str = "both"):
         super().__init__()
         self.function, self.theta, self.levels = activation(name), theta, torch.tensor(levels)
+        self.sign = LOBES[lobe]
         self.counts, self.total = torch.zeros(len(levels), dtype=torch.int64), 0
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """act(x), or 0."""
         values = self.function(x)
         sizes = values.abs()
+        if self.sign:
+            sizes = sizes.masked_fill(self.sign * values < 0, torch.inf)
         if len(self.levels):
             bins = torch.bucketize(sizes.float().flatten(), self.levels)
             self.counts += bins.bincount(minlength=len(self.levels) + 1)[:-1].cumsum(0)
@@ -62,17 +69,19 @@ def ignored_neurons(setting: GateSetting, thetas: Sequence[float]) -> pd.DataFra
     return _ignored(setting, _checked(thetas)).assign(model=setting.model)
 
 
-def cut_quality(setting: GateSetting, thetas: Sequence[float]) -> pd.DataFrame:
-    """The model with each θ in all its layers.
+def cut_quality(setting: GateSetting, thetas: Sequence[float], lobe: str = "both") -> pd.DataFrame:
+    """The model with each θ in all its layers; it cuts values of one sign only, if `lobe` names one.
 
-    Columns: model, theta, ignored (mean share of neurons, with the cuts in place), perplexity, standard_error,
+    Columns: model, lobe, theta, ignored (mean share of neurons, with the cuts in place), perplexity, standard_error,
     next_token_accuracy (share of next tokens that the model ranks first), relative and relative_accuracy (over θ = 0).
-    Raises as `ignored_neurons` does.
+    Raises as `ignored_neurons` does, and for an unknown lobe.
     """
-    rows = pd.concat([_quality(setting, theta) for theta in _checked(sorted({0.0, *thetas}))], ignore_index=True)
+    if lobe not in LOBES:
+        raise unknown("lobe", lobe, LOBES)
+    rows = pd.concat([_quality(setting, theta, lobe) for theta in _checked(sorted({0.0, *thetas}))], ignore_index=True)
     uncut = rows.iloc[0]
     relative = {f"relative{end}": rows[name] / uncut[name] for name, end in RELATIVE.items()}
-    return rows.assign(model=setting.model, **relative)
+    return rows.assign(model=setting.model, lobe=lobe, **relative)
 
 
 RELATIVE = {"perplexity": "", "next_token_accuracy": "_accuracy"}
@@ -104,9 +113,9 @@ def _ignored(setting: GateSetting, thetas: tuple[float, ...]) -> pd.DataFrame:
 
 
 @kept("gate_thresholds", without=LOADING, key=_weights)
-def _quality(setting: GateSetting, theta: float) -> pd.DataFrame:
+def _quality(setting: GateSetting, theta: float, lobe: str) -> pd.DataFrame:
     model, windows = loaded(setting.model)[0], _windows(setting)
-    cuts, losses, right = _cuts(model, theta, [theta]), [], []
+    cuts, losses, right = _cuts(model, theta, [theta], lobe), [], []
     with replaced(model, cuts), torch.inference_mode():
         for window in windows:
             logits = model(window[None], use_cache=False).logits[0, :-1]
@@ -125,6 +134,6 @@ def _windows(setting: GateSetting) -> Tensor:
     return cut_windows(tokens, setting.windows, setting.sequence_length)
 
 
-def _cuts(model: nn.Module, theta: float, levels: Sequence[float]) -> list[CutActivation]:
+def _cuts(model: nn.Module, theta: float, levels: Sequence[float], lobe: str = "both") -> list[CutActivation]:
     name = activation_name(model)
-    return [CutActivation(name, theta, levels) for _ in decoder_blocks(model)]
+    return [CutActivation(name, theta, levels, lobe) for _ in decoder_blocks(model)]
