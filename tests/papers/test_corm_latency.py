@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
+from toolkit.activations.route_traces import ROUTE_TRACES
+from toolkit.papers.corm import latency
 from toolkit.papers.corm.latency import (
     CONCLUSIONS,
     LENGTHS,
@@ -16,6 +19,7 @@ from toolkit.papers.corm.latency import (
     matters,
     one_at_a_time,
     real_hits,
+    routed_table,
     seconds,
     texts,
     timeline,
@@ -78,7 +82,33 @@ def test_conclusions_count_corners():
     assert table["holds_on"]["CORM is faster than all experts in INT4 on the GPU"] == 0
 
 
-def test_real_hits_are_better_than_chance():
+@pytest.fixture
+def own_hits(monkeypatch):
+    """Our mixture's routing, without the model: 4 of 8 experts, of which half are there."""
+    row = {"policy": "lru", "memory": 0.5, "slots": 4, "experts": 8, "expert_hits": 0.5}
+
+    def policies(setting, shares, policies):
+        return pd.DataFrame([row | {"memory": share} for share in shares])
+
+    monkeypatch.setattr(latency, "own_policies", policies)
+    latency._hits.cache_clear()
+    yield row
+    latency._hits.cache_clear()
+
+
+def test_real_hits_are_better_than_chance(own_hits):
     table = real_hits([0.25])
-    assert len(table) == 3
+    assert set(table["model"]) == set(ROUTE_TRACES)  # ours would need more slots
     assert table["expert_hits"].between(0.25, 1).all()
+    assert len(real_hits([0.5])) == len(table) + 1
+
+
+def test_real_routing_takes_the_place_of_chance(own_hits):
+    table = routed_table([MIXTRAL])
+    assert set(table["routing"]) == set(ROUTE_TRACES)
+    hits = real_hits([0.25]).set_index("model")["expert_hits"]
+    for row in table[table["way"] == "+C"].itertuples():
+        assert row.expert_hits == hits[row.routing]
+        expected = seconds(MIXTRAL, replace(DEFAULTS, hit_rate=hits[row.routing]), CORM)
+        assert row.token_ms == pytest.approx(1e3 * expected)
+        assert row.speedup == pytest.approx(seconds(MIXTRAL, DEFAULTS, ON_DEMAND) / expected)

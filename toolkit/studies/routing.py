@@ -131,7 +131,7 @@ def policy_table(trace: Trace, shares: Sequence[float], policies: Sequence[str] 
 
     The first sequence is replayed. The first half of the tokens fills the memory, gives
     the static profile its frequencies, and does not count. Columns: policy, memory (the share asked for), slots,
-    expert_hits. Raises `UserError` for an unknown policy.
+    experts (of the layer), expert_hits. Raises `UserError` for an unknown policy.
     """
     rows = []
     layers = _tokens(trace)
@@ -144,8 +144,15 @@ def policy_table(trace: Trace, shares: Sequence[float], policies: Sequence[str] 
                 replay(tokens, _policy(policy, tokens, experts)(experts, rows=slots))["loaded"][half:].sum()
                 for tokens in layers
             )
-            rows.append({"policy": policy, "memory": share, "slots": slots, "expert_hits": 1 - late / wanted})
+            row = {"policy": policy, "memory": share, "slots": slots, "experts": experts}
+            rows.append(row | {"expert_hits": 1 - late / wanted})
     return pd.DataFrame(rows)
+
+
+@kept("routing", without=LOADING, key=weights_key)
+def own_policies(setting: RoutedModel, shares: Sequence[float], policies: Sequence[str] = POLICIES) -> pd.DataFrame:
+    """`policy_table` of a model's own routing."""
+    return policy_table(routing_of(setting), shares, policies)
 
 
 @kept("routing", key=trace_key)

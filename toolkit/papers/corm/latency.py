@@ -35,7 +35,7 @@ from toolkit.simulation.experts import (
     weight_bits,
 )
 from toolkit.simulation.null_model import links_only
-from toolkit.studies.routing import policy_table
+from toolkit.studies.routing import RoutedModel, own_policies, policy_table
 from toolkit.timeline.spans import Timeline
 
 MACHINE = "corm-rtx3090ti"
@@ -43,6 +43,7 @@ MODELS = ("mixtral-8x7b", "deepseek-moe-16b")
 OFFLOAD = RIVALS["mixtral-offload"]
 BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
 EXACT = replace(CORM, name="+C, exact", exact=True)
+OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 Seconds = Callable[[ExpertWay], float]
 
@@ -87,14 +88,35 @@ def latency_table(models: Sequence[str], ways: Mapping[str, ExpertWay], null: bo
     inputs = BYTES_ALONE if null else DEFAULTS
     rows = []
     for model, way in product(models, ways.values()):
-        found = timeline(model, way, inputs, null)
         base_s = timeline(model, ON_DEMAND, inputs, null).total_s
         over = [base_s / seconds(model, corner, way) for corner in corners(model, [way])]
-        parts = _parts(found) | _traffic(model, way, inputs, found)
         spread = {} if null else {"speedup_low": min(over), "speedup_high": max(over)}
-        speedup = base_s / found.total_s if found.total_s else math.inf  # by the null model, where nothing is loaded
-        rows.append({"model": model, "way": way.name, **parts, "speedup": speedup, **spread})
+        rows.append(_token_row(model, way, inputs, null) | spread)
     return pd.DataFrame(rows).assign(part="latency", evidence="modelled", profile=MACHINE)
+
+
+def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLOAD)) -> pd.DataFrame:
+    """`latency_table` of ways with a cache, by the hit rates of real routing instead of chance, without ranges.
+
+    Routing is that of `real_hits`, of other models, with slots for the same share of a layer's experts. Columns: part
+    "routed", routing (the trace's model), and those of `latency_table`.
+    """
+    rows = []
+    for model in models:
+        shape = ARCHITECTURES[model]
+        for found, way in product(real_hits([shape.experts_per_token / shape.experts]).itertuples(), ways):
+            inputs = replace(DEFAULTS, hit_rate=found.expert_hits)
+            rows.append(_token_row(model, way, inputs) | {"routing": found.model})
+    return pd.DataFrame(rows).assign(part="routed", evidence="modelled", profile=MACHINE)
+
+
+def _token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
+    """One token's times and bytes, and its speed over experts on demand."""
+    found = timeline(model, way, inputs, null)
+    base_s = timeline(model, ON_DEMAND, inputs, null).total_s
+    speedup = base_s / found.total_s if found.total_s else math.inf  # by the null model, where nothing is loaded
+    row = {"model": model, "way": way.name} | _parts(found) | _traffic(model, way, inputs, found)
+    return row | {"speedup": speedup}
 
 
 def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
@@ -240,11 +262,20 @@ def conclusions(models: Sequence[str]) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(part="conclusions", evidence="modelled", profile=MACHINE)
 
 
-def real_hits(shares: Sequence[float]) -> pd.DataFrame:
-    """The hit rate of an LRU cache in three real routing traces, by the share of a layer's experts that it holds.
+@cache
+def _hits(share: float) -> pd.DataFrame:
+    ours = own_policies(OWN_ROUTING, [share], ["lru"]).assign(model=OWN_ROUTING.model)
+    tables = [policy_table(load_route_trace(name).trace, [share], ["lru"]).assign(model=name) for name in ROUTE_TRACES]
+    found = pd.concat([*tables, ours], ignore_index=True)
+    return found[found["slots"] <= (share * found["experts"]).round()]  # others have more: a token's experts
 
-    If experts were used alike and tokens were independent, it would be that share. Columns: part "hits", model (the
-    trace's), memory, slots, expert_hits; evidence, profile.
+
+def real_hits(shares: Sequence[float]) -> pd.DataFrame:
+    """The hit rate of an LRU cache in real routing, by the share of a layer's experts that it holds.
+
+    Three traces of large models, and our mixture in Mixtral's form where the share holds a token's experts. If experts
+    were used alike and tokens were independent, the rate would be that share. Columns: part "hits", model (the
+    trace's), memory, slots, experts, expert_hits; evidence.
     """
-    found = [policy_table(load_route_trace(name).trace, shares, ["lru"]).assign(model=name) for name in ROUTE_TRACES]
-    return pd.concat(found, ignore_index=True).assign(part="hits", evidence="modelled", profile=MACHINE)
+    found = pd.concat([_hits(share) for share in shares], ignore_index=True)
+    return found.assign(part="hits", evidence="measured")
