@@ -1,15 +1,18 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from tests.offload.pretend import PretendGpu
 from toolkit import formats
 from toolkit.__main__ import main
+from toolkit.activations.routing import record_routing
 from toolkit.commands.packers import PACKERS, neurons, pruning
 from toolkit.commands.packers.pruning import SPARSE_BITMASK
 from toolkit.commands.run import UNITS, _bytes
@@ -30,6 +33,7 @@ from toolkit.quantization.quantised import load_quantised
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import round_to_int8
 from toolkit.quantization.spqr import SpQR
+from toolkit.storage.experts import bits_of, op_name
 from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
 
@@ -124,6 +128,14 @@ def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_p
     command = ["pack", str(sparse), "--method", "neurons", "--dtype", "float32", "--out", str(tmp_path / "packed")]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--predictors", "gate"]) == 0
     assert f"perplexity {before:.1f} with its thresholds, " in capfd.readouterr().out
+    monkeypatch.setattr("toolkit.offload.model.open_device", lambda name: PretendGpu())
+    command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "3", "--device", "cuda"]
+    assert main(command) == 0
+    assert re.search(
+        r"[1-9]\d*% of the neurons on the device, \d+% .* MB DRAM and .* MB device held", capfd.readouterr().err
+    )
+    assert main([*command, "--device-memory", "1KB"]) == 2
+    assert re.search(r"a device budget of .* is too small: .* MB are needed", capfd.readouterr().err)
 
 
 def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
@@ -173,6 +185,48 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
     ):
         assert main([*command, *more]) == 2
         assert words in capfd.readouterr().err
+
+
+def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
+    """As it is, and with the experts that a text uses least in 2 bits."""
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    dense, tokenizer = load_model(str(model), dtype=torch.float32)
+    config = dense.config.to_dict() | {"hidden_size": 64, "head_dim": 32, "sliding_window": None}
+    config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+    del config["architectures"], config["model_type"]
+    mixtral = MixtralForCausalLM(MixtralConfig(**config)).eval()
+    mixtral.save_pretrained(tmp_path / "mixtral")
+    tokenizer.save_pretrained(tmp_path / "mixtral")
+    tokens = mixtral.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
+    calibration = ["--windows", "2", "--sequence-length", "32"]
+    for name, more in {"whole": [], "mixed": ["--bits", "4", "--mixed", "0.25", *calibration]}.items():
+        folder = tmp_path / name
+        command = ["pack", str(tmp_path / "mixtral"), "--method", "experts", "--dtype", "float32", "--no-evaluate"]
+        assert main([*command, *more, "--out", str(folder)]) == 0
+        assert "experts" in capfd.readouterr().out
+        command = ["run", str(folder), "--prompt", PROMPT, "--max-new-tokens", "6"]
+        texts = []
+        for limit in ([], ["--dram", "60MB"]):
+            assert main([*command, *limit]) == 0
+            found = capfd.readouterr()
+            assert "% of the experts were there when needed" in found.err
+            texts.append(found.out.strip())
+        assert len(set(texts)) == 1
+        if name == "whole":
+            assert texts[0] == tokenizer.decode(tokens[0]).strip()
+            assert main([*command, "--dram", "1MB"]) == 2
+            assert "MB are needed" in capfd.readouterr().err
+    usage = [trace_uses(mixtral, layer) for layer in range(2)]
+    for layer, uses in enumerate(usage):
+        stored = Store.open(tmp_path / "mixed").layer(layer, "experts").ops
+        bits = [bits_of(stored[op_name(expert)], 64) for expert in range(4)]
+        assert bits == [2 if expert == uses.argmin() else 4 for expert in range(4)]
+
+
+def trace_uses(mixtral, layer):
+    """How often each expert is used by the text of the test above."""
+    trace = record_routing(mixtral, "mixtral", torch.arange(64), "a text", 2, 32)
+    return trace.active(layer).sum((0, 1))
 
 
 def test_spqr_alone_is_multiplied_packed_unless_told_otherwise():
@@ -338,6 +392,10 @@ def test_complaints_come_before_slow_imports(tmp_path):
         (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--predictors", "x"], "unknown predictors 'x'"),
         (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--int8"], "dense, not of neurons; leave --int8 out"),
         (["pack", "MODEL", "--out", "OUT", "--method", "neurons", "--sparsity", "1"], "sparsity"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "unknown --bits 3"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "2"], "--mixed 2.0: expected a share"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "has no experts"),
         (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
         (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),
         (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1: expected a whole number from 0"),

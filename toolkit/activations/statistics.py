@@ -70,7 +70,7 @@ def overlap(trace: Trace, distances: Sequence[int]) -> pd.DataFrame:
     rows = []
     for layer in range(trace.layers):
         bits = trace.bits[layer].numpy()
-        usage = _usage(trace, layer)
+        usage = usage_of(trace, layer)
         chance = float((usage**2).sum() / usage.sum()) if usage.any() else np.nan
         for distance in distances:
             earlier, later = bits[:, :-distance], bits[:, distance:]
@@ -88,7 +88,7 @@ def hot_cold(trace: Trace, points: int = 20) -> pd.DataFrame:
     """
     rows = []
     for layer, count in enumerate(trace.units):
-        usage = _usage(trace, layer).sort(descending=True).values
+        usage = usage_of(trace, layer).sort(descending=True).values
         total = usage.cumsum(0)
         for point in range(1, points + 1):
             last = max(1, round(count * point / points)) - 1
@@ -123,7 +123,7 @@ def friends(trace: Trace, layer: int, ranks: Iterable[int]) -> pd.DataFrame:
     if not ranks or min(ranks) < 1 or max(ranks) >= trace.units[layer]:
         raise UserError(f"ranks {ranks}: expected numbers from 1 to {trace.units[layer] - 1}, the other neurons")
     shares, found = coactivation(trace, layer).topk(max(ranks), dim=1)
-    usage = _usage(trace, layer)
+    usage = usage_of(trace, layer)
     used = usage.nonzero().squeeze(1)
     tables = []
     for rank in ranks:
@@ -133,8 +133,8 @@ def friends(trace: Trace, layer: int, ranks: Iterable[int]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True)
 
 
-def _usage(trace: Trace, layer: int) -> Float[Tensor, " neurons"]:
-    """The share of tokens that each neuron was active for."""
+def usage_of(trace: Trace, layer: int) -> Float[Tensor, " neurons"]:
+    """The share of tokens that each neuron, or expert, was active for."""
     return trace.active(layer).flatten(0, 1).double().mean(0)
 
 

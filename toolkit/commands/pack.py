@@ -26,6 +26,10 @@ command goes on at the decoder block that it was at.
 `--method neurons` has a format of its own, too. A neuron is needed where its output exceeds a threshold; --sparsity
 says which share of outputs does not. A model that has thresholds of its own keeps them. --sparsity 0 leaves a ReLU's
 own zeros. --predictors says how a token's neurons are known before they are read.
+
+`--method experts` is for mixtures of experts (Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, DeepSeek-V2, and the toolkit's
+smollm2-135m-moe-split and smollm2-135m-moe-upcycled). --bits quantises the routed experts alone, by HQQ. With --mixed
+0.25 a quarter of each layer's experts, those that the calibration text uses least, take 2 bits and the others --bits 4.
 """
 
 
@@ -38,7 +42,7 @@ def add_parser(commands, **style) -> None:
         "pack", help="prune or quantise a model and write it packed", description=pack.__doc__, epilog=epilog, **style
     )
     parser.set_defaults(command=pack)
-    parser.add_argument("model", help="smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
+    parser.add_argument("model", help="such as smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
     parser.add_argument("--method", default="wanda", help="see below (default: wanda)")
     group = parser.add_argument_group("options of some methods, with the defaults there")
     for name, owners in option_owners().items():

@@ -33,6 +33,7 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
             raise UserError(
                 f"{type(block).__name__}.{name} ({str(parameter.dtype).removeprefix('torch.')}, "
                 f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (fused "
-                "experts, Conv1D or quantised weights); choose a dense model such as smollm2-135m, OPT or Llama"
+                "experts, Conv1D or quantised weights); choose a dense model such as smollm2-135m, OPT or Llama; for "
+                "a mixture of experts, pack --method experts"
             )
     return linears
