@@ -43,7 +43,7 @@ def add_weights(storage: str, bits: int):
             first, end = within(first, end, len(words))
             for at in range(first, end, step):
                 found = column(words[at], bits)
-                if found < dense.shape[1]:
+                if found < dense.shape[1] and words[at] != 0:  # padding adds nothing, not 0 to a weight of −0
                     dense[row, found] += value(words[at], bits)
 
     return add_weights

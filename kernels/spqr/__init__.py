@@ -4,12 +4,14 @@ Source: E. Crnčević, "An Efficient Inference Kernel for SpQR", thesis, Graz 20
 of Dettmers et al., "SpQR", 2023. `layout` describes the words, `toolkit.kernels.csr` the outliers.
 
 A weight is s · (q − z) + outlier. Its scale s, its zero point z and s · (q − z) are what fp16 arithmetic gives, rounded
-after every step, as in spqr_quant; the outlier is then added in fp32. `decode` gives exactly these weights.
+after every step, as in spqr_quant; the outlier is then added in fp32. `decode` gives exactly these weights, with the
+sign of a zero. Statistics that fp16 overflows on give weights that are not finite, and products of no meaning: the
+quantiser makes none, and `toolkit.formats` refuses files of them.
 
 Ways to multiply, all with fp32 sums:
 
     avx512_int16     activations in 16 bits, with one scale for every 16 columns; integer products; s · (q − z) is not
-                     rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) off
+                     rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) + 2⁻²⁵ off, if it is finite there
     avx512           the same with fp32 activations
     avx512_int8      the same with int8 activations
     avx2, avx2_int8  the same with AVX2

@@ -161,6 +161,9 @@ def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
     packed = form.from_quantised(permuted(quantiser.SpQR(0.1).round(weights((40, 24)))), torch.float16)
     codes = spqr.unpack(packed.words, packed.shape)
     codes.second_order[1, 0, 2] = torch.nan
+    large = spqr.unpack(packed.words, packed.shape)
+    large.weights[33], large.scales[33], large.zeros[33] = 7, 7, 7
+    large.second_order[2, 1] = torch.tensor([3000, 1, 0, 0])  # s = 21,000 and z = 7: code 0 overflows, code 7 does not
     twice, beyond = packed.permutation.clone(), packed.permutation.clone()
     twice[0], beyond[0] = twice[1], 24
     spare, far = packed.words.clone(), packed.col_vals.clone()
@@ -176,6 +179,7 @@ def test_files_whose_tensors_disagree_are_refused(form, tmp_path):
         ({"offsets": wrapped}, "offsets fall"),
         ({"col_vals": packed.col_vals[:-1].clone()}, "offsets do not run"),
         ({"words": spqr.pack(codes)}, r"statistics of tile \(1, 0\) are not finite"),
+        ({"words": spqr.pack(large)}, "a weight of rows 0 to 39 is too large for fp16"),  # in the padding alone
         ({"permutation": twice}, "permutation does not name each of 24 columns once"),
         ({"permutation": beyond}, "permutation does not name each of 24 columns once"),
     ):

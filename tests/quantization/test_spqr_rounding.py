@@ -55,6 +55,18 @@ def test_weights_of_any_size_stay_finite(scale):
     assert (found - weight).abs().max() <= 0.15 * scale + 2e-7, "fp16 has no steps below 6e-8"
 
 
+def test_groups_that_span_more_than_fp16_are_quantised():
+    """The scale of code 1 is 11,428 here, so that code 7's is infinite, and no choice for a row."""
+    weight = torch.tensor([40_000.0, -40_000.0]).repeat(16, 8)
+    torch.testing.assert_close(round_to_nearest(weight, 0).decode(), weight, rtol=1e-3, atol=0)
+
+
+def test_weights_that_become_infinite_are_refused():
+    """65,504 / 7 is 9,360 in fp16, and seven times that overflows."""
+    with pytest.raises(UserError, match="a weight near fp16's largest becomes infinite"):
+        round_to_nearest(torch.full((16, 16), 65_504.0))
+
+
 def test_what_cannot_be_quantised_is_refused():
     for bad in (float("nan"), float("inf"), 1e6):
         with pytest.raises(UserError, match="not finite or too large for fp16"):

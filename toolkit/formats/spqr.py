@@ -95,13 +95,13 @@ class SpQRMatrix(Packed):
         for first in range(0, self.shape[0], ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, self.shape[0])
             rows = out[first:last]
-            torch.index_select(self._reordered_rows(first, last), 1, places, out=rows)
+            torch.index_select(self._stored_rows(first, last, self.shape[1]), 1, places, out=rows)
 
-    def _reordered_rows(self, first: int, last: int) -> Tensor:
-        """Rows as they are stored, in the order of the words' columns."""
+    def _stored_rows(self, first: int, last: int, columns: int) -> Tensor:
+        """Rows in the order of the words' columns; more columns than the matrix has show what pads the words."""
         spans = self.row_slices(first, last, {"offsets": self.offsets})
         tensors = {name: self.tensors[name][span] for name, span in spans.items()}
-        return self.of_rows((last - first, self.shape[1]), self.dtype, tensors).decode()
+        return self.of_rows((last - first, columns), self.dtype, tensors).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
         """The matrix times `x` [columns] in fp32, read straight from the packed form."""
@@ -115,7 +115,7 @@ class SpQRMatrix(Packed):
     def check(self) -> None:
         """Words are padded with zeros and hold finite statistics; outliers are finite, in order and in the matrix.
 
-        The permutation names every column once.
+        The permutation names every column once. No weight overflows, nor does what code 0 of the padding stands for.
         """
         spqr.check(self.words, self.shape)
         self.outliers.check()
@@ -123,6 +123,10 @@ class SpQRMatrix(Packed):
             named = self.permutation.sort().values
             if not torch.equal(named, torch.arange(self.shape[1], dtype=torch.int32)):
                 raise ValueError(f"the permutation does not name each of {self.shape[1]} columns once")
+        for first in range(0, self.shape[0], ROWS_AT_ONCE):
+            last = min(first + ROWS_AT_ONCE, self.shape[0])
+            if not bool(self._stored_rows(first, last, spqr.TILE * self.words.shape[1]).isfinite().all()):
+                raise ValueError(f"a weight of rows {first} to {last - 1} is too large for fp16: it is not finite")
 
     @classmethod
     def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:

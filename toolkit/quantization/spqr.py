@@ -106,7 +106,7 @@ class SpQR:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
         Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that is not finite
-        or too large for fp16, for statistics that are not finite, or if no damping helps.
+        or too large for fp16, or becomes so, for statistics that are not finite, or if no damping helps.
         """
         permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
         if permutation is not None:
@@ -194,10 +194,14 @@ class _Grid:
         return value + self.added[:, column].to(values.dtype)
 
     def finish(self, permutation: Tensor | None) -> Quantised:
-        """The matrix on its grid."""
+        """The matrix on its grid. Raises `UserError` if a weight, rounded as fp16 does, is not finite."""
         rows, columns = self.outlier.nonzero(as_tuple=True)
         codes = Codes(self.codes, self.scales, self.zeros, self.second_order)
-        return Quantised(codes, rows, columns, self.added[rows, columns], permutation)
+        found = Quantised(codes, rows, columns, self.added[rows, columns], permutation)
+        dense = spqr.decode(found.words, csr.no_outliers((len(self.codes), TILE * self.scales.shape[1])))
+        if not bool(dense.isfinite().all() and found.values.isfinite().all()):
+            raise UserError("cannot quantise: a weight near fp16's largest becomes infinite; divide the weights first")
+        return found
 
 
 def leave_one_out_gains(
@@ -258,14 +262,15 @@ def best_pairs(
 ) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rows"]]:
     """For each row the codes of scale and zero point that give the least sum of importance times squared error.
 
-    `scales` and `zeros` are what the codes stand for. Scales below zero are left out, and the first pair wins ties.
+    `scales` and `zeros` are what the codes stand for. Scales below zero and above fp16's range are left out, and the
+    first pair wins ties.
     """
     errors = torch.full((len(weight), LEVELS, LEVELS), torch.inf)
     for code, scale in enumerate(scales.T[:, :, None, None]):
         steps = weight[:, None] / torch.where(scale == 0, 1, scale)
         rounded = ((steps + zeros[:, :, None]).round_().clamp_(0, LARGEST) - zeros[:, :, None]).mul_(scale)
         lost = (rounded.sub_(weight[:, None]).square_() * importance[:, None]).sum(-1)
-        errors[:, code] = torch.where(scale[:, :, 0] < 0, torch.inf, lost)
+        errors[:, code] = torch.where((scale[:, :, 0] < 0) | lost.isnan(), torch.inf, lost)
     best = errors.flatten(1).argmin(1)
     return best // LEVELS, best % LEVELS
 
