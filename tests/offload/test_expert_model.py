@@ -12,6 +12,7 @@ from contextlib import suppress
 import pytest
 import torch
 
+from tests.measure.test_accelerate import resident_pages
 from tests.models.test_experts import mixtures
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
@@ -261,7 +262,8 @@ def test_a_killed_run_harms_nothing(mixtral):
 def test_a_killed_pack_leaves_no_folder(tmp_path):
     code = f"""if True:
         import os, signal
-        from tests.models.test_experts import mixtures
+        from tests.measure.test_accelerate import resident_pages
+from tests.models.test_experts import mixtures
         from toolkit.storage import experts
         rows = experts.expert_rows
 
@@ -314,6 +316,18 @@ def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
         with pytest.raises(UserError, match=match):
             OffloadedModel.open(folder, verify=False)
         config.write_text(content, encoding="utf-8")
+
+
+def test_the_page_cache_holds_no_weights(tmp_path):
+    """Neither experts nor dense weights, after packing or running: memory would hold them twice, beyond the budget."""
+    folder = Packed("Mixtral", tmp_path / "store").folder
+    shards = sorted(folder.glob("*.safetensors"))
+    packed = [resident_pages(file) for file in shards]
+    with OffloadedModel.open(folder) as ours:  # reads all to compare checksums
+        if ours.mode != "direct":
+            pytest.skip("this file system knows no direct reads")
+        ours.generate(PROMPT, **GREEDY)
+        assert [resident_pages(file) for file in shards] == packed == [0] * 3
 
 
 def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):

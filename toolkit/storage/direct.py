@@ -54,9 +54,11 @@ class StoredFile:
         return cls(path, Identity.of(path))
 
     def content(self, offset: int, size: int) -> UInt8[np.ndarray, " size"]:
-        """A part of the file, read through the page cache. Raises `ChangedError` if the file has changed."""
+        """A part of the file, which does not stay in the page cache. Raises `ChangedError` if the file has changed."""
         self.check()
-        data = np.fromfile(self.path, np.uint8, size, offset=offset)
+        with open(self.path, "rb", buffering=0) as stream:
+            data = np.fromfile(stream, np.uint8, size, offset=offset)
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else memory holds it twice
         self.check()
         return data
 
