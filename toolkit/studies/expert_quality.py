@@ -24,14 +24,16 @@ from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
 from toolkit.models.experts import Experts, SharedFFN
+from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.groups import encode, levels
-from toolkit.studies.routing import RoutedModel, limits, weights_key
+from toolkit.studies.routing import RoutedModel, limits, samples, weights_key
 from toolkit.studies.thresholded import LOADING, loaded
 from toolkit.text import load_tokens
 
 GROUPS = {4: 64, 2: 16}  # weights that share a scale (CORM, appendix)
 HALF = 16
+MIXED, LOW_SHARE = "mixed", 0.25  # 4 bits, and 2 for this share of a layer's experts, least used by calibration text
 # of each variant: bits of experts and of attention, whether experts are foretold, whether neurons are skipped
 VARIANTS = {
     "16 bits": (HALF, HALF, False, False),
@@ -40,6 +42,8 @@ VARIANTS = {
     "foretold experts, skipped neurons": (HALF, HALF, True, True),
     "4 bits": (4, 4, False, False),
     "4 bits, foretold experts, skipped neurons": (4, 4, True, True),
+    "4 bits, a quarter of the experts in 2": (MIXED, 4, False, False),
+    "4 bits, a quarter of the experts in 2, foretold experts, skipped neurons": (MIXED, 4, True, True),
     "2 bits, attention in 4": (2, 4, False, False),
 }
 
@@ -108,12 +112,12 @@ def quality_table(setting: RoutedModel, variants: tuple[str, ...] = tuple(VARIAN
     found, theta, weights = {}, limits(setting), _matrices(model)
     dense = {name: [each.clone() for each in group] for name, group in weights.items()}
     try:
-        now = {"experts": HALF, "attention": HALF}
+        now: dict[str, int | str] = {"experts": HALF, "attention": HALF}
         for name in dict.fromkeys(("16 bits", *variants)):
             bits, attention_bits, foretold, skipped = VARIANTS[name]
             for part, wanted in {"experts": bits, "attention": attention_bits}.items():
                 if wanted != now[part]:
-                    _round(weights[part], dense[part], wanted)
+                    _round(weights[part], dense[part], _by_usage(setting) if wanted == MIXED else wanted)
                     now[part] = wanted
             with as_predicted(model, foretold, theta if skipped else None):
                 found[name] = perplexity(model, tokens, setting.sequence_length, setting.windows)
@@ -129,18 +133,29 @@ def quality_table(setting: RoutedModel, variants: tuple[str, ...] = tuple(VARIAN
 
 
 def _matrices(model: nn.Module) -> dict[str, list[Tensor]]:
-    """The weights of experts, [rows, columns] each, and the other linears of the decoder's blocks."""
+    """The weights of experts, gate and up or down of each, and the other linears of the decoder's blocks."""
     found = mixtures(model)
-    of_experts = [fused.view(-1, fused.shape[2]) for each in found for fused in (each.gate_up, each.down)]
+    of_experts = [weight for each in found for fused in (each.gate_up, each.down) for weight in fused]
     routers = {each.router.data_ptr() for each in found}
     linears = [each for block in decoder_blocks(model) for each in block.modules() if isinstance(each, nn.Linear)]
     others = [each.weight.data for each in linears if each.weight.data_ptr() not in routers]
     return {"experts": of_experts, "attention": others}
 
 
-def _round(weights: Sequence[Tensor], dense: Sequence[Tensor], bits: int) -> None:
-    """Write the dense weights in place, each the nearest of the levels of its group, as `RoundToNearest` has them."""
-    for weight, original in zip(weights, dense, strict=True):
+def _by_usage(setting: RoutedModel) -> list[int]:
+    """The bits of each of the experts' weights, in the order of `_matrices`."""
+    found = samples(setting, "calibration")
+    usage = [found.active(layer).double().mean(0).numpy() for layer in range(found.layers)]
+    return [bits for of_layer in bits_by_usage(usage, LOW_SHARE) for _ in ("gate_up", "down") for bits in of_layer]
+
+
+def _round(weights: Sequence[Tensor], dense: Sequence[Tensor], bits: int | Sequence[int]) -> None:
+    """Write the dense weights in place, each the nearest of the levels of its group, as `RoundToNearest` has them.
+
+    `bits` are of all weights, or of each.
+    """
+    each = [bits] * len(weights) if isinstance(bits, int) else bits
+    for weight, original, bits in zip(weights, dense, each, strict=True):
         if bits == HALF:
             weight.copy_(original)
             continue
