@@ -31,6 +31,14 @@ def test_transposed_tensors_are_saved(tmp_path):
     assert torch.equal(tensor_files.load(tmp_path / "kept", "test")[1]["a"], TENSORS["a"].T)
 
 
+def test_tensors_that_share_memory_are_saved_each(tmp_path):
+    whole = torch.arange(12.0).view(3, 4)
+    tensors = {"whole": whole, "again": whole, "rows": whole[1:], "turned": whole.T, "none": torch.empty(0)}
+    tensor_files.save(tmp_path / "kept", "test", {}, tensors | {"nothing": torch.empty(0)})
+    found = tensor_files.load(tmp_path / "kept", "test")[1]
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
 def test_every_altered_byte_is_noticed(file):
     whole = file.read_bytes()
     for at in range(len(whole)):

@@ -85,13 +85,25 @@ def consistent(path: str | os.PathLike, kind: str) -> Iterator[None]:
 def write(path: str | os.PathLike, metadata: Mapping[str, str], tensors: Mapping[str, "Tensor"]) -> None:
     """Replace a file by tensors, which are contiguous and on the CPU, and metadata, with a checksum over all of it.
 
-    Nobody ever sees half a file. Raises `UserError` for trouble with the disk.
+    Tensors that share memory are each stored. Nobody ever sees half a file. Raises `UserError` for trouble with the
+    disk.
     """
     from safetensors.torch import save_file
 
     signed = {**metadata, CHECKSUM: checksum(metadata, tensors)}
     with replacing(path_of(path)) as temporary:
-        save_file(dict(tensors), temporary, signed)
+        save_file(_apart(tensors), temporary, signed)
+
+
+def _apart(tensors: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
+    """The tensors, those copied that share memory with one before them: the library refuses these."""
+    found: dict[str, Tensor] = {}
+    places = set()
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        found[name] = tensor.clone() if place in places else tensor
+        places.add(place)
+    return found
 
 
 def read(
