@@ -9,7 +9,17 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.measure import load_rule
-from toolkit.measure.load_rule import DISK, GATHERED, WHOLE, ExpertLoads, Link, crossings, load_times, share_limit
+from toolkit.measure.load_rule import (
+    DISK,
+    GATHERED,
+    WHOLE,
+    ExpertLoads,
+    Link,
+    crossings,
+    limits_by_tier,
+    load_times,
+    share_limit,
+)
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 
 
@@ -29,7 +39,8 @@ def test_the_crossing_by_hand(seconds, whole_s, expected):
 
 
 def test_crossings_with_and_without_decompression():
-    rows = [{"way": WHOLE, "share": 1.0, "seconds": 4.0, "compress_s": 0.0, "load_s": 4.0}]
+    whole = {"way": WHOLE, "share": 1.0, "compress_s": 0.0}
+    rows = [whole | {"seconds": seconds, "load_s": seconds} for seconds in (5.0, 4.0)]  # by two readers
     rows += [
         {"way": GATHERED, "share": s, "seconds": 8 * s, "compress_s": s, "load_s": 4 * s}
         for s in (0.25, 0.5, 0.75, 1.0)
@@ -37,6 +48,14 @@ def test_crossings_with_and_without_decompression():
     times = pd.DataFrame(rows).assign(model="m", tier=DISK, bits=4, evidence="measured", gap_bytes=0)
     found = crossings(times).set_index("use")["share_limit"]
     assert found.to_dict() == {"decompressed": 0.5, "as they come": pytest.approx(0.8)}
+
+
+def test_the_rule_of_a_tier_is_that_of_its_best_gap():
+    rows = [(DISK, 4, 0, 0.1), (DISK, 4, 65536, 0.3), ("link", 4, 0, 0.7), (DISK, 2, 0, 0.9)]
+    limits = pd.DataFrame(rows, columns=["tier", "bits", "gap_bytes", "share_limit"]).assign(use="decompressed")
+    assert limits_by_tier(limits, 4) == {DISK: 0.3, "link": 0.7}
+    with pytest.raises(UserError, match=r"no limit for 16 bits, decompressed: timed were \[2, 4\]"):
+        limits_by_tier(limits, 16)
 
 
 def test_a_paced_copy_takes_what_its_link_would():
@@ -67,7 +86,10 @@ def test_every_tier_way_and_share_has_a_row(monkeypatch, tmp_path):
     monkeypatch.setitem(ARCHITECTURES, "tiny", ModelShape(1, 64, 40, 1, 10, 1, 64, experts=2, experts_per_token=1))
     loads = ExpertLoads("tiny", shares=(0.1, 1.0), links=(Link("paced", 10.0, 1e-4),), repetitions=2)
     times = load_times(loads)
-    assert len(times) == 3 * (3 + 2 * (2 + 1 + 1))  # bits · (whole by tier, shares · (two gaps, memory, link))
+    readers = len(set(times.loc[times["tier"] == DISK, "mode"]))
+    wholes = readers + 2  # two of them, unless the system refuses one
+    assert len(times) == 3 * (wholes + 2 * (2 + 1 + 1))  # bits · (whole by tier, shares · (two gaps, memory, link))
+    assert times[times["way"] == WHOLE].groupby("tier").size().to_dict() == {DISK: 3 * readers, "dram": 3, "paced": 3}
     assert (times["seconds"] > 0).all()
     assert times.groupby("tier")["evidence"].first().to_dict() == {
         "disk": "measured",

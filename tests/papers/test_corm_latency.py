@@ -20,6 +20,7 @@ from toolkit.papers.corm.latency import (
     one_at_a_time,
     real_hits,
     routed_table,
+    ruled_table,
     seconds,
     texts,
     timeline,
@@ -53,6 +54,21 @@ def test_the_table_has_its_default_within_its_range():
     assert (table["prefetched_mb"] <= table["loaded_mb"]).all()
     assert table.set_index("way")["speedup"]["B"] == 1
     assert latency_table([MIXTRAL], BREAKDOWN, null=True)["compute_ms"].max() == 0
+
+
+def test_a_measured_rule_takes_the_place_of_the_papers():
+    """Over the limit experts are loaded whole, so that sparse loading gains nothing; at 75 % it is the paper's."""
+    limits = {MIXTRAL: {"disk": 0.3, "never": 0.0, "paper": 0.75, "link": 0.6}}
+    found = ruled_table(limits, [SPARSE]).set_index("tier")
+    assert found["loads"].to_dict() == {
+        "disk": "whole expert",
+        "never": "whole expert",
+        "paper": "active neurons",
+        "link": "active neurons",
+    }
+    assert found.loc[["disk", "never"], "speedup"].tolist() == [1, 1]
+    paper = latency_table([MIXTRAL], {"+S": SPARSE})["speedup"][0]
+    assert found.loc["paper", "speedup"] == paper > found.loc["link", "speedup"] > 1
 
 
 def test_texts_add_a_prompt_and_its_tokens():

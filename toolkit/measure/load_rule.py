@@ -7,10 +7,10 @@ That is figure 9 of CORM.
 
 An expert is one run of neurons at a fixed stride: bundles of 16 bits, or records of few bits. Active ones are drawn at
 random. From a disk they are read by direct reads, many under way at once, which may go on over gaps between neurons;
-"decompress" then copies them out of the blocks that were read, row behind row. To a GPU they are gathered first
-("compress"), copied, and scattered into an expert of zeros ("decompress"), as the paper does it. The toolkit's kernels
-take rows in any order and need no such expert, so crossings are given with and without decompression. Tier "dram" does
-all of it in memory, without a link.
+the whole expert is read by the same reader and by threads, and the quicker counts. "decompress" then copies neurons out
+of the blocks that were read, row behind row. To a GPU they are gathered first ("compress"), copied, and scattered into
+an expert of zeros ("decompress"), as the paper does it. The toolkit's kernels take rows in any order and need no such
+expert, so crossings are given with and without decompression. Tier "dram" does all of it in memory, without a link.
 
 The link to a GPU is paced: a real copy in memory, then a wait until a named bandwidth and fixed time are spent. Its
 rows are `modelled`, and so is decompression on the GPU: bytes over its memory's bandwidth, zeros written, neurons read
@@ -40,6 +40,7 @@ from toolkit.models.architectures import ARCHITECTURES
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import buffer_bytes, buffered_chunks
 from toolkit.storage.readers import open_reader, open_scattered
+from toolkit.storage.readers.base import HostReader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
@@ -167,17 +168,18 @@ def load_times(loads: ExpertLoads) -> pd.DataFrame:
 
 def _ways(loads: ExpertLoads, layer: Layer, readers: tuple, stride: int) -> Iterator[tuple]:
     """Tier, way, gap, what runs for chosen neurons and gives the seconds of the stages, and labels."""
-    whole, scattered = readers
+    _, scattered = readers
     (run,) = layer.ops.values()
     neurons = run.shape[0]
     buffer = aligned_buffer(max(buffer_bytes(layer, neurons, max(loads.gap_bytes)), layer.nbytes))
     rows = torch.from_numpy(aligned_buffer(neurons * stride)).view(WORD).view(neurons, stride // WORD.itemsize)
     rows.random_()
     compact, expert = torch.ones_like(rows), torch.ones_like(rows)  # touched
-    disk = {"stored_bytes": neurons * stride, "mode": scattered.mode, "evidence": "measured"}
+    mode = f"{scattered.mode}, {scattered.name}"
+    disk = {"stored_bytes": neurons * stride, "mode": mode, "evidence": "measured"}
 
-    def read_whole(_: Int64[np.ndarray, " some"]) -> list[float]:
-        return [0.0, _timed(lambda: whole.read(layer.ranges, buffer)), 0.0]
+    def read_whole(reader: HostReader) -> list[float]:
+        return [0.0, _timed(lambda: reader.read(layer.ranges, buffer)), 0.0]
 
     def read_some(ids: Int64[np.ndarray, " some"], gap: int) -> list[float]:
         chunks, places = buffered_chunks(layer, ids, gap)
@@ -195,7 +197,9 @@ def _ways(loads: ExpertLoads, layer: Layer, readers: tuple, stride: int) -> Iter
 
         return run
 
-    yield DISK, WHOLE, 0, read_whole, disk | {"mode": whole.mode}
+    for reader in {each.name: each for each in readers}.values():
+        labels = disk | {"mode": f"{reader.mode}, {reader.name}"}
+        yield DISK, WHOLE, 0, lambda _, reader=reader: read_whole(reader), labels
     for gap in loads.gap_bytes:
         yield DISK, GATHERED, gap, lambda ids, gap=gap: read_some(ids, gap), disk
     arrived = torch.ones_like(rows)
@@ -254,7 +258,7 @@ def crossings(times: pd.DataFrame) -> pd.DataFrame:
     """
     keys, rows = ["model", "tier", "bits", "evidence"], []
     for of, group in times[times["tier"] != DRAM].groupby(keys, sort=False):
-        whole_s = group.loc[group["way"] == WHOLE, "seconds"].iloc[0]
+        whole_s = group.loc[group["way"] == WHOLE, "seconds"].min()  # from a disk, of two readers
         for gap, some in group[group["way"] == GATHERED].groupby("gap_bytes"):
             uses = {DECOMPRESSED: some["seconds"], AS_THEY_COME: some["compress_s"] + some["load_s"]}
             for use, seconds in uses.items():
@@ -262,6 +266,18 @@ def crossings(times: pd.DataFrame) -> pd.DataFrame:
                 labels = dict(zip(keys, of, strict=True)) | {"gap_bytes": gap, "use": use}
                 rows.append(labels | {"share_limit": limit, "whole_s": whole_s})
     return pd.DataFrame(rows)
+
+
+def limits_by_tier(limits: pd.DataFrame, bits: int, use: str = DECOMPRESSED) -> dict[str, float]:
+    """The loading rule of each tier, of one model's `crossings`: the limit with the gap that serves best.
+
+    It takes the place of the paper's 75 % as `limit` of `toolkit.simulation.experts.LoadingInputs`. Raises `UserError`
+    for bits or a use that were not timed.
+    """
+    some = limits[(limits["bits"] == bits) & (limits["use"] == use)]
+    if some.empty:
+        raise UserError(f"no limit for {bits} bits, {use}: timed were {sorted(set(limits['bits']))}")
+    return some.groupby("tier", sort=False)["share_limit"].max().to_dict()
 
 
 def share_limit(shares: np.ndarray, seconds: np.ndarray, whole_s: float) -> float:

@@ -44,6 +44,7 @@ OFFLOAD = RIVALS["mixtral-offload"]
 BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
 EXACT = replace(CORM, name="+C, exact", exact=True)
 OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
+LEAST_LIMIT = 1e-6  # in place of a measured 0, where gathering never pays
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 Seconds = Callable[[ExpertWay], float]
 
@@ -108,6 +109,23 @@ def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLO
             inputs = replace(DEFAULTS, hit_rate=found.expert_hits)
             rows.append(_token_row(model, way, inputs) | {"routing": found.model})
     return pd.DataFrame(rows).assign(part="routed", evidence="modelled", profile=MACHINE)
+
+
+def ruled_table(limits: Mapping[str, Mapping[str, float]], ways: Iterable[ExpertWay]) -> pd.DataFrame:
+    """`latency_table` with the loading rule as measured in place of the paper's 75 %, without ranges.
+
+    `limits` are those of `toolkit.measure.load_rule.limits_by_tier` by model. Above a tier's limit, experts are loaded
+    whole. Columns: part "ruled", tier, limit_percent, loads (what the rule decides for the active neurons of
+    `INPUTS`: "whole expert" or "active neurons"), and those of `latency_table`.
+    """
+    rows = []
+    for model, of_model in limits.items():
+        for (tier, limit), way in product(of_model.items(), ways):
+            inputs = replace(DEFAULTS, limit=max(limit, LEAST_LIMIT))
+            loads = "whole expert" if inputs.wanted(1) == 1 else "active neurons"
+            row = {"tier": tier, "limit_percent": 100 * limit, "loads": loads}
+            rows.append(_token_row(model, way, inputs) | row)
+    return pd.DataFrame(rows).assign(part="ruled", evidence="modelled", profile=MACHINE)
 
 
 def _token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
