@@ -152,6 +152,8 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
         assert len({row[-2] for row in rows.values()}) == 1  # the perplexity of the same weights
         assert all(float(row[1 + (row[1] == "*")]) > 0 for row in rows.values())
         assert "llama.cpp: it is not installed" in lines
+        assert lines[-1].startswith("3 tokens after the prompt")
+        assert "llama.cpp" not in lines[-1], "nothing is said of the weights of one that took no part"
     assert main([*command, "--dram", "1MB"]) == 2
     assert "MB are needed" in capfd.readouterr().err
     assert main([*command, "--device", "cuda"]) == 2

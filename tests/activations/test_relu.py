@@ -37,3 +37,11 @@ def test_limits_leave_the_share_of_zeros(tiny, tokens):
 def test_other_limits_are_refused(tiny):
     with pytest.raises(UserError, match="2 activations for 3 decoder blocks"), fatrelu(tiny("llama"), torch.zeros(2)):
         pass
+
+
+def test_limits_are_those_of_begun_windows(tiny, tokens):
+    windows = tokens.view(-1, 16)
+    begun = windows.index_fill(1, torch.tensor(0), 5)
+    assert torch.equal(
+        gate_limits(tiny("gemma2", bos_token_id=5), windows, 0.8), gate_limits(tiny("gemma2"), begun, 0.8)
+    )

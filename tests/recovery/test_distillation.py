@@ -42,6 +42,22 @@ def test_the_first_loss_is_the_divergence(tiny, tokens, family):
 
 
 @torch.no_grad()
+def test_windows_begin_as_the_model_expects(tiny, tokens):
+    """Gemma's with its first token, in what thresholds are fitted on and in what is distilled."""
+    training = replace(TRAINING, steps=1, follow=0.0)
+    windows = training.windows(tokens, 0)
+    for first in (5, None):
+        model = tiny("gemma2", bos_token_id=first, final_logit_softcapping=None).requires_grad_(False)
+        begun = windows if first is None else windows.index_fill(1, torch.tensor(0), first)
+        start = refitted(model, fresh(model, rank=2, down_rank=3), windows, ZEROS)
+        assert torch.equal(start.thresholds, settle(tiny("gemma2"), begun, ZEROS))
+        _, curve = distil(model, tokens, ZEROS, start, training)
+        with thresholded(tiny("gemma2", final_logit_softcapping=None), start.thresholds) as student:
+            expected = [divergence(student, model, window) for window in begun]
+        assert curve[0]["loss"] == pytest.approx(sum(expected) / 2, rel=1e-4)
+
+
+@torch.no_grad()
 def test_the_student_alone_has_the_other_activation(tiny, tokens):
     model, training = tiny("llama").requires_grad_(False), replace(TRAINING, steps=1, batch=1, follow=0.0)
     windows = training.windows(tokens, 0)

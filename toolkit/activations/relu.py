@@ -16,6 +16,7 @@ from toolkit.activations.thresholds import run_decoder
 from toolkit.models.activation import replaced
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
+from toolkit.pruning.calibration import checked_windows
 
 
 def fatrelu(model: nn.Module, limits: Float32[Tensor, " layers"]) -> AbstractContextManager[nn.Module]:
@@ -30,9 +31,10 @@ def fatrelu(model: nn.Module, limits: Float32[Tensor, " layers"]) -> AbstractCon
 def gate_limits(model: nn.Module, windows: Int64[Tensor, "windows tokens"], zeros: float) -> Float32[Tensor, " layers"]:
     """The limits of FATReLU that a share of each layer's gates does not exceed (of its up projection without a gate).
 
-    They are the mean of the windows' quantiles, with the model's own activation in place.
+    They are the mean of the windows' quantiles, with the model's own activation in place. Raises `UserError` for
+    windows that do not fit the model.
     """
-    ffns = decoder_ffns(model)
+    ffns, windows = decoder_ffns(model), checked_windows(model, windows)
     limits = torch.zeros(len(ffns))
 
     def see(layer: int, _: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:

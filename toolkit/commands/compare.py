@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
+from toolkit.records import line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,18 +30,18 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
 
     store = Store.open(options.folder)
     tokenizer = load_tokenizer(store.model_folder)
-    packed, original, reasons = unpack_model(store, form), None, []
+    packed, original, weights = unpack_model(store, form), None, "the original weights"
     prompt = prompt_of(options, tokenizer, packed.config)["input_ids"]
     try:
         original = load_model(str(store.model["name"]), fast_dtype())[0]
     except (KeyError, UserError) as error:
-        reasons.append(f"llama.cpp gets the packed model's weights, since the original cannot be loaded: {error}")
+        weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
     race = Race(options.folder, form, prompt, options.max_new_tokens, budgets["dram_bytes"])
     table, left_out = token_rates(race, packed, original)
     print("evaluating", file=sys.stderr)
     table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
-    _show(table, [*reasons, *left_out])
-    print(_notes(options, original is not None))
+    _show(table, left_out)
+    print(_notes(options, table["way"], weights))
 
 
 def _perplexities(ways: Iterable[str], packed: "nn.Module", original: "nn.Module", tokenizer: object) -> list[float]:
@@ -82,11 +83,13 @@ def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
         print(reason)
 
 
-def _notes(options: Namespace, original: bool) -> str:
-    weights = "the original weights" if original else "the packed model's weights"
+def _notes(options: Namespace, ways: Iterable[str], weights: str) -> str:
+    """How the table was measured; of llama.cpp, which has these weights, only if it took part."""
+    from toolkit.policies.methods import LLAMA_CPP
+
     text = f"{CORPUS}, {EVALUATED['windows']} windows of {EVALUATED['sequence_length']} tokens"
-    return (
-        f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}. "
-        f"llama.cpp has {weights} in its own types"
-        + (f", and {options.dram} for pages of its file." if options.dram else ", all in memory.")
-    )
+    told = f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}."
+    if LLAMA_CPP.keys().isdisjoint(ways):
+        return told
+    place = f", and {options.dram} for pages of its file." if options.dram else ", all in memory."
+    return f"{told} llama.cpp has {weights} in its own types{place}"

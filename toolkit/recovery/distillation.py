@@ -24,6 +24,7 @@ from toolkit.models.activation import replaced_by
 from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint, named_linears
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
+from toolkit.pruning.calibration import checked_windows
 from toolkit.recovery.loop import Training, TrainingRun
 from toolkit.recovery.running import RunningThresholds, check_shares, settle
 
@@ -107,7 +108,7 @@ class _Run(TrainingRun):
     def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
         """Add the gradients of the mean divergence; sequences run one by one, which bounds the memory."""
         total = 0.0
-        for window in windows.to(next(self.model.parameters()).device):
+        for window in checked_windows(self.model, windows).to(next(self.model.parameters()).device):
             with torch.no_grad():
                 teacher = self.model.base_model(window[None], use_cache=False)[0]
             with adapted(self.model, self.student), self.running.applied(self.model):

@@ -14,6 +14,7 @@ from toolkit.errors import UserError
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
+from toolkit.pruning.calibration import checked_windows
 
 SAMPLE = 1 << 16  # magnitudes of a batch that a quantile is taken of
 
@@ -58,9 +59,10 @@ def settle(
     """The thresholds that give each layer its share of zeros with those of all other layers in place.
 
     Each is the mean over the windows of a window's quantile. Raises `UserError` for another number of shares than
-    layers, or a share outside [0, 1).
+    layers, a share outside [0, 1), or windows that do not fit the model.
     """
     check_shares(model, zeros)
+    windows = checked_windows(model, windows)
     running = RunningThresholds(torch.zeros(len(zeros)), zeros, 1.0)
     with running.applied(model), progress("fitting thresholds", len(windows), "windows") as bar:
         for number, window in enumerate(windows, start=1):
