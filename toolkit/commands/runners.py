@@ -57,8 +57,14 @@ CHECKPOINT = Runner(
 def _held_neurons(model) -> str:
     stores = [ffn.store for ffn in model.strategy.ffns]
     share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
-    held = model.budgets["dram"].used_bytes / 1e6
-    return f"{share:.0%} of the neurons in DRAM ({model.mode} reads); {held:.1f} MB DRAM held"
+    hot = sum(int(mask.sum()) for mask in model.strategy.hot) / sum(map(len, model.strategy.hot))
+    on_device = f"{hot:.0%} of the neurons on the device, " if model.device.tier == "device" else ""
+    return f"{on_device}{share:.0%} of the neurons in DRAM ({model.mode} reads); {_held_bytes(model)}"
+
+
+def _held_bytes(model) -> str:
+    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
+    return f"{' and '.join(held)} held"
 
 
 def _held_experts(model) -> str:
@@ -70,14 +76,17 @@ def _held_experts(model) -> str:
     return f"DRAM for {room:.0%} of the experts ({model.mode} reads), {hits}; {held:.1f} MB DRAM held"
 
 
-def _of_parts(held: Callable[..., str], holds: str) -> Runner:
-    """The runner of folders whose parts are read as tokens need them."""
+def _of_parts(held: Callable[..., str], holds: str, *but: str) -> Runner:
+    """The runner of folders whose parts are read as tokens need them. They have no option of layers but some."""
 
     def run(options: Namespace, kind: str, budgets: Budgets) -> None:
         with opened(options, None, budgets) as model:
             generate_timed(options, model, held)
 
-    return Runner(run, _of_whole_layers, f"holds {holds}, which the CPU reads and uses; leave it out")
+    def absent(options: Namespace) -> Mapping[str, object]:
+        return {name: value for name, value in _of_whole_layers(options).items() if name not in but}
+
+    return Runner(run, absent, f"holds {holds}, which the CPU reads and uses; leave it out")
 
 
 def _of_whole_layers(options: Namespace) -> Mapping[str, object]:
@@ -122,9 +131,8 @@ def method_of(form: str, weights: str | None, device: str) -> str:
 def _held_layers(model) -> str:
     where = model.placement
     on_device = f"{where.device} layers on the device, " if model.device.tier == "device" else ""
-    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
     tiers = f"{on_device}{where.dram} layers in DRAM, {where.storage} on disk ({model.mode} reads)"
-    return f"{tiers}; {' and '.join(held)} held"
+    return f"{tiers}; {_held_bytes(model)}"
 
 
 LAYERS = Runner(_run_layers)
@@ -133,7 +141,7 @@ LAYERS = Runner(_run_layers)
 # by the kind of folder: the variant that it holds, as in `STRATEGIES` of `toolkit.offload.model`; others hold layers
 RUNNERS: dict[str, Runner] = {
     "checkpoint": CHECKPOINT,
-    "bundled": _of_parts(_held_neurons, "neurons"),
+    "bundled": _of_parts(_held_neurons, "neurons", "--device", "--device-memory"),
     "experts": _of_parts(_held_experts, "experts"),
 }
 

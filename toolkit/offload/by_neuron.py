@@ -3,24 +3,27 @@
     with OffloadedModel.open(folder, predictors=predictors, dram_bytes=150_000_000) as model:
         tokens = model.generate(**model.tokenizer("Only neurons that fire", return_tensors="pt"), max_new_tokens=20)
 
-`toolkit.storage.neuron_packing` writes the folder.
+`toolkit.storage.neuron_packing` writes the folder. On a GPU the most used neurons stay there, and the CPU computes the
+others that a token needs (`toolkit.offload.hot_neurons`).
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from toolkit.errors import unknown
+from toolkit.activations.usage import Usage
+from toolkit.errors import UserError, unknown
 from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.activation import activation_name
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.offload.budget import Budget
+from toolkit.offload.hot_neurons import SplitFFN, choose, place
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
@@ -43,26 +46,33 @@ from toolkit.storage.store import Store
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
 GAP_BYTES = 8192  # between neurons that are read over, since a request more would take longer
 DEPTH = 128  # reads under way at once: short ones need many (section 2.2)
-PREDICTORS = "predictors.safetensors"  # beside the configuration
+PREDICTORS, USAGE = "predictors.safetensors", "usage.safetensors"  # beside the configuration
 
 ForLayers = Sequence[Foresight | None]
+Masks = Sequence[Bool[np.ndarray, " neurons"]]
 
 
 class ByNeuron:
-    """The FFN of each decoder block reads neurons when a token needs them; see `Strategy`. It computes on the CPU.
+    """The FFN of each decoder block reads neurons when a token needs them; see `Strategy`.
 
     Attention, embeddings, norms, the head and the predictors stay in memory, and of each FFN the neurons that the last
-    tokens used. `ffns` are the modules in the places of the model's, `predictors` one for each layer.
+    tokens used. With a GPU all these but predictors and neurons stay there, and so do as many of the most used neurons
+    as its budget allows, the `hot` ones of each layer. `ffns` are the modules in the places of the model's,
+    `predictors` one for each layer.
 
-    Raises `UserError` for options that neurons do not have, predictors of another number of layers, or a budget below
-    what one token needs; the message says how much that is.
+    Raises `UserError` for options that neurons do not have, predictors or usage of other layers, a budget below what
+    one token needs, or a GPU's below the rest of the model; the message says how much that is.
     """
 
-    by_token, placement = True, None
+    placement = None
 
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening
-        refuse(store, options, "neurons", exact=None if options.exact else False)
+        kvikio = options.reader if options.direct else None
+        refuse(store, options, "neurons", gpu=True, exact=None if options.exact else False, reader=kvikio)
+        if options.fixed_order and options.on_gpu:
+            raise UserError("fixed_order=True: a GPU adds up in its own order; leave it out, or use device='cpu'")
+        self.by_token = not options.on_gpu
         if options.verify:
             store.verify()
         self.model = skeleton(store, lambda outline: check_fits(store, outline))
@@ -71,32 +81,32 @@ class ByNeuron:
         count = len(self._modules)
         self.predictors = _packed_predictors(store, count) if options.predictors is None else list(options.predictors)
         check_predictors(self.model, self.predictors)
-        budget = opening.budgets["dram"]
-        self._shares = _shares(store, self._modules, self.predictors, budget, options.window)
+        self.hot = _hot(opening, self._modules)
+        self._shares = _shares(opening, self._modules, self.predictors, self.hot)
         self._files = opening.stack.enter_context(_reader(store, options.reader))
         self.mode, self.ffns = self._files.mode, []
 
     def take_over(self, turn: Turn) -> None:
         """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
-        recorder, shares = self._opening.recorder, self._shares
-        stores = _stores(self._opening, self._modules, shares, self._files)
+        recorder, device = self._opening.recorder, self._opening.device
+        stores = _stores(self._opening, self._modules, self._shares, self._files)
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
-            ffn, passes = self._modules[number], not shares.rows[number]
-            ours = NeuronFFN(
-                number,
-                held,
-                self.predictors[number],
-                self._maths[number],
-                ffn.down.bias,
-                passes,
-                recorder,
-                self._opening.options.fixed_order,
-            )
+            ours = self._ffn(number, held)
             ours._run = turn.guard(ours._run)  # blocks can be called by themselves
-            _replace_ffn(block, ffn, ours)
+            _replace_ffn(block, self._modules[number], ours)
             for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, resident(linear, name, number, recorder))
+                block.set_submodule(name, resident(linear, name, number, recorder, device))
             self.ffns.append(ours)
+
+    def _ffn(self, number: int, held: NeuronStore) -> NeuronFFN:
+        """What takes an FFN's place. With a GPU its hot neurons are copied there."""
+        options, recorder, bias = self._opening.options, self._opening.recorder, self._modules[number].down.bias
+        settings = (number, held, self.predictors[number], self._maths[number])
+        passes = not self._shares.rows[number]
+        if not options.on_gpu:
+            return NeuronFFN(*settings, bias, passes, recorder, options.fixed_order)
+        hot = place(np.flatnonzero(self.hot[number]), held, self._opening.device, recorder, number)
+        return SplitFFN(hot, *settings, _on_cpu(bias), passes, recorder)
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
@@ -144,35 +154,66 @@ def _packed_predictors(store: Store, layers: int) -> list[Foresight | None]:
     return list(Predictors.load(file, str(store.model.get("name")))) if file.exists() else [None] * layers
 
 
-def _shares(store: Store, ffns: Sequence[FFN], predictors: ForLayers, budget: Budget, window: int) -> Shares:
-    """Take all memory from the budget, and share what is left for neurons. Raises `UserError` if it is too small."""
+def _hot(opening: Opening, ffns: Sequence[FFN]) -> Masks:
+    """The neurons that stay on the GPU, whose memory is taken; none without one. Raises `UserError` if it is small."""
+    store, options, budget = opening.store, opening.options, opening.budgets["device"]
     neurons = [ffn.neurons for ffn in ffns]
+    if not options.on_gpu:
+        return [np.zeros(count, dtype=bool) for count in neurons]
+    budget.take(rest=store.rest_bytes)
+    usage = _packed_usage(store) if options.usage is None else options.usage
+    left_bytes = int(min(budget.left_bytes, _row_bytes(store, ffns) * sum(neurons)))
+    hot = choose(usage, neurons, left_bytes, _row_bytes(store, ffns))
+    budget.take(neurons=_row_bytes(store, ffns) * sum(int(mask.sum()) for mask in hot))
+    return hot
+
+
+def _packed_usage(store: Store) -> Sequence[Float[Tensor, " neurons"]]:
+    """Raises `UserError` if there is none, and for a file that is damaged or of another model."""
+    if not (file := store.model_folder / USAGE).exists():
+        raise UserError(f"{store.folder}: does not say which neurons are used most: pack it again, or give usage=")
+    return Usage.load(file, str(store.model.get("name"))).layers
+
+
+def _row_bytes(store: Store, ffns: Sequence[FFN]) -> int:
+    """Bytes of a neuron in memory."""
+    return width(ffns[0]) * store.index.ops[0].dtype.itemsize
+
+
+def _on_cpu(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().cpu()
+
+
+def _shares(opening: Opening, ffns: Sequence[FFN], predictors: ForLayers, hot: Masks) -> Shares:
+    """Take DRAM for all but hot neurons, and share what is left for the others. Raises `UserError` if it is small."""
+    store, options, budget = opening.store, opening.options, opening.budgets["dram"]
+    neurons = [max(1, int(np.count_nonzero(~mask))) for mask in hot]
     passing = min(STAGED, max(neurons))
-    fixed = {
-        "rest": store.rest_bytes,
+    fixed = {"rest": 0 if options.on_gpu else store.rest_bytes}
+    fixed |= {
         "predictors": sum(predictor.nbytes for predictor in predictors if predictor),
         "buffer": whole_pages(_buffer_bytes(store, ffns)),
     }
-    row_bytes = width(ffns[0]) * store.index.ops[0].dtype.itemsize
+    row_bytes = _row_bytes(store, ffns)
     edges_bytes = BLOCK_BYTES * (len(ffns) + 1)  # each layer's rows start on a block
     needs = _needs(store, neurons, predictors)
-    least = Shares.least(needs, neurons, passing) if window else 1
+    least = Shares.least(needs, neurons, passing) if options.window else 1
     budget.check(**fixed, neurons=whole_pages(row_bytes * least + edges_bytes))
     budget.take(**fixed)
     left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(neurons) + edges_bytes)
     rows = int((left_bytes - edges_bytes) // row_bytes)
-    shares = Shares.of(rows, needs, neurons, passing) if window else Shares.keeping_nothing(rows, neurons)
+    shares = Shares.of(rows, needs, neurons, passing) if options.window else Shares.keeping_nothing(rows, neurons)
     budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
     return shares
 
 
 def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[int]:
-    """How many neurons a token needs of each layer. It is 1 where a predictor decides and nobody has counted."""
+    """How many of so many neurons a token needs at most. It is 1 where a predictor decides and nobody has counted."""
     told = store.model.get(NEEDS)
     count = isinstance(told, list) and len(told) == len(neurons) and all(isinstance(need, int) for need in told)
-    return [
-        (told[layer] if count else 1) if predictor else neurons[layer] for layer, predictor in enumerate(predictors)
-    ]
+    counted = told if count else [1] * len(neurons)
+    pairs = zip(counted, neurons, predictors, strict=True)
+    return [min(need, number) if predictor else number for need, number, predictor in pairs]
 
 
 def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: HostReader) -> Iterator[NeuronStore]:
@@ -188,7 +229,7 @@ def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: HostR
         else:
             kept = SlidingWindow(ffn.neurons, options.window, rows)
         reads = NeuronReads(store.layer(number, LAYOUT), number, reader, buffer, recorder, STAGED, GAP_BYTES)
-        biases = None if ffn.gate else ffn.up.bias
+        biases = None if ffn.gate else _on_cpu(ffn.up.bias)
         yield NeuronStore(kept, width(ffn), matrix.dtype, reads, biases, matrix if rows else matrices[-1])
 
 

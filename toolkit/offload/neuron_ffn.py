@@ -78,7 +78,7 @@ class NeuronFFN(nn.Module):
         active = self._needed(x)
         if self.passes:
             self.store.clear()
-        total, fired, sums = None, [], self._no_sums(x) if self.fixed_order else []
+        total, seen, sums = None, [], self._no_sums(x) if self.fixed_order else []
         for part in self._parts(active):
             with cast(NeuronReads, self.store.fetch).managing():
                 self.store.advance(part)
@@ -90,9 +90,9 @@ class NeuronFFN(nn.Module):
                 total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
             if self._learns:
-                fired.append(self._fired(x))
+                seen.append(self._fired(x))
         if self._learns:
-            self._learn([np.sort(np.concatenate(parts)) for parts in zip(*fired, strict=True)])
+            self._learn([np.sort(np.concatenate(parts)) for parts in zip(*seen, strict=True)])
         return self._with_bias(_totals(sums, x) if self.fixed_order else total)
 
     def keep(self, tokens: int) -> None:
@@ -122,9 +122,9 @@ class NeuronFFN(nn.Module):
         """Of the neurons in memory, those that each token activated."""
         begun_s = self._recorder.now_s()
         rows, bias = self.store.used
-        active = (_outputs(rows, bias, x.to(rows.dtype), self.maths) != 0).numpy()
+        found = fired(rows, bias, self.store.pointer[: len(rows)], x, self.maths)
         self._recorder.record("compute", "predictor", "dram", begun_s, 0, self.layer)
-        return [self.store.pointer[: len(rows)][token] for token in active]
+        return found
 
     def _learn(self, active: Sequence[Int64[np.ndarray, " active"]]) -> None:
         """Tell the predictor what the prompt's tokens, or the token last predicted, activated."""
@@ -178,6 +178,18 @@ def ffn_of(
     if len(x) <= KERNEL_TOKENS:
         return kernel.ffn(rows, x.contiguous(), maths.activation, bias, maths.threshold)
     return _of_many(rows, bias, x.to(rows.dtype), maths).float()
+
+
+def fired(
+    rows: Float[Tensor, "neurons width"],
+    bias: Tensor | None,
+    numbers: Int64[np.ndarray, " neurons"],
+    x: Float[Tensor, "tokens hidden"],
+    maths: Maths,
+) -> list[Int64[np.ndarray, " active"]]:
+    """Of the neurons in some rows, whose `numbers` are given, those that each token activated."""
+    active = (_outputs(rows, bias, x.to(rows.dtype), maths) != 0).cpu().numpy()
+    return [numbers[token] for token in active]
 
 
 def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from toolkit.activations import Magnitudes, thresholds_of
+from toolkit.activations.usage import Usage
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
-from toolkit.offload.by_neuron import PREDICTORS
+from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import pack_neurons
@@ -28,7 +29,7 @@ def make_folder(
     calibration: Calibration,
     dtype: torch.dtype | None = None,
 ) -> tuple[nn.Module, object]:
-    """Write a model by neuron, with thresholds and predictors fitted on calibration text.
+    """Write a model by neuron, with thresholds, predictors and the neurons' usage, all from calibration text.
 
     Args:
         name: as `load_model` takes it. A model that has thresholds of its own keeps them.
@@ -57,9 +58,14 @@ def make_folder(
     )
     samples = Samples.record(model, thresholds, tokens, **trained_on)
     found = _predictors(model, kind, thresholds.tolist(), samples)
-    save = Predictors(name, tuple(found)).save if kind != "none" else None
+    usage = Usage(name, tuple(samples.active(layer).float().mean(0) for layer in range(samples.layers)))
+
+    def files(place: Path) -> None:
+        usage.save(place / USAGE)
+        if kind != "none":
+            Predictors(name, tuple(found)).save(place / PREDICTORS)
+
     model.to(dtype or torch.bfloat16)
-    files = save and (lambda place: save(place / PREDICTORS))
     pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
     return model, tokenizer
 

@@ -4,6 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
+from jaxtyping import Float
+from torch import Tensor
+
 from toolkit.errors import UserError, unknown
 from toolkit.models.experts import Experts
 from toolkit.offload.budget import check_bytes
@@ -43,6 +46,9 @@ class Options:
         predictors: for a folder of neurons: one for each layer; None takes those that were packed with the model, if
             any. A layer without one needs all its neurons for each token: it stays in memory whole, or is read whole
             each time.
+        usage: for a folder of neurons on a GPU: for each layer, the share of tokens that each neuron is active for. The
+            most used neurons stay in the GPU's memory and are computed there, as many as `device_bytes` allows beside
+            the rest of the model. None takes the usage that was packed with the model.
         window: for a folder of neurons: how many tokens a neuron stays after its last use, if memory allows. 0 keeps
             nothing, neither neurons nor experts.
         fixed_order: for a folder of neurons: add up neurons by their number, not by their place in memory. If no active
@@ -71,6 +77,7 @@ class Options:
     device: str = "cpu"
     device_bytes: int | None = None
     predictors: Sequence[Foresight | None] | None = None
+    usage: Sequence[Float[Tensor, " neurons"]] | None = None
     window: int = WINDOW
     fixed_order: bool = False
     residency: Callable[[int, int, int], Residency] | None = None

@@ -56,8 +56,9 @@ def speculate(
         if value < 1:
             raise UserError(f"{name} {value}: expected 1 or more")
     neurons = _neurons(target)
-    cache, text, passes, proposed, accepted = DynamicCache(config=target.model.config), prompt, 0, 0, 0
-    text = torch.cat([text, _choices(target, prompt, cache)[:, -1:]], dim=1)
+    cache, passes, proposed, accepted = DynamicCache(config=target.model.config), 0, 0, 0
+    text = prompt.to(target.device.torch_device)
+    text = torch.cat([text, _choices(target, text, cache)[:, -1:]], dim=1)
     most = prompt.shape[1] + max_new_tokens
     while text.shape[1] < most and text[0, -1] != end:
         guesses = _guesses(target, neurons, text[:, -1:], cache, min(ahead, most - text.shape[1] - 1))

@@ -71,17 +71,22 @@ def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
     return model
 
 
-def refuse(store: Store, options: Options, holds: str, **others: object) -> None:
-    """Raise `UserError` for options of layers that are streamed whole, and for any of the `others` that is not None."""
+def refuse(store: Store, options: Options, holds: str, gpu: bool = False, **others: object) -> None:
+    """Raise `UserError` for options of layers that are streamed whole, and for any of the `others` that is not None.
+
+    A `gpu` is one of them unless the strategy has a use for it.
+    """
     streamed = {"method": options.method, "placement": options.placement}
-    streamed |= {"device": options.device if options.on_gpu else None}
+    streamed |= {"device": options.device if options.on_gpu and not gpu else None}
     for name, value in (streamed | others).items():
         if value is not None:
             why = f"{store.folder} holds {holds}, which the CPU reads and uses; leave it out"
             raise UserError(f"{name}={value!r}: {why}")
 
 
-def resident(linear: nn.Linear, name: str, layer: int, recorder: Recorder) -> OffloadedLinear:
-    """A linear whose weight is dense and stays in memory."""
+def resident(
+    linear: nn.Linear, name: str, layer: int, recorder: Recorder, device: Cpu | Cuda | None = None
+) -> OffloadedLinear:
+    """A linear whose weight is dense and stays in the memory of a device; None is the CPU."""
     weight = Dense(tuple(linear.weight.shape), linear.weight.data)
-    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, Cpu())
+    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, device or Cpu())

@@ -28,7 +28,7 @@ class Streamed:
     def __init__(self, opening: Opening):
         store, device, budgets = opening.store, opening.device, opening.budgets
         options = opening.options.of_method(favourite(store.variants))
-        if options.predictors is not None:
+        if options.predictors is not None or options.usage is not None:
             raise UserError(f"{store.folder}: holds no neurons: name a folder that `pack --method neurons` wrote")
         way, self._opening = options.way, opening
         if options.verify:

@@ -1,0 +1,265 @@
+"""Hot neurons on a GPU that the CPU plays, cold ones on the CPU: together they give what one device gives."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.offload.pretend import PretendGpu
+from tests.offload.test_neuron_model import GREEDY, MODELS, NEURONS, PROMPT, Packed
+from toolkit.activations.thresholds import thresholded
+from toolkit.activations.usage import Usage
+from toolkit.errors import UserError
+from toolkit.models.ffn import decoder_ffns
+from toolkit.offload import model as module
+from toolkit.offload.budget import BudgetError
+from toolkit.offload.by_neuron import USAGE
+from toolkit.offload.hot_neurons import choose
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.neuron_ffn import NeuronFFN
+from toolkit.offload.speculative import speculate
+from toolkit.predictors import CopyLast
+from toolkit.predictors.foresight import Stateless
+from toolkit.storage.neuron_packing import pack_neurons
+
+LAYERS = 4
+TOKENS = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
+SUMS = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    pretended = PretendGpu()
+    monkeypatch.setattr(module, "open_device", lambda name: pretended)
+    return pretended
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def packed(request, tmp_path_factory):
+    return Packed(request.param, tmp_path_factory.mktemp("hot") / request.param)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return Packed("llama", tmp_path_factory.mktemp("hot") / "llama")
+
+
+def drawn_usage():
+    """Some neurons of each layer are never used, and layers differ."""
+    generator = torch.Generator().manual_seed(2)
+    shares = [torch.rand(NEURONS, generator=generator) ** (layer + 1) for layer in range(LAYERS)]
+    for layer in shares:
+        layer[::7] = 0
+    return shares
+
+
+def row_bytes(packed):
+    return (2 if decoder_ffns(packed.model)[0].gate is None else 3) * 48 * 4
+
+
+def device_bytes(packed, neurons):
+    """Room for the rest of the model and so many neurons."""
+    with pytest.raises(BudgetError) as told:
+        OffloadedModel.open(packed.folder, device="cuda", usage=drawn_usage(), device_bytes=1)
+    return told.value.needed_bytes + neurons * row_bytes(packed)
+
+
+def logits(packed, parts=(12, 1, 1, 1, 5, 4), **options):
+    """Of a prompt, of tokens one by one, and of a few at once."""
+    with OffloadedModel.open(packed.folder, **options) as ours, torch.no_grad():
+        found, cache = [], None
+        for part in TOKENS.split(list(parts), dim=1):
+            passed = ours.model(part, past_key_values=cache, use_cache=True)
+            found, cache = [*found, passed.logits], passed.past_key_values
+        return torch.cat(found, 1)
+
+
+@pytest.mark.parametrize("kind", ["exact", "all"])
+@pytest.mark.parametrize("neurons", [0, 1, 777, LAYERS * NEURONS])
+def test_both_together_give_what_the_cpu_gives_alone(packed, gpu, kind, neurons):
+    predictors = packed.predictors if kind == "exact" else None
+    alone = logits(packed, predictors=predictors)
+    options = {"predictors": predictors, "usage": drawn_usage(), "device": "cuda"}
+    found = logits(packed, **options, device_bytes=device_bytes(packed, neurons))
+    torch.testing.assert_close(found, alone, **SUMS)
+    with thresholded(packed.model, packed.thresholds), torch.no_grad():
+        torch.testing.assert_close(found, packed.model(TOKENS).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_the_same_tokens_with_little_memory_on_both_sides(packed, gpu):
+    options = {"predictors": packed.predictors, "usage": drawn_usage(), "device": "cuda"}
+    options |= {"device_bytes": device_bytes(packed, 500)}
+    with pytest.raises(BudgetError) as told:
+        OffloadedModel.open(packed.folder, **options, dram_bytes=1)
+    for window in (5, 1, 0):
+        found = packed.generated(GREEDY, **options, dram_bytes=told.value.needed_bytes, window=window)
+        assert torch.equal(found, packed.expected(**GREEDY))
+
+
+def test_hot_are_the_most_used_of_all_layers_as_many_as_fit():
+    usage = [torch.tensor([0.9, 0.1, 0.5]), torch.tensor([0.0, 0.7, 0.2])]
+    for nbytes, hot in {
+        99: [[], []],
+        100: [[0], []],
+        299: [[0], [1]],
+        300: [[0, 2], [1]],
+        500: [[0, 1, 2], [1, 2]],
+        600: [[0, 1, 2], [1, 2]],  # neuron 0 of layer 1 is never used
+    }.items():
+        assert [np.flatnonzero(mask).tolist() for mask in choose(usage, [3, 3], nbytes, 100)] == hot
+    with pytest.raises(UserError, match=r"usage of \[3, 3\] neurons, by layer: expected \[3, 4\]"):
+        choose(usage, [3, 4], 100, 100)
+    with pytest.raises(UserError, match="frequency of neuron 1: nan; expected 0 or more"):
+        choose([torch.tensor([0.5, float("nan")])], [2], 100, 100)
+
+
+def test_where_bytes_lie_and_what_is_computed_where(llama, gpu):
+    budget = device_bytes(llama, 1000)
+    options = {"predictors": llama.predictors, "usage": drawn_usage(), "device_bytes": budget + row_bytes(llama) - 1}
+    with OffloadedModel.open(llama.folder, **options, device="cuda") as ours:
+        hot = [set(np.flatnonzero(mask).tolist()) for mask in ours.strategy.hot]
+        assert sum(map(len, hot)) == 1000
+        assert ours.budgets["device"].used_bytes == budget
+        assert sum(buffer.numel() for buffer in gpu.device_buffers) == 1000 * row_bytes(llama)
+        assert "rest" not in {name for name, nbytes in ours.budgets["dram"].taken.items() if nbytes}
+        opened = ours.timeline
+        ours.generate(PROMPT, **GREEDY)
+        spans = ours.timeline.spans[len(opened.spans) :]
+        for ffn, there in zip(ours.strategy.ffns, hot, strict=True):
+            assert there.isdisjoint(np.flatnonzero(ffn.store.residency.held).tolist())
+        loaded = sum(ffn.store.rows_loaded for ffn in ours.strategy.ffns)
+    assert sum(span.nbytes for span in opened.spans if span.stage == "copy") == 1000 * row_bytes(llama)
+    assert sum(span.nbytes for span in opened.spans if span.stage == "read") == 1000 * 4096  # a bundle takes a block
+    assert sum(span.nbytes for span in spans if span.stage == "read") == loaded * 4096
+    assert not any(span.stage == "copy" for span in spans)  # hot neurons stay
+    passes = GREEDY["max_new_tokens"]
+    on_device = [span for span in spans if (span.op, span.tier) == ("ffn", "device")]
+    assert sum(span.nbytes for span in on_device) == passes * 1000 * row_bytes(llama)
+    assert len(on_device) == passes * LAYERS
+    cold = [span for span in spans if (span.op, span.tier) == ("ffn", "dram")]
+    assert len(cold) >= passes * LAYERS
+    linears = {span.tier for span in spans if span.stage == "compute" and span.op not in ("ffn", "predictor")}
+    assert linears == {"device"}
+
+
+class Changed(Stateless):
+    """An exact predictor whose masks are changed."""
+
+    def __init__(self, exact, change):
+        self.exact, self.change = exact, change
+
+    @property
+    def shape(self):
+        return self.exact.shape
+
+    def mask(self, x):
+        return self.change(self.exact.mask(x))
+
+
+def test_hot_neurons_count_also_where_a_predictor_misses_them(llama, gpu):
+    """So an inexact predictor gives what it would give with the hot neurons added to its own."""
+    half = torch.arange(NEURONS) % 2 == 0
+    options = {"usage": drawn_usage(), "device": "cuda", "device_bytes": device_bytes(llama, 900)}
+    inexact = [Changed(exact, lambda mask: mask & half) for exact in llama.predictors]
+    with OffloadedModel.open(llama.folder, predictors=inexact, **options) as ours:
+        hot = [torch.from_numpy(mask) for mask in ours.strategy.hot]
+    more = [
+        Changed(exact, lambda mask, there=there: mask & half | there)
+        for exact, there in zip(llama.predictors, hot, strict=True)
+    ]
+    found = logits(llama, predictors=inexact, **options)
+    torch.testing.assert_close(found, logits(llama, predictors=more), **SUMS)
+    assert not torch.allclose(found, logits(llama, predictors=inexact), **SUMS)
+
+
+def test_predictors_with_a_state_learn_of_hot_neurons_too(llama, gpu):
+    """They are told of every neuron that fired, wherever it was computed."""
+
+    class Recording(CopyLast):
+        def start(self, prefill):
+            self.events = list(prefill)
+
+        def predict(self, context):
+            return np.arange(NEURONS)
+
+        def observe(self, active):
+            self.events.append(active)
+
+    runs = []
+    for options in ({}, {"device": "cuda", "usage": drawn_usage(), "device_bytes": device_bytes(llama, 2000)}):
+        predictors = [Recording(NEURONS, 48) for _ in range(LAYERS)]
+        logits(llama, parts=(20, 1, 1, 1, 1), predictors=predictors, **options)
+        runs.append([each.events for each in predictors])
+    for alone, both in zip(*runs, strict=True):
+        assert len(alone) == len(both) == 24
+        differ = sum(len(np.setxor1d(one, other)) for one, other in zip(alone, both, strict=True))
+        assert differ <= 0.001 * sum(map(len, alone))  # outputs at the threshold, summed in another order
+
+
+def test_a_device_smaller_than_the_rest_is_refused_with_what_is_needed(llama, gpu):
+    rest = device_bytes(llama, 0)
+    told = rf"a device budget of 0\.\d MB is too small: {rest / 1e6:.1f} MB are needed \(rest"
+    with pytest.raises(UserError, match=told):
+        OffloadedModel.open(llama.folder, device="cuda", usage=drawn_usage(), device_bytes=rest - 1)
+    assert OffloadedModel.open(llama.folder, device="cuda", usage=drawn_usage(), device_bytes=rest)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "does not say which neurons are used most: pack it again, or give usage="),
+        ({"usage": drawn_usage()[1:]}, r"usage of \[1100, 1100, 1100\] neurons, by layer: expected \[1100, 1100,"),
+        ({"usage": drawn_usage(), "fixed_order": True}, "fixed_order=True: a GPU adds up in its own order"),
+        ({"usage": drawn_usage(), "reader": "kvikio"}, "reader='kvikio': .* holds neurons"),
+    ],
+)
+def test_what_cannot_be_is_refused(llama, gpu, options, told):
+    with pytest.raises(UserError, match=told):
+        OffloadedModel.open(llama.folder, device="cuda", **options)
+
+
+def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
+    usage = Usage("tiny", tuple(drawn_usage()))
+    settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: usage.save(place / USAGE)}
+    pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
+    budget = {"device": "cuda", "device_bytes": device_bytes(llama, 600)}
+    chosen = []
+    for folder, options in ((tmp_path / "store", {}), (llama.folder, {"usage": drawn_usage()})):
+        with OffloadedModel.open(folder, **budget, **options) as ours:
+            chosen.append(ours.strategy.hot)
+    assert all(np.array_equal(one, other) for one, other in zip(*chosen, strict=True))
+    pack_neurons(llama.model, tmp_path / "other", "large", **settings)
+    with pytest.raises(UserError, match="usage of neurons of model 'tiny'; expected 'large'"):
+        OffloadedModel.open(tmp_path / "other", **budget)
+
+
+@pytest.mark.parametrize("wrong", [-0.5, 1.5, float("nan"), float("inf")])
+def test_usage_is_a_share(wrong):
+    with pytest.raises(UserError, match=f"usage of layer 1: share {wrong}; expected a share from 0 to 1"):
+        Usage("tiny", (torch.tensor([0.5]), torch.tensor([0.1, wrong])))
+
+
+def test_a_draft_takes_hot_neurons_as_well(llama, gpu):
+    options = {"usage": drawn_usage(), "device": "cuda", "device_bytes": device_bytes(llama, 3000)}
+    with OffloadedModel.open(llama.folder, predictors=llama.predictors, **options) as ours:
+        found = speculate(ours, PROMPT, GREEDY["max_new_tokens"])
+    assert torch.equal(found.tokens, llama.expected(**GREEDY))
+
+
+def test_after_its_end_nothing_is_held(llama, gpu):
+    ours = OffloadedModel.open(llama.folder, device="cuda", usage=drawn_usage())
+    ffn: NeuronFFN = ours.strategy.ffns[0]
+    ours.close()
+    assert ffn.hot is None
+    with pytest.raises(UserError, match="this model was closed"):
+        ffn(torch.zeros(1, 48))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_real_gpu_gives_what_the_cpu_gives_alone(packed):
+    alone = logits(packed, predictors=packed.predictors)
+    options = {"usage": drawn_usage(), "device": "cuda", "device_bytes": device_bytes(packed, 777)}
+    with OffloadedModel.open(packed.folder, predictors=packed.predictors, **options) as ours, torch.no_grad():
+        for _ in range(2):
+            found = ours.model(TOKENS.to("cuda")).logits.cpu()
+            torch.testing.assert_close(found, alone, rtol=1e-2, atol=1e-2)
