@@ -7,7 +7,7 @@ from torch.nn import functional
 from tests.models.test_models import LLAMA, SMALL, small
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
-from toolkit.models.experts import Experts, decoder_experts, has_experts
+from toolkit.models.experts import Experts, decoder_experts
 
 SIZES = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 3}
 DEEPSEEK = {
@@ -52,7 +52,6 @@ def mixtures(family, **changes):
 def test_route_and_the_sum_over_experts_are_the_modules_own(family):
     model = mixtures(family)
     found = [experts for experts in decoder_experts(model) if experts is not None]
-    assert has_experts(model)
     assert len(found) == (1 if family == "DeepseekV2" else 2)
     for experts in found:
         x = torch.randn(5, experts.hidden)
@@ -94,7 +93,6 @@ def test_views_share_the_models_memory():
 def test_dense_blocks_are_none():
     model = small("Llama", **LLAMA)
     assert decoder_experts(model) == [None, None]
-    assert not has_experts(model)
     assert decoder_experts(mixtures("DeepseekV2"))[0] is None
 
 
@@ -107,7 +105,6 @@ def test_an_expert_beyond_the_router_is_refused(expert):
 def test_unknown_routers_and_methods_are_refused():
     settings = LLAMA | DEEPSEEK | {"n_group": 2}
     model = small("DeepseekV3", **settings)
-    assert has_experts(model)
     with pytest.raises(UserError, match="block 1 routes by DeepseekV3TopkRouter; known are MixtralTopKRouter"):
         decoder_experts(model)
     with pytest.raises(UserError, match="block 1 routes by the method 'group_limited_greedy'"):

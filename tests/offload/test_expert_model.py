@@ -6,8 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -18,8 +18,10 @@ from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.experts import decoder_experts
 from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
+from toolkit.offload.routing import RecordedRouter, Router
 from toolkit.offload.single_token import SingleToken
 from toolkit.policies.lfu import Lfu
 from toolkit.policies.placement import LayerMap
@@ -94,6 +96,11 @@ def logits(packed, tokens, **options):
         return torch.cat(found, 1), [ffn.slots for ffn in ours.strategy.ffns]
 
 
+def _least_liked(self, x):
+    """In the place of `Router.predict`: the experts that the router likes least."""
+    return self.experts.scores(x).topk(3, largest=False).indices
+
+
 @pytest.mark.parametrize("options", [{}, {"look_ahead": False}, {"window": 0}, {"window": 0, "look_ahead": False}])
 def test_tokens_are_those_of_the_model_in_memory(packed, options):
     assert torch.equal(packed.generated(**options), packed.expected())
@@ -135,6 +142,48 @@ def test_quantised_experts_give_what_their_decoded_weights_give(tmp_path):
         torch.testing.assert_close(found, decoded(tokens).logits, rtol=1e-3, atol=1e-3)
 
 
+def test_wrong_predictions_cost_reads_and_change_no_bit(mixtral, monkeypatch):
+    """Each layer is told to expect the experts that its router likes least; half the slots, and nothing kept."""
+    tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
+    expected, _ = logits(mixtral, tokens)
+    monkeypatch.setattr(Router, "predict", _least_liked)
+    for options in ({}, {"window": 0}):
+        found, slots = logits(mixtral, tokens, dram_bytes=budget_of(mixtral, 3), **options)
+        assert torch.equal(found, expected)
+        assert all(each.cache.of_experts.wasted > 0 for each in slots[1:])
+        assert slots[0].cache.of_experts.prefetched == 0
+
+
+def test_an_expert_beyond_the_router_is_refused_and_the_model_works_on(mixtral):
+    """As a trace of another model may name one, chosen or predicted."""
+    wrong, right = torch.tensor([[0, 1, 9]]), torch.tensor([[0, 1, 2]])
+    for chosen, predicted in ((wrong, right), (right, wrong)):
+        given = [(chosen, predicted), (right, right)]
+        routers = []
+
+        def routing(layer, experts, given=given, routers=routers):
+            routers.append(RecordedRouter(experts, *given[0 if layer == 2 else 1]))
+            return routers[-1]
+
+        with OffloadedModel.open(mixtral.folder, routing=routing) as ours, torch.no_grad():
+            with pytest.raises(UserError, match="expert 9: the layer has experts 0 to 5"):
+                ours.model(PROMPT[:, :1])
+            routers[2]._chosen = routers[2]._predicted = right
+            found = ours.model(PROMPT[:, :1]).logits
+        with OffloadedModel.open(mixtral.folder, routing=lambda _, e: RecordedRouter(e, right, right)) as ours:
+            assert torch.equal(found, ours.model(PROMPT[:, :1]).logits)
+
+
+def test_a_prompt_that_needs_more_experts_than_there_are_slots_comes_in_parts(mixtral):
+    """Six tokens of three experts each; the slots hold one token's."""
+    with OffloadedModel.open(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours, torch.no_grad():
+        found = ours.model(PROMPT).logits
+        caches = [ffn.slots.cache for ffn in ours.strategy.ffns]
+        assert {cache.slots for cache in caches} == {3}
+        assert max(cache.of_experts.needed for cache in caches) > 3
+        torch.testing.assert_close(found, mixtral.model(PROMPT).logits, rtol=1e-3, atol=1e-3)
+
+
 def test_mixtral_takes_the_short_step_for_one_token(mixtral):
     with OffloadedModel.open(mixtral.folder) as ours:
         assert isinstance(ours._step, SingleToken)
@@ -171,7 +220,7 @@ def test_without_reloading_a_token_goes_on_with_what_was_predicted(mixtral):
 
 
 def test_a_prediction_of_an_interrupted_token_is_forgotten(mixtral, monkeypatch):
-    """Ctrl-C after layer 0 has looked ahead: the next token of a model that does not reload is not its successor."""
+    """Ctrl-C after layer 0 has looked ahead: the next token, of a model that does not reload, looks ahead anew."""
     add, stop = ExpertFFN._add, [True]
 
     def stopped(self, *arguments):
@@ -229,6 +278,36 @@ def test_after_a_read_error_the_model_works(mixtral, monkeypatch, reader, call):
         assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
 
 
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral, monkeypatch, needed):
+    """Not before, and never if no token needs it; the next token reads what did not come."""
+    prefetch, failed = ExpertSlots.prefetch, []
+    predicted = torch.tensor([[3, 4, 5], [0, 1, 2], [0, 1, 2]])
+    chosen = predicted if needed else torch.tensor([[3, 4, 5], [3, 4, 5], [0, 1, 2]])
+
+    def fails(self, experts):
+        prefetch(self, experts)
+        for expert in set(experts.tolist()) & set(self._coming) if self._layer == 2 else ():
+            self._coming[expert].result()
+            self._coming[expert] = Future()
+            self._coming[expert].set_exception(OSError(errno.EIO, f"bad sector under expert {expert}"))
+            failed.append(expert)
+
+    options = {"dram_bytes": budget_of(mixtral, 3), "routing": lambda _, e: RecordedRouter(e, chosen, predicted)}
+    with OffloadedModel.open(mixtral.folder, **options) as ours, torch.no_grad():
+        expected = [ours.model(PROMPT[:, :1]).logits for _ in range(3)]
+    with OffloadedModel.open(mixtral.folder, **options) as ours, torch.no_grad():
+        ours.model(PROMPT[:, :1])
+        with monkeypatch.context() as patch:
+            patch.setattr(ExpertSlots, "prefetch", fails)
+            with pytest.raises(OSError, match="bad sector under expert") if needed else nullcontext():
+                assert torch.equal(ours.model(PROMPT[:, :1]).logits, expected[1])
+        assert failed == [0, 1, 2]
+        for ffn in ours.strategy.ffns:
+            ffn.router._token = 2  # those behind the error have seen one token less
+        assert torch.equal(ours.model(PROMPT[:, :1]).logits, expected[2])
+
+
 def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
     def fails(self, *arguments):
         raise OSError(errno.EIO, "bad sector")
@@ -244,7 +323,8 @@ def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
 def test_a_killed_run_harms_nothing(mixtral):
     code = f"""if True:
         import torch
-        from toolkit.offload.model import OffloadedModel
+        from toolkit.offload.expert_slots import ExpertSlots
+from toolkit.offload.model import OffloadedModel
         with OffloadedModel.open({str(mixtral.folder)!r}) as model:
             model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
             print("running", flush=True)

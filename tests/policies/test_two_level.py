@@ -86,16 +86,6 @@ def test_a_prefetch_takes_the_likeliest_that_find_room():
     assert found(cache.step({1: None, 3: None})) == ([], (), {})
 
 
-def test_neurons_that_did_not_arrive_are_loaded_again():
-    cache = TwoLevel(experts=2, neurons=3, slots=1)
-    cache.step({0: None})
-    cache.lost(0, np.array([1]))
-    cache.lost(1)  # not held: nothing to lose
-    assert found(cache.step({0: None})) == ([], (), {0: [1]})
-    cache.lost(0)
-    assert found(cache.step(arrays({0: [2]}))) == ([], (), {0: [2]})
-
-
 def test_another_policy_and_an_empty_set_of_neurons():
     future = [np.array([0]), np.array([1]), np.array([2]), np.array([0])]
     cache = TwoLevel(3, 2, 2, partial(Belady, future=future))

@@ -137,11 +137,6 @@ def mixtures_by_layer(model: nn.Module) -> dict[int, Experts]:
     return found
 
 
-def has_experts(model: nn.Module) -> bool:
-    """Whether a decoder block of the model holds experts, of any form."""
-    return any(True for block in decoder_blocks(model) for _ in _mixtures(block))
-
-
 def block_experts(block: nn.Module, number: int = 0) -> Experts | None:
     """The experts of one decoder block. Raises `UserError`, with the block's number, as `decoder_experts` does."""
     found = list(_mixtures(block))

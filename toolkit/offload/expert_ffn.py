@@ -83,8 +83,6 @@ class ExpertFFN(nn.Module):
         self.slots, self.router, self._shared, self._run = None, None, None, _closed
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        for following in self._following:  # what an interrupted token predicted counts no more
-            following._ahead = None
         ids, weights = self._route(x)
         if not self.keeps and self._ahead is None:
             self.slots.clear()

@@ -132,12 +132,6 @@ class TwoLevel:
             self._ahead[self.slot_of[expert], some] = True
         return change
 
-    def lost(self, expert: int, neurons: Int64[np.ndarray, " neurons"] | None = None) -> None:
-        """Take note that neurons of a held expert (None: all) did not arrive; the next step loads them again."""
-        slot = self.slot_of[expert]
-        if slot != EMPTY:
-            self.present[slot, slice(None) if neurons is None else neurons] = False
-
     def _apply(self, change: Change, needed: Needed) -> TwoLevelChange:
         """Move experts between slots, and add the needed neurons to those present."""
         self._leave(change.dropped)
