@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.offload.pretend import PretendGpu
-from toolkit import formats
+from toolkit import formats, paths
 from toolkit.__main__ import main
 from toolkit.activations.routing import record_routing
 from toolkit.commands.packers import PACKERS, neurons, pruning
@@ -136,6 +136,16 @@ def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_p
     )
     assert main([*command, "--device-memory", "1KB"]) == 2
     assert re.search(r"a device budget of .* is too small: .* MB are needed", capfd.readouterr().err)
+
+
+def test_git_ignores_what_the_documented_commands_write():
+    """Else results say that they were made with uncommitted changes."""
+    texts = [(paths.root() / name).read_text(encoding="utf-8") for name in ("README.md", "docs/commands.md")]
+    folders = {folder for text in texts for folder in re.findall(r"--out (\S+)", text)}
+    assert "packed" in folders
+    for folder in folders:
+        ignored = subprocess.run(["git", "-C", str(paths.root()), "check-ignore", "-q", f"{folder}/"], check=False)
+        assert ignored.returncode == 0, f"{folder}: add it to .gitignore"
 
 
 def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
