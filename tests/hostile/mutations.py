@@ -92,7 +92,7 @@ def alter_record(record: dict | list, rng: random.Random) -> None:
 
 def altered_text(text: str, rng: random.Random, words: list[str]) -> str:
     """Another text in its place: JSON with one value changed, one of some words, or a wild one."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if rng.random() < 0.6 and isinstance(record := json.loads(text), dict | list):
             alter_record(record, rng)
             return json.dumps(record)

@@ -34,6 +34,7 @@ from toolkit.models.ffn import FFN
 from toolkit.predictors import STORED, Predictors
 from toolkit.predictors.foresight import Context
 from toolkit.predictors.gate import Gate
+from toolkit.predictors.layer_correlation import Parents, StateAndParents, load_parents, save_parents
 from toolkit.predictors.low_rank import LowRank
 from toolkit.predictors.registry import FewBits
 from toolkit.recovery import recipe
@@ -247,6 +248,22 @@ class Usages(State):
         expect_same(again, other)
 
 
+class ParentFiles(State):
+    """Parents of two layers' neurons; the first layer has none."""
+
+    def make(self, rng):
+        number = rng.choice([np.uint16, np.uint32])
+        both = (Parents(np.arange(2 * count, dtype=number).reshape(2, count) % 9, 9) for count in (13, 9))
+        save_parents(self.path, "toy", [None, *both])
+
+    def use(self):
+        for layer, parents in enumerate(load_parents(self.path, "toy")):
+            if parents is not None:
+                neurons = parents.neurons.shape[1]
+                active = np.arange(parents.before)
+                StateAndParents(neurons, 4, parents=parents).predict(Context(layer, (), (active,)))
+
+
 class Kernels(State):
     """Compiled kernels. Whatever lies in their place, they give the same results."""
 
@@ -301,7 +318,7 @@ def _thrice(x):
 _twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
 
 # of thirty cases, so many are of a kind
-STATES = {PredictorFiles: 7, AdapterFiles: 7, Trainings: 6, Traces: 6, Usages: 2, Shares: 1, Kernels: 1}
+STATES = {PredictorFiles: 7, AdapterFiles: 7, Trainings: 6, Traces: 6, Usages: 1, ParentFiles: 1, Shares: 1, Kernels: 1}
 
 
 class Cases:

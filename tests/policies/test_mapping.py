@@ -3,6 +3,7 @@
 from itertools import product
 
 import numpy as np
+import pulp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +69,9 @@ def test_worked_example():
     assert found.bound_s == pytest.approx(4 / 3)
     assert found.gap == pytest.approx(1.7 / (4 / 3) - 1)
     assert block_seconds(EXAMPLE, found.hot[0], np.zeros(4, dtype=np.int8), room) == pytest.approx(1.7)
+    nothing = np.zeros(4, dtype=bool)  # all cold on one DIMM takes 4 · 2.0, evenly dealt 4 · 1.0
+    assert block_seconds(EXAMPLE, nothing, np.zeros(4, dtype=np.int8), room) == pytest.approx(8)
+    assert block_seconds(EXAMPLE, nothing, np.array([0, 1, 1, 0], dtype=np.int8), room) == pytest.approx(4)
 
 
 @settings(max_examples=150, deadline=None)
@@ -170,6 +174,27 @@ def test_no_mapping_in_time():
     blocks = [layer(2000, seed) for seed in range(8)]
     with pytest.raises(UserError, match=r"cbc found no mapping in 1e-06 s: allow more, take larger groups"):
         solve(blocks, Room(1000 * 24576, 4, 1 << 30), limit_s=1e-6, group=2)
+
+
+class Stopped:
+    """A solver whose time ends when it has found one mapping: nothing on the GPU."""
+
+    def available(self):
+        return True
+
+    def actualSolve(self, problem):
+        for variable in problem.variables():
+            variable.varValue = float(variable.name.endswith("_1"))
+        problem.assignStatus(pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible)
+
+
+def test_a_solver_that_is_stopped_gives_the_best_it_found_and_its_gap(monkeypatch):
+    """Two DIMMs take 3.6 + 0.4 and 3.2 + 0.8."""
+    monkeypatch.setattr(pulp, "getSolver", lambda name, **settings: Stopped())
+    found = solve([EXAMPLE], Room(2, 2, 2), group=1)
+    assert not found.hot[0].any()
+    assert found.seconds == pytest.approx(4)
+    assert found.gap == pytest.approx(2)
 
 
 def test_neurons_are_dealt_by_hand():

@@ -139,9 +139,14 @@ def test_faults_of_parents_are_named(tmp_path, setting, predictors_of):
     with pytest.raises(UserError, match=r"parents\.safetensors"):
         load_parents(path, "toy")
     about = {"version": "1", "model": "toy", "layers": "1", "before.0": "3"}
-    tensor_files.save(path, "correlated neurons", about, {"parents.0": torch.full((2, 4), 3, dtype=torch.uint16)})
+    tensors = {"parents.0": torch.full((2, 4), 3, dtype=torch.uint16)}
+    tensor_files.save(path, "correlated neurons", about, tensors)
     with pytest.raises(UserError, match="parent 3 of a layer with 3 neurons"):
         load_parents(path, "toy")
+    for layers in ("0", "3", "1000000000"):
+        tensor_files.save(path, "correlated neurons", about | {"layers": layers, "before.0": "4"}, tensors)
+        with pytest.raises(UserError, match=f"inconsistent parents: {layers} layers with parents of 1"):
+            load_parents(path, "toy")
     with pytest.raises(UserError, match="parents of 20 neurons for a layer of 21"):
         StateAndParents(21, 2, parents=parents[1])
     with pytest.raises(UserError, match="neuron 25 fired"):
@@ -150,6 +155,8 @@ def test_faults_of_parents_are_named(tmp_path, setting, predictors_of):
     for given_samples in (None, samples.of_layers(slice(2))):
         with pytest.raises(UserError, match="needs samples of 3 layers"):
             predictors_of("state_and_parents", model, limits, given_samples)
+    with pytest.raises(UserError, match="parents of 2 layers for a model of 3: they are another model's"):
+        StateAndParents.with_parents(model, parents[:2])
     with pytest.raises(UserError, match="prompt of 90 tokens"):
         quality([TokenState(20, 0)] * 3, Samples.of(trace), prompt=90)
 

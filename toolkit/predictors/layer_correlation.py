@@ -100,7 +100,10 @@ def load_parents(path: str | os.PathLike, model: str) -> list[Parents | None]:
     """The parents of this model's layers. Raises `UserError` for a file that is damaged or of another model."""
     about, tensors = tensor_files.load_for(path, KIND, (VERSION,), model)
     try:
-        numbers = (tensors.get(f"parents.{layer}") for layer in range(int(about["layers"])))
+        layers = int(about["layers"])
+        if not len(tensors) <= layers <= len(tensors) + 1:  # the first has none
+            raise ValueError(f"{layers} layers with parents of {len(tensors)}")
+        numbers = (tensors.get(f"parents.{layer}") for layer in range(layers))
         return [
             None if one is None else Parents(one.numpy(), int(about[f"before.{layer}"]))
             for layer, one in enumerate(numbers)
