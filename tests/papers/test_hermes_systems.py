@@ -1,0 +1,158 @@
+"""What Hermes's figures of speed share: numbers worked by hand, and rules about speeds that are given."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from toolkit.machines.hardware import profile
+from toolkit.papers.hermes import sensitivity, systems
+from toolkit.papers.hermes.sensitivity import CONCLUSIONS, first_steady
+from toolkit.papers.hermes.systems import (
+    HIGH_END,
+    MACHINE,
+    FittedSet,
+    SystemCase,
+    fits,
+    offline_problem,
+    resident_rows,
+    shares,
+)
+
+LLAMA, OPT = "llama2-70b", "opt-13b"
+
+
+def case(system, batch=1, **others):
+    return SystemCase(LLAMA, system, batch, **others)
+
+
+def test_a_fitted_set_keeps_the_multiply_adds_of_a_byte():
+    own = profile(MACHINE).near_data
+    twice = FittedSet(0.2, 2 * own.bandwidth_gb_s).on(profile(MACHINE)).near_data
+    assert twice.bandwidth_gb_s == 2 * own.bandwidth_gb_s
+    assert twice.tflop_s == pytest.approx(2 * own.tflop_s)
+    assert twice.dimms == own.dimms
+    without = profile(HIGH_END)
+    assert FittedSet(0.2, 1.0).on(without) is without
+
+
+def test_shares_by_hand():
+    """Of 10 ms PCIe adds 9; the predictor takes 0.2 of the 1 that is left; DIMMs 3 of 4 ms; prefill a third."""
+    labels = {"model": LLAMA, "system": "deja_vu", "batch": 1, "profile": MACHINE, "evidence": "modelled"}
+    parts = {"token_ms": 10.0, "copy_ms": 9.0, "predictor_ms": 0.2, "dimm_ms": 3.0, "gpu_ms": 1.0}
+    found = shares(pd.DataFrame([labels | parts | {"prefill_percent": 100 / 3}])).iloc[0]
+    assert found["copy_percent"] == pytest.approx(90)
+    assert found["predictor_percent"] == pytest.approx(20)
+    assert found["dimm_percent"] == pytest.approx(75)
+    assert found["prefill_percent"] + found["generation_percent"] == pytest.approx(100)
+    assert found["part"] == "shares"
+
+
+def test_the_share_on_the_gpu_by_hand():
+    """20 GB less the head, over the blocks' 12 · hidden² weights of two bytes each; the paper has 80 and 15 %."""
+    found = resident_rows([OPT, "opt-66b"]).set_index("model")["resident_percent"]
+    for model, layers, hidden, published in ((OPT, 40, 5120, 80), ("opt-66b", 64, 9216, 15)):
+        share = (20e9 - 2 * 50272 * hidden) / (2 * layers * 12 * hidden**2)
+        assert found[model] == pytest.approx(100 * share)
+        assert found[model] == pytest.approx(published, rel=0.05)
+
+
+def test_dimms_that_hold_a_model():
+    """OPT-66B's 132 GB need five DIMMs of 32 GB, as a count of bytes has it; five A100s have no DIMM."""
+    assert [fits("opt-66b", dimms) for dimms in (1, 3, 5, 8)] == [False, False, True, True]
+    assert fits(OPT, 1)
+
+
+def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
+    blocks, room = offline_problem("llama2-7b")
+    assert [len(block.frequency) for block in blocks] in ([4096, 11008] * 32, [4096] * 32 + [11008] * 32)
+    assert {int(size) for block in blocks for size in block.neuron_bytes} == {2 * 3 * 4096}
+    assert all(0 <= block.frequency.min() <= block.frequency.max() <= 1 for block in blocks)
+    assert room.dimms == profile(MACHINE).near_data.dimms
+    again, _ = offline_problem("llama2-7b")
+    assert all((one.frequency == two.frequency).all() for one, two in zip(blocks, again, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("speeds", "first"),
+    [
+        ([1, 10, 10, 10], 32),
+        ([5, 9.49, 9.5, 10], 64),
+        ([10, 9, 10, 10], 64),  # what falls again is not steady
+        ([1, 2, 3, 4], 128),
+    ],
+)
+def test_the_first_steady_number(speeds, first):
+    assert first_steady(pd.Series(speeds, index=[16, 32, 64, 128])) == first
+
+
+PUBLISHED = {
+    case("hermes"): 13.0,
+    case("hermes", 2): 20.0,
+    case("hermes", 4): 40.0,
+    case("hermes", 16): 80.0,
+    case("hermes_base"): 5.0,
+    case("hermes_base", 2): 15.0,
+    case("hermes_base", 4): 20.0,
+    case("hermes_base", 16): 20.0,
+    case("hermes_host"): 6.0,
+    case("deja_vu"): 1.0,
+    case("hermes", dimms=16): 15.0,
+    SystemCase(OPT, "hermes", multipliers=64): 95.0,
+    SystemCase(OPT, "hermes", multipliers=256): 100.0,
+    case("tensorrt", machine=HIGH_END): 17.0,
+    case("tensorrt", 16, machine=HIGH_END): 300.0,
+}
+# for each conclusion a speed that ends it
+OPPOSED = {
+    "Hermes is faster than Hermes-host and Hermes-base": {case("hermes_host"): 14.0},
+    "Hermes is more than 10 times as fast as Deja Vu": {case("deja_vu"): 1.3},
+    "Hermes-base comes nearest at batch 2": {case("hermes_base", 4): 39.0},
+    "16 DIMMs bring at most 1.2 times the speed of 8": {case("hermes", dimms=16): 15.7},
+    "64 multipliers suffice for OPT-13B and one sequence": {SystemCase(OPT, "hermes", multipliers=64): 94.9},
+    "Hermes reaches most of five A100's speed with one sequence, and less than half with 16": {
+        case("tensorrt", 16, machine=HIGH_END): 150.0
+    },
+}
+
+
+@pytest.mark.parametrize("text", CONCLUSIONS)
+def test_conclusions_on_speeds_that_are_given(text):
+    needed, holds = CONCLUSIONS[text]
+    assert set(OPPOSED[text]) <= set(needed) <= set(PUBLISHED)
+    assert holds(PUBLISHED)
+    assert not holds(PUBLISHED | OPPOSED[text])
+
+
+def test_conclusions_count_the_sets_on_which_they_hold(monkeypatch):
+    """On the second of two sets Deja Vu is fast and nothing else changes."""
+    sets = [FittedSet(0.1, 40.0), FittedSet(0.3, 150.0)]
+    fast = OPPOSED["Hermes is more than 10 times as fast as Deja Vu"]
+
+    def run(asked, chosen, **sample):
+        return SimpleNamespace(tokens_per_s=(PUBLISHED | (fast if chosen is sets[1] else {}))[asked])
+
+    monkeypatch.setattr(sensitivity, "fitted_sets", lambda **sample: sets)
+    monkeypatch.setattr(sensitivity, "run", run)
+    found = sensitivity.conclusions(24, 2, 0).set_index("conclusion")
+    assert set(found["sets"]) == {2}
+    expected = dict.fromkeys(CONCLUSIONS, 2) | {"Hermes is more than 10 times as fast as Deja Vu": 1}
+    assert found["holds_on"].to_dict() == expected
+
+
+def test_the_table_has_the_default_set_and_the_range_along_the_others(monkeypatch):
+    """A speed of 1 / active: 10 by default, 2 at the other end."""
+    sets = (FittedSet(0.1, 40.0), FittedSet(0.5, 150.0))
+
+    def row(asked, active, bandwidth_gb_s, *sample):
+        numbers = {"tokens_per_s": 1 / active, "token_ms": active, "prefill_percent": 1}
+        return pd.DataFrame([{"model": asked.model} | numbers])
+
+    monkeypatch.setattr(systems, "fitted_sets", lambda *sample: sets)
+    monkeypatch.setattr(systems, "_row", row)
+    found = systems.systems_table([case("hermes"), case("hermes_base")])
+    assert found["tokens_per_s"].tolist() == [10, 10]
+    assert found["tokens_per_s_low"].tolist() == [2, 2]
+    assert found["tokens_per_s_high"].tolist() == [10, 10]
+    assert found["token_ms_high"].tolist() == [0.5, 0.5]
+    assert set(found["part"]) == {"systems"}

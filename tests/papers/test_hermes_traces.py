@@ -1,0 +1,128 @@
+"""Tables of Hermes's traces, from a few tokens by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from toolkit.activations.trace import Trace, pack
+from toolkit.papers.hermes import traces
+from toolkit.papers.hermes.traces import (
+    ATTENTION,
+    DRAWN,
+    Drawing,
+    correlation_table,
+    drawn_parents,
+    hot_cold_table,
+    layer_us,
+    quality_table,
+    similarity_table,
+)
+from toolkit.predictors import All, Context, CopyLast, Nothing
+from toolkit.predictors.layer_correlation import Parents
+
+LABELS = {"trace": "by hand", "evidence": "measured"}
+
+
+def trace_of(*layers):
+    """A trace of one sequence; each layer is rows of 0 and 1, one a token."""
+    active = [torch.tensor(layer, dtype=torch.bool)[None] for layer in layers]
+    tokens = torch.zeros(1, active[0].shape[1], dtype=torch.int32)
+    return Trace("toy", "by hand", tokens, tuple(one.shape[2] for one in active), tuple(map(pack, active)))
+
+
+def quantities(table):
+    return table[table["row"] == "quantity"].set_index("quantity")["value"]
+
+
+def test_hot_and_cold_by_hand():
+    """Neuron 0 makes 8 of 10 activations of five neurons, neurons 1 and 2 one each."""
+    layer = np.zeros((8, 5), int)
+    layer[:, 0], layer[0, 1], layer[1, 2] = 1, 1, 1
+    table = hot_cold_table(trace_of(layer), LABELS)
+    found = quantities(table)
+    assert found["activation sparsity"] == pytest.approx(75)  # 30 of 40
+    assert found["activations of the hot neurons"] == pytest.approx(80)  # one of five neurons is hot
+    assert found["neurons of most activations"] == pytest.approx(20)
+    curve = table[table["row"] == "curve"].set_index("neuron_share")["activation_share"]
+    assert np.interp([0.2, 0.4, 0.6, 1], curve.index, curve).tolist() == pytest.approx([0.8, 0.9, 1, 1])
+    assert set(table["model"]) == {"toy"}
+    assert set(table["trace"]) == {"by hand"}
+
+
+def test_similarity_by_hand():
+    """Tokens use {0, 1}, {0, 2}, {0, 1}, {0, 2}: neighbours share a half, tokens two apart everything."""
+    layer = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
+    found = similarity_table(trace_of(layer), [1, 2], LABELS).set_index("distance")
+    assert found["value"].to_dict() == pytest.approx({1: 50, 2: 100})
+    assert found["chance"].to_numpy() == pytest.approx(100 * (1 + 0.25 + 0.25) / 2)  # Σ usage² / Σ usage
+    assert set(found["unit"]) == {"percent"}
+
+
+def test_correlation_by_hand():
+    """Neuron 0 of the second layer does what neuron 1 of the first does; neuron 1 fires by turns with it, once more."""
+    generator = np.random.default_rng(0)
+    first = generator.random((400, 3)) < 0.3
+    second = np.stack([first[:, 1], first[:, 2] | (np.arange(400) % 10 == 0)], 1)
+    table = correlation_table(trace_of(first, second), LABELS)
+    pairs = table[table["row"] == "pair"].set_index("neuron")
+    assert pairs["given"].to_dict() == {0: 1, 1: 1}
+    assert pairs.loc[0, "usage"] == pytest.approx(first[200:, 1].mean())
+    assert pairs.loc[1, "usage"] > pairs.loc[0, "usage"] - 0.1
+    found = table[table["row"] == "quantity"].set_index("quantity")
+    assert found.loc["fires with its parent", "value"] == 100
+    assert found.loc["fires with its parent", "chance"] == pytest.approx(100 * pairs["usage"].mean())
+    assert found.loc["pairs that are sure", "value"] == 100
+    assert found.loc["pairs that are sure", "chance"] == 0
+
+
+def test_neurons_that_fire_for_half_of_the_tokens_are_no_pairs():
+    first = np.random.default_rng(1).random((100, 3)) < 0.4
+    second = np.stack([np.ones(100, bool), first[:, 0], np.zeros(100, bool)], 1)
+    table = correlation_table(trace_of(first, second), LABELS)
+    assert table[table["row"] == "pair"]["neuron"].tolist() == [1]
+
+
+def test_quality_by_hand():
+    """One of four neurons is active, always the same: nothing is right for 75 %, all for 25 %, a copy for 100 %."""
+    layer = [[1, 0, 0, 0]] * 6
+    kinds = {"nothing": [Nothing(4, 0)], "all": [All(4, 0)], "copy": [CopyLast(4, 0)]}
+    found = quality_table(kinds, trace_of(layer), 2, LABELS).set_index("label")
+    assert found["active"].tolist() == pytest.approx([0.25] * 3)
+    assert found["accuracy"].tolist() == pytest.approx([0.75, 0.25, 1])
+    assert found["predicted"].tolist() == pytest.approx([0, 1, 0.25])
+    assert found["recall"].tolist() == pytest.approx([0, 1, 1])
+    assert found["nbytes"].tolist()[:2] == [0, 0]
+
+
+def test_a_drawing_has_the_blocks_of_its_model():
+    small = Drawing("llama2-7b", layers=2, tokens=12, prompt=4)
+    ffn, attention = small.trace(), small.trace(ATTENTION)
+    assert (ffn.units, attention.units) == ((11008,) * 2, (4096,) * 2)
+    assert attention.unit == ATTENTION
+    assert ffn.tokens.shape == (1, 12)
+    assert np.isclose(float(ffn.active(0).float().mean()), small.law.active, atol=0.03)
+    assert torch.equal(small.trace().active(1), ffn.active(1))
+    assert DRAWN["evidence"] == "modelled"
+
+
+def test_parents_are_found_behind_the_tokens_that_are_tried(monkeypatch, tmp_path):
+    """So the same law and ranks, and other tokens; and they are kept."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    small, seen = Drawing("llama2-7b", layers=2, tokens=10, prompt=4), []
+    parents = Parents(np.zeros((2, 3), np.uint16), before=1)
+
+    def find(layers):
+        seen.append([len(layer) for layer in layers])
+        return [None, parents]
+
+    monkeypatch.setattr(traces, "find_parents", find)
+    for _ in range(2):
+        first, second = drawn_parents(small, 6)
+        assert first is None
+        assert np.array_equal(second.neurons, parents.neurons)
+    assert seen == [[6, 6]]
+
+
+def test_times_are_of_a_layer():
+    active = np.arange(3)
+    assert 0 < layer_us(CopyLast(10, 0), Context(0, ()), active) < 1e5
