@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -26,6 +27,7 @@ from toolkit.offload.single_token import SingleToken
 from toolkit.policies.lfu import Lfu
 from toolkit.policies.placement import LayerMap
 from toolkit.quantization import neuron_records
+from toolkit.storage.direct import StoredFile
 from toolkit.storage.experts import experts_rest, pack_experts
 from toolkit.storage.readers import READERS
 
@@ -424,6 +426,29 @@ def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
     with pytest.raises(UserError, match=r"bits of \[6\] experts by layer: the model has \[6, 6, 6, 6\]"):
         pack_experts(mixtral.model, tmp_path / "store", bits=[[4] * 6])
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("family", ["Qwen2Moe", "DeepseekV2"])
+def test_shared_experts_are_in_memory_once(family, tmp_path, monkeypatch):
+    """The mixture's own matrices go when their copy by neuron is made; the budget has room for one layer's."""
+    packed = Packed(family, tmp_path / "store", num_hidden_layers=4, **CHANGES.get(family, {}))
+    content, read = StoredFile.content, []
+
+    def remembered(self, offset, size):
+        data = content(self, offset, size)
+        read.append((size, weakref.ref(data)))
+        return data
+
+    monkeypatch.setattr(StoredFile, "content", remembered)
+    with OffloadedModel.open(packed.folder, verify=False) as ours:
+        left = {id(ref()) for _, ref in read if ref() is not None}
+        gone = [run.name for run, (_, ref) in zip(ours.store.index.rest, read, strict=True) if ref() is None]
+        assert len(gone) == 3 * len(ours.strategy.ffns)
+        assert len(left) == len(read) - len(gone)
+        assert all(".shared_expert" in name and "_proj" in name for name in gone)
+        copies = [ffn._shared.nbytes for ffn in ours.strategy.ffns]
+        assert ours.budgets["dram"].taken["shared"] == copies[0] == max(copies)
+        assert torch.equal(ours.generate(PROMPT, **GREEDY), packed.expected())
 
 
 def test_all_but_the_routed_experts_stay_in_memory(packed):

@@ -3,12 +3,13 @@
     with OffloadedModel.open(folder, dram_bytes=800_000_000) as model:
         tokens = model.generate(**model.tokenizer("Few experts", return_tensors="pt"), max_new_tokens=20)
 
-`toolkit.storage.experts` writes the folder. Experts are read whole: at CORM's 45 % of active neurons that is the quicker
-way from a disk, as `toolkit.measure.load_rule` measures it (notebook corm/fig09). Their neurons are gathered in the cost
-model and in replays only.
+`toolkit.storage.experts` writes the folder. Experts are read whole: at CORM's 45 % of active neurons that is the
+quicker way from a disk, as `toolkit.measure.load_rule` measures it (notebook corm/fig09). Their neurons are gathered in
+the cost model and in replays only.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 from torch import nn
@@ -17,7 +18,7 @@ from toolkit.errors import unknown
 from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.activation import activation_name
-from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
 from toolkit.offload.expert_ffn import ExpertFFN
 from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.neuron_ffn import Maths
@@ -61,19 +62,13 @@ class ByExpert:
         """Replace the mixtures, and the decoder's linears by ones whose time is recorded."""
         options, recorder = self._opening.options, self._opening.recorder
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
-        route = options.routing or (lambda _, experts: Router(experts))
-        for layer, experts in mixtures_by_layer(self.model).items():
-            count = self._slots[layer]
+        for layer, count in self._slots.items():
             mine, arena = arena[:count], arena[count:]
-            slots = self._slots_of(layer, experts, mine)
-            ours = ExpertFFN(
-                layer, route(layer, experts), slots, self._maths, recorder, bool(options.window), options.exact
-            )
+            ours = self._replaced(layer, mine)
             ours._run = turn.guard(ours._run)  # blocks can be called by themselves
             if self.ffns and options.look_ahead:
                 self.ffns[-1].precede(ours)
             self.ffns.append(ours)
-            _replace(decoder_blocks(self.model)[layer], experts.module, ours)
         for layer, block in enumerate(decoder_blocks(self.model)):
             for name, linear in decoder_linears(block).items():
                 block.set_submodule(name, resident(linear, name, layer, recorder))
@@ -82,6 +77,19 @@ class ByExpert:
         """Release the memory."""
         for ffn in self.ffns:
             ffn.close()
+
+    def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
+        """Put our module in the place of a layer's mixture; no weight of that one stays but its router's."""
+        options, block = self._opening.options, decoder_blocks(self.model)[layer]
+        experts = block_experts(block, layer)
+        assert experts is not None  # layers with slots have experts
+        routed = replace(experts, module=nn.Identity(), shared=None)
+        router = Router(routed) if options.routing is None else options.routing(layer, routed)
+        slots = self._slots_of(layer, routed, arena)
+        recorder, keeps = self._opening.recorder, bool(options.window)
+        ours = ExpertFFN(layer, router, experts.shared, slots, self._maths, recorder, keeps, options.exact)
+        _replace(block, experts.module, ours)
+        return ours
 
     def _slots_of(self, layer: int, experts: Experts, arena: np.ndarray) -> ExpertSlots:
         opening, stored = self._opening, self._opening.store.layer(layer, LAYOUT).ops
@@ -106,7 +114,7 @@ def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) ->
     Layers get the same number, and the first ones what is left. Raises `UserError` for a budget that is too small.
     """
     budget, store = opening.budgets["dram"], opening.store
-    shared = sum(_bytes_of_shared(experts) for experts in outline.values())
+    shared = max(_bytes_of_shared(experts) for experts in outline.values())  # of the layer that is being replaced
     least = sum(experts.per_token for experts in outline.values())
     budget.check(rest=store.rest_bytes, shared=shared, slots=whole_pages(least * slot_bytes))
     budget.take(rest=store.rest_bytes, shared=shared)

@@ -26,7 +26,8 @@ class ExpertFFN(nn.Module):
 
     Args:
         layer: its number.
-        router: of the mixture, of which the shared FFN is used, too.
+        router: of the mixture.
+        shared: the FFN that every token uses, of which a copy is made; None: there is none.
         slots: the routed experts.
         maths: what an expert computes.
         recorder: takes the spans.
@@ -39,6 +40,7 @@ class ExpertFFN(nn.Module):
         self,
         layer: int,
         router: Router,
+        shared: SharedFFN | None,
         slots: ExpertSlots,
         maths: Maths,
         recorder: Recorder,
@@ -50,10 +52,9 @@ class ExpertFFN(nn.Module):
         self.keeps, self.reloads, self._recorder = keeps, reloads, recorder
         self._following: list[ExpertFFN] = []  # at most one; in a list, it is no part of this module
         self._ahead: Int64[Tensor, "1 k"] | None = None
-        shared, hidden = router.experts.shared, router.experts.hidden
         self._shared = None if shared is None else _neurons_of(shared)
         self._share = None if shared is None else shared.share
-        self._bits = [bits_of(run, hidden) for run in slots.runs]
+        self._bits = [bits_of(run, router.experts.hidden) for run in slots.runs]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., hidden], in the type of `x`."""

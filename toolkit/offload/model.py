@@ -141,6 +141,7 @@ class OffloadedModel:
         """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
         rest = {name: self._on_device(tensor) for name, tensor in self.store.rest()}
         self.model.load_state_dict(rest, strict=False, assign=True)
+        del rest  # so that a strategy can let go of some
         self.model.tie_weights()
         self.strategy.take_over(self._turn)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
