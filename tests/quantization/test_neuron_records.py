@@ -117,6 +117,8 @@ def test_the_input_keeps_its_values_and_may_be_of_any_type():
         ({name: torch.ones(4, 96) for name in ("gate", "up", "down_transposed")}, "hidden is 96"),
         ({"down_transposed": torch.full((4, 64), torch.nan)}, "cannot quantise down_transposed"),
         ({"gate": torch.full((4, 64), torch.inf)}, "cannot quantise gate"),
+        ({"gate": torch.arange(256.0).view(4, 64) * 1e5}, "cannot quantise gate: a group's scale .* beyond fp16"),
+        ({"up": 10 + torch.arange(256.0).view(4, 64) * 1e-6 * 3}, "cannot quantise up: a group's .* beyond fp16"),
     ],
 )
 def test_bad_input(change, words):

@@ -43,7 +43,8 @@ def encode(
     for these 8 bits. The package looks at 512 neurons at once, so the same 512 give the same records.
 
     Raises `UserError` for bits other than 4 and 2, a `hidden` that 64 does not divide, matrices of different shapes,
-    and weights that are not finite.
+    and weights that are not finite, or so large, or so alike far from zero, that fp16 does not hold a group's scale or
+    zero point.
     """
     parts = {"gate": gate, "up": up, "down_transposed": down_transposed}
     if gate.ndim != 2 or any(part.shape != gate.shape for part in parts.values()):
@@ -55,10 +56,12 @@ def encode(
         if not part.isfinite().all():
             raise UserError(f"cannot quantise {name}: it holds weights that are not finite; load the model anew")
     nbytes = section_bytes(hidden, bits)
-    for number, part in enumerate(parts.values()):
+    for number, (name, part) in enumerate(parts.items()):
         for first in range(0, neurons, AT_ONCE):
             some = records[first : first + AT_ONCE, number * nbytes : (number + 1) * nbytes]
             _fill(some, part[first : first + AT_ONCE].detach().cpu().float(), bits)
+            if not some[:, :HEAD_BYTES].contiguous().view(torch.float16).isfinite().all():
+                raise UserError(f"cannot quantise {name}: a group's scale or zero point lies beyond fp16; keep 16 bits")
     return records
 
 
