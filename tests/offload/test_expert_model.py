@@ -243,6 +243,19 @@ def test_a_prediction_of_an_interrupted_token_is_forgotten(mixtral, monkeypatch)
         assert torch.equal(ours.model(PROMPT[:, 1:2]).logits, expected)
 
 
+def test_a_prediction_counts_once(mixtral):
+    """A mixture that is called by itself, after a token that it was predicted for, takes its own router's experts."""
+    found: list[list[torch.Tensor]] = []
+    for exact in (False, True):
+        inputs = torch.randn(4, 1, 1, 64, generator=torch.Generator().manual_seed(3))
+        with OffloadedModel.open(mixtral.folder, exact=exact) as ours, torch.no_grad():
+            found.append([])
+            for x in inputs:
+                ours.model(PROMPT[:, :1])
+                found[-1].append(ours.strategy.ffns[2](x))
+    assert all(map(torch.equal, *found))
+
+
 def test_an_expert_that_no_token_chooses_is_never_read(mixtral):
     with OffloadedModel.open(mixtral.folder) as ours:
         ours.model(PROMPT[:, :1])
