@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.activations.route_traces import load_route_trace, route_trace_file
 from toolkit.activations.routing import mixtures, record_routing
@@ -18,6 +18,7 @@ from toolkit.cache import kept
 from toolkit.errors import unknown
 from toolkit.files import file_sha256
 from toolkit.models.activation import activation_name
+from toolkit.models.experts import Experts
 from toolkit.policies.least_stale import LeastStale
 from toolkit.policies.residencies import RESIDENCIES
 from toolkit.policies.residency import Residency
@@ -296,7 +297,7 @@ def _predicted(expected: Sequence[Sequence[Needed | None]] | None, neurons: int,
     return sum(told) / (neurons * len(expected[0][half:]))
 
 
-def _neurons_of(experts: nn.Module, x: Tensor, chosen: Tensor, theta: float, act: str) -> list[Needed]:
+def _neurons_of(experts: Experts, x: Tensor, chosen: Tensor, theta: float, act: str) -> list[Needed]:
     """The neurons of the chosen experts whose |act(W1 · x)| exceeds θ, for each token."""
     found: list[dict[int, Int64[np.ndarray, " neurons"]]] = [{} for _ in x]
     for expert, used in enumerate(chosen.T):
