@@ -64,7 +64,7 @@ class ResidencyRace:
     memory_share: float = 0.6
     policies: Sequence[str] = POLICIES
     window: int = 5
-    skipped: int = 16
+    skipped: int = 8
     tokens: int = 64
     repetitions: int = 3
 
@@ -79,7 +79,7 @@ class ResidencyRace:
                 "setting's sequence_length"
             )
 
-    @property
+    @cached_property
     def active(self) -> list[Active]:
         """What the tokens use of each layer, recorded."""
         found = Trace.load(_trace(self.setting, self.skipped + self.tokens) / TRACE, self.setting.model)
@@ -196,7 +196,8 @@ def frequencies_of(setting: ThresholdedModel) -> list[Float64[np.ndarray, " neur
 
 def held_rows(race: ResidencyRace) -> list[int]:
     """The neurons that the limit lets each layer hold."""
-    with OffloadedModel.open(_folder(race.setting), predictors=_predictors(race), dram_bytes=race.dram_bytes) as model:
+    limited = {"dram_bytes": race.dram_bytes, "verify": False}
+    with OffloadedModel.open(_folder(race.setting), predictors=_predictors(race), **limited) as model:
         assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
         return [ffn.store.residency.rows for ffn in model.strategy.ffns]
 
@@ -248,7 +249,7 @@ def _trace(folder: Path, setting: ThresholdedModel, tokens: int) -> None:
         for ffn, limit in zip(decoder_ffns(copy.deepcopy(model).float()), limits, strict=True)
     ]
     ids = tokens_of(setting, "evaluation")[None, :tokens]
-    with OffloadedModel.open(_folder(setting), predictors=exact) as engine, torch.no_grad():
+    with OffloadedModel.open(_folder(setting), predictors=exact, verify=False) as engine, torch.no_grad():
         past = None
         for one in ids.split(1, 1):
             past = engine.model(one, past_key_values=past, use_cache=True).past_key_values
