@@ -338,8 +338,7 @@ def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
 def test_a_killed_run_harms_nothing(mixtral):
     code = f"""if True:
         import torch
-        from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.offload.model import OffloadedModel
+        from toolkit.offload.model import OffloadedModel
         with OffloadedModel.open({str(mixtral.folder)!r}) as model:
             model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
             print("running", flush=True)
@@ -357,8 +356,7 @@ from toolkit.offload.model import OffloadedModel
 def test_a_killed_pack_leaves_no_folder(tmp_path):
     code = f"""if True:
         import os, signal
-        from tests.measure.test_accelerate import resident_pages
-from tests.models.test_experts import mixtures
+        from tests.models.test_experts import mixtures
         from toolkit.storage import experts
         rows = experts.expert_rows
 
