@@ -10,7 +10,15 @@ from toolkit.errors import UserError
 from toolkit.evidence import readme, reference
 from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.readme import BLOCKS, GROUP_WORDS, read_block, readme_summary, readme_tables, write_readme
+from toolkit.evidence.readme import (
+    BLOCKS,
+    GROUP_WORDS,
+    read_block,
+    readme_papers,
+    readme_summary,
+    readme_tables,
+    write_readme,
+)
 from toolkit.evidence.reference import reference_dir, save
 
 NOTEBOOKS = ("endor/fig04", "endor/fig06", "endor/tab_e2e", "endor/tab_perplexity", "flash/tab02")
@@ -119,7 +127,7 @@ def test_readmes_blocks_are_made_from_kept_results(name):
 
 
 def score_words(found: dict[str, object]) -> list[str]:
-    """What README must say of a paper, from the oracle's numbers."""
+    """What the kept results' README must say of a paper, from the oracle's numbers."""
     left_out = f"left out: {found['limits']} limits, {found['stand_ins']} stand-ins, "
     words = [left_out + f"{found['not_run']} of {found['quantities']} quantities not run"]
     for key, pattern in {
@@ -133,14 +141,27 @@ def score_words(found: dict[str, object]) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("paper", ["endor", "flash", "spqr"])
+def score_cells(found: dict[str, object]) -> str:
+    """The first cells of README's row of a paper, from the oracle's numbers."""
+    off, null = (found.get(key, "–").replace(" and ", ", ") for key in ("off", "null_off"))
+    count = f" (on {found['null_n']})" if found.get("null_n", found["n"]) < found["n"] else ""
+    return f" | {found['n']} | {off} | {null}{count} | "
+
+
+@pytest.mark.parametrize("paper", ["endor", "flash", "spqr", "hermes", "corm"])
 def test_readmes_scores_follow_from_the_comparisons_alone(paper):
-    """Of the machine that README's block is made of, by an oracle that knows nothing but the files."""
-    block = read_block((paths.root() / "README.md").read_text(encoding="utf-8"), "papers")
-    (row,) = [line for line in block.splitlines() if line.startswith(f"| {PAPERS[paper].name} |")]
-    folders = [folder for folder in reference_dir().iterdir() if folder.is_dir()]
-    found = [score_words(naive_score.score(folder, paper)) for folder in folders]
-    assert any(all(re.search(words, row) for words in each) for each in found), (row, found)
+    """Of the machine that the blocks are made of, by an oracle that knows nothing but the files."""
+    rows = [
+        line
+        for name, start in (("papers", f"| {PAPERS[paper].name} |"), ("results", f"* `{paper}`: "))
+        for line in read_block((paths.root() / BLOCKS[name][0]).read_text(encoding="utf-8"), name).splitlines()
+        if line.startswith(start)
+    ]
+    folders = [folder for folder in reference_dir().iterdir() if (folder / paper).is_dir()]
+    found = [naive_score.score(folder, paper) for folder in folders]
+    brief, full = rows
+    assert any(score_cells(each) in brief for each in found), (brief, found)
+    assert any(all(re.search(words, full) for words in score_words(each)) for each in found), (full, found)
 
 
 def test_readme_is_short():
@@ -163,12 +184,19 @@ def test_results_of_one_clean_commit_are_kept(results):
 
 
 def test_readme_shows_predictions_beside_the_null_model_and_what_differs(results, monkeypatch, tmp_path):
+    results("endor/fig04", headline={"gain": "More.", "cost": "Less."})
+    results("endor/fig06", headline={"system": "flash", "cost": "First."})
+    results("endor/tab_e2e", headline={"system": "flash", "cost": "Second.", "negative": "Never."})
     folder = save("here")
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
     monkeypatch.setattr(readme, "notebooks", lambda: dict.fromkeys(NOTEBOOKS))
     text = readme_tables(folder)
     assert text.startswith("Measured on a CPU, 2 cores, no GPU, 2026-01-02; all of it in `here/`.")
     assert "* `endor`: 2 predictions, off by 20% (median) and 30% (at most, " in text
+    assert "* `endor`, gain: More.\n* `endor`, cost: Less.\n* `flash`, cost: First.\n* `flash`, cost: Second.\n" in text
+    brief = readme_papers(folder)
+    assert "| ENDOR | 2 | 20%, 30% | 35%, 50% | More. | Less. |" in brief
+    assert "| LLM in a flash | – | – | – | – | First. Never. |" in brief
     assert "nothing else are off by 35% and 50%; left out: 0 limits, 1 stand-ins, 1 of 4 quantities not run." in text
     values, stand_ins = (text.split(GROUP_WORDS[name])[1].strip().splitlines()[2] for name in ("values", "stand-ins"))
     assert (values, stand_ins) == ("| prediction | 1 | 0 | 0 | 1 |", "| prediction | 0 | 0 | 1 | 0 |")

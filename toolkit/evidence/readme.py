@@ -22,8 +22,10 @@ from toolkit.evidence.comparison import (
     group,
     omission_words,
     prediction_words,
+    score,
 )
 from toolkit.evidence.literature import PAPERS
+from toolkit.evidence.meta import HEADLINES
 from toolkit.files import replacing
 from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
@@ -189,8 +191,40 @@ def _perplexities(folder: Path) -> pd.DataFrame:
 
 
 def readme_papers(folder: Path) -> str:
-    """A row a paper: how well its numbers are predicted, what is gained here, what it costs, what does not pay."""
-    predictions = scores(folder)
+    """A row a paper: how well its numbers are predicted, the gains, the first price and what first does not pay.
+
+    `readme_tables` has all of it in full.
+    """
+    compared, spoken, rows = comparisons(folder), _headlines(folder), []
+    for id, paper in PAPERS.items():
+        if not paper.title:
+            continue
+        found, said = score(compared[compared["paper"] == id]), spoken.get(id, {})
+        prices = said.get("cost", [])[:1] + said.get("negative", [])[:1]
+        rows.append(
+            {
+                "paper": paper.name,
+                "predictions": found.get("n", "–"),
+                "off by": _off(found, ""),
+                "bytes alone": _off(found, "null_"),
+                "gain": " ".join(said.get("gain", [])) or "–",
+                "price, and what does not pay": " ".join(prices) or "–",
+            }
+        )
+    return markdown(pd.DataFrame(rows))
+
+
+def _off(found: Mapping[str, object], whose: str) -> str:
+    """The median and the largest error of a score, with the count if it is of fewer quantities."""
+    if f"{whose}median_error" not in found:
+        return "–"
+    ends = "{:.0%}, {:.0%}".format(*(found[f"{whose}{end}_error"] for end in ("median", "largest")))
+    count = found.get(f"{whose}n", found["n"])
+    return ends if count == found["n"] else f"{ends} (on {count})"
+
+
+def _headlines(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """What the notebooks say of each system, by paper and kind: "gain", "cost", "negative"."""
     spoken: dict[str, dict[str, list[str]]] = {}
     for id in notebooks():
         if (folder / id / "meta.json").is_file():
@@ -198,20 +232,7 @@ def readme_papers(folder: Path) -> str:
             system = headline.pop("system", id.split("/")[0])
             for kind, sentence in headline.items():
                 spoken.setdefault(system, {}).setdefault(kind, []).append(sentence)
-    rows = [
-        {
-            "paper": paper.name,
-            "predicted on its machines": predictions.get(id, "no results yet"),
-            "what it gains": " ".join(spoken.get(id, {}).get("gain", [])) or "–",
-            "what it costs, what does not pay": " ".join(
-                sentence for kind in ("cost", "negative") for sentence in spoken.get(id, {}).get(kind, [])
-            )
-            or "–",
-        }
-        for id, paper in PAPERS.items()
-        if paper.title
-    ]
-    return markdown(pd.DataFrame(rows))
+    return spoken
 
 
 def readme_tables(folder: Path) -> str:
@@ -220,6 +241,7 @@ def readme_tables(folder: Path) -> str:
     relative = Path(folder.name)  # the file lies beside the folders of the machines
     parts = [
         f"Measured on {meta['cpu']}, {meta['gpu'] or 'no GPU'}, {meta['finished'][:10]}; all of it in `{relative}/`.",
+        _headlines_part(folder),
         _score_part(folder),
         _quality_part(folder),
         _sizes_part(folder, relative),
@@ -235,6 +257,18 @@ def scores(folder: Path) -> dict[str, str]:
         paper: f"{prediction_words(rows)}; {omission_words(rows)}"
         for paper, rows in comparisons(folder).groupby("paper", sort=False)
     }
+
+
+def _headlines_part(folder: Path) -> str:
+    """All sentences on gains and prices, by paper and kind."""
+    spoken = _headlines(folder)
+    lines = [
+        f"* `{system}`, {kind}: {sentence}"
+        for system in PAPERS
+        for kind in HEADLINES
+        for sentence in spoken.get(system, {}).get(kind, [])
+    ]
+    return "**What is gained, what it costs, and what does not pay.**" + "".join(f"\n{line}" for line in ["", *lines])
 
 
 def _score_part(folder: Path) -> str:
