@@ -7,7 +7,7 @@ import torch
 from tests.models.test_experts import mixtures as mixture
 from toolkit.activations.synthetic import BetaLaw
 from toolkit.activations.trace import Trace, pack
-from toolkit.studies import routing
+from toolkit.studies import routing, thresholded
 from toolkit.studies.routing import RoutedModel
 
 
@@ -15,7 +15,8 @@ from toolkit.studies.routing import RoutedModel
 def setting(monkeypatch, tmp_path):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     model = mixture("Mixtral")
-    monkeypatch.setattr(routing, "loaded", lambda name: (model, None, "checksum of " + name))
+    for module in (routing, thresholded):  # the latter makes the key of what is kept
+        monkeypatch.setattr(module, "loaded", lambda name: (model, None, "checksum of " + name))
     tokens = {"calibration": torch.arange(90) * 5 % 31, "evaluation": torch.arange(90) * 7 % 31}
     monkeypatch.setattr(routing, "load_tokens", lambda corpus, tokenizer, split: tokens[split])
     yield RoutedModel("tiny", "numbers", windows=2, sequence_length=20)

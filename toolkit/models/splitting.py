@@ -8,7 +8,7 @@ shared, the others are clustered by the tokens that use them, in clusters of one
 linear one by ridge regression. The magnitude of a neuron is |act(gate) · up| times the norm of its column of `down`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -151,9 +151,3 @@ def fitted_router(
     gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     router = torch.linalg.solve(gram, inputs.T @ energy.double()).T
     return (router / (inputs @ router.T).std()).float()
-
-
-def randomly_routed(splits: Sequence[Split], seed: int = 0) -> list[Split]:
-    """The same neurons in each expert and a random router: the rival of a fitted one."""
-    generator = torch.Generator().manual_seed(seed)
-    return [Split(it.permutation, torch.randn(it.router.shape, generator=generator)) for it in splits]

@@ -8,8 +8,8 @@ from toolkit.cache import kept
 from toolkit.errors import unknown
 from toolkit.evaluation import evaluate_tasks
 from toolkit.studies.expert_quality import HALF, VARIANTS, as_predicted
-from toolkit.studies.routing import RoutedModel, limits, weights_key
-from toolkit.studies.thresholded import LOADING, loaded
+from toolkit.studies.routing import RoutedModel, limits
+from toolkit.studies.thresholded import LOADING, loaded, weights_key
 
 OWN = "16 bits"
 CORM = "foretold experts, skipped neurons"

@@ -27,8 +27,8 @@ from toolkit.models.experts import Experts, SharedFFN
 from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.groups import encode, levels
-from toolkit.studies.routing import RoutedModel, limits, samples, weights_key
-from toolkit.studies.thresholded import LOADING, loaded
+from toolkit.studies.routing import RoutedModel, limits, samples
+from toolkit.studies.thresholded import LOADING, loaded, weights_key
 from toolkit.text import load_tokens
 
 GROUPS = {4: 64, 2: 16}  # weights that share a scale (CORM, appendix)

@@ -40,7 +40,7 @@ from toolkit.simulation.expert_replay import COUNTS, replay_experts
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.store import Store
-from toolkit.studies.thresholded import LOADING, loaded
+from toolkit.studies.thresholded import LOADING, loaded, weights_key
 from toolkit.text import load_tokens
 
 EXACT = replace(ON_DEMAND, exact=True)
@@ -113,11 +113,7 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     return table.join(_counted(race)).assign(evidence="measured").reset_index()
 
 
-def _weights(race: ExpertRace) -> dict[str, str]:
-    return {"weights_sha256": loaded(race.model)[2]}
-
-
-@kept("expert_modes", without=LOADING, key=_weights)
+@kept("expert_modes", without=LOADING, key=weights_key)
 def mode_table(race: ExpertRace) -> pd.DataFrame:
     """What each of `MODES` gives for the tokens of a turn, one by one from disk, with look-ahead and cache.
 

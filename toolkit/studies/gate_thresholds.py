@@ -19,7 +19,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models.activation import activation, activation_name, replaced
 from toolkit.models.blocks import decoder_blocks
 from toolkit.pruning.calibration import cut_windows
-from toolkit.studies.thresholded import LOADING, loaded
+from toolkit.studies.thresholded import LOADING, loaded, weights_key
 from toolkit.text import load_tokens
 
 SILU_MINIMUM = -0.27846  # of x · sigmoid(x), at x = −1.2785
@@ -93,11 +93,7 @@ def _checked(thetas: Sequence[float]) -> tuple[float, ...]:
     return tuple(thetas)
 
 
-def _weights(setting: GateSetting) -> dict[str, str]:
-    return {"weights_sha256": loaded(setting.model)[2]}
-
-
-@kept("gate_thresholds", without=LOADING, key=_weights)
+@kept("gate_thresholds", without=LOADING, key=weights_key)
 def _ignored(setting: GateSetting, thetas: tuple[float, ...]) -> pd.DataFrame:
     model, windows = loaded(setting.model)[0], _windows(setting)
     cuts = _cuts(model, 0.0, sorted(thetas))
@@ -112,7 +108,7 @@ def _ignored(setting: GateSetting, thetas: tuple[float, ...]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-@kept("gate_thresholds", without=LOADING, key=_weights)
+@kept("gate_thresholds", without=LOADING, key=weights_key)
 def _quality(setting: GateSetting, theta: float, lobe: str) -> pd.DataFrame:
     model, windows = loaded(setting.model)[0], _windows(setting)
     cuts, losses, right = _cuts(model, theta, [theta], lobe), [], []

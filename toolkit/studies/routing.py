@@ -37,7 +37,7 @@ from toolkit.predictors.next_layer import (
 from toolkit.predictors.weightless import Chance, MostUsed
 from toolkit.simulation.expert_replay import needed_of, rates, replay_experts, replay_global, with_drawn_neurons
 from toolkit.simulation.replay import replay, units_of
-from toolkit.studies.thresholded import LOADING, loaded
+from toolkit.studies.thresholded import LOADING, loaded, weights_key
 from toolkit.text import load_tokens
 
 POLICIES = ("lru", "lfu", "hot_table", "static", "random", "belady")  # of a cache by layer; there least stale is LRU
@@ -55,11 +55,6 @@ class RoutedModel:
     sequence_length: int = 256
     zeros: float = 0.55
     """Share of the neurons of used experts whose |act(W1 · x)| a layer's limit θ cuts, on calibration text."""
-
-
-def weights_key(setting: RoutedModel) -> dict[str, str]:
-    """What a result depends on beside the setting, for the cache."""
-    return {"weights_sha256": loaded(setting.model)[2], "dtype": str(next(loaded(setting.model)[0].parameters()).dtype)}
 
 
 def trace_key(name: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Protocol
 
 import pandas as pd
 import torch
@@ -45,7 +46,16 @@ def loaded(name: str) -> tuple[nn.Module, object, str]:
     return model, tokenizer, weights_sha256(model)
 
 
-def weights_key(setting: ThresholdedModel) -> dict[str, str]:
+class OfModel(Protocol):
+    """A setting of a study that is about one model."""
+
+    @property
+    def model(self) -> str:
+        """As `load_model` takes it."""
+        ...
+
+
+def weights_key(setting: OfModel) -> dict[str, str]:
     """What a result depends on beside the setting, for the cache."""
     return {"weights_sha256": loaded(setting.model)[2], "dtype": str(fast_dtype())}
 
