@@ -87,6 +87,7 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
 
     def decorated(function: Callable[..., "pd.DataFrame"]) -> Callable[..., "pd.DataFrame"]:
         signature = inspect.signature(function)
+        _check_key(function, signature, key)
 
         @functools.wraps(function)
         def table(*args, fresh: bool = False, **kwargs) -> "pd.DataFrame":
@@ -111,6 +112,7 @@ def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mappi
         signature = inspect.signature(function)
         _, *parameters = signature.parameters.values()
         signature = signature.replace(parameters=parameters)
+        _check_key(function, signature, key)
 
         @functools.wraps(function)
         def folder(*args, fresh: bool = False, **kwargs) -> Path:
@@ -120,6 +122,14 @@ def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mappi
         return folder
 
     return decorated
+
+
+def _check_key(function: Callable, signature: inspect.Signature, key: Callable[..., Mapping[str, object]]) -> None:
+    """Refuses, when the module is imported, a key that asks for what the function does not take."""
+    asked = {} if key is dict else inspect.signature(key).parameters
+    required = [name for name, of in asked.items() if of.default is of.empty]
+    if missing := [name for name in required if name not in signature.parameters]:
+        raise TypeError(f"{function.__qualname__} has no parameter {missing[0]!r}, which {key.__qualname__} asks for")
 
 
 def _key(function: Callable, bound: inspect.BoundArguments, more: Callable[..., Mapping[str, object]]) -> dict:

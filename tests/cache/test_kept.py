@@ -174,3 +174,9 @@ def test_an_error_keeps_nothing(cache_folder):
         table(0)
     assert keys(cache_folder) == []
     assert table(2)["value"].item() == 0.5
+
+
+def test_a_key_that_asks_for_another_parameter_is_refused_when_the_function_is_defined():
+    with pytest.raises(TypeError, match="no parameter 'setting'"):
+        counted(key=lambda setting: {"weights": setting})
+    counted(key=lambda setting=None: {"weights": setting})  # its default stands in

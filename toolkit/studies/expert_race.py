@@ -113,7 +113,11 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     return table.join(_counted(race)).assign(evidence="measured").reset_index()
 
 
-@kept("expert_modes", without=LOADING, key=weights_key)
+def _weights(race: ExpertRace) -> dict[str, str]:
+    return weights_key(race)
+
+
+@kept("expert_modes", without=LOADING, key=_weights)
 def mode_table(race: ExpertRace) -> pd.DataFrame:
     """What each of `MODES` gives for the tokens of a turn, one by one from disk, with look-ahead and cache.
 
