@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, replacing
+from toolkit.interchange.gguf_header import LAYERS, GgufTensor, read_header
 from toolkit.models.experts import Experts, block_experts
 from toolkit.models.mixture import ENTRY
 
@@ -28,7 +29,6 @@ ATTENTION = {
     "self_attn.o_proj": "attn_output",
 }
 LINEARS = ATTENTION | {"mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
-LAYERS = "blk."  # how the names of their tensors begin
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
@@ -71,18 +71,17 @@ def write_gguf(model: nn.Module, file: Path, quantization: str = "F16", quantise
 
 def layer_bytes(file: Path) -> int:
     """The bytes of the layers' tensors in a file."""
-    import gguf
-
-    return sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(file).tensors if tensor.name.startswith(LAYERS))
+    return sum(tensor.nbytes for tensor in _layers(file))
 
 
 def layer_span(file: Path) -> tuple[int, int]:
     """Where in a file that `write_gguf` wrote the layers' tensors begin and end, in bytes: embeddings, layers, head."""
-    import gguf
+    layers = _layers(file)
+    return min(tensor.offset for tensor in layers), max(tensor.offset + tensor.nbytes for tensor in layers)
 
-    layers = [tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name.startswith(LAYERS)]
-    ends = (tensor.data_offset + int(tensor.n_bytes) for tensor in layers)
-    return int(min(tensor.data_offset for tensor in layers)), int(max(ends))
+
+def _layers(file: Path) -> list[GgufTensor]:
+    return [tensor for name, tensor in read_header(file).tensors.items() if name.startswith(LAYERS)]
 
 
 def _describe(writer, config, file_type: int) -> None:

@@ -35,10 +35,11 @@ def decoder_ffns(model: nn.Module) -> list[FFN]:
     Raises `UserError` for a block whose linears have none of the names in `FORMS`, or more than one FFN (experts), and
     as `decoder_blocks` and `decoder_linears` do.
     """
-    return [_ffn(block, number) for number, block in enumerate(decoder_blocks(model))]
+    return [ffn_of(block, number) for number, block in enumerate(decoder_blocks(model))]
 
 
-def _ffn(block: nn.Module, number: int) -> FFN:
+def ffn_of(block: nn.Module, number: int) -> FFN:
+    """The FFN of one decoder block. Raises `UserError`, with the block's number, as `decoder_ffns` does."""
     found: dict[str, list[nn.Linear]] = {}
     for name, linear in decoder_linears(block).items():
         found.setdefault(name.rpartition(".")[2], []).append(linear)

@@ -25,11 +25,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Model:
-    """A model that needs no hub: its source, its licence, and a function that makes its folder."""
+    """A model that needs no hub: its source, its licence, and the GGUF file that it is made of."""
 
     source: str
     licence: str
-    folder: Callable[[], Path]
+    gguf: str
+    """A key of `toolkit.models.downloads.DOWNLOADS`."""
     parts: str | None = None
     """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
@@ -55,7 +56,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     unknown, the model cannot be had from the hub, or it needs either of these.
     """
     place, options = _place(name)
-    parts = _parts(name)
+    parts = parts_of(name)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -78,13 +79,18 @@ def check_model(name: str) -> None:
     """Raise the `UserError` that `load_model` would raise for a name that cannot be had, without loading weights."""
     if name in MODELS:
         return
+    read_config(name)
+    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
+        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
+
+
+def read_config(name: str):
+    """The configuration of a model, as `load_model` would read it. Raises the `UserError` that that would raise."""
     from transformers import AutoConfig
 
     place, options = _place(name)
     with _loading(name, options):
-        AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
-    if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
-        raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
+        return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
 
 
 @cache
@@ -110,8 +116,8 @@ def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
     return lambda: nn.functional.linear(x, weight)
 
 
-def _parts(name: str) -> Path | None:
-    """The file that makes a named model of its dense one."""
+def parts_of(name: str) -> Path | None:
+    """The file that makes a named model of its dense one; None for any other model."""
     folder = MODELS[name].parts if name in MODELS else None
     if folder is None:
         return None
@@ -132,7 +138,7 @@ def _made(model: nn.Module, parts: Path, dtype: torch.dtype) -> nn.Module:
 def _place(name: str) -> tuple[str, dict]:
     path_of(name)
     if name in MODELS:
-        return str(MODELS[name].folder()), {"local_files_only": True}
+        return str(_dequantised(MODELS[name].gguf)), {"local_files_only": True}
     if Path(name).is_dir():
         return name, {"local_files_only": True}
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -176,7 +182,7 @@ def _dequantise(name: str, folder: Path) -> None:
 
 
 def _embedded(name: str, source: str, parts: str | None = None) -> Model:
-    return Model(source, downloads.DOWNLOADS[name].licence, partial(_dequantised, name), parts)
+    return Model(source, downloads.DOWNLOADS[name].licence, name, parts)
 
 
 def _from_parts(name: str) -> Model:

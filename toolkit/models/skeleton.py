@@ -22,7 +22,8 @@ from toolkit.models import hub, mixture
 from toolkit.records import line, load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-COUNTS = re.compile("layer|expert|label|block")  # names of entries that say how many modules or names are made
+# names of entries that say how many modules or names are made, but not how wide one is
+COUNTS = re.compile("^(?!.*_size$).*(layer|expert|label|block)")
 LEAST_LIMIT = 1024  # modules of a kind that are always made; so many take seconds
 
 

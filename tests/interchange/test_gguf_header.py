@@ -1,0 +1,98 @@
+"""The header of a GGUF file against the reader of the package `gguf`, and files that are cut short or altered."""
+
+import contextlib
+
+import gguf
+import pytest
+import torch
+
+from tests.models.test_twins import TOYS
+from toolkit.errors import UserError
+from toolkit.interchange.gguf import write_gguf
+from toolkit.interchange.gguf_header import gguf_shape, read_header
+from toolkit.models import shapes
+from toolkit.models.shape_of import shape_of
+from toolkit.models.twins import twin_model
+
+
+@pytest.fixture
+def file(monkeypatch, tmp_path):
+    for name, layers in TOYS.items():
+        monkeypatch.setitem(shapes.SHAPES, name, layers)
+    model = twin_model("toy-llama", 2, torch.float16, 0.5)
+    write_gguf(model, tmp_path / "toy.gguf", "Q8_0")
+    return tmp_path / "toy.gguf", model
+
+
+def test_tensors_are_those_of_the_other_reader(file):
+    path, model = file
+    header, expected = read_header(path), gguf.GGUFReader(path).tensors
+    assert list(header.tensors) == [tensor.name for tensor in expected]
+    for tensor, found in zip(expected, header.tensors.values(), strict=True):
+        assert found.shape == tuple(int(size) for size in reversed(tensor.shape))
+        assert (found.kind, found.offset, found.nbytes) == (
+            tensor.tensor_type.name,
+            int(tensor.data_offset),
+            int(tensor.n_bytes),
+        )
+    assert header.metadata["llama.block_count"] == 2
+    assert header.metadata["general.architecture"] == "llama"
+    assert gguf_shape(header) == shape_of(model)
+
+
+def test_mixture_by_hand(tmp_path):
+    """Two blocks, the first one dense; 4 experts of 32 neurons, and a shared one of twice the width."""
+    writer = gguf.GGUFWriter(tmp_path / "moe.gguf", "qwen2moe")
+    for add, value in (
+        (writer.add_block_count, 2),
+        (writer.add_head_count, 4),
+        (writer.add_expert_used_count, 2),
+    ):
+        add(value)
+    sizes = {"token_embd": (100, 64), "output": (100, 64), "blk.0.ffn_gate_inp_shexp": (1, 64)}
+    for block in range(2):
+        sizes |= {f"blk.{block}.attn_{name}": (64, 64) for name in ("q", "output")}
+        sizes |= {f"blk.{block}.attn_{name}": (32, 64) for name in ("k", "v")}
+    sizes |= {"blk.0.ffn_gate": (96, 64), "blk.0.ffn_up": (96, 64), "blk.0.ffn_down": (64, 96)}
+    sizes |= {"blk.1.ffn_gate_exps": (4, 32, 64), "blk.1.ffn_up_exps": (4, 32, 64), "blk.1.ffn_down_exps": (4, 64, 32)}
+    sizes |= {"blk.1.ffn_gate_inp": (4, 64), "blk.1.ffn_gate_shexp": (64, 64), "blk.1.ffn_up_shexp": (64, 64)}
+    sizes |= {"blk.1.ffn_down_shexp": (64, 64)}
+    for name, shape in sizes.items():
+        writer.add_tensor(f"{name}.weight", torch.zeros(shape).numpy())
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    shape = gguf_shape(read_header(tmp_path / "moe.gguf"))
+    assert (shape.layers, shape.dense_layers, shape.dense_ffn, shape.ffn) == (2, 1, 96, 32)
+    assert (shape.experts, shape.experts_per_token, shape.shared_experts) == (4, 2, 2)
+    assert (shape.heads, shape.key_value_heads, shape.head_size, shape.tied) == (4, 2, 16, False)
+    assert shape.parameters == {
+        "embedding": 6400,
+        "head": 6400,
+        "attention": 2 * (2 * 64 * 64 + 2 * 32 * 64),
+        "ffn": 3 * 64 * 96,
+        "experts": (4 + 2) * 3 * 64 * 32,
+        "router": 4 * 64,
+    }
+
+
+@pytest.mark.parametrize("kept", [0, 3, 4, 20, 200, 5000, -1])
+def test_a_file_cut_short_is_refused(file, kept):
+    path, _ = file
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    with pytest.raises(UserError, match=r"toy\.gguf: cannot be read as a GGUF file") as caught:
+        read_header(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_altered_bytes_of_a_header_never_break_the_reader(file):
+    """Bytes of the header in turn: it is read, or refused as bad input."""
+    path, _ = file
+    whole = path.read_bytes()
+    places, read = range(0, 2000, 7), 0
+    for place in places:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with contextlib.suppress(UserError):
+            gguf_shape(read_header(path))
+            read += 1
+    assert 20 < read < len(places) - 20

@@ -1,0 +1,195 @@
+"""What a GGUF file says of its model before the weights: read in milliseconds, whatever the size of the file.
+
+    header = read_header(Path("model.gguf"))
+    header.tensors["blk.0.ffn_up.weight"].nbytes
+    gguf_shape(header)
+
+The reader of the package `gguf` makes arrays of every word of the vocabulary, which takes seconds; here they are
+skipped. The format: ggml's docs/gguf.md, versions 2 and 3. Anyone may have written a file: every number is bounded by
+the bytes of the file before it is used.
+"""
+
+import mmap
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from toolkit.errors import UserError
+from toolkit.models.architectures import ModelShape
+from toolkit.models.shape_of import BlockSizes, assemble, check_whole
+from toolkit.records import line, regular_size
+
+MAGIC, VERSIONS = b"GGUF", (2, 3)
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT, ARRAY = 8, 9
+LAYERS = "blk."  # how the names of the decoder blocks' tensors begin
+LATENT = "attn_kv_a_mqa"  # attention with latent keys and values (DeepSeek-V2 and later)
+ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
+FUSED_GATE = ("phi3", "chatglm", "glm4")  # architectures whose up projection holds the gate's rows, too
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor: its shape (rows, columns), the type of its blocks (such as "Q4_K"), where it begins, and its bytes."""
+
+    shape: tuple[int, ...]
+    kind: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """The scalars of a file by their key, and its tensors by their name. Arrays are left out."""
+
+    file: Path
+    metadata: Mapping[str, object]
+    tensors: Mapping[str, GgufTensor]
+
+
+def read_header(file: Path) -> GgufHeader:
+    """The header of a GGUF file. Raises `UserError` for a file that is none, is cut short or is of another version."""
+    try:
+        if not regular_size(file):
+            raise ValueError("it is empty")
+        with open(file, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Cursor(data).header(file)
+    except (OSError, ValueError, struct.error, KeyError) as error:
+        told = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
+        raise UserError(f"{file}: cannot be read as a GGUF file: {line(told)}; expected version 2 or 3") from error
+
+
+def gguf_shape(header: GgufHeader) -> ModelShape:
+    """The sizes of the model in a file. Raises `UserError`, which names the architecture, as `assemble` does."""
+    architecture = header.metadata.get("general.architecture")
+    try:
+        shape = _shape(header, architecture)
+        check_whole(shape, {name: tensor.shape for name, tensor in header.tensors.items()})
+        return shape
+    except (UserError, IndexError, TypeError, ZeroDivisionError) as error:
+        told = error if isinstance(error, UserError) else "its sizes do not fit together"
+        raise UserError(f"{header.file}: architecture {architecture!r:.99}: {told}") from error
+
+
+def _shape(header: GgufHeader, architecture: object) -> ModelShape:
+    pieces = header.metadata.get("split.count", 1)
+    if pieces != 1:
+        raise UserError(f"one of {pieces} files; join them with llama-gguf-split --merge")
+    embedding = header.tensors.get("token_embd.weight")
+    heads, count = (header.metadata.get(f"{architecture}.{key}") for key in ("attention.head_count", "block_count"))
+    if embedding is None or not heads or not count:
+        raise UserError("expected a token embedding, and how many heads and blocks there are")
+    hidden = embedding.shape[1]
+    matrices: dict[int, dict[str, tuple[int, ...]]] = {}
+    for name, tensor in header.tensors.items():
+        part, _, rest = name.removeprefix(LAYERS).partition(".")
+        if name.startswith(LAYERS) and part.isdecimal():
+            matrices.setdefault(int(part), {})[rest.removesuffix(".weight")] = tensor.shape
+    if sorted(matrices) != list(range(count)):
+        raise UserError(f"expected tensors of blocks 0 to {count - 1}")
+    blocks = [_block(matrices[number]) for number in sorted(matrices)]
+    first = matrices[0]
+    return assemble(
+        blocks,
+        family=_family(first, architecture),
+        hidden=hidden,
+        vocabulary=embedding.shape[0],
+        tied="output.weight" not in header.tensors,
+        heads=heads,
+        head_size=header.metadata.get(f"{architecture}.attention.key_length") or hidden // heads,
+        per_token=header.metadata.get(f"{architecture}.expert_used_count") or 0,
+    )
+
+
+def _block(matrices: Mapping[str, tuple[int, ...]]) -> BlockSizes:
+    if LATENT in matrices:
+        raise UserError("its attention has latent keys and values, which the toolkit does not know")
+    attention = sum(prod(matrices.get(name, (0,))) for name in ATTENTION)
+    down, shared = matrices.get("ffn_down_exps"), matrices.get("ffn_down_shexp", (0, 0))
+    if down:
+        return BlockSizes(attention, experts=down[0], expert_ffn=down[2], shared_ffn=shared[1])
+    if "ffn_down" not in matrices:
+        raise UserError("a block has no ffn_down")
+    return BlockSizes(attention, matrices["ffn_down"][1])
+
+
+def _family(matrices: Mapping[str, tuple[int, ...]], architecture: object) -> str:
+    if {"ffn_gate", "ffn_gate_exps"} & set(matrices) or architecture in FUSED_GATE:
+        return "llama"
+    return "falcon" if "attn_qkv" in matrices else "opt"
+
+
+class _Cursor:
+    """A place in the bytes of a file, which moves on with everything that is read."""
+
+    def __init__(self, data: mmap.mmap):
+        self._data, self._at = data, 0
+
+    def header(self, file: Path) -> GgufHeader:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+        if self._bytes(4) != MAGIC:
+            raise ValueError("it does not begin with GGUF")
+        if (version := self._number("I")) not in VERSIONS:
+            raise ValueError(f"version {version}")
+        tensor_count, value_count = self._number("Q"), self._number("Q")
+        metadata = {key: value for _ in range(value_count) for key, value in [(self._text(), self._value())]}
+        described = []
+        for _ in range(tensor_count):
+            name, dimensions = self._text(), self._number("I")
+            if dimensions > 8:
+                raise ValueError(f"a tensor of {dimensions} dimensions")
+            shape = tuple(self._number("Q") for _ in range(dimensions))[::-1]
+            described.append((name, shape, GGMLQuantizationType(self._number("I")), self._number("Q")))
+        alignment = metadata.get("general.alignment", 32)
+        start = -(-self._at // alignment) * alignment if isinstance(alignment, int) and alignment > 0 else self._at
+        tensors = {}
+        for name, shape, kind, offset in described:
+            weights, nbytes = GGML_QUANT_SIZES[kind]
+            tensors[name] = GgufTensor(shape, kind.name, start + offset, prod(shape) // weights * nbytes)
+            if tensors[name].offset + tensors[name].nbytes > len(self._data):
+                raise ValueError(f"its tensor {name!r:.99} ends beyond the file: it is cut short")
+        return GgufHeader(file, {key: value for key, value in metadata.items() if value is not None}, tensors)
+
+    def _value(self, kind: int | None = None) -> object:
+        """A scalar or a text; None for an array, which is skipped."""
+        kind = self._number("I") if kind is None else kind
+        if kind == TEXT:
+            return self._text()
+        if kind != ARRAY:
+            return self._number(SCALARS[kind])
+        inner, count = self._number("I"), self._number("Q")
+        if inner in SCALARS:
+            self._bytes(count * struct.calcsize(SCALARS[inner]))
+        elif count > len(self._data):
+            raise ValueError("an array longer than the file")
+        elif inner == TEXT:
+            self._skip_texts(count)
+        else:
+            raise ValueError("arrays of arrays")
+        return None
+
+    def _skip_texts(self, count: int) -> None:
+        length, data, at = struct.Struct("<Q").unpack_from, self._data, self._at
+        for _ in range(count):
+            if at > len(data):
+                raise ValueError("it is cut short")
+            at += 8 + length(data, at)[0]
+        self._at = at
+        self._bytes(0)
+
+    def _text(self) -> str:
+        return self._bytes(self._number("Q")).decode("utf-8", "replace")
+
+    def _number(self, code: str):
+        (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
+        self._at += struct.calcsize(f"<{code}")
+        return value
+
+    def _bytes(self, count: int) -> bytes:
+        if self._at + count > len(self._data):
+            raise ValueError("it is cut short")
+        self._at += count
+        return self._data[self._at - count : self._at]

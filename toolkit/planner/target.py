@@ -1,0 +1,157 @@
+"""The model that a plan is for: its sizes, without its weights.
+
+target = open_target("mixtral-8x7b")
+target.parts["experts"]     # 90.2e9 bytes
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from toolkit import tensor_files
+from toolkit.errors import UserError, did_you_mean
+from toolkit.files import path_of
+from toolkit.models import MODELS, hub, skeleton
+from toolkit.models.architectures import ARCHITECTURES, ModelShape
+from toolkit.models.cutting import ENTRY
+from toolkit.models.loading import parts_of, read_config
+from toolkit.models.shape_of import shape_of
+from toolkit.storage.index import FILE as INDEX
+
+if TYPE_CHECKING:
+    from toolkit.interchange.gguf_header import GgufHeader
+
+PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
+OTHERS = (
+    f"choose a shape ({', '.join(ARCHITECTURES)}), an embedded model ({', '.join(MODELS)}), a folder with a "
+    "config.json, a .gguf file or an id on the hub"
+)
+ARCHITECTURE, REGISTRY, FOLDER, GGUF, HUB = "architecture", "registry", "folder", "gguf", "hub"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model: its name, its sizes, and what is known of it beside them.
+
+    `dtype_bytes` are those of a weight as the model is published. `loadable`: `load_model(name)` gives its weights.
+    `source` is what the name was: "architecture", "registry", "folder", "gguf" or "hub". A sparse model has thresholds
+    of its own, and `zeros` is the share of its FFN outputs that they cut.
+    """
+
+    name: str
+    shape: ModelShape
+    dtype_bytes: float
+    loadable: bool
+    source: str
+    model_type: str
+    own_thresholds: bool = False
+    zeros: float | None = None
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Bytes of the weights as published, by the parts of `ModelShape.parameters`."""
+        return {part: weights * self.dtype_bytes for part, weights in self.shape.parameters.items()}
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of all weights as published."""
+        return self.shape.nbytes(self.dtype_bytes)
+
+
+def open_target(text: str) -> Target:
+    """The model of a name, without its weights.
+
+    Args:
+        text: a name of `ARCHITECTURES`, which is a shape alone; a name of `toolkit.models.MODELS`; a folder in Hugging
+            Face's layout; a .gguf file; or an id on the hub.
+
+    An embedded model is downloaded if it is not there yet. Raises `UserError` for an unknown name, for a folder or file
+    that cannot be read, and for a model with parts that `ModelShape` does not know.
+    """
+    if text in ARCHITECTURES:
+        shape = ARCHITECTURES[text]
+        return Target(text, shape, PUBLISHED_BYTES, False, ARCHITECTURE, "mixtral" if shape.experts else shape.family)
+    if text in MODELS:
+        return _registered(text)
+    path = path_of(text)
+    if path.suffix == ".gguf" or path.is_file():
+        return _gguf(text, path)
+    return _configured(text, path)
+
+
+def _registered(name: str) -> Target:
+    """The shape is that of the GGUF file, changed by the file that makes another model of it."""
+    from toolkit.interchange.gguf_header import gguf_shape, read_header
+    from toolkit.models import downloads
+    from toolkit.models.adapters import FILE as ADAPTERS
+
+    header, file = read_header(downloads.fetch(MODELS[name].gguf)), parts_of(name)
+    target = Target(name, gguf_shape(header), PUBLISHED_BYTES, True, REGISTRY, _architecture(header))
+    if file is None:
+        return target
+    if file.name == ADAPTERS:
+        quality = pd.read_csv(file.with_name("quality.csv"), index_col="version")
+        return replace(target, own_thresholds=True, zeros=float(quality.loc["recovered", "zeros"]))
+    return replace(target, **_mixture(target.shape, file))
+
+
+def _mixture(dense: ModelShape, file: Path) -> dict[str, object]:
+    """Shape and type of a mixture that a file makes of a dense model."""
+    from toolkit.models import mixture, split_files, upcycled
+
+    if file.name == upcycled.FILE:
+        about, tensors = tensor_files.load(file, upcycled.KIND)
+        kind, experts, ffn, shared = "mixtral", tensors["router"].shape[1], dense.ffn, 0
+    else:
+        about, tensors = tensor_files.load(file, split_files.KIND)
+        kind, experts, neurons = mixture.ENTRY, tensors[split_files.ROUTER].shape[1], int(about["shared"])
+        ffn = (dense.ffn - neurons) // experts
+        shared = neurons // ffn
+    per_token = int(about[upcycled.PER_TOKEN])
+    shape = replace(dense, ffn=ffn, experts=experts, experts_per_token=per_token, shared_experts=shared)
+    return {"shape": shape, "model_type": kind}
+
+
+def _gguf(text: str, file: Path) -> Target:
+    from toolkit.interchange.gguf_header import LAYERS, gguf_shape, read_header
+
+    header = read_header(file)
+    kinds = {
+        tensor.kind for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1
+    }
+    nbytes = 4 if kinds == {"F32"} else PUBLISHED_BYTES
+    return Target(text, gguf_shape(header), nbytes, False, GGUF, _architecture(header))
+
+
+def _architecture(header: "GgufHeader") -> str:
+    return str(header.metadata.get("general.architecture"))
+
+
+def _configured(text: str, folder: Path) -> Target:
+    """A model with a config.json, in a folder or on the hub."""
+    local = folder.is_dir()
+    if local and (folder / INDEX).exists():
+        raise UserError(f"{text}: it is packed already; run it with `python -m toolkit run {text}`")
+    config = skeleton.read_config(folder, ()) if local else _hub_config(text)
+    kind, shapes = config.get_text_config().model_type, []
+    try:
+        skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))
+    except UserError as error:
+        raise UserError(f"{text}: model type {kind!r:.99}: {error}; {OTHERS}") from error
+    nbytes = getattr(getattr(config, "dtype", None), "itemsize", PUBLISHED_BYTES)
+    loadable = getattr(config, "quantization_config", None) is None and (not local or any(folder.glob("*.safetensors")))
+    thresholds = getattr(config, ENTRY, None) is not None
+    return Target(text, shapes[0], nbytes, loadable, FOLDER if local else HUB, kind, thresholds)
+
+
+def _hub_config(text: str):
+    """The configuration on the hub, or in its cache."""
+    try:
+        return read_config(text)
+    except UserError as error:
+        meant = did_you_mean(text.rpartition("/")[2].lower(), [*ARCHITECTURES, *MODELS])
+        why = "" if hub.reachable() else "; the Hugging Face hub cannot be reached"
+        raise UserError(f"unknown model {text!r:.99}{meant}{why}; {OTHERS}") from error
