@@ -144,7 +144,7 @@ def _module_of(node: ast.ImportFrom, package: str) -> str:
 def _file(module: str) -> Path | None:
     for prefix, folder in PACKAGES.items():
         if module == prefix or module.startswith(prefix + "."):
-            base = paths.root().joinpath(folder, *module[len(prefix) + 1 :].split("."))
+            base = _code(folder).joinpath(*module[len(prefix) + 1 :].split("."))
             candidates = (base / "__init__.py", base.with_name(base.name + ".py"))
             return next((file for file in candidates if file.is_file()), None)
     return None
@@ -152,6 +152,10 @@ def _file(module: str) -> Path | None:
 
 def _package_of(file: Path) -> str:
     for prefix, folder in PACKAGES.items():
-        if file.is_relative_to(paths.root() / folder):
-            return ".".join([prefix, *file.parent.relative_to(paths.root() / folder).parts])
+        if file.is_relative_to(_code(folder)):
+            return ".".join([prefix, *file.parent.relative_to(_code(folder)).parts])
     return ""
+
+
+def _code(folder: str) -> Path:
+    return paths.root() / paths.below_root(f"{folder}/")

@@ -10,6 +10,7 @@ import pytest
 
 from toolkit import paths
 from toolkit.errors import UserError
+from toolkit.evidence.copies import copy_notebooks
 from toolkit.sweep import lab
 
 GITIGNORE = paths.root() / ".gitignore"
@@ -39,19 +40,19 @@ def parameters(copy) -> str:
 
 def test_a_copy_follows_its_notebook_until_somebody_changes_it(toy):
     copy = toy.results / "lab" / "toy" / "a.ipynb"
-    assert lab.copy_notebooks() == []
+    assert copy_notebooks(paths.lab_dir()) == []
     assert parameters(copy).startswith("value = 1")
     edit(copy, "nothing", "to change")  # only outputs
     before = copy.read_bytes()
-    assert lab.copy_notebooks() == []
+    assert copy_notebooks(paths.lab_dir()) == []
     assert copy.read_bytes() == before
     toy.notebook("a", "alpha", parameters="value = 2")
-    assert lab.copy_notebooks() == []
+    assert copy_notebooks(paths.lab_dir()) == []
     assert parameters(copy) == "value = 2"
     edit(copy, "value = 2", "value = 3")
-    assert lab.copy_notebooks() == []
+    assert copy_notebooks(paths.lab_dir()) == []
     toy.notebook("a", "alpha", parameters="value = 4")
-    (told,) = lab.copy_notebooks()
+    (told,) = copy_notebooks(paths.lab_dir())
     assert str(copy) in told
     assert parameters(copy) == "value = 3"
 
@@ -61,7 +62,7 @@ def test_a_file_of_ones_own_in_the_place_of_a_copy_is_kept(toy, content):
     copy = toy.results / "lab" / "toy" / "a.ipynb"
     copy.parent.mkdir(parents=True)
     copy.write_text(content)
-    (told,) = lab.copy_notebooks()
+    (told,) = copy_notebooks(paths.lab_dir())
     assert str(copy) in told
     assert copy.read_text() == content
 
@@ -75,7 +76,7 @@ def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(toy):
     kept.write_text("of the sweep")
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
-    lab.copy_notebooks()
+    copy_notebooks(paths.lab_dir())
     copy = toy.results / "lab" / "toy" / "a.ipynb"
     edit(copy, "value = 1", "value = 5")
     run = [sys.executable, "-m", "nbconvert", "--to", "notebook", "--execute", "--inplace", str(copy)]
@@ -112,19 +113,19 @@ def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch, re
 
 def test_copies_take_the_parameters_of_a_preset(toy):
     copy = toy.results / "lab" / "toy" / "a.ipynb"
-    lab.copy_notebooks()
-    assert lab.copy_notebooks("quick") == []
+    copy_notebooks(paths.lab_dir())
+    assert copy_notebooks(paths.lab_dir(), "quick") == []
     quick = nbformat.read(copy, as_version=4)
     nbformat.validate(quick)
     assert quick.cells[2].source == "# preset quick\nvalue = 7"
     before = copy.read_bytes()
-    assert lab.copy_notebooks("quick") == []
+    assert copy_notebooks(paths.lab_dir(), "quick") == []
     assert copy.read_bytes() == before
     edit(copy, "value = 7", "value = 8")
-    (told,) = lab.copy_notebooks()
+    (told,) = copy_notebooks(paths.lab_dir())
     assert "not a_toy.ipynb with preset standard" in told
     edit(copy, "value = 8", "value = 7")
-    assert lab.copy_notebooks() == []
+    assert copy_notebooks(paths.lab_dir()) == []
     assert parameters(copy) == "value = 1\nlabel = 'x'"
     with pytest.raises(UserError, match="preset"):
         lab.start([], "slow")

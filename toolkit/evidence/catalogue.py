@@ -39,8 +39,8 @@ class Notebook:
 
     @property
     def paper(self) -> str:
-        """The paper that the figure is from."""
-        return self.id.split("/")[0]
+        """The paper that the figure is from; a grid puts the name of the point before it."""
+        return self.id.split("/")[-2:][0]
 
     @cached_property
     def parameters(self) -> dict[str, object]:
@@ -89,6 +89,11 @@ def rows() -> dict[str, Notebook]:
     if stray := set(presets) - set(found):
         raise UserError(f"notebooks/presets.yaml: {', '.join(sorted(stray))} is not in data/catalogue.yaml")
     return found
+
+
+def listing() -> str:
+    """The notebooks there are, a line each: id and question."""
+    return "\n".join(f"{notebook.id:24}{notebook.question}" for notebook in notebooks().values())
 
 
 def find(id: str) -> Notebook:

@@ -18,7 +18,7 @@ from toolkit.evidence.columns import column
 from toolkit.evidence.comparison import VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
-from toolkit.evidence.parameters import PARAMETERS, read_parameters
+from toolkit.evidence.parameters import INJECTED, PARAMETERS, read_parameters
 from toolkit.evidence.wording import NOTHING, three_digits
 from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
@@ -42,7 +42,6 @@ FILES = {
 }
 LONG_TEXT = 24  # characters: more may break into lines
 BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
-INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,12 @@ def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
 def main_figure(folder: Path, meta: Meta) -> str | None:
     """The first saved figure that is there, as a data URI, so that the page needs no file beside it."""
     present = [file for name in meta.figures if (file := folder / f"{name}.png").is_file()]
-    return _data_uri(base64.b64encode(present[0].read_bytes()).decode()) if present else None
+    return png_uri(present[0]) if present else None
+
+
+def png_uri(file: Path) -> str:
+    """A PNG as a data URI."""
+    return _data_uri(base64.b64encode(file.read_bytes()).decode())
 
 
 def effective_parameters(executed: Path) -> list[Parameter]:
@@ -137,7 +141,7 @@ def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     environment.globals |= {"highlighting": _highlighting, "wording": wording, "disturbed": disturbance_words}
-    environment.filters["digits"] = three_digits
+    environment.filters |= {"digits": three_digits, "cell": cell}
     text = environment.get_template(template).render(**values)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
@@ -218,6 +222,13 @@ def _shorten(cell) -> None:
         cell.string = NOTHING
     elif FLOAT.fullmatch(text):
         cell.string = three_digits(float(text))
+
+
+def cell(value: object) -> str:
+    """A value for a table: a number that is not whole with three digits, nothing as a dash."""
+    if value is None or value != value:
+        return NOTHING
+    return three_digits(value) if isinstance(value, float) else str(value)
 
 
 def _kind(text: str) -> str:

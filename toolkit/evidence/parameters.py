@@ -11,6 +11,7 @@ from pathlib import Path
 from toolkit.errors import UserError
 
 PARAMETERS = "parameters"  # the tag of the cell that assigns them
+INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
 
 
 @dataclass(frozen=True)

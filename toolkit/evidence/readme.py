@@ -44,7 +44,7 @@ BEGIN, END = "<!-- begin generated {}: python -m toolkit.evidence.reference -->"
 def write_readme(folder: Path) -> None:
     """Put each block between its markers in its file. Raises `UserError` if the markers are not there."""
     for name, (place, write) in BLOCKS.items():
-        file = paths.root() / place
+        file = paths.checkout() / place
         text = file.read_text(encoding="utf-8")
         start, end = _span(text, name)
         with replacing(file) as temporary:

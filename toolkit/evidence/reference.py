@@ -71,7 +71,7 @@ def compare_again(machine: str) -> Path:
 
 def reference_dir() -> Path:
     """Where kept results are, one folder a machine."""
-    return paths.root() / "results" / "reference"
+    return paths.checkout() / "results" / "reference"
 
 
 def _check_one_commit(metas: Mapping[str, dict]) -> None:

@@ -164,7 +164,7 @@ def _names(choices: tuple[object, ...]) -> list[object]:
     names = []
     for choice in choices:
         table = re.fullmatch(r"(.+\.(?:py|yaml)):(\w+)", str(choice))
-        names += _table(paths.root(), *table.groups()) if table else [choice]
+        names += _table(paths.root(), paths.below_root(table[1]), table[2]) if table else [choice]
     return names
 
 

@@ -15,8 +15,7 @@ VERSIONED = ("torch", "transformers", "numba", "numpy", "lm-eval", "datasets", "
 def provenance() -> dict[str, object]:
     """Code, versions and machine: what explains why someone else gets another number."""
     return {
-        "git": _git("rev-parse", "HEAD") or "unknown",
-        "git_dirty": bool(_git("status", "--porcelain")),
+        **_code(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in VERSIONED},
         "cpu": cpu_name(),
@@ -38,6 +37,13 @@ def cpu_name() -> str:
 def _gpu_name() -> str | None:
     torch = sys.modules.get("torch")  # a notebook that did not import torch used no GPU
     return torch.cuda.get_device_name() if torch and torch.cuda.is_available() else None
+
+
+def _code() -> dict[str, object]:
+    """The commit, or the version of an installed wheel: a repository around it would be another project's."""
+    if paths.is_installed():
+        return {"git": f"v{importlib.metadata.version(paths.NAME)}", "git_dirty": False}
+    return {"git": _git("rev-parse", "HEAD") or "unknown", "git_dirty": bool(_git("status", "--porcelain"))}
 
 
 def _git(*words: str) -> str:

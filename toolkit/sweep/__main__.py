@@ -8,7 +8,7 @@ from pathlib import Path
 
 from toolkit import cache, paths
 from toolkit.errors import UserError, run_command
-from toolkit.evidence.catalogue import PRESETS, notebooks
+from toolkit.evidence.catalogue import PRESETS, listing
 from toolkit.files import disk_trouble_told
 from toolkit.sweep.plan import Job, cores, make_jobs
 
@@ -29,7 +29,7 @@ def _main(arguments: list[str] | None) -> int:
     if for_lab and not options.lab:
         raise UserError(f"unrecognized arguments: {' '.join(for_lab)} (--help lists the options)")
     if options.list:
-        print(_listing())
+        print(listing())
         return 0
     if options.clean is not None:
         print(_clean(options.clean))
@@ -108,7 +108,9 @@ def _model(name: str) -> str:
 
 
 def _make_folders_absolute() -> None:
-    """The same for the folders that the environment names."""
+    """The same for the folders that the environment names; and for results that only the current folder places."""
+    if paths.is_installed():
+        os.environ.setdefault("TOOLKIT_RESULTS_DIR", str(paths.results_dir()))
     for name in ("TOOLKIT_RESULTS_DIR", "TOOLKIT_CACHE_DIR"):
         if os.environ.get(name):
             os.environ[name] = str(_called_from() / os.environ[name])
@@ -141,10 +143,6 @@ def _fetch(names: set[str]) -> None:
 
     for name in sorted(names & downloads.DOWNLOADS.keys()):
         downloads.fetch(name)
-
-
-def _listing() -> str:
-    return "\n".join(f"{notebook.id:24}{notebook.question}" for notebook in notebooks().values())
 
 
 def _forecast(jobs: list[Job]) -> str:

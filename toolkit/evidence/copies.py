@@ -1,0 +1,86 @@
+"""Copies of the notebooks to work in: `<folder>/<id>.ipynb`, with a preset's parameters.
+
+Each copy remembers the cells that it was made with: one that nobody changed follows its notebook and the preset.
+`contents.ipynb` lists them.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from toolkit import paths, sources
+from toolkit.errors import unknown
+from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
+from toolkit.evidence.parameters import INJECTED, PARAMETERS
+from toolkit.files import disk_trouble_told, make_folder, read_json, write_json
+
+COPIED = "toolkit_copy_of"  # metadata of a copy: the digest of the cells that it was made from
+
+
+def copy_notebooks(folder: Path, preset: str = "standard") -> list[str]:
+    """Copy every notebook that has no copy, or whose copy nobody changed; a line for each copy that is left behind.
+
+    A cell behind the parameters assigns what the preset changes. Raises `UserError` for an unknown preset, and for
+    trouble with the disk.
+    """
+    if preset not in PRESETS:
+        raise unknown("preset", preset, PRESETS)
+    with disk_trouble_told(folder):
+        return [line for notebook in notebooks().values() if (line := _copy(notebook, folder, preset))]
+
+
+def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
+    """A notebook that lists the copies: title with a link, question, and how long each `takes` where that is known."""
+    lines = [f"# Notebooks, with preset {preset}", "", "| notebook | question | takes about |", "|---|---|---|"]
+    for each in notebooks().values():
+        lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {each.question} | {takes.get(each.id, '–')} |")
+    cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n".join(lines)}
+    book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    write_json(make_folder(folder) / paths.CONTENTS, book)
+    return folder / paths.CONTENTS
+
+
+def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:
+    copy = folder / f"{notebook.id}.ipynb"
+    content = json.loads(notebook.path.read_text(encoding="utf-8"))
+    _set_parameters(content, notebook, preset)
+    original = _digest(content)
+    if copy.exists():
+        made_from = _mapping(read_json(copy).get("metadata")).get(COPIED)
+        if made_from == original:
+            return None
+        if made_from is None or made_from != _digest(read_json(copy)):
+            return f"{copy} was changed and is not {notebook.path.name} with preset {preset}: rename it to get that"
+    content["metadata"] = _mapping(content.get("metadata")) | {COPIED: original}
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    write_json(copy, content)
+    return None
+
+
+def _set_parameters(content: dict, notebook: Notebook, preset: str) -> None:
+    """Put a cell behind the parameters, as papermill does, if the preset changes any."""
+    changed = {name: value for name, value in notebook.preset(preset).items() if value != notebook.parameters[name]}
+    if not changed:
+        return
+    lines = [f"# preset {preset}", *(f"{name} = {value!r}" for name, value in changed.items())]
+    cell = {"cell_type": "code", "id": INJECTED, "metadata": {"tags": [INJECTED]}, "execution_count": None}
+    tags = [_mapping(each.get("metadata")).get("tags", ()) for each in content["cells"]]
+    place = next(number for number, found in enumerate(tags) if PARAMETERS in found)
+    content["cells"].insert(place + 1, cell | {"outputs": [], "source": "\n".join(lines)})
+
+
+def _digest(book: dict) -> str | None:
+    """Of a notebook's cells without their outputs; None for a file that is no notebook."""
+    cells = book.get("cells")
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        return None
+    return sources.digest(*(f"{cell.get('cell_type')}\0{_joined(cell.get('source'))}" for cell in cells))
+
+
+def _joined(source: object) -> str:
+    return "".join(map(str, source)) if isinstance(source, list) else str(source)
+
+
+def _mapping(value: object) -> dict:
+    return value if isinstance(value, dict) else {}
