@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from toolkit import paths
+from toolkit import memory_limits, paths
 from toolkit.errors import UserError, disk_trouble
 
 SPARE_BYTES = 16 << 20  # left free beside what is written
@@ -255,9 +255,7 @@ def check_memory(nbytes: int, what: str) -> None:
     """Raise `UserError` if `what` is large and would not fit into the memory that is free."""
     if nbytes < LARGE_BYTES:
         return
-    import psutil
-
-    if nbytes > (free := psutil.virtual_memory().available):
+    if nbytes > (free := memory_limits.free_bytes()):
         raise UserError(f"{what} takes {nbytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free")
 
 

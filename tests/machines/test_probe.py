@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.machines import disk, memory, probe
 from toolkit.machines.hardware import Storage
@@ -49,7 +50,7 @@ def test_a_real_probe_gives_a_whole_profile():
     assert machine.storage.bandwidth_gb_s > 0
     assert machine.links.storage_to_dram_gb_s == machine.storage.bandwidth_gb_s
     assert machine.storage.read_gb_s(4096, 1) > 0
-    assert machine.dram.capacity_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert machine.dram.capacity_bytes == memory_limits.total_bytes()
     assert set(machine.dram.tflop_s) == {"fp32", "bf16"}
     table = machine.table()
     assert set(table["basis"]) == {"measured"}
@@ -86,6 +87,12 @@ def test_it_is_measured_once_and_again_when_asked(quick, cache):
     assert not fresh[fresh["part"] == "storage"]["value"].equals(first[first["part"] == "storage"]["value"])
     pd.testing.assert_frame_equal(measurements(settings=TINY), fresh)
     assert len(kept(cache)) == 1
+
+
+def test_buffers_take_at_most_an_eighth_of_the_memory():
+    assert probe.settings_for(64 * 10**9) == probe.QUICK
+    assert probe.settings_for(8 << 30).memory_bytes == 512 * MIB
+    assert probe.settings_for(10**9).memory_bytes == 64 * MIB
 
 
 def test_a_fresh_probe_of_a_new_machine_measures_once(quick, cache):

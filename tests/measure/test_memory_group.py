@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from tests.measure.test_accelerate import resident_pages
+from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.measure import memory_group
-from toolkit.measure.memory_group import V1, V2, MemoryGroup, missing
+from toolkit.measure.memory_group import MemoryGroup, missing
+from toolkit.memory_limits import V1, V2
 from toolkit.storage.direct import drop_pages
 
 STATISTICS = {V1: "cache 700\nrss 200\ntotal_cache 9", V2: "anon 200\nfile 700\nkernel 100"}
@@ -32,13 +34,13 @@ class System:
         (self.proc / "self" / "cgroup").write_text(own + "\n")
         for group in (self.top, self.top / "batch", self.top / "batch" / "job"):
             self.make(group)
-        monkeypatch.setattr(memory_group, "PROC", self.proc)
+        monkeypatch.setattr(memory_limits, "PROC", self.proc)
         self.os = SimpleNamespace(**vars(os) | {"mkdir": self.make, "rmdir": self.remove})
         monkeypatch.setattr(memory_group, "os", self.os)
 
     def make(self, group):
         os.makedirs(group)
-        files = {self.version.limit: "max", self.version.usage: "1000", "memory.stat": STATISTICS[self.version]}
+        files = {self.version.limits[0]: "max", self.version.usage: "1000", "memory.stat": STATISTICS[self.version]}
         files |= {
             memory_group.PROCESSES: "",
             "cgroup.subtree_control": "cpu memory",
@@ -68,7 +70,7 @@ def test_a_group_has_a_process_and_a_limit(system):
         group.add(123)
         group.limit(5000)
         assert (group.folder / memory_group.PROCESSES).read_text() == "123"
-        assert (group.folder / system.version.limit).read_text() == "5000"
+        assert (group.folder / system.version.limits[0]).read_text() == "5000"
         assert group.other_bytes == 1000 - 700
         (group.folder / memory_group.PROCESSES).write_text("")  # it ends
     assert system.groups() == []

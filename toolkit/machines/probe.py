@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
-from toolkit import paths, sources
+from toolkit import memory_limits, paths, sources
 from toolkit.cache import cached_table
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder
@@ -70,7 +70,13 @@ class ProbeSettings:
 QUICK = ProbeSettings()
 
 
-def probe(fresh: bool = False, settings: ProbeSettings = QUICK, folder: Path | None = None) -> Profile:
+def settings_for(dram_bytes: int) -> ProbeSettings:
+    """`QUICK`, with buffers of an eighth of the memory at most: a small container is measured, too."""
+    fitting = 1 << (dram_bytes // 8).bit_length() - 1
+    return replace(QUICK, memory_bytes=min(QUICK.memory_bytes, fitting))
+
+
+def probe(fresh: bool = False, settings: ProbeSettings | None = None, folder: Path | None = None) -> Profile:
     """The profile of this machine; `measurements` has the arguments and the errors.
 
     Disk: a cell is the median of its repetitions; the bandwidth is the best cell's, `latency_s` and `request_s` are
@@ -87,12 +93,14 @@ def probe(fresh: bool = False, settings: ProbeSettings = QUICK, folder: Path | N
     return Profile("this-machine", title, None, **parts, sources=MappingProxyType(origins))
 
 
-def measurements(fresh: bool = False, settings: ProbeSettings = QUICK, folder: Path | None = None) -> pd.DataFrame:
+def measurements(
+    fresh: bool = False, settings: ProbeSettings | None = None, folder: Path | None = None
+) -> pd.DataFrame:
     """Every repetition of everything measured, from the cache unless `fresh`.
 
     Args:
         fresh: measure again and replace what the cache holds; until it is done the old measurements stay.
-        settings: what to measure.
+        settings: what to measure; `settings_for` this machine's memory if None.
         folder: where the test file goes, so which disk is measured; `data/cache/` if None. The file is gone afterwards,
             whatever happens.
 
@@ -101,8 +109,9 @@ def measurements(fresh: bool = False, settings: ProbeSettings = QUICK, folder: P
     the first), value, unit. Raises `UserError` for settings that cannot be measured, a folder that does not exist, or
     too little space; then, and when interrupted, nothing is kept.
     """
-    settings.check()
     machine = describe(folder)
+    settings = settings or settings_for(int(machine["dram_bytes"]))
+    settings.check()
     key = {"machine": machine, "settings": asdict(settings)}
     code = [*sources.dependencies("toolkit.machines.disk", "toolkit.machines.memory"), Path(__file__).resolve()]
     return cached_table("probe", key, code, lambda: _measure(settings, folder, machine), fresh)
@@ -119,7 +128,7 @@ def describe(folder: Path | None = None) -> dict[str, object]:
     return {
         "cpu": cpu_name(),
         "gpu": gpu and gpu.name,
-        "dram_bytes": psutil.virtual_memory().total,
+        "dram_bytes": memory_limits.total_bytes(),
         "device_bytes": gpu and gpu.total_memory,
         "filesystem": mount and mount.fstype,
         "disk": mount and mount.device,
@@ -136,7 +145,7 @@ def _existing(folder: Path | None) -> Path:
 
 
 def _measure(settings: ProbeSettings, folder: Path | None, machine: dict) -> pd.DataFrame:
-    if settings.memory_bytes > (free := psutil.virtual_memory().available) // 3:
+    if settings.memory_bytes > (free := memory_limits.free_bytes()) // 3:
         raise UserError(f"memory_bytes={settings.memory_bytes}: expected at most a third of the {free} that are free")
     with disk.scratch_file(_existing(folder), settings.file_bytes) as file:
         rows = list(_disk_rows(file, settings))
@@ -242,7 +251,7 @@ def _memory(part: str, table: pd.DataFrame, machine: dict) -> tuple[Memory, dict
     threads = rows["threads"].iloc[0]
     how = f"{threads:.0f} threads, " if part == "dram" else ""
     texts = {
-        "capacity_bytes": "as the system reports it",
+        "capacity_bytes": "as the system reports it, within the limit of a container or a batch job",
         "bandwidth_gb_s": f"sum over a buffer, {how}best repetition; a copy moves {best['copy', '']:.1f} GB/s each way",
     }
     texts |= {f"tflop_s.{dtype}": f"torch matrix product in {dtype}, {how}best repetition" for dtype in rates}

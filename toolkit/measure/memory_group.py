@@ -13,31 +13,15 @@ cgroup-v2.rst.)
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from toolkit import memory_limits
 from toolkit.errors import UserError
 
-PROC = Path("/proc")
 NAME = "toolkit-memory"  # of groups: NAME-PROCESS-NUMBER
 PROCESSES = "cgroup.procs"
 
 _numbers = itertools.count()
-
-
-@dataclass(frozen=True)
-class Version:
-    """The names of a version's files, and of the pages of files in its `memory.stat`."""
-
-    limit: str
-    usage: str
-    swap: str
-    pages: str
-
-
-V1 = Version("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.swappiness", "cache")
-V2 = Version("memory.max", "memory.current", "memory.swap.max", "file")
 
 
 def missing() -> str | None:
@@ -59,7 +43,7 @@ class MemoryGroup:
     def __init__(self):
         parent, self._version = _parent()
         for stale in parent.glob(f"{NAME}-*"):
-            if not (PROC / stale.name.split("-")[-2]).exists():
+            if not (memory_limits.PROC / stale.name.split("-")[-2]).exists():
                 with contextlib.suppress(OSError):  # a process is in it
                     os.rmdir(stale)
         self.folder = parent / f"{NAME}-{os.getpid()}-{next(_numbers)}"
@@ -73,13 +57,12 @@ class MemoryGroup:
 
     def limit(self, nbytes: int) -> None:
         """Let all memory and pages of files take so many bytes together. Pages above it are dropped at once."""
-        self._write(self._version.limit, str(nbytes))
+        self._write(self._version.limits[0], str(nbytes))
 
     @property
     def other_bytes(self) -> int:
         """The bytes in memory that are of no file: heaps, caches, buffers, and the kernel's page tables for them."""
-        lines = (self.folder / "memory.stat").read_text().splitlines()
-        pages = next(int(value) for name, value in map(str.split, lines) if name == self._version.pages)
+        pages = memory_limits.statistics(self.folder)[self._version.pages]
         return int((self.folder / self._version.usage).read_text()) - pages
 
     def close(self) -> None:
@@ -100,45 +83,16 @@ class MemoryGroup:
             file.write(value)
 
 
-def _parent() -> tuple[Path, Version]:
+def _parent() -> tuple[Path, memory_limits.Version]:
     """The topmost group in which this process may make groups with a limit of memory, and its version."""
-    places = [(group, version) for version, top, own in _mounts() for group in _way(top, own)]
+    found = list(memory_limits.hierarchies())
+    places = [(group, version) for version, top, own in found for group in memory_limits.groups_above(top, own)]
     if not places:
         raise UserError("this system has no memory cgroups: expected Linux with the memory controller")
     for group, version in places:
         control = group / "cgroup.subtree_control"
-        handed_on = version is V1 or (control.exists() and "memory" in control.read_text().split())
+        handed_on = version is memory_limits.V1 or (control.exists() and "memory" in control.read_text().split())
         if handed_on and all(os.access(path, os.W_OK) for path in (group, group / PROCESSES)):
             return group, version
-    tops = ", ".join(str(top) for _, top, _ in _mounts())
+    tops = ", ".join(str(top) for _, top, _ in found)
     raise UserError(f"this process may not make a memory cgroup in {tops}: expected root or a delegated group")
-
-
-def _way(top: Path, own: Path) -> list[Path]:
-    """The groups from the topmost one down to the process's own."""
-    steps = own.parts
-    return [group for end in range(len(steps) + 1) if (group := top.joinpath(*steps[:end])).is_dir()]
-
-
-def _mounts() -> Iterator[tuple[Version, Path, Path]]:
-    """Hierarchies with a memory controller: version, topmost visible group, and the path of this process's below it."""
-    files = [PROC / "self" / name for name in ("mountinfo", "cgroup")]
-    if not all(file.exists() for file in files):
-        return
-    mounts, groups = (file.read_text().splitlines() for file in files)
-    own = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups)}
-    for line in mounts:
-        before, _, after = line.partition(" - ")
-        (root, folder), (kind, _, options) = before.split()[3:5], after.split()[:3]
-        if kind == "cgroup" and "memory" in options.split(","):
-            path = next((path for names, path in own.items() if "memory" in names.split(",")), "/")
-            yield V1, Path(folder), _below(path, root)
-        if kind == "cgroup2":
-            controllers = Path(folder) / "cgroup.controllers"
-            if controllers.exists() and "memory" in controllers.read_text().split():
-                yield V2, Path(folder), _below(own.get("", "/"), root)
-
-
-def _below(path: str, root: str) -> Path:
-    """A group's path, relative to the one that is mounted."""
-    return Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from typing import Self
 
 import numpy as np
-import psutil
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from toolkit import memory_limits
 from toolkit.errors import UserError
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
@@ -36,8 +36,8 @@ class Cpu:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that programs can still take without swapping."""
-        return psutil.virtual_memory().available
+        """Memory that this process can still take without swapping, within the limit of its container."""
+        return memory_limits.free_bytes()
 
     @contextmanager
     def within_memory(self) -> Iterator[None]:

@@ -1,0 +1,106 @@
+"""The memory that this process may use: the machine's, or less where a container or a batch job has a limit.
+
+    total_bytes()   # as much as it can ever have
+    free_bytes()    # as much as it can take now without swapping
+
+Linux says both for the machine in /proc/meminfo, which knows no limits. Those are memory cgroups of version 1 or 2, the
+process's own and all above it. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst.)
+"""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+STATISTICS = "memory.stat"
+
+
+@dataclass(frozen=True)
+class Version:
+    """The names of a version's files, and of pages of files in its `memory.stat`: all, and those that can be dropped.
+
+    Of version 1 those lines are taken that count the groups below as well, as its limit and its usage do.
+    """
+
+    limits: tuple[str, ...]
+    usage: str
+    swap: str
+    pages: str
+    droppable: tuple[str, str]
+
+
+V1 = Version(
+    ("memory.limit_in_bytes",),
+    "memory.usage_in_bytes",
+    "memory.swappiness",
+    "cache",
+    ("total_active_file", "total_inactive_file"),
+)
+# above memory.high a group is slowed down until it is below
+V2 = Version(
+    ("memory.max", "memory.high"), "memory.current", "memory.swap.max", "file", ("active_file", "inactive_file")
+)
+
+
+def total_bytes() -> int:
+    """Memory of the machine, or the smallest limit of this process's groups."""
+    import psutil
+
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
+
+
+def free_bytes() -> int:
+    """Memory that this process can still take without swapping: pages of files that can be dropped count as free."""
+    import psutil
+
+    return max(0, min([psutil.virtual_memory().available, *(limit - used for limit, used in _limits())]))
+
+
+def hierarchies() -> Iterator[tuple[Version, Path, Path]]:
+    """Hierarchies with a memory controller: version, topmost visible group, and the path of this process's below it."""
+    files = [PROC / "self" / name for name in ("mountinfo", "cgroup")]
+    if not all(file.exists() for file in files):
+        return
+    mounts, groups = (file.read_text().splitlines() for file in files)
+    own = {controllers: path for _, controllers, path in (line.split(":", 2) for line in groups)}
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        (root, folder), (kind, _, options) = before.split()[3:5], after.split()[:3]
+        if kind == "cgroup" and "memory" in options.split(","):
+            path = next((path for names, path in own.items() if "memory" in names.split(",")), "/")
+            yield V1, Path(folder), _below(path, root)
+        if kind == "cgroup2":
+            controllers = Path(folder) / "cgroup.controllers"
+            if controllers.exists() and "memory" in controllers.read_text().split():
+                yield V2, Path(folder), _below(own.get("", "/"), root)
+
+
+def groups_above(top: Path, own: Path) -> list[Path]:
+    """The groups from the topmost one down to the process's own."""
+    steps = own.parts
+    return [group for end in range(len(steps) + 1) if (group := top.joinpath(*steps[:end])).is_dir()]
+
+
+def statistics(group: Path) -> dict[str, int]:
+    """The lines of a group's `memory.stat`. Raises `OSError`."""
+    lines = (group / STATISTICS).read_text().splitlines()
+    return {name: int(value) for name, value in map(str.split, lines)}
+
+
+def _limits() -> Iterator[tuple[int, int]]:
+    """Limit and used bytes of each group that has a limit and can be read."""
+    for version, top, own in hierarchies():
+        for group in groups_above(top, own):
+            with contextlib.suppress(OSError, ValueError, KeyError):  # the root group has no such files
+                limits = [(group / name).read_text().strip() for name in version.limits if (group / name).exists()]
+                numbers = [int(limit) for limit in limits if limit != "max"]
+                if numbers:
+                    found = statistics(group)
+                    used = int((group / version.usage).read_text()) - sum(found[name] for name in version.droppable)
+                    yield min(numbers), max(0, used)
+
+
+def _below(path: str, root: str) -> Path:
+    """A group's path, relative to the one that is mounted."""
+    return Path(path).relative_to(root) if Path(path).is_relative_to(root) else Path()
