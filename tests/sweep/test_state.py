@@ -105,7 +105,7 @@ def test_trouble_while_publishing_is_the_jobs_own_error(job, monkeypatch, tmp_pa
 
     staging = tmp_path / "staging"
     staging.mkdir()
-    monkeypatch.setattr(execute, "find", lambda id: None)
+    monkeypatch.setattr(Job, "about", lambda job: None)
     monkeypatch.setattr(execute, "write_page", fail)
     assert execute._finish(job, staging).startswith(f"its results cannot be kept: {type(error).__name__}")
 
@@ -139,7 +139,7 @@ def test_trouble_with_a_disk_is_one_line(job, monkeypatch, capsys, error, told):
 
 
 def test_published_results_are_fresh_until_a_file_changes(job, monkeypatch):
-    monkeypatch.setattr(execute, "find", lambda id: None)
+    monkeypatch.setattr(Job, "about", lambda job: None)
     monkeypatch.setattr(execute, "write_page", lambda executed, page, about: page.write_text("page"))
     with scratch_folder(job.folder.parent) as scratch:
         staging = scratch / job.folder.name

@@ -159,11 +159,21 @@ def test_progress_goes_to_the_log_and_not_onto_the_page(checkout, monkeypatch):
     assert "<h2>Toy" in (checkout.results / "report" / "index.html").read_text()  # a paper without claims
 
 
-def test_a_notebook_that_saves_nothing_has_failed(checkout):
-    checkout.notebook("a", "alpha", body="run.save = lambda *a, **k: None")
-    done = checkout.sweep("--only", "toy/a")
+def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(checkout):
+    checkout.notebook("a", "alpha", body="if value == 2:\n    run.save = lambda *a, **k: None")
+    done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2,3")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
+    grid = checkout.results / "grid" / "value"
+    points = pd.read_csv(grid / "points.csv").set_index("grid_value")
+    assert points["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed", 3: "done"}
+    assert pd.read_csv(grid / "tables" / "toy-a.csv")[["grid_value", "value"]].to_numpy().tolist() == [
+        *([1, 1], [1, 1], [3, 3], [3, 1]),
+    ]
+    assert sorted(page.name for page in (grid / "report").glob("value-*")) == [
+        f"value-{value}-toy-a.html" for value in (1, 2, 3)
+    ]
+    assert not (checkout.results / "toy").exists()
 
 
 def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(checkout):
@@ -237,7 +247,11 @@ def test_second_sweep_on_the_same_results_is_refused(checkout):
         (["--set", "value=true", "--dry-run"], ["value = true", "expected a whole number"]),
         (["--set", "value=" + "[" * 100_000], ["value = ", "expected a whole number"]),
         (["--jobs", "0"], ["--jobs 0"]),
-        (["--profile", "nowhere"], ["nowhere"]),
+        (["--profile", "nowhere"], ["nowhere", "config.yaml"]),
+        (["--grid", "value"], ["--grid value", "NAME=VALUE,VALUE"]),
+        (["--grid", "value=1,one"], ["toy/a: value = ", "expected a whole number"]),
+        (["--grid", "value=1,1"], ["1 comes twice"]),
+        (["--grid", "wrong=1,2"], ["wrong", "label, value"]),
         (["--nonsense"], ["--nonsense"]),
     ],
 )
@@ -287,7 +301,7 @@ def test_profile_reaches_snakemake(checkout):
     (profile / "config.yaml").write_text("executor: local\ncores: 1\n")
     assert checkout.sweep("--profile", str(profile), "--only", "toy/a").returncode == 0
     assert checkout.executed() == ["toy/a"]
-    (profile / "config.yaml").write_text("executor: no-such-executor\ncores: 1\n")
+    (profile / "config.yaml").write_text("executor: local\ncores: many\n")
     refused = checkout.sweep("--profile", str(profile), "--only", "toy/b")
     assert refused.returncode == 2
     assert "snakemake.log" in refused.stderr

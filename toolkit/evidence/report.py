@@ -124,7 +124,7 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
         status,
         note,
         meta,
-        _publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
+        publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
         first_sentences(answer(read_book(executed)) or ""),
         None if meta.card else main_figure(results, meta),
         meta.wall_s if outcome.seconds is None else outcome.seconds,
@@ -147,8 +147,8 @@ def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tup
     return ("done" if outcome.fresh else "out of date"), None
 
 
-def _publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, error: str | None) -> str | None:
-    """Copy the notebook's page into the report; its name there."""
+def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, error: str | None) -> str | None:
+    """Copy a notebook's page into the report; its name there, or None for one that has not run."""
     source = executed.with_suffix(".html") if executed.name != "notebook.ipynb" else executed.with_name("page.html")
     page = folder / (about.id.replace("/", "-") + ".html")
     if executed.is_file() and (rebuild or not source.is_file()):

@@ -6,7 +6,7 @@ measured on; `cpu`, `commit` and `finished` say where, by which code and when th
 """
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -42,10 +42,10 @@ def write_tables(results: Path) -> Path:
     return folder
 
 
-def combined_tables(results: Path) -> dict[str, pd.DataFrame]:
-    """The tables by name, from all notebooks whose results are there."""
+def combined_tables(results: Path, ids: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
+    """The tables by name, from all notebooks whose results are there, or from these alone."""
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
-    for id in notebooks():
+    for id in notebooks() if ids is None else ids:
         file = results / id / "table.csv"
         if file.is_file():
             table, meta = pd.read_csv(file, low_memory=False), read_meta(file.parent)

@@ -4,13 +4,16 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 from toolkit import cache, paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import PRESETS, listing
 from toolkit.files import disk_trouble_told
+from toolkit.sweep.grid import read_grid, read_value
 from toolkit.sweep.plan import Job, cores, make_jobs
+from toolkit.sweep.profiles import find_profile
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -40,25 +43,29 @@ def _main(arguments: list[str] | None) -> int:
         lab.start(for_lab, options.preset or "standard")
     if options.model:
         os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.model_results_dir(options.model))
+    grid = read_grid(options.grid)
+    if grid and "model" in grid.values:
+        grid.values["model"] = [_model(name) if isinstance(name, str) else name for name in grid.values["model"]]
     if options.jobs < 1:
         raise UserError(f"--jobs {options.jobs}: expected a whole number from 1")
-    if options.profile and not options.profile.is_dir():
-        raise UserError(f"--profile {options.profile}: no such folder; expected a Snakemake profile with a config.yaml")
+    profile = find_profile(options.profile, _called_from()) if options.profile else None
+    if grid:
+        os.environ["TOOLKIT_RESULTS_DIR"] = str(paths.grid_dir(grid.name))
     if not (options.dry_run or options.report_only):
         print("reading the notebooks and the modules that they use", flush=True)
-    jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs)
+    jobs = make_jobs(options.only, options.preset or "standard", _settings(options), options.jobs, grid)
     names = _check_names([job for job in jobs if not job.is_fresh()])
     if options.dry_run:
         print(_forecast(jobs))
         return 0
-    from toolkit.evidence import report
-    from toolkit.sweep import driver
+    from toolkit.sweep import driver, grid_report
 
+    write = partial(grid_report.write_report, grid) if grid else driver.write_report
     if options.report_only:
-        print(f"report: {report.write_report(driver.outcomes(_of_any_preset(jobs, options)), rebuild=True)}")
+        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)}")
         return 0
     _fetch(names)
-    return driver.run(jobs, options.jobs, options.profile)
+    return driver.run(jobs, options.jobs, profile, write)
 
 
 def _clean(gigabytes: str) -> str:
@@ -94,10 +101,7 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
         name, equals, text = item.partition("=")
         if not (name and equals):
             raise UserError(f"--set {item}: expected NAME=VALUE, such as sparsity=0.5")
-        try:
-            found[name] = json.loads(text)
-        except (ValueError, RecursionError):  # text, or brackets too deep to be a value
-            found[name] = text
+        found[name] = read_value(text)
     return found | ({"model": _model(options.model)} if options.model else {})
 
 
@@ -146,10 +150,10 @@ def _fetch(names: set[str]) -> None:
 
 
 def _forecast(jobs: list[Job]) -> str:
-    lines = []
+    lines, width = [], max(len(job.id) for job in jobs)
     for job in jobs:
         parameters = " ".join(f"{name}={json.dumps(value)}" for name, value in job.parameters.items())
-        lines.append(f"{'up to date' if job.is_fresh() else 'to run':12}{job.id:24}{parameters}")
+        lines.append(f"{'up to date' if job.is_fresh() else 'to run':12}{job.id:{width}}  {parameters}")
     return "\n".join(lines)
 
 
@@ -174,9 +178,16 @@ def _parser() -> argparse.ArgumentParser:
         help="the model of every notebook that takes one: a name or a Hugging Face id; results in results/models/ID/",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
+    add(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE,VALUE",
+        help="run once with each value, or with every combination if repeated; results in results/grid/",
+    )
     jobs = min(cores(), max(2, cores() // 2))  # while one imports or draws, which takes one core, another computes
     add("--jobs", type=int, default=jobs, metavar="N", help=f"notebooks at once, sharing the cores (default: {jobs})")
-    add("--profile", type=Path, metavar="DIR", help="a Snakemake profile, for SLURM and other executors")
+    add("--profile", metavar="NAME", help="run on a cluster by a Snakemake profile: slurm, or a folder of your own")
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,11 +27,17 @@ from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 STOPPING_S = 10  # for an interrupted job to stop by itself
 FIRST = "quickstart"  # its result comes within two minutes
+Write = Callable[..., Path]  # (jobs, rebuild=False, running=False): writes a report on the jobs, and returns its index
 REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is next written after the other
 
 
-def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
-    """Run the stale jobs, then report on all. The exit status is 1 if any job has failed.
+def write_report(jobs: list[Job], rebuild: bool = False, running: bool = False) -> Path:
+    """Write the report on every notebook of the catalogue; return its index."""
+    return report.write_report(outcomes(jobs), rebuild, running)
+
+
+def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = write_report) -> int:
+    """Run the stale jobs, then report on all by `write`. The exit status is 1 if any job has failed.
 
     Raises `UserError` if another sweep is writing to the same results.
     """
@@ -43,21 +50,22 @@ def run(jobs: list[Job], parallel: int, profile: Path | None) -> int:
         takes = f": {expected.words()}" if stale else ""
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
-        status = _sweep(stale, jobs, expected, profile) if stale else 0
+        failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
         print(summary(jobs, started))
-        print(f"\nreport: {report.write_report(outcomes(jobs))}")
-        if status and not any(_failed(job) for job in stale):
-            raise UserError(f"Snakemake stopped with status {status}; its log: {state.folder() / 'snakemake.log'}")
-        return 1 if status or any(not job.is_fresh() for job in jobs) else 0
+        print(f"\nreport: {write(jobs)}")
+        if failed and not any(_failed(job) for job in stale):
+            raise UserError(f"Snakemake stopped with status {failed}; its log: {state.folder() / 'snakemake.log'}")
+        return 1 if failed or any(not job.is_fresh() for job in jobs) else 0
 
 
 def outcomes(jobs: list[Job]) -> dict[str, Outcome]:
     """How the last run of every notebook of the catalogue ended; those without a job count as fresh."""
     fresh = {job.id: job.is_fresh() for job in jobs}
-    return {id: _outcome(id, fresh.get(id, True)) for id in rows()}
+    return {id: outcome(id, fresh.get(id, True)) for id in rows()}
 
 
-def _outcome(id: str, fresh: bool) -> Outcome:
+def outcome(id: str, fresh: bool) -> Outcome:
+    """How the last run of a job ended; `fresh` says whether its results still answer to it."""
     last = state.load(id)
     if last is None:
         return Outcome(fresh)
@@ -70,10 +78,10 @@ def summary(jobs: list[Job], started: float = 0.0) -> str:
     rows = [("notebook", "status", "seconds", "peak memory", "predictions", "differs")]
     for job in jobs:
         last = state.load(job.id)
-        status = _status(job, last, started)
+        words = status(job, last, started)
         seconds = f"{last.seconds:.0f}" if last and last.seconds is not None else "–"
         memory = f"{last.peak_memory_bytes / 2**30:.1f} GiB" if last and last.peak_memory_bytes else "–"
-        rows.append((job.id, status, seconds, memory, *_verdicts(job.folder)))
+        rows.append((job.id, words, seconds, memory, *_verdicts(job.folder)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -86,13 +94,14 @@ def _verdicts(folder: Path) -> tuple[str, str]:
     return ", ".join(predictions) or "–", str(differing or "–")
 
 
-def _status(job: Job, last: state.State | None, started: float) -> str:
+def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
+    """What became of a job since the time `started`, in words."""
     if job.is_fresh():
         return "done" if last and last.started >= started else "up to date"
     return f"failed: {last.error}" if last and last.status == "failed" and last.started >= started else "not run"
 
 
-def _sweep(stale: list[Job], jobs: list[Job], expected: Forecast, profile: Path | None) -> int:
+def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, profile: Path | None) -> int:
     parallel, ids = expected.parallel, [job.id for job in stale]
     for job in stale:
         (job.folder / STAMP).unlink(missing_ok=True)
@@ -103,7 +112,7 @@ def _sweep(stale: list[Job], jobs: list[Job], expected: Forecast, profile: Path 
             _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
         )
         try:
-            _watch(engine, stale, jobs, expected)
+            _watch(engine, stale, growing, expected)
         except KeyboardInterrupt:
             _interrupt(engine)
             raise
@@ -141,9 +150,9 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _watch(engine: subprocess.Popen, jobs: list[Job], every: list[Job], expected: Forecast) -> None:
-    """Print a line whenever a job starts or ends. At its end print what it found; the report on `every` job grows."""
-    began, told, growing = time.time(), {}, _GrowingReport(every)
+def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport", expected: Forecast) -> None:
+    """Print a line whenever a job starts or ends. At its end print what it found; the report grows."""
+    began, told = time.time(), {}
     while True:
         ended = engine.poll() is not None
         now = {job.id: last for job in jobs if (last := state.load(job.id)) and last.started >= began - 1}
@@ -162,8 +171,8 @@ def _watch(engine: subprocess.Popen, jobs: list[Job], every: list[Job], expected
 class _GrowingReport:
     """The report while notebooks run. Writing it takes some 0.3 s; where it takes long, most notebooks wait for it."""
 
-    def __init__(self, jobs: list[Job]):
-        self.jobs, self.next_s = {job.id: job for job in jobs}, 0.0
+    def __init__(self, jobs: list[Job], write: Write):
+        self.jobs, self.write, self.next_s = {job.id: job for job in jobs}, write, 0.0
 
     def add(self, id: str) -> None:
         """Print what a notebook found, and write the report unless that disturbs the others too much."""
@@ -173,7 +182,7 @@ class _GrowingReport:
         if begun_s < self.next_s:
             return
         with contextlib.suppress(OSError):  # a full disk, which the notebooks tell
-            index, is_first = report.write_report(outcomes([*self.jobs.values()]), running=True), not self.next_s
+            index, is_first = self.write([*self.jobs.values()], running=True), not self.next_s
             took_s = time.monotonic() - begun_s
             self.next_s = time.monotonic() + (REPORT_PAUSE_S if took_s > REPORT_S else 0)
             if is_first:

@@ -1,4 +1,4 @@
-"""Run one notebook of a plan with papermill: `python -m toolkit.sweep.execute PLAN ID`.
+"""Run one notebook of a plan with papermill: `python -m toolkit.sweep.execute PLAN ID THREADS`.
 
 Results are made in a scratch folder, and replace `results/<id>/` once everything is there. A notebook that fails leaves
 the previous results unchanged.
@@ -19,7 +19,6 @@ import psutil
 from papermill.exceptions import PapermillExecutionError
 
 from toolkit.errors import UserError, disk_trouble, run_command
-from toolkit.evidence.catalogue import find
 from toolkit.evidence.page import write_page
 from toolkit.files import file_sha256, make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
@@ -27,9 +26,9 @@ from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
 
 
-def main(plan: Path, id: str) -> int:
-    """Run the job and publish its results; 0 if all went well."""
-    job = read_job(plan, id)
+def main(plan: Path, id: str, threads: int) -> int:
+    """Run the job on so many threads and publish its results; 0 if all went well."""
+    job = replace(read_job(plan, id), threads=threads)
     _die_with(read_json(plan).get("driver"))
     running = State(id, "running", time.time(), **state.this_process())
     running.save()
@@ -110,7 +109,7 @@ def _missing(staging: Path) -> str | None:
 def _finish(job: Job, staging: Path) -> str | None:
     """Write the page and the stamp, and publish the results; what went wrong if that cannot be done."""
     try:
-        write_page(staging / "notebook.ipynb", staging / "page.html", find(job.id))
+        write_page(staging / "notebook.ipynb", staging / "page.html", job.about())
         written = [file for file in sorted(staging.rglob("*")) if file.is_file()]
         digests = {file.relative_to(staging).as_posix(): file_sha256(file) for file in written}
         write_json(staging / STAMP, {"id": job.id, "key": job.key, "sha256": digests})
@@ -126,7 +125,7 @@ def _keep_failure(job: Job, staging: Path, error: str) -> None:
     if executed.is_file():
         kept = state.failed_page(job.id)
         make_folder(kept.parent)
-        write_page(executed, executed.with_suffix(".html"), find(job.id), error)
+        write_page(executed, executed.with_suffix(".html"), job.about(), error)
         executed.with_suffix(".html").replace(kept.with_suffix(".html"))
         executed.replace(kept)
 
@@ -153,4 +152,4 @@ def _die_with(driver: dict | None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: main(Path(sys.argv[1]), sys.argv[2])))
+    sys.exit(run_command(lambda: main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))

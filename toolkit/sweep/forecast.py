@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,18 +65,18 @@ def forecast(jobs: Sequence[Job], parallel: int) -> Forecast:
     """
     found: dict[str, tuple[Meta, str]] = {}
     folders = [folder for folder in sorted((paths.root() / "results" / "reference").glob("*")) if folder.is_dir()]
-    kept = {folder.name: _kept(jobs, folder) for folder in folders}
+    kept = {folder.name: _kept(jobs, lambda job, folder=folder: folder / job.row) for folder in folders}
     longest = sorted(kept, key=lambda name: -sum(meta.wall_s or 0.0 for meta in kept[name].values()))
-    for source, metas in [(HERE, _kept(jobs, paths.results_dir())), *((name, kept[name]) for name in longest)]:
+    for source, metas in [(HERE, _kept(jobs, lambda job: job.folder)), *((name, kept[name]) for name in longest)]:
         found = {id: (meta, source) for id, meta in metas.items()} | found
     seconds = {job.id: _seconds(job, found[job.id][0]) for job in jobs if job.id in found}
     names = (source if source == HERE else f"reference machine {source}" for _, source in found.values())
     return Forecast(jobs, parallel, seconds, Counter(names))
 
 
-def _kept(jobs: Sequence[Job], folder: Path) -> dict[str, Meta]:
-    """What a results folder says of jobs with the same parameters."""
-    metas = {job.id: (job, read_meta(folder / job.id)) for job in jobs}
+def _kept(jobs: Sequence[Job], place: Callable[[Job], Path]) -> dict[str, Meta]:
+    """What the results at each job's place say of the same notebook with the same parameters."""
+    metas = {job.id: (job, read_meta(place(job))) for job in jobs}
     return {id: meta for id, (job, meta) in metas.items() if meta.wall_s and meta.parameters == job.parameters}
 
 

@@ -2,23 +2,30 @@
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import PRESETS, Notebook, select
+from toolkit.evidence.catalogue import PRESETS, Notebook, find, select
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import file_sha256, make_folder, read_json, write_json
+from toolkit.sweep import state
+from toolkit.sweep.grid import ParameterGrid
 
 STAMP = "done.json"
+UNKNOWN_MB = 8000  # of memory; the largest notebook of the presets `quick` and `standard` stays below
+SPARE, OTHERS_MB = 0.5, 500  # share and MB beyond the kernel's peak: other parameters, the processes around it
 REQUIRED = ("table.csv", "meta.json")  # what a notebook must save
 
 
 @dataclass(frozen=True)
 class Job:
-    """One notebook to run: `key` digests all that its results depend on."""
+    """One notebook to run: `key` digests all that its results depend on.
+
+    `id` is that of its row in the catalogue; at a point of a grid, the point's name comes before it: `<point>/<row>`.
+    """
 
     id: str
     title: str
@@ -27,6 +34,16 @@ class Job:
     key: str
     threads: int
     alone: bool
+    point: str = ""
+
+    @property
+    def row(self) -> str:
+        """The id of its row in the catalogue."""
+        return self.id.removeprefix(f"{self.point}/")
+
+    def about(self) -> Notebook:
+        """Its row of the catalogue, under this job's own id and title. Raises `UserError` if there is no such row."""
+        return replace(find(self.row), id=self.id, title=self.title)
 
     @property
     def folder(self) -> Path:
@@ -47,9 +64,13 @@ class Job:
 
 
 def make_jobs(
-    only: list[str], preset: str = "standard", settings: dict[str, object] | None = None, parallel: int = 1
+    only: list[str],
+    preset: str = "standard",
+    settings: dict[str, object] | None = None,
+    parallel: int = 1,
+    grid: ParameterGrid | None = None,
 ) -> list[Job]:
-    """The jobs for the chosen notebooks.
+    """The jobs for the chosen notebooks; with a `grid`, one a point for each of those that have its parameters.
 
     `settings` overrides parameters wherever a notebook has them. Raises `UserError` for an unknown notebook, preset
     or parameter, and for a value that a notebook's parameter may not take.
@@ -61,7 +82,14 @@ def make_jobs(
     known = {name for notebook in chosen for name in notebook.parameters}
     if stray := [name for name in settings if name not in known]:
         raise unknown("parameter", stray[0], known)
-    return [_job(notebook, preset, settings, parallel) for notebook in chosen]
+    if grid is None:
+        return [_job(notebook, preset, settings, parallel) for notebook in chosen]
+    chosen = grid.choose(chosen, only)
+    return [
+        _job(notebook, preset, settings | values, parallel, point)
+        for point, values in grid.points.items()
+        for notebook in chosen
+    ]
 
 
 def cores() -> int:
@@ -70,9 +98,10 @@ def cores() -> int:
 
 
 def write_plan(jobs: list[Job], file: Path, **extra: object) -> None:
-    """Hand the jobs over to the Snakefile and to `execute`."""
+    """Hand the jobs over to the Snakefile and to `execute`, with the memory in MB that a scheduler is asked for."""
     make_folder(file.parent)
-    write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, **extra})
+    memory_mb = {job.id: _memory_mb(job) for job in jobs}
+    write_json(file, {"jobs": {job.id: asdict(job) for job in jobs}, "memory_mb": memory_mb, **extra})
 
 
 def read_job(file: Path, id: str) -> Job:
@@ -80,10 +109,18 @@ def read_job(file: Path, id: str) -> Job:
     return Job(**json.loads(file.read_text(encoding="utf-8"))["jobs"][id])
 
 
-def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int) -> Job:
+def _memory_mb(job: Job) -> int:
+    """What a job's processes take: its kernel what it took at its last run here, and more; `UNKNOWN_MB` if unknown."""
+    last = state.load(job.id)
+    took = last.peak_memory_bytes if last and last.status == "done" else None
+    return UNKNOWN_MB if not took else round(took / 1e6 * (1 + SPARE) + OTHERS_MB)
+
+
+def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int, point: str = "") -> Job:
     chosen = {name: value for name, value in settings.items() if name in notebook.parameters}
     parameters = notebook.preset(preset) | chosen
     check_parameters(notebook.id, parameters, notebook.parameters)
     threads = cores() if notebook.alone else max(1, cores() // parallel)
     key = sources.digest(notebook.code, json.dumps(parameters, sort_keys=True))
-    return Job(notebook.id, notebook.title, str(notebook.path), parameters, key, threads, notebook.alone)
+    id, title = (f"{point}/{notebook.id}", f"{notebook.title}: {point}") if point else (notebook.id, notebook.title)
+    return Job(id, title, str(notebook.path), parameters, key, threads, notebook.alone, point)

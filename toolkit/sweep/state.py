@@ -77,9 +77,9 @@ def stop_leftovers() -> None:
             if (last := _sound(found)) is not None:
                 _end(last.pid, last.process_started)
             file.unlink(missing_ok=True)
-    for paper in folder().parent.iterdir():
-        if paper.is_dir():
-            remove_leftovers(paper)
+    results = folder().parent
+    for place in (*results.glob("*/"), *results.glob("*/*/")):  # of notebooks, and of notebooks at points of a grid
+        remove_leftovers(place)
 
 
 def is_alive(pid: int, process_started: float) -> bool:

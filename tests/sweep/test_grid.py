@@ -1,0 +1,153 @@
+"""Grids of parameters: their points, and the tables and the figure made of what the points left."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.evidence.catalogue import Notebook
+from toolkit.files import file_sha256
+from toolkit.sweep import state
+from toolkit.sweep.grid import ParameterGrid, read_grid
+from toolkit.sweep.grid_report import figure, grid_tables, points_table, read_cards
+from toolkit.sweep.plan import Job
+from toolkit.sweep.state import State
+
+TWO = ParameterGrid({"sparsity": [0.5, 0.25], "method": ["wanda", "magnitude"]})
+QUICK = {"cpu": "A CPU", "memory_gb": 8, "finished": "2026-01-02T03:04:05Z", "id": "quickstart"}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("0.3,0.5", [0.3, 0.5]),
+        ("a, b/c", ["a", "b/c"]),
+        ('"int4, hqq","int8"', ["int4, hqq", "int8"]),
+        ('["a", "b"],["c"]', [["a", "b"], ["c"]]),
+        ("true", [True]),
+        ("1,a", [1, "a"]),
+    ],
+)
+def test_values_are_json_or_text_between_commas(text, values):
+    assert read_grid([f"name={text}"]) == ParameterGrid({"name": values})
+
+
+def test_without_items_there_is_no_grid():
+    assert read_grid([]) is None
+
+
+@pytest.mark.parametrize(
+    ("items", "words"),
+    [
+        (["name"], "expected NAME=VALUE,VALUE"),
+        (["name="], "expected NAME=VALUE,VALUE"),
+        (["name=0.3,"], "a value is missing beside a comma"),
+        (["name=a,,b"], "a value is missing beside a comma"),
+        (["name=0.5,0.50"], "0.5 comes twice"),
+        (["name=a", "name=b"], "name comes twice"),
+    ],
+)
+def test_what_is_no_grid_is_refused(items, words):
+    with pytest.raises(UserError, match=words):
+        read_grid(items)
+
+
+def test_a_point_keeps_its_folder_whatever_the_order_on_the_command_line():
+    assert list(TWO.points) == [
+        "method-wanda+sparsity-0.5",
+        "method-magnitude+sparsity-0.5",
+        "method-wanda+sparsity-0.25",
+        "method-magnitude+sparsity-0.25",
+    ]
+    turned = ParameterGrid({"method": ["magnitude"], "sparsity": [0.25]})
+    assert TWO.points["method-magnitude+sparsity-0.25"] == turned.points["method-magnitude+sparsity-0.25"]
+    assert TWO.name == turned.name == "method+sparsity"
+
+
+def test_folders_of_odd_values_are_safe_and_differ():
+    """No comma, equals sign, colon, slash or brace: Snakemake and shells read them as something else."""
+    odd = ["a/b", "a-b", "a b", "a{b}", "a,b=c:d", "..", "x" * 300, "y" + "x" * 299, ["a", "b"], "ä"]
+    names = list(ParameterGrid({"name": odd}).points)
+    assert len(set(names)) == len(odd)
+    assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789+-._") and len(name) < 60 for name in names)
+
+
+def test_only_notebooks_with_all_parameters_are_chosen(tmp_path):
+    def book(id, **parameters):
+        made = Notebook(id, id, id, tmp_path)
+        made.__dict__["parameters"] = parameters  # read from its file otherwise
+        return made
+
+    books = [book("toy/a", sparsity=1, method=2), book("toy/b", sparsity=1), book("toy/c", method=2)]
+    assert TWO.choose(books, []) == books[:1]
+    with pytest.raises(UserError, match="unknown parameter of toy/b 'method'"):
+        TWO.choose(books, ["toy/a", "toy/b"])
+    with pytest.raises(UserError, match="no notebook has all of sparsity, method"):
+        TWO.choose(books[1:], [])
+    with pytest.raises(UserError, match="unknown parameter 'method'; choose from: sparsity"):
+        TWO.choose(books[1:2], [])
+
+
+@pytest.fixture
+def leave(tmp_path, monkeypatch):
+    """`leave(point, bars)` leaves a quickstart's results at a point, and gives its job; without bars it has failed."""
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+
+    def write(point, bars=None):
+        job = Job(f"{point}/quickstart", "", "", {}, "key", 1, False, point)
+        if bars is None:
+            State(job.id, "failed", 0.0, 5.0, error="ValueError: on purpose", **state.this_process()).save()
+            return job
+        job.folder.mkdir(parents=True)
+        pd.DataFrame({"perplexity": list(bars.values()), "method": list(bars), "evidence": "measured"}).to_csv(
+            job.folder / "table.csv", index=False
+        )
+        card = {"caption": "perplexity, measured", "bars": bars}
+        (job.folder / "meta.json").write_text(json.dumps(QUICK | {"card": card, "parameters": {"model": "tiny"}}))
+        sums = {name: file_sha256(job.folder / name) for name in ("table.csv", "meta.json")}
+        (job.folder / "done.json").write_text(json.dumps({"key": "key", "sha256": sums}))
+        State(job.id, "done", 0.0, 3.0, 10**9, **state.this_process()).save()
+        return job
+
+    return write
+
+
+def test_a_row_a_point_with_labels_that_all_points_share(leave):
+    grid = ParameterGrid({"sparsity": [0.25, 0.5], "method": ["wanda", "magnitude"]})
+    numbers = {0.25: (20.0, 22.0), 0.5: (20.0, 44.0)}
+    jobs = [
+        leave(point, None if values["method"] == "magnitude" else dict(zip(("dense", label), bars, strict=True)))
+        for point, values in grid.points.items()
+        for bars in [numbers[values["sparsity"]]]
+        for label in [f"{values['method']} {values['sparsity']:.0%}"]
+    ]
+    found = points_table(grid, jobs).set_index(["grid_sparsity", "grid_method"])
+    assert found["status"].str.split(":").str[0].tolist() == ["done", "failed", "done", "failed"]
+    assert found.loc[(0.5, "magnitude"), "error"] == "ValueError: on purpose"
+    assert found.loc[(0.5, "wanda"), ["dense", "method sparsity"]].tolist() == [20.0, 44.0]
+    assert found.loc[(0.5, "magnitude"), ["dense", "method sparsity"]].isna().all()
+    tables = grid_tables(grid, jobs)
+    assert set(tables) == {"perplexity", "quickstart"}
+    shown = tables["perplexity"][["grid_sparsity", "grid_method", "notebook", "value", "method", "model"]]
+    assert shown.to_numpy().tolist() == [
+        [0.25, "wanda", "quickstart", 20.0, "dense", "tiny"],
+        [0.25, "wanda", "quickstart", 22.0, "wanda 25%", "tiny"],
+        [0.5, "wanda", "quickstart", 20.0, "dense", "tiny"],
+        [0.5, "wanda", "quickstart", 44.0, "wanda 50%", "tiny"],
+    ]
+    (axes,) = figure(grid, jobs).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert lines == {"dense": [[0.25, 20.0], [0.5, 20.0]], "method sparsity": [[0.25, 22.0], [0.5, 44.0]]}
+
+
+def test_a_label_that_all_points_have_stays(leave):
+    grid = ParameterGrid({"layer": [1, 2]})
+    first = leave("layer-1", {"friend 1": 5.0, "layer 1": 6.0, "at 1": 7.0})
+    second = leave("layer-2", {"friend 1": 5.0, "layer 2": 8.0, "at 2": 9.0})
+    assert list(read_cards(grid, [first, second])[second.id].bars) == ["friend 1", "layer layer", "at layer"]
+
+
+def test_no_figure_without_numbers(leave):
+    grid = ParameterGrid({"sparsity": [0.5]})
+    assert figure(grid, [leave("sparsity-0.5")]) is None

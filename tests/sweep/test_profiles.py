@@ -1,0 +1,77 @@
+"""Profiles of Snakemake: which folder is meant, and what is said where the executor or its scheduler is not there."""
+
+import sys
+
+import pytest
+import yaml
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.records import load_yaml
+from toolkit.sweep import profiles
+from toolkit.sweep.profiles import find_profile
+
+
+@pytest.fixture
+def profile(tmp_path, monkeypatch):
+    """`profile(executor)` makes the profile `mine`; it returns its folder. Whatever plugin is asked for is there."""
+    monkeypatch.setattr(profiles.importlib.util, "find_spec", lambda name: name)
+
+    def write(executor: str):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine" / "config.yaml").write_text(yaml.safe_dump({"executor": executor}))
+        return tmp_path / "mine"
+
+    return write
+
+
+def test_a_folder_is_meant_where_the_command_was_called(profile, tmp_path):
+    mine = profile("local")
+    assert find_profile("mine", tmp_path) == mine
+
+
+def test_ours_are_found_by_name_and_have_rules_that_the_snakefile_has(tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "_check_executor", lambda name, config: None)
+    found = find_profile("slurm", tmp_path)
+    assert found == (paths.root() / "data" / "cluster" / "slurm").resolve()
+    config = load_yaml(found / "config.yaml")
+    snakefile = (paths.root() / "toolkit" / "sweep" / "Snakefile").read_text()
+    assert config["executor"] == "slurm"
+    assert all(f"rule {rule}" in snakefile or f" as {rule} with" in snakefile for rule in config["set-resources"])
+
+
+def test_an_unknown_profile_is_one_line_with_the_names_there_are(tmp_path):
+    with pytest.raises(UserError, match=r"--profile slrum: expected a folder .* slurm; did you mean 'slurm'"):
+        find_profile("slrum", tmp_path)
+
+
+def test_a_missing_plugin_is_named_with_what_installs_it(profile, tmp_path, monkeypatch):
+    profile("slurm")
+    monkeypatch.setattr(profiles.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"snakemake-executor-plugin-slurm is not installed: .*'\.\[cluster\]'"):
+        find_profile("mine", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        (["no-such-command"], "no scheduler here: command no-such-command is not there"),
+        (
+            [sys.executable, "-c", "import sys; sys.exit('cannot reach it\\nmore')"],
+            "does not answer .*: cannot reach it$",
+        ),
+        ([sys.executable, "-c", "import time; time.sleep(60)"], "gave no answer in 0.1 s"),
+    ],
+)
+def test_a_scheduler_that_is_not_there_is_one_line(profile, tmp_path, monkeypatch, query, words):
+    profile("slurm")
+    monkeypatch.setattr(profiles, "QUERIES", {"slurm": query})
+    monkeypatch.setattr(profiles, "PATIENCE_S", 0.1 if "sleep" in query[-1] else 30)
+    with pytest.raises(UserError, match=words):
+        find_profile("mine", tmp_path)
+
+
+def test_a_scheduler_that_answers_is_used(profile, tmp_path, monkeypatch):
+    mine = profile("slurm")
+    monkeypatch.setattr(profiles, "QUERIES", {"slurm": [sys.executable, "-c", ""]})
+    assert find_profile("mine", tmp_path) == mine
