@@ -1,4 +1,4 @@
-"""Kept results, and README's numbers made from them: `python -m toolkit.evidence.reference`."""
+"""Kept results, and what is made from them, README's numbers and a page: `python -m toolkit.evidence.reference`."""
 
 import argparse
 import json
@@ -14,6 +14,7 @@ from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import compare, count_verdicts, score
+from toolkit.evidence.machines import write_machines
 from toolkit.evidence.readme import write_readme
 from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
@@ -97,7 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
     options = parser.parse_args(arguments)
     keep = compare_again if options.again else save
-    return run_command(lambda: write_readme(keep(options.machine)))
+
+    def run() -> None:
+        write_readme(keep(options.machine))
+        write_machines(reference_dir())
+
+    return run_command(run)
 
 
 if __name__ == "__main__":

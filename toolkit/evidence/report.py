@@ -8,6 +8,7 @@ from pathlib import Path
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, rows
 from toolkit.evidence.literature import PAPERS, Paper
+from toolkit.evidence.machines import PAGE
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
     answer,
@@ -83,7 +84,8 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     folder = paths.results_dir() / "report"
     make_folder(folder)
     entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in rows().values()]
-    wanted = {entry.page for entry in entries} | {"index.html"}
+    elsewhere = [*_machines(folder), *_grids()]
+    wanted = {entry.page for entry in entries} | {"index.html", *(address for _, address in elsewhere)}
     for old in folder.glob("*.html"):
         if old.name not in wanted and not old.is_dir():
             old.unlink()
@@ -103,8 +105,23 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         tally=_tally(entries),
         tables=tables,
         circumstances=_circumstances(entries),
+        elsewhere=elsewhere,
     )
     return index
+
+
+def _machines(folder: Path) -> list[tuple[str, str]]:
+    """Copy the page of all kept machines into the report: words and address of a link, if there is one."""
+    kept = paths.root() / "results" / "reference" / PAGE
+    return [("kept machines side by side", shutil.copyfile(kept, folder / PAGE).name)] if kept.is_file() else []
+
+
+def _grids() -> list[tuple[str, str]]:
+    """Words and address of a link to each grid."""
+    pages = sorted(paths.grid_dir("").glob("*/report/index.html"))
+    return [
+        (f"grid: {page.parts[-3].replace('+', ', ')}", f"../grid/{page.parts[-3]}/report/index.html") for page in pages
+    ]
 
 
 def _entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:
