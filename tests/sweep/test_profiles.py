@@ -9,7 +9,7 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.records import load_yaml
 from toolkit.sweep import profiles
-from toolkit.sweep.profiles import find_profile
+from toolkit.sweep.profiles import find_profile, more_arguments
 
 
 @pytest.fixture
@@ -55,10 +55,10 @@ def test_a_missing_plugin_is_named_with_what_installs_it(profile, tmp_path, monk
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        (["no-such-command"], "no scheduler here: command no-such-command is not there"),
+        (["no-such-command"], "the scheduler is not there: there is no command no-such-command; start"),
         (
             [sys.executable, "-c", "import sys; sys.exit('cannot reach it\\nmore')"],
-            "does not answer .*: cannot reach it$",
+            ": cannot reach it; start on a login",
         ),
         ([sys.executable, "-c", "import time; time.sleep(60)"], "gave no answer in 0.1 s"),
     ],
@@ -75,3 +75,22 @@ def test_a_scheduler_that_answers_is_used(profile, tmp_path, monkeypatch):
     mine = profile("slurm")
     monkeypatch.setattr(profiles, "QUERIES", {"slurm": [sys.executable, "-c", ""]})
     assert find_profile("mine", tmp_path) == mine
+
+
+@pytest.mark.parametrize(
+    ("config", "accounting", "arguments"),
+    [
+        (
+            {"executor": "slurm"},
+            "sys.exit('Slurm accounting storage is disabled')",
+            ["--slurm-status-command", "squeue"],
+        ),
+        ({"executor": "slurm"}, "", []),
+        ({"executor": "slurm", "slurm-status-command": "sacct"}, "sys.exit(1)", []),
+        ({"executor": "local"}, "sys.exit(1)", []),
+    ],
+)
+def test_without_accounting_squeue_tells_the_states(tmp_path, monkeypatch, config, accounting, arguments):
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.setattr(profiles, "ACCOUNTING", [sys.executable, "-c", f"import sys; {accounting}"])
+    assert more_arguments(tmp_path) == arguments

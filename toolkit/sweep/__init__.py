@@ -1,8 +1,8 @@
 """The main job: every notebook, headless, into `results/`.
 
 `plan` decides the parameters of each notebook and which results are stale. `Snakefile` and `execute` run notebooks,
-`driver` watches them. `grid` has combinations of parameters, `profiles` the ways to a cluster. `__main__` is the command
-line that `papermill_runs.sh` calls. `lab` opens JupyterLab.
+`driver` watches them. `grid` has combinations of parameters, `profiles` the ways to a cluster. `__main__` is the
+command line that `papermill_runs.sh` calls. `lab` opens JupyterLab.
 """
 
 import sys

@@ -23,6 +23,7 @@ from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.forecast import Forecast, duration, forecast
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
+from toolkit.sweep.profiles import more_arguments
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 STOPPING_S = 10  # for an interrupted job to stop by itself
@@ -140,7 +141,8 @@ def _command(parallel: int, profile: Path | None, ids: list[str]) -> list[str]:
     if FIRST in ids:
         command += ["--prioritize", f"../{FIRST}/{STAMP}"]
     if profile:
-        return [*command, "--workflow-profile", "none", "--profile", str(profile), "--resources", f"slots={10**6}"]
+        command += ["--workflow-profile", "none", "--profile", str(profile), *more_arguments(profile)]
+        return [*command, "--resources", f"slots={10**6}"]
     return [*command, "--cores", str(max(cores(), parallel)), "--resources", f"slots={parallel}"]
 
 

@@ -11,6 +11,8 @@ from toolkit.records import load_yaml
 
 BUILT_IN = ("local", "dryrun", "touch")  # executors that Snakemake has without a plugin
 QUERIES = {"slurm": ["sinfo", "--noheader"]}  # a command that answers if the executor's scheduler does
+ACCOUNTING = ["sacct", "--noheader", "--allocations"]  # by which the executor asks for states unless told otherwise
+STATUS = "slurm-status-command"
 PATIENCE_S = 30
 
 
@@ -31,24 +33,35 @@ def find_profile(name: str, called_from: Path) -> Path:
     return found.resolve()
 
 
+def more_arguments(profile: Path) -> list[str]:
+    """What Snakemake must be told beside a profile: on a SLURM without accounting, to ask `squeue` for jobs' states.
+
+    It would ask `sacct` for ever. A profile that names the command is left alone.
+    """
+    config = load_yaml(profile / "config.yaml") or {}
+    if config.get("executor") != "slurm" or STATUS in config or _trouble(ACCOUNTING) is None:
+        return []
+    return [f"--{STATUS}", "squeue"]
+
+
 def _check_executor(name: str, config: object) -> None:
     executor = str(config.get("executor", "local")) if isinstance(config, dict) else "local"
     plugin = f"snakemake-executor-plugin-{executor}"
     if executor not in BUILT_IN and importlib.util.find_spec(plugin.replace("-", "_")) is None:
         extra = "-c requirements.lock -e '.[cluster]'" if executor == "slurm" else plugin
         raise UserError(f"--profile {name}: {plugin} is not installed: python -m pip install {extra}")
-    if executor in QUERIES:
-        _ask(name, QUERIES[executor])
+    if executor in QUERIES and (trouble := _trouble(QUERIES[executor])):
+        raise UserError(
+            f"--profile {name}: the scheduler is not there: {trouble}; start on a login node of the cluster"
+        )
 
 
-def _ask(name: str, query: list[str]) -> None:
-    """Raise `UserError` unless the scheduler answers."""
+def _trouble(query: list[str]) -> str | None:
+    """Why a command of the scheduler gives no answer, in words; None if it gives one."""
     if shutil.which(query[0]) is None:
-        raise UserError(f"--profile {name}: no scheduler here: command {query[0]} is not there; start on a login node")
+        return f"there is no command {query[0]}"
     try:
         asked = subprocess.run(query, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(f"--profile {name}: {query[0]} gave no answer in {PATIENCE_S} s") from None
-    if asked.returncode:
-        words = (asked.stderr.strip().splitlines() or ["no answer"])[0]
-        raise UserError(f"--profile {name}: the scheduler does not answer {query[0]}: {words}")
+        return f"{query[0]} gave no answer in {PATIENCE_S} s"
+    return f"{query[0]}: {(asked.stderr.strip().splitlines() or ['failed'])[0]}" if asked.returncode else None
