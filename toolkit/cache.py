@@ -71,6 +71,7 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
 
         thresholds(setting, 0.9)
         thresholds(setting, 0.9, fresh=True)  # runs again, and replaces what was kept
+        thresholds(setting, 0.9, make=False)  # None if it is not kept
 
     Args:
         kind: the name of a folder under the cache.
@@ -90,9 +91,11 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
         _check_key(function, signature, key)
 
         @functools.wraps(function)
-        def table(*args, fresh: bool = False, **kwargs) -> "pd.DataFrame":
-            of = _key(function, signature.bind(*args, **kwargs), key)
-            return cached_table(kind, of, _code(function, without), lambda: function(*args, **kwargs), fresh)
+        def table(*args, fresh: bool = False, make: bool = True, **kwargs) -> "pd.DataFrame | None":
+            of, code = _key(function, signature.bind(*args, **kwargs), key), _code(function, without)
+            if not make and not _sound(_place(kind, of, code)[0]):
+                return None
+            return cached_table(kind, of, code, lambda: function(*args, **kwargs), fresh)
 
         return table
 
@@ -292,9 +295,7 @@ def _remove_unused(kind: str, days: float) -> None:
 @contextlib.contextmanager
 def _artefact(kind: str, key: dict, code: Iterable[Path], make: Callable, fresh: bool) -> Iterator[Path]:
     """The folder of `cached`, which nobody replaces or removes inside the block."""
-    recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
-    digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
-    folder = paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}"
+    folder, recipe = _place(kind, key, code)
     limit_bytes, made = _limit_bytes(), False
     with contextlib.ExitStack() as stack:
         unwritable = _lock(folder, stack)
@@ -307,6 +308,13 @@ def _artefact(kind: str, key: dict, code: Iterable[Path], make: Callable, fresh:
         yield folder
     if made:
         _keep_limit(limit_bytes)
+
+
+def _place(kind: str, key: dict, code: Iterable[Path]) -> tuple[Path, dict]:
+    """The folder of an artefact, and what it is made from."""
+    recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
+    digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
+    return paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}", recipe
 
 
 def _lock(folder: Path, stack: contextlib.ExitStack) -> UserError | None:

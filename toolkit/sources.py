@@ -20,7 +20,9 @@ from toolkit import paths
 # module prefix -> folder of the checkout; the longest prefix wins
 PACKAGES = {"toolkit.kernels": "kernels", "toolkit": "toolkit"}
 # they find, keep and refuse things; no result depends on them
-PLUMBING = tuple(f"toolkit.{name}" for name in ("errors", "paths", "files", "progress", "sources", "cache"))
+PLUMBING = tuple(
+    f"toolkit.{name}" for name in ("errors", "paths", "files", "memory_limits", "progress", "sources", "cache")
+)
 
 
 def dependencies(*modules: str, without: Iterable[str] = ()) -> list[Path]:

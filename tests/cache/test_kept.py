@@ -69,6 +69,14 @@ def test_fresh_runs_again_and_replaces():
     assert len(calls) == 2
 
 
+def test_what_is_kept_can_be_asked_for_without_running():
+    table, calls = counted()
+    assert table(1, make=False) is None
+    table(1)
+    assert table(1, make=False)["call"].item() == 1
+    assert (table(2, make=False), len(calls)) == (None, 1)
+
+
 def test_dataclasses_and_lists_are_written_out(cache_folder):
     table, calls = counted()
     table(Pair(Small("a"), (1, 2)), {"b": [None, True]})

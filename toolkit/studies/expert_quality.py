@@ -45,6 +45,9 @@ VARIANTS = {
     "4 bits, a quarter of the experts in 2": (MIXED, 4, False, False),
     "4 bits, a quarter of the experts in 2, foretold experts, skipped neurons": (MIXED, 4, True, True),
     "2 bits, attention in 4": (2, 4, False, False),
+    "4 bits, attention in 16": (4, HALF, False, False),  # as `pack --method experts` stores them
+    "4 bits, a quarter of the experts in 2, attention in 16": (MIXED, HALF, False, False),
+    "2 bits, attention in 16": (2, HALF, False, False),
 }
 
 
@@ -109,7 +112,8 @@ def quality_table(setting: RoutedModel, variants: tuple[str, ...] = tuple(VARIAN
         raise unknown("variant", unknown_ones[0], VARIANTS)
     model, tokenizer, _ = loaded(setting.model)
     tokens = load_tokens(setting.corpus, tokenizer, "evaluation")
-    found, theta, weights = {}, limits(setting), _matrices(model)
+    theta = limits(setting) if any(VARIANTS[name][3] for name in variants) else None
+    found, weights = {}, _matrices(model)
     dense = {name: [each.clone() for each in group] for name, group in weights.items()}
     try:
         now: dict[str, int | str] = {"experts": HALF, "attention": HALF}
