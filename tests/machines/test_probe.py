@@ -142,6 +142,17 @@ def test_too_little_space_keeps_nothing(quick, cache):
     assert kept(cache) == []
 
 
+def test_a_read_only_folder_is_one_line(quick, cache, tmp_path, monkeypatch):
+    def refuse(**settings):
+        raise OSError(errno.EROFS, "Read-only file system", f"{settings['dir']}/.probe-1")
+
+    monkeypatch.setattr(disk.tempfile, "mkstemp", refuse)
+    with pytest.raises(UserError, match="its file system is read-only; mount it writable") as caught:
+        measurements(settings=TINY, folder=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert kept(cache) == []
+
+
 def test_refused_direct_reads_are_labelled(quick, monkeypatch):
     really_open = os.open
 

@@ -136,7 +136,7 @@ def _configured(text: str, folder: Path) -> Target:
     if local and (folder / INDEX).exists():
         raise UserError(f"{text}: it is packed already; run it with `python -m toolkit run {text}`")
     config = skeleton.read_config(folder, ()) if local else _hub_config(text)
-    kind, shapes = config.get_text_config().model_type, []
+    kind, shapes = config.model_type, []
     try:
         skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))
     except UserError as error:
