@@ -1,0 +1,107 @@
+"""A figure that follows controls: it is drawn when one moves, once for several, and stands still elsewhere."""
+
+import pytest
+from ipywidgets import IntSlider
+from matplotlib.figure import Figure
+
+from toolkit.errors import UserError
+from toolkit.evidence import interactive
+from toolkit.evidence.interactive import STILL, Interactive
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What is displayed, and what its handles are updated with."""
+    contents = []
+
+    class Handle:
+        def __init__(self, content):
+            self.contents = [content]
+            contents.append(self.contents)
+
+        def update(self, content):
+            self.contents.append(content)
+
+    monkeypatch.setattr(interactive, "display", lambda one, display_id=None: Handle(one))
+    monkeypatch.setattr(interactive.gc, "freeze", lambda: None)
+    return contents
+
+
+@pytest.fixture
+def view():
+    """Draws a × b; refuses a product of 42. `view.drawn` lists what was drawn."""
+    drawn = []
+
+    def draw(a, b):
+        if a * b == 42:
+            raise UserError("42 is no question")
+        drawn.append((a, b))
+        return Figure((1, 1)), f"{a * b}"
+
+    made = Interactive(draw, a=IntSlider(2), b=IntSlider(3))
+    made.drawn = drawn
+    return made
+
+
+def test_it_is_drawn_at_first_and_when_a_control_moves(view):
+    assert (view.sentence, view.drawn) == ("6", [(2, 3)])
+    first = view.figure
+    view.controls["a"].value = 5
+    assert (view.sentence, view.drawn) == ("15", [(2, 3), (5, 3)])
+    assert view.figure is not first
+
+
+def test_controls_that_move_together_draw_once(view):
+    with view.together():
+        view.controls["a"].value = 5
+        view.controls["b"].value = 7
+    assert view.drawn == [(2, 3), (5, 7)]
+    with pytest.raises(RuntimeError), view.together():
+        raise RuntimeError
+    view.controls["a"].value = 6  # it draws again after an error inside
+    assert view.sentence == "**Not possible:** 42 is no question"
+
+
+def test_what_is_refused_is_said_and_the_figure_before_it_stays(view):
+    view.controls["a"].value = 6
+    kept = view.figure
+    view.controls["b"].value = 7
+    assert view.sentence == "**Not possible:** 42 is no question"
+    assert view.figure is kept
+    view.controls["b"].value = 8
+    assert view.sentence == "48"
+
+
+@pytest.mark.parametrize("front_end", [False, True])
+def test_the_controls_are_shown_where_somebody_can_move_them(view, shown, monkeypatch, front_end):
+    monkeypatch.setattr(interactive, "has_front_end", lambda: front_end)
+    view.show()
+    (above,), (sentence,), (picture,) = shown
+    if front_end:
+        assert above.children == (view.controls["a"], view.controls["b"])
+    else:
+        assert above.data == STILL
+    assert sentence.data == "6"
+    assert picture.data.startswith(b"\x89PNG")
+    view.controls["a"].value = 5
+    assert [content.data for content in shown[1]] == ["6", "15"]
+    assert len(shown[2]) == 2
+
+
+def test_widgets_of_ones_own_take_the_controls_place(view, shown, monkeypatch):
+    monkeypatch.setattr(interactive, "has_front_end", lambda: True)
+    view.show(view.controls["b"])
+    assert shown[0] == [view.controls["b"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"), [({"allow_stdin": True}, True), ({"allow_stdin": False}, False), ({}, False)]
+)
+def test_a_front_end_is_one_that_can_ask_its_user(monkeypatch, content, expected):
+    class Shell:
+        class kernel:
+            get_parent = staticmethod(lambda channel: {"content": content})
+
+    assert not interactive.has_front_end()  # there is no kernel here
+    monkeypatch.setattr(interactive, "get_ipython", lambda: Shell)
+    assert interactive.has_front_end() == expected
