@@ -3,13 +3,16 @@
 import json
 
 import pytest
-import torch
+import transformers
 
 from tests.models.test_models import LLAMA, small
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
-from toolkit.models import hub, load_model
+from toolkit.models import hub
+from toolkit.models.loading import read_config
 from toolkit.models.shape_of import shape_of
+from toolkit.models.skeleton import check_outline
+from toolkit.planner import target as target_module
 from toolkit.planner.target import open_target
 
 
@@ -27,8 +30,9 @@ def test_a_shape_alone():
 
 
 def test_an_embedded_model_has_the_sizes_of_what_is_loaded():
-    target = open_target("smollm2-135m")
-    assert target.shape == shape_of(load_model("smollm2-135m", torch.bfloat16)[0])
+    target, loaded = open_target("smollm2-135m"), []
+    check_outline(read_config("smollm2-135m"), lambda outline: loaded.append(shape_of(outline)))
+    assert target.shape == loaded[0]
     assert (target.source, target.loadable, target.own_thresholds) == ("registry", True, False)
 
 
@@ -63,6 +67,21 @@ def test_a_gguf_file(folder, tmp_path):
     target = open_target(str(tmp_path / "tiny.gguf"))
     assert (target.source, target.loadable, target.dtype_bytes) == ("gguf", False, 2)
     assert target.shape == open_target(str(folder)).shape
+
+
+def test_an_id_on_the_hub(monkeypatch):
+    config = transformers.Qwen3Config(**LLAMA, head_dim=16, dtype="bfloat16", tie_word_embeddings=True)
+    monkeypatch.setattr(target_module, "read_config", lambda name: config)
+    target = open_target("someone/tiny")
+    assert (target.source, target.loadable, target.dtype_bytes, target.model_type) == ("hub", True, 2, "qwen3")
+    assert target.shape.parameters["attention"] == 2 * 32 * 16 * (4 + 2 + 2 + 4)
+    assert target.shape.parameters["head"] == 0
+
+
+def test_a_packed_folder_is_for_run(tmp_path):
+    (tmp_path / "index.json").write_text("{}")
+    with pytest.raises(UserError, match=r"packed already; run it with `python -m toolkit run"):
+        open_target(str(tmp_path))
 
 
 def test_an_unknown_name_is_told_what_there_is(monkeypatch):
