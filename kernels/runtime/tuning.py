@@ -78,12 +78,13 @@ def measure(runs: Runs, clock: Callable[[], float] = time.perf_counter) -> dict[
 
 
 def _file(family: str, threads: int) -> Path:
-    key = json.dumps([*_machine(), threads, _code(family)])
+    key = json.dumps([*machine(), threads, _code(family)])
     return paths.cache_dir() / "kernels" / f"{family}-{sources.digest(key)[:16]}.json"
 
 
 @cache
-def _machine() -> tuple[str, ...]:
+def machine() -> tuple[str, ...]:
+    """What tells this machine from another whose choices may differ: CPU, its features, cores, versions."""
     features = binding.get_host_cpu_features().flatten()
     return _cpu(), features, str(os.cpu_count()), torch.__version__, version("numba"), version("llvmlite")
 

@@ -174,11 +174,14 @@ def test_an_empty_folder_is_no_model(tmp_path):
 
 
 @pytest.mark.parametrize(("bfloat16", "expected"), [(0.5, torch.bfloat16), (0.9, torch.float32), (2.0, torch.float32)])
-def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays(monkeypatch, bfloat16, expected):
-    seconds = {torch.bfloat16: bfloat16, torch.float32: 1.0}
+def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays_and_stays(monkeypatch, tmp_path, bfloat16, expected):
+    """What a busy moment would have chosen later changes nothing."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("toolkit.kernels.runtime.tuning.measure", lambda _: seconds)
-    assert models.fast_dtype.__wrapped__() == expected
+    for seconds in (bfloat16, 1.4 - bfloat16):
+        timed = {"bfloat16": seconds, "float32": 1.0}
+        monkeypatch.setattr("toolkit.kernels.runtime.tuning.measure", lambda _, timed=timed: timed)
+        assert models.fast_dtype.__wrapped__() == expected
 
 
 @pytest.mark.parametrize("name", [b"smollm2-135m", None, 3])

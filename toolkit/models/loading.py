@@ -7,16 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from toolkit import paths, sources
-from toolkit.cache import cached
+from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import path_of
 from toolkit.models import adapters, downloads, hub, mixture, split_files, upcycled
 from toolkit.models.cutting import cut_for_good
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
 
@@ -95,19 +99,33 @@ def read_config(name: str):
 
 @cache
 def fast_dtype() -> torch.dtype:
-    """The faster of bfloat16 and float32 for a model's arithmetic on text; on a CPU they are timed, once a process.
+    """The faster of bfloat16 and float32 for a model's arithmetic on text; on a CPU they are timed, once a machine.
 
     An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
-    Rapids without AMX.
+    Rapids without AMX. What was timed is kept, since other work may turn the choice, and numbers change with it.
     """
-    from toolkit.kernels.runtime.tuning import measure
-
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
-    seconds = measure({dtype: _product(dtype) for dtype in (torch.bfloat16, torch.float32)})
-    clearly = seconds[torch.bfloat16] < CLEARLY * seconds[torch.float32]
-    return torch.bfloat16 if clearly else torch.float32
+    seconds = _product_seconds().set_index("dtype")["seconds"]
+    return torch.bfloat16 if seconds["bfloat16"] < CLEARLY * seconds["float32"] else torch.float32
+
+
+def _this_machine() -> dict[str, object]:
+    from toolkit.kernels.runtime.tuning import machine
+
+    return {"machine": list(machine())}
+
+
+@kept("measured", key=_this_machine)
+def _product_seconds() -> "pd.DataFrame":
+    """`seconds` of a product by `dtype`."""
+    import pandas as pd
+
+    from toolkit.kernels.runtime.tuning import measure
+
+    seconds = measure({name: _product(getattr(torch, name)) for name in ("bfloat16", "float32")})
+    return pd.DataFrame({"dtype": list(seconds), "seconds": list(seconds.values())})
 
 
 def _product(dtype: torch.dtype) -> Callable[[], torch.Tensor]:
