@@ -34,7 +34,11 @@ PAPERS = {
         "An Efficient Inference Kernel for SpQR (Master's thesis, Graz University of Technology, 2025)",
         "Elvir Crncevic",
     ),
-    "hermes": Paper("Hermes", "Make LLM Inference Affordable to Everyone: Augmenting GPU Memory with NDP-DIMM"),
+    "hermes": Paper(
+        "Hermes",
+        "Make LLM Inference Affordable to Everyone: Augmenting GPU Memory with NDP-DIMM",
+        "Lian Liu, Shixin Zhao, Bing Li, Haimeng Ren, Zhaohui Xu, Mengdi Wang, Xiaowei Li, Yinhe Han, Ying Wang",
+    ),
     "corm": Paper(
         "CORM",
         "CORM: Coarse-to-fine-grained Offloading for SMoE LLM Inference on Consumer-grade GPU",

@@ -1,7 +1,7 @@
 """The generated blocks of README and of `results/reference/README.md`, made from one machine's kept results."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -472,8 +472,26 @@ def _table(folder: Path, id: str) -> pd.DataFrame:
     return pd.read_csv(folder / id / "table.csv")
 
 
+def tutorial(paper: str) -> Callable[[Path], str]:
+    """Writes what the notebooks of a paper found on one machine, for the page that explains the paper."""
+
+    def found(folder: Path) -> str:
+        metas = [_meta(folder, id) for id in notebooks() if (folder / id / "meta.json").is_file()]
+        spoken = _headlines(folder).get(paper, {})
+        words = {"gain": "Gain", "cost": "Price", "negative": "Does not pay"}
+        lines = [f"* **{words[kind]}.** {sentence}" for kind in HEADLINES for sentence in spoken.get(kind, [])]
+        return (
+            f"On {metas[0]['cpu']} (`{folder.name}`):\n\n" + "\n".join(lines) + "\n\n"
+            f"Against the paper's numbers: {scores(folder).get(paper, 'nothing is compared so far')}."
+        )
+
+    return found
+
+
+TUTORIALS = ("endor", "flash", "spqr", "hermes", "corm")
 BLOCKS = {
     "summary": ("README.md", readme_summary),
     "papers": ("README.md", readme_papers),
     "results": ("results/reference/README.md", readme_tables),
+    **{paper: (f"docs/{paper}.md", tutorial(paper)) for paper in TUTORIALS},
 }

@@ -37,6 +37,11 @@ def _main(arguments: list[str] | None) -> int:
     if options.clean is not None:
         print(_clean(options.clean))
         return 0
+    if options.docs:
+        from toolkit.evidence.guide import write_guide
+
+        print(f"docs: {write_guide()}")
+        return 0
     if options.lab:
         from toolkit.sweep import lab
 
@@ -191,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
+    add("--docs", action="store_true", help="write the tutorials and the API as pages, linked by the report, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
     add(
