@@ -1,5 +1,6 @@
 """The catalogue: what is wrong with a row is told with the row's name."""
 
+import json
 import re
 
 import pytest
@@ -80,6 +81,21 @@ def test_a_notebook_without_a_row_and_a_row_without_a_notebook(listed):
         catalogue.find("toy/fig09")
     with pytest.raises(UserError, match=r"toy/fig02 has no notebook yet; expected it at .*toy/fig02_bytes\.ipynb"):
         catalogue.find("toy/fig02")
+
+
+def test_explorers_need_no_row_and_say_what_they_are(listed, tmp_path):
+    assert catalogue.explorers() == {}
+    (tmp_path / "notebooks" / "explore").mkdir()
+    for name, first in {"b": "# Explore: b\n\n**Question.** Which one?\n\nMore.", "a": "no heading"}.items():
+        cell = {"cell_type": "markdown", "metadata": {}, "source": [first]}
+        (tmp_path / "notebooks" / "explore" / f"{name}.ipynb").write_text(json.dumps({"cells": [cell]}))
+    first, second = catalogue.explorers().values()
+    assert (second.id, second.title, second.question) == ("explore/b", "Explore: b", "Which one?")
+    assert (first.title, first.question) == ("no heading", "")
+    assert (second.parameters, second.preset("quick"), second.paper) == ({}, {}, "explore")
+    (tmp_path / "notebooks" / "explore" / "c.ipynb").write_text("")
+    with pytest.raises(UserError, match=r"c\.ipynb: not a readable notebook"):
+        catalogue.explorers()
 
 
 # each of 13 lists names the one before nine times: 2.5 million million values in 500 bytes

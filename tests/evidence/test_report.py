@@ -12,7 +12,7 @@ import pytest
 
 from toolkit import paths
 from toolkit.evidence import report
-from toolkit.evidence.catalogue import rows
+from toolkit.evidence.catalogue import explorers, rows
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import COLUMNS, VERDICTS
 from toolkit.evidence.literature import PAPERS
@@ -74,7 +74,7 @@ def systems(text):
 
 def test_each_row_has_its_card_and_unsound_results_say_why(results):
     found = cards(write_report({}).read_text())
-    assert found.keys() == rows().keys()
+    assert found.keys() == rows().keys() | explorers().keys()
     assert "2 within tolerance" in found["quickstart"]
     assert "quickstart works." in found["quickstart"]
     assert "schema 0" in found["endor/fig04"]
@@ -94,6 +94,19 @@ def test_a_card_links_what_a_run_left_and_shows_two_whole_sentences(results):
     links = [f"../quickstart/{name}" for name in ("table.csv", "notebook.ipynb", "meta.json")]
     assert re.findall(r'href="(\.\./[^"]+)"', card) == links
     assert all((results / "report" / link).is_file() for link in links)
+
+
+def test_explorers_are_shown_as_pictures_that_link_the_notebook(results):
+    save(results, "explore/bits", SOUND)
+    book = nbformat.read(results / "explore" / "bits" / "notebook.ipynb", 4)
+    book.cells[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
+    nbformat.write(book, results / "explore" / "bits" / "notebook.ipynb")
+    found = cards(write_report({}).read_text())
+    assert f'<img src="data:image/png;base64,{PIXEL}"' in found["explore/bits"]
+    assert 'href="../explore/bits/notebook.ipynb"' in found["explore/bits"]
+    assert explorers()["explore/bits"].question in found["explore/bits"]
+    assert "not drawn yet" in found["explore/timeline"]
+    assert "href" not in found["explore/timeline"]
 
 
 def test_the_legend_explains_each_verdict_and_kind(results):

@@ -70,6 +70,15 @@ class Checkout:
         (self.root / "notebooks" / "toy").mkdir(parents=True, exist_ok=True)
         nbformat.write(nbformat.v4.new_notebook(cells=cells), self.root / "notebooks" / "toy" / f"{name}_toy.ipynb")
 
+    def explorer(self, name: str, code: str) -> None:
+        """A notebook with a heading, a question and one cell of code."""
+        first = nbformat.v4.new_markdown_cell(f"# Explore: {name}\n\n**Question.** Which {name}?")
+        folder = self.root / "notebooks" / "explore"
+        folder.mkdir(exist_ok=True)
+        nbformat.write(
+            nbformat.v4.new_notebook(cells=[first, nbformat.v4.new_code_cell(code)]), folder / f"{name}.ipynb"
+        )
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:

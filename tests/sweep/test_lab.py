@@ -111,6 +111,22 @@ def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch, re
     assert "| [a](toy/a.ipynb) | a? | – |" in contents
 
 
+def test_explorers_are_copied_as_they_are_and_listed_first(toy, monkeypatch):
+    toy.explorer("dials", "dial = 1")
+    monkeypatch.setattr(lab.os, "execv", lambda python, arguments: None)
+    lab.start([], "quick")
+    copy = toy.results / "lab" / "explore" / "dials.ipynb"
+    assert parameters(copy) == "dial = 1"
+    contents = nbformat.read(toy.results / "lab" / "contents.ipynb", as_version=4).cells[0].source
+    lines = [line for line in contents.splitlines() if line.startswith("| [")]
+    assert lines[0] == "| [Explore: dials](explore/dials.ipynb) | Which dials? | move sliders |"
+    assert len(lines) == 3
+    edit(copy, "dial = 1", "dial = 2")
+    toy.explorer("dials", "dial = 3")
+    (told,) = copy_notebooks(paths.lab_dir(), "quick")
+    assert "dials.ipynb was changed" in told
+
+
 def test_copies_take_the_parameters_of_a_preset(toy):
     copy = toy.results / "lab" / "toy" / "a.ipynb"
     copy_notebooks(paths.lab_dir())

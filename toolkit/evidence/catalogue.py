@@ -13,6 +13,7 @@ from toolkit.records import check, load_yaml
 
 PRESETS = ("quick", "standard", "paper")
 CATALOGUE = "data/catalogue.yaml"
+EXPLORE = "explore"  # the folder of explorers, and the part of their ids before the slash
 REQUIRED = ("id", "title", "question")
 FIELDS = ("paper", *REQUIRED, "slug", "file")
 ID = re.compile("[a-z0-9_]+")
@@ -28,7 +29,10 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Notebook:
-    """One figure or table. `id` is `<paper>/<row>`; `alone`: it times things, so it shares the machine with none."""
+    """One figure or table. `id` is `<paper>/<row>`; `alone`: it times things, so it shares the machine with none.
+
+    `interactive`: an explorer, which has controls in the place of parameters, and leaves no results.
+    """
 
     id: str
     title: str
@@ -36,6 +40,7 @@ class Notebook:
     path: Path
     alone: bool = False
     presets: dict[str, dict] = field(default_factory=dict)
+    interactive: bool = False
 
     @property
     def paper(self) -> str:
@@ -45,7 +50,7 @@ class Notebook:
     @cached_property
     def parameters(self) -> dict[str, object]:
         """The defaults of the `parameters` cell: preset `standard`."""
-        return read_parameters(self.path)
+        return {} if self.interactive else read_parameters(self.path)
 
     @cached_property
     def code(self) -> str:
@@ -66,6 +71,14 @@ class Notebook:
 def notebooks() -> dict[str, Notebook]:
     """Every row of the catalogue whose notebook is there, by id."""
     return {id: row for id, row in rows().items() if row.path.is_file()}
+
+
+def explorers() -> dict[str, Notebook]:
+    """The notebooks of `notebooks/explore/`, by id. They have no row: their first cell says title and question.
+
+    Raises `UserError` for a file that is no notebook.
+    """
+    return {each.id: each for each in map(_explorer, sorted((paths.root() / "notebooks" / EXPLORE).glob("*.ipynb")))}
 
 
 def rows() -> dict[str, Notebook]:
@@ -113,6 +126,14 @@ def select(names: list[str]) -> list[Notebook]:
     if stray := [name for name in names if name not in known and name not in papers]:
         raise unknown("notebook or paper", stray[0], papers | set(known))
     return [book for book in known.values() if not names or book.id in names or book.paper in names]
+
+
+def _explorer(file: Path) -> Notebook:
+    first = next((cell.source for cell in read_cells(file)), "")
+    heading, _, text = first.partition("\n")
+    question = re.search(r"^\*\*Question\.\*\* (.*)$", text, re.MULTILINE)
+    title = heading.lstrip("# ") or file.stem
+    return Notebook(f"{EXPLORE}/{file.stem}", title, question[1] if question else "", file, interactive=True)
 
 
 def _fault(row: object) -> str | None:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
+from toolkit.evidence.catalogue import PRESETS, Notebook, explorers, notebooks
 from toolkit.evidence.parameters import INJECTED, PARAMETERS
 from toolkit.files import disk_trouble_told, make_folder, read_json, write_json
 
@@ -27,18 +27,24 @@ def copy_notebooks(folder: Path, preset: str = "standard") -> list[str]:
     if preset not in PRESETS:
         raise unknown("preset", preset, PRESETS)
     with disk_trouble_told(folder):
-        return [line for notebook in notebooks().values() if (line := _copy(notebook, folder, preset))]
+        return [line for notebook in _every() if (line := _copy(notebook, folder, preset))]
 
 
 def write_contents(folder: Path, preset: str, takes: Mapping[str, str]) -> Path:
     """A notebook that lists the copies: title with a link, question, and how long each `takes` where that is known."""
     lines = [f"# Notebooks, with preset {preset}", "", "| notebook | question | takes about |", "|---|---|---|"]
-    for each in notebooks().values():
-        lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {each.question} | {takes.get(each.id, '–')} |")
+    for each in _every():
+        time = "move sliders" if each.interactive else takes.get(each.id, "–")
+        lines.append(f"| [{each.title}]({quote(each.id)}.ipynb) | {each.question} | {time} |")
     cell = {"cell_type": "markdown", "id": "contents", "metadata": {}, "source": "\n".join(lines)}
     book = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
     write_json(make_folder(folder) / paths.CONTENTS, book)
     return folder / paths.CONTENTS
+
+
+def _every() -> list[Notebook]:
+    """Explorers first: they need no wait."""
+    return [*explorers().values(), *notebooks().values()]
 
 
 def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:

@@ -71,7 +71,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
         question=about.question,
         answer=answer(book),
         links=file_links(executed.parent, about),
-        figure=main_figure(executed.parent, meta) or _last_image(book),
+        figure=main_figure(executed.parent, meta) or last_image(book),
         error=error,
         problem=problem,
         meta=meta,
@@ -258,7 +258,7 @@ def _parameters(executed: Path, tag: str) -> dict[str, object]:
         return {}
 
 
-def _last_image(book: dict) -> str | None:
+def last_image(book: dict) -> str | None:
     """The last figure that the notebook shows, for want of a saved one."""
     data = [output["data"] for output in _outputs(book) if isinstance(output.get("data"), dict)]
     images = [_joined(each["image/png"]) for each in data if "image/png" in each]

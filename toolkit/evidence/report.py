@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.evidence.catalogue import Notebook, rows
+from toolkit.evidence.catalogue import Notebook, explorers, rows
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.machines import PAGE
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
     answer,
     file_links,
+    last_image,
     main_figure,
     matching_presets,
     preset_words,
@@ -107,6 +108,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         guide=(folder / "docs" / "index.html").is_file(),
         circumstances=_circumstances(entries),
         elsewhere=elsewhere,
+        explorers=[_explorer(about) for about in explorers().values()],
     )
     return index
 
@@ -123,6 +125,12 @@ def _grids() -> list[tuple[str, str]]:
     return [
         (f"grid: {page.parts[-3].replace('+', ', ')}", f"../grid/{page.parts[-3]}/report/index.html") for page in pages
     ]
+
+
+def _explorer(about: Notebook) -> tuple[Notebook, str | None, str | None]:
+    """An explorer, its still picture and the address of the notebook with it, as far as it was drawn."""
+    executed = paths.results_dir() / about.id / "notebook.ipynb"
+    return about, last_image(read_book(executed)), f"../{about.id}/{executed.name}" if executed.is_file() else None
 
 
 def _entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) -> Entry:

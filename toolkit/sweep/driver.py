@@ -13,7 +13,7 @@ import psutil
 
 from toolkit.errors import UserError
 from toolkit.evidence import report
-from toolkit.evidence.catalogue import rows
+from toolkit.evidence.catalogue import notebooks, rows
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import answer, read_book
@@ -21,6 +21,7 @@ from toolkit.evidence.report import Outcome
 from toolkit.evidence.wording import brief
 from toolkit.files import locked, make_folder
 from toolkit.sweep import state
+from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
 from toolkit.sweep.profiles import more_arguments
@@ -52,7 +53,9 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
         failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
-        print(summary(jobs, started))
+        print(summary(jobs, started), flush=True)
+        if {job.id for job in jobs} >= notebooks().keys():
+            draw_explorers()
         print(f"\nreport: {write(jobs)}")
         if failed and not any(_failed(job) for job in stale):
             raise UserError(f"Snakemake stopped with status {failed}; its log: {state.folder() / 'snakemake.log'}")
@@ -147,9 +150,13 @@ def _command(parallel: int, profile: Path | None, ids: list[str]) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """Make the kernel end Snakemake when the driver is killed (Linux only; elsewhere each job watches its driver)."""
+    """Have Snakemake cancel its jobs and end when the driver is killed (Linux only; elsewhere jobs watch their driver).
+
+    On SIGTERM it would wait for jobs on a cluster, and a new sweep would run them beside it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have what runs in the background ignore it
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
 
 
 def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport", expected: Forecast) -> None:

@@ -11,6 +11,7 @@ import resource
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -78,16 +79,23 @@ def _execute(job: Job, staging: Path) -> str | None:
         "PYTHONSAFEPATH": "1",
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
+    return run_notebook(job.id, job.notebook, staging / "notebook.ipynb", job.parameters)
+
+
+def run_notebook(
+    id: str, notebook: str | Path, executed: Path, parameters: Mapping[str, object] | None = None
+) -> str | None:
+    """Run a notebook without a front end, and write it with its outputs. The first line of its error, or None."""
     try:
         papermill.execute_notebook(
-            _literal(job.notebook),
-            _literal(staging / "notebook.ipynb"),
-            parameters=job.parameters,
+            _literal(notebook),
+            _literal(executed),
+            parameters=parameters,
             kernel_name="python3",
             language="python",
-            cwd=str(Path(job.notebook).parent),
+            cwd=str(Path(notebook).parent),
             progress_bar=False,
-            stderr_file=_Log(job.id),
+            stderr_file=_Log(id),
         )
     except PapermillExecutionError as error:
         return f"{error.ename}: {error.evalue}".splitlines()[0]
