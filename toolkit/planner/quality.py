@@ -100,7 +100,8 @@ def measure_quality(
             raise UserError(f"of this {target.source} no weights can be loaded")
         return _quality(measured(target.name, treatment, level, settings), target.name)
     except UserError as error:
-        log.warning("%s: quality with %s at %s is not measured: %s", target.name, treatment, level, line(error))
+        told = f"{treatment} at {level}" if level else treatment
+        log.warning("%s: quality with %s is not measured: %s", target.name, told, line(error))
         return None
 
 
