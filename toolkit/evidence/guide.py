@@ -21,6 +21,7 @@ from toolkit.files import make_folder, replacing_folder
 API = "api"
 INDEX = "index.html"
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
+BRIEF = re.compile(r"Understand | in ten minutes|, one meaning each| in detail| that are kept")  # not in the contents
 GENERATED = re.compile(r"<!--.*?-->\n?", re.DOTALL)
 PACKAGES = {"toolkit": "toolkit", "kernels": "toolkit.kernels"}  # folder of the checkout -> package
 
@@ -35,7 +36,7 @@ def write_guide(api: Collection[str] | None = None) -> Path:
         names = [*modules().values()] if api is None else [*api]
         if names:
             _write_api(names, folder / API)
-        contents = [(name, title(text)) for text, name in texts.items()]
+        contents = [(name, BRIEF.sub("", title(text)).strip('"')) for text, name in texts.items()]
         contents += [(f"{API}/{INDEX}", "API")] if names else []
         contents += [(f"../{INDEX}", "Report")] if (report / INDEX).is_file() else []
         for text, name in texts.items():
