@@ -62,7 +62,14 @@ def test_pruned_variants_come_back(treatment, level):
     assert treatment_of(variant.form, variant.method, variant.sparsity, variant.zeros_pattern) == (treatment, level)
 
 
-CURVE = {"corpus": "text", "sequence_length": 64, "windows": 2, "ratio_error": None, "dense_perplexity": 10.0}
+CURVE = {
+    "bits": 9.5,
+    "corpus": "text",
+    "sequence_length": 64,
+    "windows": 2,
+    "ratio_error": None,
+    "dense_perplexity": 10.0,
+}
 
 
 @pytest.fixture
@@ -92,7 +99,7 @@ def test_a_measured_level_and_the_range_over_machines(curves):
     found = quality_of(open_target("llama2-7b"), "wanda", 0.4)
     assert (found.ratio, found.low, found.high) == (2.0, 1.9, 2.1)
     assert (found.own, found.model, found.interpolated) == (False, "one", False)
-    assert found.source == "x (2 windows of 64, text; a, b, c)"
+    assert (found.source, found.bits) == ("x (2 windows of 64, text; a, b, c)", 9.5)
     assert quality_of(open_target("llama2-7b"), "wanda", "2:4").ratio == 5.0
 
 

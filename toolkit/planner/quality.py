@@ -36,7 +36,9 @@ class Quality:
 
     `ratio` is perplexity over that of the model as it is published; `low` and `high` are the range over machines, with
     the standard error window by window where that is known. `own`: it was measured of this model, else of `model`.
-    `interpolated`: from the two levels beside the one asked for. `source` says where it was measured.
+    `interpolated`: from the two levels beside the one asked for. `source` says where it was measured. `bits`: of a
+    decoder weight of `model` as it was measured, if the curve says so: llama.cpp gives rows of another length than a
+    multiple of 256 more bits than a type's name says.
     """
 
     ratio: float
@@ -46,6 +48,7 @@ class Quality:
     model: str
     source: str
     interpolated: bool = False
+    bits: float | None = None
 
 
 def quality_of(
@@ -150,7 +153,9 @@ def _at(points: pd.DataFrame, treatment: str, level: str, own: bool) -> Quality 
     level = points["level"].iloc[0] if treatment in FORMS else level
     groups, model = dict(list(points.groupby("level"))), points["model"].iloc[0]
     if level in groups:
-        return Quality(*_range(groups[level]), own, model, _where(groups[level]))
+        bits = groups[level]["bits"].median()
+        known = None if isnan(bits) else float(bits)
+        return Quality(*_range(groups[level]), own, model, _where(groups[level]), bits=known)
     wanted = _number(level)
     if wanted is None or treatment.startswith("experts"):
         return None
