@@ -7,7 +7,9 @@ from typing import ClassVar, Self
 
 import pytest
 import torch
+from ipywidgets import FloatSlider
 from jaxtyping import Float, Float32
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from tests import naive_formats, naive_pruning
@@ -17,6 +19,7 @@ from toolkit import paths
 from toolkit.__main__ import main
 from toolkit.commands.packers import PACKERS
 from toolkit.errors import UserError
+from toolkit.evidence.interactive import Interactive
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.decoding import Decoding
@@ -107,6 +110,14 @@ def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_p
     Predictors("tiny", tuple(predictors)).save(tmp_path / "file")
     (loaded,) = Predictors.load(tmp_path / "file", "tiny")
     assert torch.equal(loaded.mask(samples.inputs[0]), predictors[0].mask(samples.inputs[0]))
+
+
+def test_the_explorer_follows_its_slider():
+    view = example("view", Figure=Figure, FloatSlider=FloatSlider, Interactive=Interactive)
+    assert view.sentence == "**50%** zeros, modelled"
+    view.controls["sparsity"].value = 0.75
+    assert view.sentence == "**75%** zeros, modelled"
+    assert list(view.figure.axes[0].lines[0].get_ydata()) == [0, 0.75]
 
 
 def test_the_packer_is_listed_checked_and_packs(monkeypatch, tmp_path, capsys):
