@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import toolkit  # noqa: F401 - before torch, so that threads which wait sleep  # isort: skip
 import numba
 import numpy as np
 import torch

@@ -34,5 +34,6 @@ def run(options: argparse.Namespace) -> None:
     folder = make_folder(options.copy)
     for line in copy_notebooks(folder, options.preset):
         print(line)
-    contents = write_contents(folder, options.preset, {})
-    print(f"{len(notebooks())} notebooks, preset {options.preset}; open them: jupyter lab {os.path.relpath(contents)}")
+    contents = os.path.relpath(write_contents(folder, options.preset, {}))
+    command = f"OMP_WAIT_POLICY=passive jupyter lab {contents}"  # torch may be imported before the toolkit there
+    print(f"{len(notebooks())} notebooks, preset {options.preset}; open them: {command}")

@@ -112,8 +112,10 @@ class _Renderer(mistune.HTMLRenderer):
     def codespan(self, text: str) -> str:
         """Code; the name of a module or a notebook leads to its page."""
         code = super().codespan(text)
-        names = (text, f"toolkit/{text}", f"{text.rstrip('/')}/__init__.py", f"toolkit/{text.rstrip('/')}/__init__.py")
-        page = next((page for name in names if (page := self._module(name))), None) or self._notebook(text)
+        folder = f"{text.rstrip('/')}/__init__.py"
+        names = (text, f"toolkit/{text}", folder, f"toolkit/{folder}")
+        found = (self._module(name) for name in names if "/" in text)  # `evidence` is a column, no package
+        page = next(filter(None, found), None) or self._notebook(text)
         return f'<a href="{page}">{code}</a>' if page else code
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
