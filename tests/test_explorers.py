@@ -118,7 +118,14 @@ def test_what_cannot_be_is_said_in_a_line(timeline, in_memory):
     assert "**Not possible:** endor at 4 bits" in moved(timeline, bits=4, method="endor")
     assert "**Not possible:** path 'direct'" in moved(timeline, bits=16, method="dense", path="direct", device="cpu")
     moved(timeline, path="host", device="gpu")
-    assert "do not fit into GPU memory: give it" in moved(timeline, model="llama2-70b", method="neurons", device_gb=1.0)
+    parameters = ARCHITECTURES["llama2-70b"].parameters
+    lacking_gb = 2 * (parameters["embedding"] + parameters["head"] + parameters["attention"]) / 1e9 - 8
+    sentence = moved(timeline, model="llama2-70b", method="neurons", device_gb=8)
+    assert (
+        sentence == f"**Not possible:** attention does not fit into GPU memory, too: give it {lacking_gb:.1f} GB more"
+    )
+    sentence = moved(timeline, model="persimmon-8b", device_gb=2)
+    assert sentence == "**Not possible:** embedding and head do not fit into GPU memory: give it 2.3 GB more"
 
 
 def test_every_machine_model_and_method_gives_a_number_or_a_reason(timeline, in_memory):
@@ -201,9 +208,10 @@ def test_another_sentence_and_the_other_model(tiny):
     assert "a token uses 2 of 4 experts in this layer (50.0%)" in view.sentence
     assert "needed 2.0" in view.sentence
     assert not explorer.button.disabled
-    explorer.text.value = ""
-    explorer.button.click()
-    assert view.sentence == "**Not possible:** the sentence is empty: write one, and press the button"
+    for short in ("", "a"):
+        explorer.text.value = short
+        explorer.button.click()
+        assert view.sentence.startswith("**Not possible:** the sentence is too short")
 
 
 def test_bits_of_a_matrix(tiny):
