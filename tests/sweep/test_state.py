@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import pytest
 
-from toolkit import paths
+from toolkit import files, paths
 from toolkit.evidence.page import read_book
 from toolkit.evidence.report import write_report
 from toolkit.files import put_in_place, scratch_folder
@@ -53,6 +53,16 @@ def job(tmp_path, monkeypatch):
     for name in ("table.csv", "meta.json"):
         (job.folder / name).write_text("1")
     return job
+
+
+def test_what_a_killed_sweep_was_making_goes_at_points_of_a_grid_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+    for parent in (tmp_path / "toy", tmp_path / "value-1" / "toy"):
+        parent.mkdir(parents=True)
+        _, lock = files._new_scratch(parent)
+        os.close(lock)
+    state.stop_leftovers()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["toy", "toy", "value-1"]
 
 
 @pytest.mark.parametrize("content", SHAPES.values(), ids=SHAPES)

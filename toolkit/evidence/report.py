@@ -161,7 +161,7 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
 def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tuple[str, str | None]:
     if not about.path.is_file():
         return "not yet", None
-    if not results.exists():
+    if not results.exists() or (results.is_dir() and not any(results.iterdir())):  # a stopped sweep leaves it empty
         return "not run", None
     if meta.id != about.id:
         return "not run", "its results folder has no meta.json of this notebook: run it again"

@@ -1,5 +1,6 @@
 """The state of each job in a small file of its own. `execute` writes it; the driver and the report read it."""
 
+import contextlib
 import os
 import socket
 from dataclasses import asdict, dataclass, replace
@@ -79,7 +80,8 @@ def stop_leftovers() -> None:
             file.unlink(missing_ok=True)
     results = folder().parent
     for place in (*results.glob("*/"), *results.glob("*/*/")):  # of notebooks, and of notebooks at points of a grid
-        remove_leftovers(place)
+        with contextlib.suppress(FileNotFoundError):  # a Snakemake that is about to end removed it
+            remove_leftovers(place)
 
 
 def is_alive(pid: int, process_started: float) -> bool:
