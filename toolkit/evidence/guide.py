@@ -38,7 +38,7 @@ def write_guide(api: Collection[str] | None = None) -> Path:
             _write_api(names, folder / API)
         contents = [(name, BRIEF.sub("", title(text)).strip('"')) for text, name in texts.items()]
         contents += [(f"{API}/{INDEX}", "API")] if names else []
-        contents += [(f"../{INDEX}", "Report")] if (report / INDEX).is_file() else []
+        contents += [(f"../{INDEX}", "Report")]
         for text, name in texts.items():
             body = _markdown(_Renderer(text, texts, folder, report), text.read_text(encoding="utf-8"))
             render("guide.html", folder / name, title=title(text), contents=contents, page=name, body=body)

@@ -37,11 +37,6 @@ def _main(arguments: list[str] | None) -> int:
     if options.clean is not None:
         print(_clean(options.clean))
         return 0
-    if options.docs:
-        from toolkit.evidence.guide import write_guide
-
-        print(f"docs: {write_guide()}")
-        return 0
     if options.lab:
         from toolkit.sweep import lab
 
@@ -66,8 +61,12 @@ def _main(arguments: list[str] | None) -> int:
     from toolkit.sweep import driver, grid_report
 
     write = partial(grid_report.write_report, grid) if grid else driver.write_report
-    if options.report_only:
-        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)}")
+    if options.docs:
+        from toolkit.evidence.guide import write_guide
+
+        print(f"docs: {write_guide()}", flush=True)
+    if options.docs or options.report_only:
+        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=options.report_only)}")
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, profile, write)
@@ -196,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
-    add("--docs", action="store_true", help="write the tutorials and the API as pages, linked by the report, and stop")
+    add("--docs", action="store_true", help="write tutorials and API as pages, and the report with a link to them, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
     add(
