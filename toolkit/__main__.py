@@ -1,10 +1,10 @@
-"""The command line: `python -m toolkit pack`, `run` and `notebooks`."""
+"""The command line: `python -m toolkit plan`, `pack`, `run` and `notebooks`."""
 
 import argparse
 import sys
 from contextlib import suppress
 
-from toolkit.commands import notebooks, pack, run
+from toolkit.commands import notebooks, pack, plan, run
 from toolkit.commands.packers import PACKERS
 from toolkit.errors import run_command
 
@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m toolkit", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="pack | run | notebooks")
-    for command in (pack, run, notebooks):
+    commands = parser.add_subparsers(required=True, metavar="plan | pack | run | notebooks")
+    for command in (plan, pack, run, notebooks):
         command.add_parser(commands, formatter_class=argparse.RawDescriptionHelpFormatter)
     return parser
 

@@ -62,10 +62,10 @@ def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", options.device):
         raise UserError(f"unknown device {options.device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
     budgets = {"dram_bytes": ("--dram", options.dram), "device_bytes": ("--device-memory", options.device_memory)}
-    return {name: _bytes(*given) for name, given in budgets.items()}
+    return {name: bytes_of(*given) for name, given in budgets.items()}
 
 
-def _bytes(option: str, text: str | None) -> int | None:
+def bytes_of(option: str, text: str | None) -> int | None:
     """A number of bytes such as 500MB or 1.5GiB. Raises `UserError` for anything else."""
     if text is None:
         return None

@@ -118,9 +118,9 @@ def method_of(form: str, weights: str | None, device: str) -> str:
 
     if weights is None:
         weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
-    if weights == "decoded" or form == "dense":
+    if weights == "decoded":
         return form
-    with_product = [name for name, known in READABLE.items() if known.has_matvec and not known.is_dense]
+    with_product = [name for name, known in READABLE.items() if known.has_matvec]
     if form not in with_product:
         raise UserError(
             f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"

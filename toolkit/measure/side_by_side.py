@@ -3,7 +3,8 @@
     race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000)
     table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
 
-Ways are the dense weights, the packed ones decoded, the packed ones multiplied as they are, and llama.cpp.
+Ways are the dense weights, by torch and by our kernels; the packed ones decoded; the packed ones multiplied as they
+are; and llama.cpp.
 """
 
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def _labels(way: str) -> dict[str, str]:
 
 def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
     kind = READABLE.get(form)
-    ways = {"dense": dense}
+    ways = {"dense": dense, f"dense{PACKED}": dense}
     if form != "dense" and not (kind and kind.multiplied_packed):  # those are decoded far too slowly
         ways[form] = store
     if kind and kind.has_matvec and not kind.is_dense:

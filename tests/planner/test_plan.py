@@ -1,0 +1,122 @@
+"""Plans on a machine with round numbers, without a probe."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from toolkit.__main__ import main
+from toolkit.errors import UserError
+from toolkit.machines.machine import Memory, Profile
+from toolkit.measure.line import Line
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.planner import history, sizes, speed
+from toolkit.planner.plan import plan
+from toolkit.planner.rates import TIMED, Cost, Rates
+from toolkit.planner.speed import Machine
+from toolkit.planner.ways import EXPERT_BITS, ways
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Products at 10 GB/s, a disk at 2 GB/s, nothing else takes time."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED}
+    rates = Rates(token, {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}, {}, Line(0, 2))
+    memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
+    made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
+    monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
+    monkeypatch.setattr(speed, "_rates", lambda: rates)
+    monkeypatch.setattr(speed, "_profile", lambda: made.profile)
+    return made
+
+
+def way(name, experts=False):
+    return next(way for way in ways(experts) if way.name == name)
+
+
+def test_a_token_whose_layers_all_stay_takes_its_bytes_over_the_products_rate(machine):
+    shape, int8 = ARCHITECTURES["llama2-7b"], way("int8")
+    found = speed.speed(shape, int8, replace(machine, dram_bytes=9 * GB), 64)
+    nbytes = 32 * sizes.layer_bytes(shape, int8) + sizes.head_bytes(shape)
+    assert found.seconds == pytest.approx(nbytes / 10 / GB, rel=1e-6)
+    assert (found.read_bytes, found.held) == (0, 1.0)
+
+
+def test_a_token_from_disk_takes_its_bytes_over_the_disks_rate(machine):
+    shape, dense = ARCHITECTURES["llama2-7b"], way("dense")
+    found = speed.speed(shape, dense, machine, 64)
+    layer = sizes.layer_bytes(shape, dense)
+    assert found.read_bytes == round((1 - found.held) * 32) * layer
+    assert found.seconds == pytest.approx(
+        found.read_bytes / 2 / GB, rel=0.05
+    )  # of products, those of layers in memory are in part beside it
+    assert found.limit == "disk"
+
+
+def test_a_mixture_reads_the_experts_that_are_missed(machine):
+    shape, four = ARCHITECTURES["mixtral-8x7b"], way("experts, 4 bits", experts=True)
+    machine = replace(machine, dram_bytes=20 * GB)
+    found = speed.speed(shape, four, machine, 64, hits=0.75)
+    assert found.read_bytes == pytest.approx(0.25 * 2 * 32 * sizes.expert_bytes(shape, four))
+    assert found.seconds > found.read_bytes / 2 / GB
+
+
+def test_the_first_way_is_the_fastest_within_the_loss(machine):
+    found = plan("llama2-7b", 6 * GB, machine=machine)
+    within = found.table[found.table["relative"] <= 1.05]
+    assert found.table["way"][0] == within.loc[within["tokens_s"].idxmax(), "way"] == "int8"
+    assert "--int8" in found.commands[0]
+    assert "MODEL" in found.commands[0]  # a shape has no weights
+    assert "limits it" in found.why
+    assert "perplexity × 1.0" in found.why
+    assert plan("llama2-7b", 6 * GB, loss=0.2, machine=machine).table["way"][0] == "spqr, 3 bits"
+
+
+def test_ways_that_do_not_fit_are_left_out_with_what_they_take(machine):
+    found = plan("llama2-7b", 6 * GB, machine=replace(machine, dram_bytes=1_000_000_000))
+    assert any("dense" in line and "MB of DRAM, 1000 MB are given" in line for line in found.left_out)
+    with pytest.raises(UserError, match=r"5 MB of DRAM are too few. The smallest way, .*, takes \d+ MB"):
+        plan("llama2-7b", machine=replace(machine, dram_bytes=5_000_000))
+
+
+def test_ranges_come_from_what_was_measured_here(machine):
+    dense = way("dense")
+    for measured in (8, 9, 11, 12):
+        history.record("a model", dense, measured * GB, 10.0, measured, disturbed=0.0)
+    history.record("a model", dense, GB, 10.0, 1.0, disturbed=1.0)  # beside other work: not kept
+    found = history.spread("layers")
+    assert (found.low, found.high, found.measurements) == (pytest.approx(0.83), pytest.approx(1.17), 4)
+    assert history.spread("experts") is None
+    row = plan("llama2-7b", 6 * GB, machine=machine).table.iloc[0]
+    assert row["low"] == pytest.approx(0.83 * row["tokens_s"])
+
+
+def test_the_command_prints_a_table_or_json(machine, capsys):
+    assert main(["plan", "llama2-7b", "--dram", "6GB"]) == 0
+    shown = capsys.readouterr().out
+    assert "int8 is the fastest way within a loss of 5%" in shown
+    assert "python -m toolkit pack MODEL" in shown
+    assert main(["plan", "llama2-7b", "--dram", "6GB", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ways"][0]["way"] == "int8"
+    assert found["ways"][0]["low"] is None  # nothing was measured here
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama2-7b", "--dram", "6 apples"], "--dram 6 apples: expected a size such as 500MB"),
+        (["llama2-7b", "--dram", "0"], "--dram 0: expected more than nothing"),
+        (["llama2-7b", "--loss", "much"], "--loss much: expected a share such as 5% or 0.05"),
+        (["llama2-7b", "--loss", "nan%"], "--loss nan%: expected a share"),
+        (["llama2-7b", "--prompt-tokens", "0"], "--prompt-tokens 0: expected a whole number from 1"),
+        (["llama2-7c", "--dram", "6GB"], "unknown model 'llama2-7c'; did you mean 'llama2-7b'"),
+    ],
+)
+def test_bad_input_is_one_line(machine, capsys, arguments, message):
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert message in error

@@ -1,0 +1,101 @@
+"""`python -m toolkit plan`: what helps on this machine, with this model, before anything is packed.
+
+It probes the machine once, which takes a minute or two, and predicts the speed of every way of running the model within
+the given memory. A price in quality is measured: with this model, or with the embedded model that is named.
+"""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from toolkit.commands.run import bytes_of
+from toolkit.errors import UserError
+
+if TYPE_CHECKING:
+    from toolkit.planner.plan import Recommendation
+
+SHOWN = {
+    "way": "way",
+    "tokens_s": "tokens/s",
+    "range": "range",
+    "first_s": "first token s",
+    "read_mb": "MB read a token",
+    "dram_mb": "MB in DRAM",
+    "relative": "perplexity ×",
+    "quality_of": "measured with",
+    "limit": "limit",
+}
+ROWS = 8
+
+
+def add_parser(commands, **style) -> None:
+    """Add the command and its options to the commands of a parser; `style` goes to `add_parser` there."""
+    parser = commands.add_parser("plan", help="what helps here, with this model", description=__doc__, **style)
+    parser.set_defaults(command=plan)
+    parser.add_argument("model", help="an embedded model, a shape such as llama2-70b, a folder, a .gguf file, a hub id")
+    parser.add_argument("--dram", help="memory for weights and buffers, such as 6GB (default: most of what is free)")
+    parser.add_argument("--loss", default="5%", help="by which perplexity may grow (default: 5%%)")
+    parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
+    parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
+    parser.add_argument("--prompt-tokens", type=int, default=64, help="before the first token (default: 64)")
+    parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
+    parser.add_argument("--json", action="store_true", help="print the whole plan as JSON")
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Print the ways, the best first, and what to do."""
+    dram_bytes, loss = bytes_of("--dram", options.dram), _share(options.loss)
+    if dram_bytes == 0:
+        raise UserError("--dram 0: expected more than nothing, such as 2GB")
+    if options.prompt_tokens < 1:
+        raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
+    print("looking at the model and the machine", file=sys.stderr)
+    from toolkit.planner.plan import plan as made
+
+    found = made(options.model, dram_bytes, loss, options.measure, options.text, options.prompt_tokens)
+    if options.json:
+        print(json.dumps(_plain(found), indent=1))
+    else:
+        _show(found, len(found.table) if options.all else ROWS)
+
+
+def _share(text: str) -> float:
+    """5% or 0.05. Raises `UserError` for anything else."""
+    try:
+        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < float("inf"):
+        raise UserError(f"--loss {text}: expected a share such as 5% or 0.05")
+    return share
+
+
+def _show(found: "Recommendation", rows: int) -> None:
+    target, table = found.target, found.table
+    size = f"{target.nbytes / 1e9:.2f} GB as published"
+    print(f"{target.name}: {size}; {found.dram_bytes / 1e9:.2f} GB of DRAM; speeds are modelled\n")
+    shown = table.head(rows).assign(range=[_range(row) for _, row in table.head(rows).iterrows()])
+    shown["tokens_s"] = [f"{'≤ ' if row.at_best else ''}{row.tokens_s:.3g}" for row in shown.itertuples()]
+    for column, form in {"first_s": "{:.2g}", "read_mb": "{:,.0f}", "dram_mb": "{:,.0f}", "relative": "{:.2f}"}.items():
+        shown[column] = ["–" if value != value else form.format(value) for value in shown[column]]
+    print(shown[[*SHOWN]].rename(columns=SHOWN).to_string(index=False))
+    print(f"\n{found.why}")
+    for line in found.advice:
+        print(line[0].upper() + line[1:] + ".")
+    for command in found.commands:
+        print(f"    {command}")
+    for line in found.left_out[:rows]:
+        print(f"left out: {line}")
+
+
+def _range(row) -> str:
+    return "–" if row["low"] != row["low"] else f"{row['low']:.3g} to {row['high']:.3g}"
+
+
+def _plain(found: "Recommendation") -> dict[str, object]:
+    """The plan as JSON has it; numbers that are not known are null."""
+    rows = found.table.astype(object).where(found.table.notna(), None).to_dict("records")
+    about = {"model": found.target.name, "model_bytes": found.target.nbytes, "dram_bytes": found.dram_bytes}
+    said = {"why": found.why, "commands": list(found.commands), "advice": list(found.advice)}
+    return about | {"ways": rows, "left_out": list(found.left_out)} | said

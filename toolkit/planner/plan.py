@@ -1,0 +1,177 @@
+"""What helps on this machine, with this model: every way of running it with its speed and its price, the best first.
+
+    found = plan("llama2-7b", dram_bytes=6_000_000_000)
+    found.table     # a row a way
+    found.why       # one sentence
+    found.command   # what packs and runs the first way
+
+Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from what such
+predictions were off by on this machine so far (`toolkit.planner.history`). Quality is measured, of this model or of an
+embedded one that is named (`toolkit.planner.quality`).
+"""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from toolkit.errors import UserError
+from toolkit.models.architectures import ModelShape
+from toolkit.planner import history, sizes
+from toolkit.planner.hits import hits_of
+from toolkit.planner.quality import Quality, measure_quality, quality_of
+from toolkit.planner.speed import Machine, Speed, speed, this_machine
+from toolkit.planner.target import Target, open_target
+from toolkit.planner.ways import RIVAL, PlannedWay, ways
+
+LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
+PROMPT_TOKENS = 64
+TEXT = "wiki-slice"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The ways for a model on a machine.
+
+    table: a row a way, the way to take first, then those that no other way beats in both speed and quality, then the
+        rest. Columns: way; tokens_s, low and high (tokens a second; NaN where too few ways were measured here); first_s
+        (until the first token after a prompt); read_mb (from the disk, a token); dram_mb (of weights and buffers);
+        memory (share of layers or experts in memory); limit ("disk", "DRAM" or "compute"); relative (perplexity over
+        that of the dense model; NaN if nobody has measured it), relative_low, relative_high, quality_of (the model that
+        it was measured with); at_best (the speed is a limit by bytes, not a prediction); front; runs_here; evidence.
+    left_out: for each way that does not fit, a sentence that says how much it takes.
+    why: one sentence on the first way, and what limits it.
+    commands: what packs and runs the first way; empty where the toolkit does not run it.
+    advice: what else would help.
+    """
+
+    target: Target
+    dram_bytes: int
+    table: pd.DataFrame
+    left_out: tuple[str, ...]
+    why: str
+    commands: tuple[str, ...]
+    advice: tuple[str, ...]
+
+
+def plan(
+    model: str,
+    dram_bytes: int | None = None,
+    loss: float = LOSS,
+    measure: bool = False,
+    text: str = TEXT,
+    prompt_tokens: int = PROMPT_TOKENS,
+    machine: Machine | None = None,
+) -> Recommendation:
+    """The ways of running a model within so many bytes of DRAM; None takes nine tenths of what is free.
+
+    `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`. A
+    `machine` takes the place of this one. Raises `UserError` for an unknown model, a budget below the smallest way (the
+    message says how much that takes), or a machine that cannot be probed.
+    """
+    if loss < 0:
+        raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
+    target = open_target(model)
+    here = machine or this_machine(dram_bytes)
+    rows, left_out = [], []
+    for way in ways(bool(target.shape.experts)):
+        try:
+            found = speed(target.shape, way, here, prompt_tokens, hits_of(target.shape, way, here.dram_bytes))
+        except UserError as error:
+            left_out.append(str(error))
+            continue
+        rows.append(_row(target, way, found, _quality(target, way, measure, text)))
+    if not any(row["runs_here"] for row in rows):
+        raise UserError(f"{model}: {here.dram_bytes / 1e6:.0f} MB of DRAM are too few. {_smallest(target.shape)}")
+    table = _ordered(pd.DataFrame(rows), loss)
+    best = table.iloc[0]
+    chosen = next(way for way in ways(bool(target.shape.experts)) if way.name == best["way"])
+    return Recommendation(
+        target,
+        here.dram_bytes,
+        table,
+        tuple(left_out),
+        _why(best, loss),
+        _commands(target, chosen, dram_bytes),
+        tuple(_advice(target, table, here)),
+    )
+
+
+def _quality(target: Target, way: PlannedWay, measure: bool, text: str) -> Quality | None:
+    if measure and target.loadable and (found := measure_quality(target, way.treatment, way.level, text)):
+        return found
+    return quality_of(target, way.treatment, way.level)
+
+
+def _row(target: Target, way: PlannedWay, found: Speed, quality: Quality | None) -> dict[str, object]:
+    off = None if found.at_best else history.spread(way.kind)
+    row: dict[str, object] = {"way": way.name, "tokens_s": found.tokens_s}
+    row |= {name: found.tokens_s * getattr(off, name) if off else float("nan") for name in ("low", "high")}
+    row |= {"first_s": found.first_s, "read_mb": found.read_bytes / 1e6, "dram_mb": found.dram_bytes / 1e6}
+    row |= {"memory": found.held, "limit": found.limit, "at_best": found.at_best, "runs_here": way.runs_here}
+    for column, name in {"relative": "ratio", "relative_low": "low", "relative_high": "high"}.items():
+        row[column] = getattr(quality, name) if quality else float("nan")
+    return row | {"quality_of": quality.model if quality else "", "rival": way.kind == RIVAL, "evidence": "modelled"}
+
+
+def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
+    """The fastest way within the loss first, then the others on the front by speed, then the rest by speed."""
+    known = table["relative"].notna()
+    front = [
+        known[number]
+        and not (known & (table["tokens_s"] > row["tokens_s"]) & (table["relative"] <= row["relative"])).any()
+        for number, row in table.iterrows()
+    ]
+    within = table["relative"] <= 1 + loss
+    table = table.assign(front=front, within=within)
+    first = table[within]["tokens_s"].idxmax() if within.any() else table["tokens_s"].where(front).idxmax()
+    order = table.assign(first=table.index == first).sort_values(
+        ["first", "front", "tokens_s"], ascending=False, kind="stable"
+    )
+    return order.drop(columns="first").reset_index(drop=True)
+
+
+def _smallest(shape: ModelShape) -> str:
+    needs = {way.name: sizes.footprint(shape, way).needed_bytes for way in ways(bool(shape.experts)) if way.runs_here}
+    name = min(needs, key=needs.__getitem__)
+    return f"The smallest way, {name}, takes {needs[name] / 1e6:.0f} MB."
+
+
+def _why(best: pd.Series, loss: float) -> str:
+    limits = {
+        "disk": f"the disk limits it: each token reads {best['read_mb']:.0f} MB",
+        "DRAM": "the bandwidth of DRAM limits it",
+        "compute": "the processor limits it: products take longer than their bytes",
+    }
+    if pd.isna(best["relative"]):
+        return f"{best['way']} is the fastest way, at a price that nobody has measured; {limits[best['limit']]}."
+    price = f"perplexity × {best['relative']:.2f}, measured with {best['quality_of']}"
+    within = f"within a loss of {loss:.0%}" if best["within"] else f"but none is within a loss of {loss:.0%}"
+    return f"{best['way']} is the fastest way {within} ({price}); {limits[best['limit']]}."
+
+
+def _commands(target: Target, way: PlannedWay, dram_bytes: int | None) -> tuple[str, ...]:
+    """With MODEL for a model whose weights are not at hand."""
+    if way.pack is None:
+        return ()
+    pack = f"python -m toolkit pack {target.name if target.loadable else 'MODEL'} {way.pack} --out packed"
+    dram = f"--dram {dram_bytes // 10**6}MB" if dram_bytes else ""
+    return pack, " ".join(f'python -m toolkit run packed --prompt "The library of Alexandria" {dram} {way.run}'.split())
+
+
+def _advice(target: Target, table: pd.DataFrame, machine: Machine) -> list[str]:
+    """What else would help: other software, weights, or more memory."""
+    found, best = [], table.iloc[0]
+    if best["rival"]:
+        found.append(f"take {best['way']}: at this price nothing here is faster")
+    elif not target.loadable:
+        found.append("MODEL is the folder, or the id on the hub, that has the weights")
+    if best["limit"] == "disk":
+        way = next(way for way in ways(bool(target.shape.experts)) if way.name == best["way"])
+        more = sizes.footprint(target.shape, way).all_bytes - machine.dram_bytes
+        if more > 0:
+            found.append(f"{_size(more)} more of DRAM would hold all of it, so that no token waits for the disk")
+    return found
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

@@ -1,0 +1,160 @@
+"""Bytes of a model's parts as a way stores them, and the memory that running it needs: what `run` asks for, or more."""
+
+from dataclasses import dataclass
+
+from toolkit.formats import expected_nbytes
+from toolkit.formats.packed import DTYPES
+from toolkit.kernels.spqr.layout import tiles
+from toolkit.kernels.spqr.shared import TILE
+from toolkit.models.architectures import ModelShape
+from toolkit.planner.ways import EXPERTS, INT8, RIVAL, PlannedWay
+from toolkit.policies.placement import fitting, needed_bytes
+from toolkit.policies.ways import POLICIES
+from toolkit.quantization.neuron_records import record_bytes
+from toolkit.simulation.experts import active_weights, expert_weights
+from toolkit.storage.buffers import buffer_bytes
+from toolkit.storage.direct import BLOCK_BYTES
+
+DENSE_BITS, ELEMENT_BYTES = 16, 2  # of everything that a way leaves as it is
+SCALE_BYTES = 2  # of a row of int8 weights
+NORMS = 6  # of a layer, at most (Gemma 3)
+OPT_VECTORS, OPT_POSITIONS = 9, 2050  # norms and biases of a layer that are as long as the hidden state; positions
+MATRICES = 9  # of a layer beside routed experts, at most: attention, router, shared experts
+OUTLIERS, OUTLIER_BYTES, OFFSET_BYTES = 0.01, 4, 4  # of SpQR: `pack`'s share, a column and a value, a row's offset
+SLOTS = POLICIES["pipelined"].slots
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a way takes of DRAM.
+
+    `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or experts of all layers) are held as
+    far as memory allows, `least_bytes` at least for those under way.
+    """
+
+    fixed_bytes: int
+    unit_bytes: int
+    units: int
+    least_bytes: int
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes below which the way does not run."""
+        return self.fixed_bytes + self.least_bytes
+
+    @property
+    def all_bytes(self) -> int:
+        """Bytes with which nothing is read for a token."""
+        return self.fixed_bytes + buffer_bytes(self.units * self.unit_bytes)
+
+
+def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
+    """What a way of running a model of this shape takes of DRAM."""
+    if way.kind == RIVAL:
+        return _of_rival(shape, way)
+    if way.kind == EXPERTS:
+        return _of_experts(shape, way)
+    layer = layer_bytes(shape, way)
+    sizes = [layer] * shape.layers
+    least = min(needed_bytes([], sizes, SLOTS), needed_bytes(sizes, [], SLOTS))
+    return Footprint(_rest_bytes(shape) + _scratch_bytes(shape, way), layer, shape.layers, least)
+
+
+def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
+    """How many layers the runtime keeps in so many bytes, as `toolkit.offload.plan` places them."""
+    sizes = [memory.unit_bytes] * memory.units
+    return fitting(sizes, sizes, SLOTS, dram_bytes - memory.fixed_bytes)
+
+
+def layer_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes of a decoder layer on disk: each matrix takes whole blocks."""
+    return sum(_blocks(_matrix_bytes(matrix, way)) for matrix in shape.matrices.values())
+
+
+def expert_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes of one expert on disk, with its scales."""
+    bits = round(way.bits)
+    if bits == DENSE_BITS:
+        return expert_weights(shape) * ELEMENT_BYTES
+    return shape.ffn * record_bytes(shape.hidden, bits)
+
+
+def head_bytes(shape: ModelShape) -> int:
+    """Bytes of the head, which has 16 bits in every way of ours."""
+    return shape.vocabulary * shape.hidden * ELEMENT_BYTES
+
+
+def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes of weights that one token is multiplied with."""
+    if way.kind == RIVAL:
+        return round(used_weights(shape) * way.bits / 8)
+    if way.kind == EXPERTS:
+        experts = shape.experts_per_token * (shape.layers - shape.dense_layers)
+        return experts * expert_bytes(shape, way) + _rest_bytes(shape) - _embedding_bytes(shape)
+    return shape.layers * layer_bytes(shape, way) + head_bytes(shape)
+
+
+def _matrix_bytes(matrix: tuple[int, int], way: PlannedWay) -> int:
+    form, (rows, columns) = way.stored.format, matrix
+    if form == "spqr":
+        tall, wide = tiles(matrix)
+        return round(8 * TILE * tall * wide + OUTLIERS * rows * columns * OUTLIER_BYTES + OFFSET_BYTES * (rows + 1))
+    scales = SCALE_BYTES * rows if way.dtype == INT8 else 0
+    return expected_nbytes(form, matrix, way.sparsity, DTYPES[way.dtype]) + scales
+
+
+def _scratch_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes that prompts make the largest matrix dense in: of int8, also the integers unless they lie dense."""
+    largest = max(rows * columns for rows, columns in shape.matrices.values())
+    widths = [ELEMENT_BYTES] if way.dtype == INT8 or way.stored.format != "dense" else []
+    widths += [1] if way.dtype == INT8 and way.stored.format != "dense" else []
+    return largest * sum(widths)
+
+
+def _rest_bytes(shape: ModelShape) -> int:
+    """Bytes of all that stays in memory beside layers, or beside routed experts."""
+    parts = shape.parameters
+    held, matrices = parts["embedding"] + parts["head"], 2
+    if shape.experts:
+        held = sum(parts.values()) - (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
+        matrices += MATRICES * shape.layers
+    return held * ELEMENT_BYTES + matrices * BLOCK_BYTES + _vector_bytes(shape)
+
+
+def _vector_bytes(shape: ModelShape) -> int:
+    """Bytes of norms, biases and learned positions, which `ModelShape` leaves out: as many as models have at most."""
+    hidden, ffn = (_blocks(size * ELEMENT_BYTES) for size in (shape.hidden, shape.ffn))
+    if shape.family != "opt":
+        return (NORMS * shape.layers + 2) * hidden
+    positions = OPT_POSITIONS * shape.hidden * ELEMENT_BYTES
+    return shape.layers * (OPT_VECTORS * hidden + ffn) + 2 * hidden + _blocks(positions)
+
+
+def _blocks(nbytes: int) -> int:
+    """So many bytes on disk: whole blocks."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _embedding_bytes(shape: ModelShape) -> int:
+    """Of the embedding, of which a token needs one row; nothing where it is the head as well."""
+    return 0 if shape.tied else shape.parameters["embedding"] * ELEMENT_BYTES
+
+
+def _of_experts(shape: ModelShape, way: PlannedWay) -> Footprint:
+    one, layers = expert_bytes(shape, way), shape.layers - shape.dense_layers
+    shared = shape.shared_experts * expert_weights(shape) * ELEMENT_BYTES
+    least = buffer_bytes(layers * shape.experts_per_token * one)
+    return Footprint(_rest_bytes(shape) + shared, one, layers * shape.experts, least)
+
+
+def _of_rival(shape: ModelShape, way: PlannedWay) -> Footprint:
+    """llama.cpp reads its mapped file in pages, so any memory will do; what does not fit is read for each token."""
+    return Footprint(0, round(sum(shape.parameters.values()) * way.bits / 8), 1, 0)
+
+
+def used_weights(shape: ModelShape) -> int:
+    """Weights that one token is multiplied with."""
+    if shape.experts:
+        return active_weights(shape)
+    parts = shape.parameters
+    return parts["attention"] + parts["ffn"] + (parts["head"] or parts["embedding"])

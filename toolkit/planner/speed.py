@@ -1,0 +1,182 @@
+"""How fast a way runs a model on this machine, predicted from rates that were measured with other models.
+
+A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
+(`toolkit.simulation.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
+maps its file: what memory does not hold is read for each token, at the disk's rate at best. That is a limit, not a
+prediction, and so is the memory's rate where llama.cpp could not be timed.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+from toolkit import memory_limits
+from toolkit.errors import UserError
+from toolkit.machines.machine import GB, Links, Memory, Profile
+from toolkit.machines.probe import probe
+from toolkit.models.architectures import ModelShape
+from toolkit.offload.plan import OF_FREE
+from toolkit.planner import sizes
+from toolkit.planner.rates import Cost, Rates, rates
+from toolkit.planner.ways import BFLOAT16, EXPERTS, RIVAL, PlannedWay
+from toolkit.policies.methods import PACKED
+from toolkit.policies.ways import Way
+from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
+
+PASSES = (2, 3)  # the time of one pass is the difference: reads go on from one token to the next
+DENSE = (f"dense{PACKED}", BFLOAT16)
+OPERATIONS = 2  # of a weight and a token
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What is predicted of a way.
+
+    seconds: a token's. first_s: until the first token after a prompt. read_bytes: from the disk, a token. dram_bytes:
+    of weights and buffers. held: the share of layers or experts in memory. limit: "disk", "DRAM" or "compute", what the
+    most of a token's time goes to. at_best: the time is a limit that follows from bytes, not a prediction.
+    """
+
+    seconds: float
+    first_s: float
+    read_bytes: int
+    dram_bytes: int
+    held: float
+    limit: str
+    at_best: bool = False
+
+    @property
+    def tokens_s(self) -> float:
+        """Tokens a second."""
+        return 1 / self.seconds
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine as a plan sees it: its profile, the rates of layers, and the bytes that weights may take."""
+
+    profile: Profile
+    rates: Rates
+    dram_bytes: int
+
+
+def this_machine(dram_bytes: int | None = None) -> Machine:
+    """This machine, probed once, with so many bytes for weights; None takes as many as the runtime would."""
+    return Machine(_profile(), _rates(), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
+
+
+_profile, _rates = cache(probe), cache(rates)
+
+
+def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: int, hits: float = 0.0) -> Speed:
+    """The speed of a way. `hits`: the share of needed experts that are found in a cache of those that fit.
+
+    Raises `UserError` if the memory does not hold what the way needs at least; the message says how much that is.
+    """
+    memory = sizes.footprint(shape, way)
+    if memory.needed_bytes > machine.dram_bytes:
+        needed, given = memory.needed_bytes / 1e6, machine.dram_bytes / 1e6
+        raise UserError(f"{way.name}: needs {needed:.0f} MB of DRAM, {given:.0f} MB are given")
+    kinds = {EXPERTS: _experts, RIVAL: _rival}
+    return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens, hits)
+
+
+def _layers(
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+) -> Speed:
+    stay = sizes.layers_that_stay(memory, machine.dram_bytes)
+    cost = _cost(shape, way, machine)
+    layer_s = cost.layer_s + memory.unit_bytes / GB / cost.gb_s
+    head_s = cost.token_s + _product_s(machine, sizes.head_bytes(shape))
+    short, long = (_passes_s(machine, memory, stay, layer_s, head_s, count) for count in PASSES)
+    seconds, read = long - short, (shape.layers - stay) * memory.unit_bytes
+    read_s = (shape.layers - stay) * machine.rates.read.seconds(memory.unit_bytes)
+    compute_s = shape.layers * layer_s + head_s
+    first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
+    held = memory.fixed_bytes + stay * memory.unit_bytes
+    bound = _bound(machine, sizes.token_bytes(shape, way), compute_s)
+    return Speed(seconds, first_s, read, held, stay / shape.layers, "disk" if read_s > compute_s else bound)
+
+
+def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
+    """What was timed of the way. Models that are not built like Llama go through torch beside their products."""
+    cost = machine.rates.token[way.method, way.dtype]
+    if shape.gated:
+        return cost
+    by_torch = machine.rates.token["dense", BFLOAT16]
+    slower = {name: max(getattr(cost, name), getattr(by_torch, name)) for name in ("token_s", "layer_s")}
+    return replace(cost, **slower)
+
+
+def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: float, head_s: float, count: int) -> float:
+    """Seconds of so many tokens, one after the other."""
+    read = machine.rates.read
+    links = Links(storage_to_dram_gb_s=read.gb_s, storage_to_dram_fixed_s=read.fixed_s)
+    nbytes = memory.unit_bytes
+    cpu = Memory("cpu", machine.dram_bytes, 1.0, matvec_gb_s={"dense": nbytes / GB / layer_s})
+    planned = replace(machine.profile, links=links, dram=cpu)
+    weight = (Weight("layer", nbytes, nbytes),)
+    tiers = ["dram"] * stay + ["storage"] * (memory.units - stay)
+    layers = [PlacedLayer(weight, tier) for tier in tiers]
+    layers[-1] = replace(layers[-1], overhead_s=head_s)
+    return predict(planned, layers * count, Way("dense", policy="pipelined", device="cpu")).total_s
+
+
+def _experts(
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+) -> Speed:
+    room = machine.dram_bytes - memory.fixed_bytes
+    held = min(1.0, room / (memory.units * memory.unit_bytes))
+    used = shape.experts_per_token * (shape.layers - shape.dense_layers)
+    missed = 0.0 if held == 1 else used * (1 - hits)
+    read_s = missed * machine.rates.read.seconds(memory.unit_bytes)
+    compute_s = _compute_of_experts_s(shape, way, machine)
+    first_s = max(
+        memory.units * (1 - held) * machine.rates.read.seconds(memory.unit_bytes),
+        _prompt_s(shape, machine, prompt_tokens),
+    )
+    dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
+    bound = _bound(machine, sizes.token_bytes(shape, way), compute_s)
+    read = round(missed * memory.unit_bytes)
+    return Speed(read_s + compute_s, first_s, read, dram, held, "disk" if read_s > compute_s else bound)
+
+
+def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) -> float:
+    """Attention and shared experts as a dense layer of as many bytes; experts at the rate of their own kernel."""
+    parts, routed = shape.parameters, shape.layers - shape.dense_layers
+    shared = routed * shape.shared_experts * sizes.expert_weights(shape)
+    dense = parts["attention"] + parts["ffn"] + parts["router"] + shared
+    nbytes = dense * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
+    used = routed * shape.experts_per_token
+    experts_s = machine.rates.expert[round(way.bits)].seconds(used, used * sizes.expert_bytes(shape, way))
+    return machine.rates.token[DENSE].seconds(shape.layers, nbytes) + experts_s
+
+
+def _rival(
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+) -> Speed:
+    held, used = min(1.0, machine.dram_bytes / memory.unit_bytes), sizes.token_bytes(shape, way)
+    read, cost = round(used * (1 - held)), machine.rates.rival.get(way.name)
+    read_s = read / GB / machine.rates.read.gb_s
+    compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
+    if cost:
+        compute_s = cost.seconds(shape.layers, used)
+    all_s = memory.unit_bytes * (1 - held) / GB / machine.rates.read.gb_s
+    first_s = max(all_s, _prompt_s(shape, machine, prompt_tokens))
+    dram, limit = round(held * memory.unit_bytes), "disk" if read_s > compute_s else "DRAM"
+    return Speed(max(read_s, compute_s), first_s, read, dram, held, limit, at_best=held < 1 or not cost)
+
+
+def _product_s(machine: Machine, nbytes: float) -> float:
+    """Seconds of a product with a dense matrix, at the rate of the products of layers."""
+    return nbytes / GB / machine.rates.token[DENSE].gb_s
+
+
+def _prompt_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
+    """Seconds that the products of a prompt take at the processor's rate of large products."""
+    rate = max(machine.profile.dram.tflop_s.values()) * 1e12
+    return OPERATIONS * tokens * sizes.used_weights(shape) / rate
+
+
+def _bound(machine: Machine, nbytes: float, compute_s: float) -> str:
+    """Whether the memory's bandwidth, or the work on the bytes, decides the time of the layers in memory."""
+    return "DRAM" if nbytes / GB / machine.profile.dram.bandwidth_gb_s > compute_s / 2 else "compute"

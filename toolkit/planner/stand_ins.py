@@ -1,0 +1,69 @@
+"""Models packed as a way says, for timing alone: weights are pruned by size, and quantised codes are random.
+
+Time does not depend on the values of weights, and calibrating them takes minutes.
+"""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from toolkit.formats import Packed, encode
+from toolkit.formats.scaled import Scaled
+from toolkit.formats.spqr import SpQRMatrix
+from toolkit.formats.twins import random_spqr
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.decoding import Text
+from toolkit.measure.parts_model import PartsModel
+from toolkit.measure.streamed import StreamedModel
+from toolkit.planner.ways import EXPERTS, INT8, PlannedWay
+from toolkit.policies.ways import Way
+from toolkit.pruning import METHODS
+from toolkit.storage.experts import pack_experts
+from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
+
+POLICY = "pipelined"
+TOKEN = 7
+
+
+def pack(model: nn.Module, way: PlannedWay, folder: Path) -> None:
+    """Write a model in 16 bits as a way of ours stores it. Raises what `pack_model` and `pack_experts` raise."""
+    if way.kind == EXPERTS:
+        pack_experts(model, folder, "stand-in", bits=None if way.bits == 16 else round(way.bits))
+        return
+    pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in")
+
+
+def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
+    form, seeds = way.stored.format, itertools.count()
+    if form == SpQRMatrix.name:
+        return lambda weight: random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype, seed=next(seeds))
+
+    def packed(weight: Tensor) -> Packed:
+        kept = (
+            METHODS["magnitude"](weight.float(), None, way.sparsity, None).to(weight.dtype) if way.sparsity else weight
+        )
+        return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)
+
+    return packed
+
+
+def contestant(
+    folder: Path, way: PlannedWay, passes: int, labels: dict[str, object], staged: bool = True, **settings: object
+) -> Contestant:
+    """A packed stand-in that takes the same token again and again; `settings` are the runtime's.
+
+    Each turn's logits are compared with those of the first turn: nobody else has the same weights.
+    """
+    if way.kind == EXPERTS:
+        return PartsModel(way.name, folder, text(passes), labels, **settings)
+    run = Way(way.method, policy=POLICY, device="cpu")
+    return StreamedModel(Store.open(folder), run, text(passes), labels, staged, **settings)
+
+
+def text(passes: int) -> Text:
+    """The same token in each pass."""
+    return Text([torch.tensor([[TOKEN]])] * passes, Reference("the turn before"))

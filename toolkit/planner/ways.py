@@ -1,0 +1,86 @@
+"""The ways of running a model that a plan compares: how weights are stored, what is done to them, and which command."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
+
+BFLOAT16, INT8 = "bfloat16", "int8"
+GGUF_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K": 4.5, "Q3_K": 3.4375}  # a weight, scales included
+EXPERT_BITS = (16, 4, 2)
+SPARSITIES = (0.5, 0.6, 0.7)
+STREAMED, EXPERTS, RIVAL = "layers", "experts", "llama.cpp"  # what comes from disk, or who runs it
+
+
+@dataclass(frozen=True)
+class PlannedWay:
+    """One way of running a model on a CPU.
+
+    Args:
+        name: for tables.
+        kind: what comes from the disk: whole "layers", or "experts"; or "llama.cpp", which maps its file.
+        treatment, level: what is done to the weights, as `toolkit.planner.quality` has it.
+        method: as `toolkit.policies.methods.find_method` has it; of experts, that of everything else.
+        dtype: of the values that are stored.
+        sparsity: share of zeros.
+        bits: of an expert's weight, or of a weight of llama.cpp's file.
+        pack, run: options of the commands; None where the toolkit only models the way.
+    """
+
+    name: str
+    kind: str
+    treatment: str
+    level: float | str
+    method: str
+    dtype: str = BFLOAT16
+    sparsity: float = 0.0
+    bits: float = 16.0
+    pack: str | None = None
+    run: str = ""
+
+    @property
+    def stored(self) -> Method:
+        """The format that weights are stored in."""
+        return find_method(self.method)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether `pack` and `run` do it."""
+        return self.pack is not None
+
+
+def ways(experts: bool) -> list[PlannedWay]:
+    """Every way, for a mixture of experts or for any other model."""
+    return [*(_of_experts() if experts else _of_layers()), *_rivals()]
+
+
+def _of_layers() -> Iterator[PlannedWay]:
+    packed = "--weights packed"
+    dense = "--method dense --format dense"
+    yield PlannedWay("dense, by torch", STREAMED, "dense", 16, "dense", pack=dense)
+    yield PlannedWay("dense", STREAMED, "dense", 16, f"dense{PACKED}", pack=dense, run=packed)
+    int8 = {"dtype": INT8, "bits": 8, "run": packed}
+    yield PlannedWay("int8", STREAMED, "int8", 8, f"dense{PACKED}", pack=f"{dense} --int8", **int8)
+    for share in SPARSITIES:
+        prune, name = f"--method sparsegpt --sparsity {share}", f"endor, {share:.0%} zeros".replace("%", " %")
+        of = {"sparsity": share, "pack": prune}
+        yield PlannedWay(f"{name}, decoded", STREAMED, "sparsegpt", share, "endor", **of)
+        yield PlannedWay(name, STREAMED, "sparsegpt", share, f"endor{PACKED}", **of, run=packed)
+        of["pack"] += " --int8"
+        yield PlannedWay(f"{name}, int8", STREAMED, "sparsegpt int8", share, f"endor{PACKED}", **of, **int8)
+    two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4", "run": packed}
+    yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt", "2:4", f"endor{PACKED}", **two_four)
+    yield PlannedWay("spqr, 3 bits", STREAMED, "spqr", 3, f"spqr{PACKED}", bits=3, pack="--method spqr")
+
+
+def _of_experts() -> Iterator[PlannedWay]:
+    for bits in EXPERT_BITS:
+        pack = f"--method experts --bits {bits}"
+        yield PlannedWay(f"experts, {bits} bits", EXPERTS, "experts", bits, "dense", bits=bits, pack=pack)
+
+
+def _rivals() -> Iterator[PlannedWay]:
+    for name, kind in LLAMA_CPP.items():
+        if kind == "Q4_0":  # as many bytes as Q4_K, and never better
+            continue
+        yield PlannedWay(name, RIVAL, f"gguf {kind}", GGUF_BITS[kind], "dense", bits=GGUF_BITS[kind])
