@@ -195,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
-    add("--docs", action="store_true", help="write tutorials and API as pages, and the report with a link to them, and stop")
+    add("--docs", action="store_true", help="write tutorials and API as pages and the report that links them, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
     add(
