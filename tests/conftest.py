@@ -26,7 +26,7 @@ CHECKED = (
 
 # what `--fast` leaves out: files that take more than 5 seconds of a whole run on two cores
 SLOW = {
-    ".": "command_line explorers repeatable starts",
+    ".": "command_line explorers repeatable starts wheel",
     "evaluation": "tasks",
     "evidence": "reference report run schema",
     "formats": "contract files formats spqr",
