@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import PRESETS, listing, notebooks
+from toolkit.evidence.catalogue import PRESETS, explorers, listing, notebooks
 from toolkit.evidence.copies import copy_notebooks, write_contents
 from toolkit.files import make_folder
 
@@ -26,8 +26,9 @@ def run(options: argparse.Namespace) -> None:
     A copy that was changed is left as it is. Results of a copy go to `results/lab/` of the checkout or, without a
     checkout, to `results/lab/` beside the copies. `TOOLKIT_RESULTS_DIR` names another place.
     """
+    books = explorers() | notebooks()
     if options.copy is None:
-        print(listing())
+        print(listing(books))
         return
     if options.preset not in PRESETS:
         raise unknown("preset", options.preset, PRESETS)
@@ -36,4 +37,4 @@ def run(options: argparse.Namespace) -> None:
         print(line)
     contents = os.path.relpath(write_contents(folder, options.preset, {}))
     command = f"OMP_WAIT_POLICY=passive jupyter lab {contents}"  # torch may be imported before the toolkit there
-    print(f"{len(notebooks())} notebooks, preset {options.preset}; open them: {command}")
+    print(f"{len(books)} notebooks, preset {options.preset}; open them: {command}")

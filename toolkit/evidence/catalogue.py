@@ -1,6 +1,7 @@
 """The notebooks there are: one row of `data/catalogue.yaml` each, with the presets of `notebooks/presets.yaml`."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -104,9 +105,9 @@ def rows() -> dict[str, Notebook]:
     return found
 
 
-def listing() -> str:
-    """The notebooks there are, a line each: id and question."""
-    return "\n".join(f"{notebook.id:24}{notebook.question}" for notebook in notebooks().values())
+def listing(books: Mapping[str, Notebook]) -> str:
+    """Notebooks, a line each: id and question."""
+    return "\n".join(f"{id:27} {book.question}" for id, book in books.items())
 
 
 def find(id: str) -> Notebook:

@@ -90,7 +90,7 @@ def _write_api(names: Collection[str], folder: Path) -> None:
 
 
 def _markdown(renderer: "_Renderer", text: str) -> str:
-    return mistune.create_markdown(renderer=renderer, plugins=["table"])(GENERATED.sub("", text))
+    return str(mistune.create_markdown(renderer=renderer, plugins=["table"])(GENERATED.sub("", text)))
 
 
 class _Renderer(mistune.HTMLRenderer):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from toolkit import cache, paths
 from toolkit.errors import UserError, run_command
-from toolkit.evidence.catalogue import PRESETS, listing
+from toolkit.evidence.catalogue import PRESETS, listing, notebooks
 from toolkit.files import disk_trouble_told
 from toolkit.sweep.grid import read_grid, read_value
 from toolkit.sweep.plan import Job, cores, make_jobs
@@ -32,7 +32,7 @@ def _main(arguments: list[str] | None) -> int:
     if for_lab and not options.lab:
         raise UserError(f"unrecognized arguments: {' '.join(for_lab)} (--help lists the options)")
     if options.list:
-        print(listing())
+        print(listing(notebooks()))
         return 0
     if options.clean is not None:
         print(_clean(options.clean))
