@@ -109,6 +109,16 @@ def test_explorers_are_shown_as_pictures_that_link_the_notebook(results):
     assert "href" not in found["explore/timeline"]
 
 
+def test_kept_machines_and_grids_are_linked(results):
+    page = results / "grid" / "method+sparsity" / "report" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    index = write_report({})
+    for words in ("Grid: method, sparsity", "Kept machines side by side"):
+        (address,) = re.findall(rf'href="([^"]+)">{words}<', index.read_text())
+        assert (index.parent / address).is_file()
+
+
 def test_the_legend_explains_each_verdict_and_kind(results):
     legend = write_report({}).read_text().split('class="legend"')[1].split("</details>")[0]
     for name in (*VERDICTS, *KINDS, "limits", "stand-ins", "null model"):

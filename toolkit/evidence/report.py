@@ -116,14 +116,14 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
 def _machines(folder: Path) -> list[tuple[str, str]]:
     """Copy the page of all kept machines into the report: words and address of a link, if there is one."""
     kept = paths.root() / "results" / "reference" / PAGE
-    return [("kept machines side by side", shutil.copyfile(kept, folder / PAGE).name)] if kept.is_file() else []
+    return [("Kept machines side by side", shutil.copyfile(kept, folder / PAGE).name)] if kept.is_file() else []
 
 
 def _grids() -> list[tuple[str, str]]:
     """Words and address of a link to each grid."""
     pages = sorted(paths.grid_dir("").glob("*/report/index.html"))
     return [
-        (f"grid: {page.parts[-3].replace('+', ', ')}", f"../grid/{page.parts[-3]}/report/index.html") for page in pages
+        (f"Grid: {page.parts[-3].replace('+', ', ')}", f"../grid/{page.parts[-3]}/report/index.html") for page in pages
     ]
 
 
