@@ -50,7 +50,7 @@ def wheel(tmp_path_factory):
     source = tmp_path_factory.mktemp("source")
     for name in ("toolkit", "kernels", "notebooks", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         (source / name).symlink_to(paths.root() / name)
-    for file in tracked("data"):
+    for file in tracked("data", "--cached", "--others", "--exclude-standard"):  # new ones, too
         (source / file).parent.mkdir(parents=True, exist_ok=True)
         if file.endswith(".safetensors"):
             (source / file).touch()
@@ -71,8 +71,8 @@ def site(wheel, tmp_path_factory):
     return folder
 
 
-def tracked(folder: str) -> list[str]:
-    command = ["git", "ls-files", "-z", "--", folder]
+def tracked(folder: str, *options: str) -> list[str]:
+    command = ["git", "ls-files", "-z", *options, "--", folder]
     listed = subprocess.run(command, cwd=paths.root(), capture_output=True, text=True, check=True)
     return [name for name in listed.stdout.split("\0") if name and (paths.root() / name).is_file()]
 
