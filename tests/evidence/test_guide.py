@@ -127,10 +127,17 @@ def test_a_dead_link_is_found(tmp_path):
 
 
 def test_modules_have_pages_that_the_texts_lead_to(results):
-    names = ["toolkit.predictors", "toolkit.formats.endor", "toolkit.kernels.bitmap", "toolkit.policies.two_level"]
+    names = [
+        "toolkit.predictors",
+        "toolkit.formats.endor",
+        "toolkit.kernels",
+        "toolkit.kernels.bitmap",
+        "toolkit.policies.two_level",
+    ]
     folder = guide.write_guide(names).parent
     check_pages(results / "report")
     assert all((folder / "api" / f"{name.replace('.', '/')}.html").is_file() for name in names)
+    assert 'href="api/toolkit/kernels.html"' in (folder / "index.html").read_text(encoding="utf-8")
     assert '<a href="api/toolkit/formats/endor.html">' in (folder / "endor.html").read_text(encoding="utf-8")
     assert "packed form, as fp32" in (folder / "api/toolkit/formats/endor.html").read_text(encoding="utf-8")
 

@@ -37,7 +37,11 @@ def write_guide(api: Collection[str] | None = None) -> Path:
         if names:
             _write_api(names, folder / API)
         contents = [(name, BRIEF.sub("", title(text)).strip('"')) for text, name in texts.items()]
-        contents += [(f"{API}/{INDEX}", "API")] if names else []
+        entries = {
+            f"{API}/{INDEX}": "API",
+            f"{API}/toolkit/kernels.html": "Kernels",
+        }  # of another folder: not in its list
+        contents += [(page, words) for page, words in entries.items() if (folder / page).is_file()]
         contents += [(f"../{INDEX}", "Report")]
         for text, name in texts.items():
             body = _markdown(_Renderer(text, texts, folder, report), text.read_text(encoding="utf-8"))
