@@ -10,7 +10,7 @@ from functools import cache
 
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit import paths
 from toolkit.errors import UserError, unknown
@@ -24,16 +24,17 @@ from toolkit.planner import history, sizes, stand_ins
 from toolkit.planner.hits import hits_of
 from toolkit.planner.speed import speed, this_machine
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
+from toolkit.text import load_tokens
 
 SKIPPED = 2
-VOCABULARY = 32_000  # of twins
+CORPUS, VOCABULARY = "wiki-slice", 32_000  # of twins
 
 
 @dataclass(frozen=True)
 class Trial:
     """A model, or a twin of so many layers of a shape; the ways that race, by name (all of ours if there is none).
 
-    `dram_share` of the bytes of the dense weights is the memory for all of them; None takes what is free.
+    `dram_share` of the bytes of the dense weights is the memory for all of them; None holds the largest of them whole.
     """
 
     model: str
@@ -52,10 +53,10 @@ class Trial:
 def raced(trial: Trial) -> pd.DataFrame:
     """A row for each way that fits: what was predicted, and what was measured after it.
 
-    Columns: model, way, kind, dram_mb (the limit), predicted and tokens_s (tokens a second: predicted, and measured as
-    the median of the turns), low, high, ratio (measured over predicted), error (|ratio − 1|), read_mb (from the disk, a
-    token), modelled_mb (the same, predicted), memory (share held), disturbed, evidence. Raises `UserError` for an
-    unknown model or way, or if no way fits.
+    Columns: model, way, kind, dram_mb (the limit), predicted_per_s and tokens_per_s (tokens a second: predicted, and
+    the median of the turns), low, high, off_by (|measured / predicted − 1|), read_mb and predicted_mb (from the disk, a
+    token), held_share (of layers or experts, in memory), mode, disturbed, evidence. Raises `UserError` for an unknown
+    model or way, or if no way fits.
     """
     shape = shape_of(_model(trial))
     dram_bytes = _limit(shape, trial)
@@ -71,25 +72,25 @@ def raced(trial: Trial) -> pd.DataFrame:
     rows = []
     for row in found.to_dict("records"):
         of, way = planned[row["way"]], chosen[row["way"]]
-        ratio = row["tokens_s"] / of.tokens_s
-        history.record(trial.label, way, dram_bytes, of.tokens_s, row["tokens_s"], row["disturbed"])
-        about = {"model": trial.label, "kind": way.kind, "dram_mb": machine.dram_bytes / 1e6, "memory": of.held}
-        judged = {"predicted": of.tokens_s, "ratio": ratio, "error": abs(ratio - 1), "modelled_mb": of.read_bytes / 1e6}
+        ratio = row["tokens_per_s"] / of.tokens_s
+        history.record(trial.label, way, dram_bytes, of.tokens_s, row["tokens_per_s"], row["disturbed"])
+        about = {"model": trial.label, "kind": way.kind, "dram_mb": machine.dram_bytes / 1e6, "held_share": of.held}
+        judged = {"predicted_per_s": of.tokens_s, "off_by": abs(ratio - 1), "predicted_mb": of.read_bytes / 1e6}
         rows.append(about | row | judged)
     return pd.DataFrame(rows).assign(evidence="measured")
 
 
 @measured
 def _measured(trial: Trial, names: tuple[str, ...], dram_bytes: int) -> pd.DataFrame:
-    """Columns: way, tokens_s, low, high, read_mb, disturbed, mode. Ways take turns."""
-    model, passes = _model(trial), SKIPPED + trial.tokens
+    """Columns: way, tokens_per_s, low, high, read_mb, disturbed, mode. Ways take turns."""
+    model, text = _model(trial), _text(trial)
     chosen = {way.name: way for way in ways(bool(shape_of(model).experts))}
     settings = {"dram_bytes": dram_bytes, "verify": False}
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         racing = []
         for number, name in enumerate(names):
             stand_ins.pack(model, chosen[name], folder / str(number))
-            racing.append(stand_ins.contestant(folder / str(number), chosen[name], passes, {"way": name}, **settings))
+            racing.append(stand_ins.contestant(folder / str(number), chosen[name], text, {"way": name}, **settings))
         del model
         spans = take_turns(racing, trial.repetitions, trial.tokens, SKIPPED)
     rows = []
@@ -98,10 +99,10 @@ def _measured(trial: Trial, names: tuple[str, ...], dram_bytes: int) -> pd.DataF
         rate = trial.tokens / timeline_of(turn).total_s
         first = turn.iloc[0]
         rows.append(
-            {"way": name, "tokens_s": rate, "read_mb": read, "disturbed": first["disturbed"], "mode": first["mode"]}
+            {"way": name, "tokens_per_s": rate, "read_mb": read, "disturbed": first["disturbed"], "mode": first["mode"]}
         )
     turns = pd.DataFrame(rows).groupby("way", sort=False)
-    rates = turns["tokens_s"].agg(tokens_s="median", low="min", high="max")
+    rates = turns["tokens_per_s"].agg(tokens_per_s="median", low="min", high="max")
     return rates.assign(
         read_mb=turns["read_mb"].median(), disturbed=turns["disturbed"].mean(), mode=turns["mode"].first()
     ).reset_index()
@@ -115,10 +116,19 @@ def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
     return [ours[name] for name in trial.names or ours]
 
 
-def _limit(shape: ModelShape, trial: Trial) -> int | None:
+def _limit(shape: ModelShape, trial: Trial) -> int:
     if trial.dram_share is None:
-        return None
+        return max(sizes.footprint(shape, way).all_bytes for way in _ways(shape, trial))
     return round(trial.dram_share * shape.nbytes(sizes.ELEMENT_BYTES))
+
+
+def _text(trial: Trial) -> list[Tensor]:
+    """The tokens of a turn, one by one: evaluation text, since experts depend on it; of a twin, one again and again."""
+    passes = SKIPPED + trial.tokens
+    if trial.layers is not None:
+        return [torch.tensor([[stand_ins.TOKEN]])] * passes
+    tokens = load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], "evaluation").flatten()[:passes]
+    return list(tokens.view(-1, 1, 1))
 
 
 @cache

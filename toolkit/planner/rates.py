@@ -17,13 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from scipy.optimize import nnls
 from torch import nn
 
 from toolkit import paths
 from toolkit.files import make_folder, scratch_folder
 from toolkit.machines.machine import GB
-from toolkit.measure.contestant import Contestant
+from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.decoding import Text
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.measure.turns import measured, take_turns, timeline_of
@@ -38,6 +40,7 @@ from toolkit.storage.store import Store
 SIZES = ((512, 1536, 32), (512, 1536, 8), (1024, 2816, 8), (2048, 5632, 3))
 HEAD, VOCABULARY = 64, 256
 REPETITIONS, TOKENS, SKIPPED = 3, 6, 2
+SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 SPARSITY = 0.5  # of the ways with zeros that are timed
 TIMED = list(
     {
@@ -137,7 +140,7 @@ def _of_rivals(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     with scratch_folder(make_folder(paths.cache_dir())) as folder, ExitStack() as stack:
         model, racing = _twin(hidden, ffn, layers), []
         for name in RIVALS:
-            rival = LlamaCpp(name, model, folder, stand_ins.text(SKIPPED + TOKENS), mapped=False)
+            rival = LlamaCpp(name, model, folder, Text(SAME, Reference(name)), mapped=False)
             stack.callback(rival.close)
             rival.labels = {"method": name, "layers": layers, "layer_bytes": rival.nbytes // layers}
             racing.append(rival)
@@ -163,7 +166,7 @@ def _held(folder: Path, way: PlannedWay, layers: int, on_disk: bool = False) -> 
     nbytes = Store.open(folder).layer(0, way.stored.format).nbytes
     labels = {"method": way.method, "dtype": way.dtype, "layers": layers, "layer_bytes": nbytes}
     where = LayerMap(0, 0, layers) if on_disk else LayerMap(0, layers, 0)
-    return stand_ins.contestant(folder, way, SKIPPED + TOKENS, labels, staged=on_disk, placement=where)
+    return stand_ins.contestant(folder, way, SAME, labels, staged=on_disk, placement=where)
 
 
 def _rows(stage: str, spans: pd.DataFrame, *keys: str) -> pd.DataFrame:
@@ -193,7 +196,7 @@ def _of_mixture(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
             stand_ins.pack(model, way, place)
             nbytes = next(iter(Store.open(place).index.ops)).nbytes
             labels = {"bits": way.bits, "layers": layers, "expert_bytes": nbytes, "dense_bytes": dense_bytes}
-            racing.append(stand_ins.contestant(place, way, SKIPPED + TOKENS, labels))
+            racing.append(stand_ins.contestant(place, way, SAME, labels))
         spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, warm_up=1)
     keys, rows = ["bits", "layers", "expert_bytes", "dense_bytes"], []
     for labels, turn in spans.groupby([*keys, "repetition"]):

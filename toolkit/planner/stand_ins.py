@@ -4,10 +4,9 @@ Time does not depend on the values of weights, and calibrating them takes minute
 """
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from toolkit.formats import Packed, encode
@@ -52,18 +51,19 @@ def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
 
 
 def contestant(
-    folder: Path, way: PlannedWay, passes: int, labels: dict[str, object], staged: bool = True, **settings: object
+    folder: Path,
+    way: PlannedWay,
+    tokens: Sequence[Tensor],
+    labels: dict[str, object],
+    staged: bool = True,
+    **settings: object,
 ) -> Contestant:
-    """A packed stand-in that takes the same token again and again; `settings` are the runtime's.
+    """A packed stand-in that takes these tokens, int64 [1, 1] each; `settings` are the runtime's.
 
     Each turn's logits are compared with those of the first turn: nobody else has the same weights.
     """
+    text = Text(tokens, Reference("the turn before"))
     if way.kind == EXPERTS:
-        return PartsModel(way.name, folder, text(passes), labels, **settings)
+        return PartsModel(way.name, folder, text, labels, **settings)
     run = Way(way.method, policy=POLICY, device="cpu")
-    return StreamedModel(Store.open(folder), run, text(passes), labels, staged, **settings)
-
-
-def text(passes: int) -> Text:
-    """The same token in each pass."""
-    return Text([torch.tensor([[TOKEN]])] * passes, Reference("the turn before"))
+    return StreamedModel(Store.open(folder), run, text, labels, staged, **settings)
