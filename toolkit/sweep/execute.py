@@ -26,6 +26,8 @@ from toolkit.sweep import state
 from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
 
+OUTPUT_S = 60  # how long a cell's outputs may come after its end; after 4 s they would be lost on a busy machine
+
 
 def main(plan: Path, id: str, threads: int) -> int:
     """Run the job on so many threads and publish its results; 0 if all went well."""
@@ -96,6 +98,7 @@ def run_notebook(
             cwd=str(Path(notebook).parent),
             progress_bar=False,
             stderr_file=_Log(id),
+            iopub_timeout=OUTPUT_S,
         )
     except PapermillExecutionError as error:
         return f"{error.ename}: {error.evalue}".splitlines()[0]

@@ -5,6 +5,7 @@ import sys
 
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, explorers
+from toolkit.evidence.page import last_image, read_book
 from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import STAMP
@@ -37,8 +38,9 @@ def draw(id: str) -> str | None:
     with scratch_folder(make_folder(folder.parent)) as scratch:
         staging = scratch / folder.name
         staging.mkdir()
-        if error := run_notebook(id, about.path, staging / "notebook.ipynb"):
-            return error
+        error = run_notebook(id, about.path, staging / "notebook.ipynb")
+        if error or not last_image(read_book(staging / "notebook.ipynb")):
+            return error or "it shows no figure"
         write_json(staging / STAMP, {"key": about.code})
         put_in_place(staging, folder)
     return None
