@@ -24,6 +24,7 @@ from toolkit.cache import cached_table
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder
 from toolkit.machines import disk, memory
+from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB, Links, Memory, Profile, Source, Storage
 from toolkit.machines.provenance import cpu_name
 from toolkit.storage.direct import BLOCK_BYTES
@@ -228,19 +229,10 @@ def fit_latency(storage: Storage, cells: pd.DataFrame) -> tuple[Storage, float]:
     read_s = moved / cells["value"]
     waited = (read_s - moved / storage.bandwidth_gb_s) / read_s
     terms = np.stack([1 / read_s, cells["threads"] / read_s], axis=1)
-    latency_s, request_s = _non_negative(terms, waited.to_numpy())
+    latency_s, request_s = non_negative(terms, waited.to_numpy())
     fitted = replace(storage, latency_s=latency_s, request_s=request_s)
     modelled = [fitted.read_gb_s(row.chunk_bytes, row.threads) for row in cells.itertuples()]
     return fitted, float(np.median(np.abs(modelled / cells["value"] - 1)))
-
-
-def _non_negative(terms: np.ndarray, target: np.ndarray) -> tuple[float, float]:
-    """Least squares for two coefficients, neither below zero."""
-    both = np.linalg.lstsq(terms, target, rcond=None)[0]
-    alone = np.maximum(terms.T @ target / (terms**2).sum(axis=0), 0)
-    options = [alone * [1, 0], alone * [0, 1]] if both.min() < 0 else [both]
-    best = min(options, key=lambda option: float(((terms @ option - target) ** 2).sum()))
-    return float(best[0]), float(best[1])
 
 
 def _memory(part: str, table: pd.DataFrame, machine: dict) -> tuple[Memory, dict[str, str]]:

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from scipy.optimize import nnls
 from torch import nn
 
 from toolkit import paths
 from toolkit.files import make_folder, scratch_folder
+from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
@@ -102,7 +102,7 @@ def _cost(rows: pd.DataFrame, beside_s: pd.Series | None = None) -> Cost:
     terms = [count, count * rows["nbytes"].to_numpy(float) / GB]
     terms = [np.ones_like(count), *terms] if beside_s is None else terms
     wanted = np.ones_like(total) if beside_s is None else 1 - beside_s.to_numpy(float) / total
-    found = nnls(np.stack([term / total for term in terms], axis=1), wanted)[0].tolist()
+    found = non_negative(np.stack([term / total for term in terms], axis=1), wanted)
     token_s, layer_s, byte_s = found if beside_s is None else (0.0, *found)
     return Cost(token_s, layer_s, 1 / max(byte_s, 1 / FASTEST_GB_S))
 
