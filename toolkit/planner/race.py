@@ -1,6 +1,6 @@
 """What the planner predicts of a model on this machine, beside what is then measured.
 
-    raced(Trial("smollm2-135m", dram_share=0.6))
+    raced(Trial("smollm2-135m", dram_shares=(0.6,)))
 
 Only time is measured, with stand-ins (`toolkit.planner.stand_ins`). `toolkit.planner.history` keeps each measurement.
 """
@@ -26,20 +26,21 @@ from toolkit.planner.speed import speed, this_machine
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
 from toolkit.text import load_tokens
 
-SKIPPED = 2
-CORPUS, VOCABULARY = "wiki-slice", 32_000  # of twins
+SKIPPED, TOKENS_TO_FILL = 2, 24  # tokens before those that count; experts need more of them to fill the memory
+CORPUS, VOCABULARY = "wiki-slice", 1000  # of real models, and of twins, whose layers are what counts
 
 
 @dataclass(frozen=True)
 class Trial:
     """A model, or a twin of so many layers of a shape; the ways that race, by name (all of ours if there is none).
 
-    `dram_share` of the bytes of the dense weights is the memory for all of them; None holds the largest of them whole.
+    `dram_shares` of the bytes of the dense weights are the limits of memory, one after the other; 1 holds all ways
+    whole, with their buffers.
     """
 
     model: str
     layers: int | None = None
-    dram_share: float | None = None
+    dram_shares: tuple[float, ...] = (1.0,)
     names: tuple[str, ...] = ()
     tokens: int = 8
     repetitions: int = 3
@@ -51,7 +52,7 @@ class Trial:
 
 
 def raced(trial: Trial) -> pd.DataFrame:
-    """A row for each way that fits: what was predicted, and what was measured after it.
+    """A row for each limit and way that fits: what was predicted, and what was measured after it.
 
     Columns: model, way, kind, dram_mb (the limit), predicted_per_s and tokens_per_s (tokens a second: predicted, and
     the median of the turns), low, high, off_by (|measured / predicted − 1|), read_mb and predicted_mb (from the disk, a
@@ -59,53 +60,63 @@ def raced(trial: Trial) -> pd.DataFrame:
     model or way, or if no way fits.
     """
     shape = shape_of(_model(trial))
-    dram_bytes = _limit(shape, trial)
-    machine = this_machine(dram_bytes)
     chosen = {way.name: way for way in _ways(shape, trial)}
     planned = {}
-    for name, way in chosen.items():
-        if sizes.footprint(shape, way).needed_bytes <= machine.dram_bytes:
-            planned[name] = speed(shape, way, machine, 1, hits_of(shape, way, machine.dram_bytes))
+    for limit in (_limit(shape, trial, share) for share in trial.dram_shares):
+        for name, way in chosen.items():
+            if sizes.footprint(shape, way).needed_bytes <= limit:
+                planned[limit, name] = speed(shape, way, this_machine(limit), 1, hits_of(shape, way, limit))
     if not planned:
-        raise UserError(f"{trial.label}: no way fits into {machine.dram_bytes / 1e6:.0f} MB; give a larger dram_share")
-    found = _measured(trial, tuple(planned), machine.dram_bytes)
+        raise UserError(f"{trial.label}: no way fits into {trial.dram_shares} of its bytes; give larger shares")
     rows = []
-    for row in found.to_dict("records"):
-        of, way = planned[row["way"]], chosen[row["way"]]
-        ratio = row["tokens_per_s"] / of.tokens_s
-        history.record(trial.label, way, dram_bytes, of.tokens_s, row["tokens_per_s"], row["disturbed"])
-        about = {"model": trial.label, "kind": way.kind, "dram_mb": machine.dram_bytes / 1e6, "held_share": of.held}
-        judged = {"predicted_per_s": of.tokens_s, "off_by": abs(ratio - 1), "predicted_mb": of.read_bytes / 1e6}
+    for row in _measured(trial, tuple(planned)).to_dict("records"):
+        limit = row.pop("dram_bytes")
+        of, way = planned[limit, row["way"]], chosen[row["way"]]
+        history.record(trial.label, way, limit, of.tokens_s, row["tokens_per_s"], row["disturbed"])
+        about = {"model": trial.label, "kind": way.kind, "dram_mb": limit / 1e6, "held_share": of.held}
+        off_by = abs(row["tokens_per_s"] / of.tokens_s - 1)
+        judged = {"predicted_per_s": of.tokens_s, "off_by": off_by, "predicted_mb": of.read_bytes / 1e6}
         rows.append(about | row | judged)
     return pd.DataFrame(rows).assign(evidence="measured")
 
 
 @measured
-def _measured(trial: Trial, names: tuple[str, ...], dram_bytes: int) -> pd.DataFrame:
-    """Columns: way, tokens_per_s, low, high, read_mb, disturbed, mode. Ways take turns."""
-    model, text = _model(trial), _text(trial)
-    chosen = {way.name: way for way in ways(bool(shape_of(model).experts))}
-    settings = {"dram_bytes": dram_bytes, "verify": False}
+def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
+    """A row for each limit in bytes and way; ways under one limit take turns.
+
+    Columns: dram_bytes, way, tokens_per_s, low, high, read_mb, disturbed, mode.
+    """
+    model, rows = _model(trial), []
+    experts = bool(shape_of(model).experts)
+    skipped = TOKENS_TO_FILL if experts else SKIPPED
+    text, chosen = _text(trial, skipped + trial.tokens), {way.name: way for way in ways(experts)}
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        racing = []
-        for number, name in enumerate(names):
-            stand_ins.pack(model, chosen[name], folder / str(number))
-            racing.append(stand_ins.contestant(folder / str(number), chosen[name], text, {"way": name}, **settings))
+        for name in dict.fromkeys(name for _, name in cases):
+            stand_ins.pack(model, chosen[name], folder / name)
         del model
-        spans = take_turns(racing, trial.repetitions, trial.tokens, SKIPPED)
-    rows = []
-    for (name, _), turn in spans.groupby(["way", "repetition"], sort=False):
-        read = turn.loc[turn["stage"] == "read", "nbytes"].sum() / trial.tokens / 1e6
-        rate = trial.tokens / timeline_of(turn).total_s
-        first = turn.iloc[0]
-        rows.append(
-            {"way": name, "tokens_per_s": rate, "read_mb": read, "disturbed": first["disturbed"], "mode": first["mode"]}
-        )
-    turns = pd.DataFrame(rows).groupby("way", sort=False)
-    rates = turns["tokens_per_s"].agg(tokens_per_s="median", low="min", high="max")
-    return rates.assign(
-        read_mb=turns["read_mb"].median(), disturbed=turns["disturbed"].mean(), mode=turns["mode"].first()
-    ).reset_index()
+        for limit in dict.fromkeys(limit for limit, _ in cases):
+            settings = {"dram_bytes": limit, "verify": False}
+            racing = [
+                stand_ins.contestant(folder / name, chosen[name], text, {"way": name, "dram_bytes": limit}, **settings)
+                for of_limit, name in cases
+                if of_limit == limit
+            ]
+            rows.append(_turns(take_turns(racing, trial.repetitions, trial.tokens, skipped), trial.tokens))
+    return pd.concat(rows, ignore_index=True)
+
+
+def _turns(spans: pd.DataFrame, tokens: int) -> pd.DataFrame:
+    """The medians over the turns of each way."""
+    keys, rows = ["dram_bytes", "way"], []
+    for (limit, name, _), turn in spans.groupby([*keys, "repetition"], sort=False):
+        read = turn.loc[turn["stage"] == "read", "nbytes"].sum() / tokens / 1e6
+        numbers = {"tokens_per_s": tokens / timeline_of(turn).total_s, "read_mb": read}
+        about = {name: turn[name].iloc[0] for name in ("disturbed", "mode")}
+        rows.append({"dram_bytes": limit, "way": name} | numbers | about)
+    turns = pd.DataFrame(rows).groupby(keys, sort=False)
+    found = turns["tokens_per_s"].agg(tokens_per_s="median", low="min", high="max")
+    others = {"read_mb": turns["read_mb"].median(), "disturbed": turns["disturbed"].mean()}
+    return found.assign(**others, mode=turns["mode"].first()).reset_index()
 
 
 def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
@@ -116,15 +127,14 @@ def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
     return [ours[name] for name in trial.names or ours]
 
 
-def _limit(shape: ModelShape, trial: Trial) -> int:
-    if trial.dram_share is None:
+def _limit(shape: ModelShape, trial: Trial, share: float) -> int:
+    if share == 1:
         return max(sizes.footprint(shape, way).all_bytes for way in _ways(shape, trial))
-    return round(trial.dram_share * shape.nbytes(sizes.ELEMENT_BYTES))
+    return round(share * shape.nbytes(sizes.ELEMENT_BYTES))
 
 
-def _text(trial: Trial) -> list[Tensor]:
+def _text(trial: Trial, passes: int) -> list[Tensor]:
     """The tokens of a turn, one by one: evaluation text, since experts depend on it; of a twin, one again and again."""
-    passes = SKIPPED + trial.tokens
     if trial.layers is not None:
         return [torch.tensor([[stand_ins.TOKEN]])] * passes
     tokens = load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], "evaluation").flatten()[:passes]

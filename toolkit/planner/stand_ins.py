@@ -20,7 +20,7 @@ from toolkit.measure.streamed import StreamedModel
 from toolkit.planner.ways import EXPERTS, INT8, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.pruning import METHODS
-from toolkit.storage.experts import pack_experts
+from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
@@ -30,8 +30,11 @@ TOKEN = 7
 
 def pack(model: nn.Module, way: PlannedWay, folder: Path) -> None:
     """Write a model in 16 bits as a way of ours stores it. Raises what `pack_model` and `pack_experts` raise."""
+    if way.kind == EXPERTS and way.bits == 16:
+        pack_experts(model, folder, "stand-in")
+        return
     if way.kind == EXPERTS:
-        pack_experts(model, folder, "stand-in", bits=None if way.bits == 16 else round(way.bits))
+        pack_mixture_twin(model, folder, "stand-in", round(way.bits))
         return
     pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in")
 
