@@ -15,7 +15,7 @@ from toolkit.__main__ import main
 from toolkit.activations.routing import record_routing
 from toolkit.commands.packers import PACKERS, neurons, pruning
 from toolkit.commands.packers.pruning import SPARSE_BITMASK
-from toolkit.commands.run import UNITS, _bytes
+from toolkit.commands.run import UNITS, bytes_of
 from toolkit.commands.runners import method_of
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
@@ -157,8 +157,8 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
     for more in ([], ["--dram", "20MB"]):
         assert main([*command, *more]) == 0
         lines = capfd.readouterr().out.splitlines()
-        rows = {line.split()[0]: line.split() for line in lines[1:4]}
-        assert [*rows] == ["dense", "endor", "endor_packed"]
+        rows = {line.split()[0]: line.split() for line in lines[1:5]}
+        assert [*rows] == ["dense", "dense_packed", "endor", "endor_packed"]
         assert len({row[-2] for row in rows.values()}) == 1  # the perplexity of the same weights
         assert all(float(row[1 + (row[1] == "*")]) > 0 for row in rows.values())
         assert "llama.cpp: it is not installed" in lines
@@ -465,13 +465,13 @@ def test_an_interruption_while_packing_leaves_nothing(model, tmp_path, monkeypat
 
 @pytest.mark.parametrize(("text", "size"), [("7", 7), ("500MB", 500_000_000), ("1.5GiB", 3 << 29), ("2 KiB", 2048)])
 def test_sizes_with_units(text, size):
-    assert _bytes("--dram", text) == size
+    assert bytes_of("--dram", text) == size
 
 
 @pytest.mark.parametrize("text", ["", "MB", "-1MB", "1TB", "1e", "nan", "infGB", "1 2MB"])
 def test_sizes_that_are_none(text):
     with pytest.raises(UserError, match="expected a size"):
-        _bytes("--dram", text)
+        bytes_of("--dram", text)
 
 
 def test_units_are_told_in_the_help(capsys):

@@ -35,6 +35,8 @@ def add_parser(commands, **style) -> None:
     parser.set_defaults(command=plan)
     parser.add_argument("model", help="an embedded model, a shape such as llama2-70b, a folder, a .gguf file, a hub id")
     parser.add_argument("--dram", help="memory for weights and buffers, such as 6GB (default: most of what is free)")
+    parser.add_argument("--machine", help="plan for a machine of data/hardware instead, by bytes alone")
+    parser.add_argument("--device-memory", help="of that machine's GPU, such as 8GB (default: its own)")
     parser.add_argument("--loss", default="5%", help="by which perplexity may grow (default: 5%%)")
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
@@ -50,6 +52,11 @@ def plan(options: argparse.Namespace) -> None:
         raise UserError("--dram 0: expected more than nothing, such as 2GB")
     if options.prompt_tokens < 1:
         raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
+    if options.device_memory and not options.machine:
+        raise UserError(f"--device-memory {options.device_memory}: this machine's plans are for its CPU; add --machine")
+    if options.machine:
+        _elsewhere(options, dram_bytes, loss)
+        return
     print("looking at the model and the machine", file=sys.stderr)
     from toolkit.planner.plan import plan as made
 
@@ -58,6 +65,26 @@ def plan(options: argparse.Namespace) -> None:
         print(json.dumps(_plain(found), indent=1))
     else:
         _show(found, len(found.table) if options.all else ROWS)
+
+
+def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, loss: float) -> None:
+    """Print what another machine can reach at most."""
+    from toolkit.machines.hardware import profile
+    from toolkit.planner.elsewhere import best_elsewhere, resized
+    from toolkit.planner.target import open_target
+
+    machine = resized(profile(options.machine), dram_bytes, bytes_of("--device-memory", options.device_memory))
+    table = best_elsewhere(open_target(options.model), machine, loss)
+    if table.empty:
+        raise UserError(
+            f"{options.model}: no way fits on {options.machine}; give it more memory, or a machine with a disk"
+        )
+    if options.json:
+        print(table.astype(object).where(table.notna(), None).to_json(orient="records", indent=1))
+        return
+    print(f"{options.model} on {options.machine}: limits by bytes, modelled; nothing was measured there\n")
+    shown = table.drop(columns=["model", "profile", "evidence"]).rename(columns={"tokens_s": "tokens/s at most"})
+    print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep="–"))
 
 
 def _share(text: str) -> float:

@@ -8,7 +8,7 @@ slowest of them decides; in llama.cpp one follows the other. What kernels reach 
 each number is the most that the way can reach there.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -70,6 +70,17 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Pla
     copied = (moved["dram"] + moved["storage"]) * used if device else 0.0
     copy_s = copied / GB / machine.links.dram_to_device_gb_s if copied else 0.0
     return Placed(on_device, in_dram, on_disk, max(used / GB / near.bandwidth_gb_s, copy_s, read_s))
+
+
+def resized(machine: Profile, dram_bytes: int | None = None, device_bytes: int | None = None) -> Profile:
+    """The machine with other sizes of its memories. Raises `UserError` for a memory that it does not have."""
+    for tier, nbytes in {"dram": None if dram_bytes is None else dram_bytes / OF_DRAM, "device": device_bytes}.items():
+        memory = getattr(machine, tier)
+        if nbytes is not None and memory is None:
+            raise UserError(f"{machine.id} has no {tier}: leave its size out, or choose another machine")
+        if nbytes is not None:
+            machine = replace(machine, **{tier: replace(memory, capacity_bytes=nbytes)})
+    return machine
 
 
 def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFrame:

@@ -1,0 +1,68 @@
+"""Limits by bytes on machines with round numbers."""
+
+from dataclasses import replace
+
+import pytest
+
+from toolkit.__main__ import main
+from toolkit.errors import UserError
+from toolkit.machines.hardware import profile
+from toolkit.machines.machine import Links, Memory, Profile
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.planner import sizes
+from toolkit.planner.elsewhere import limit_elsewhere, resized
+from toolkit.planner.ways import ways
+
+GB = 10**9
+SHAPE = ARCHITECTURES["llama2-7b"]
+MACHINE = Profile(
+    "round",
+    "round numbers",
+    None,
+    dram=Memory("dram", 20 * GB, 50),
+    device=Memory("gpu", 2 * GB + 2**30, 1000),
+    links=Links(storage_to_dram_gb_s=2, dram_to_device_gb_s=10),
+)
+
+
+def way(name):
+    return next(way for way in ways(experts=False) if way.name == name)
+
+
+def test_what_the_gpu_does_not_hold_is_copied_for_each_token():
+    found = limit_elsewhere(SHAPE, way("int8"), MACHINE)
+    memory, used = sizes.footprint(SHAPE, way("int8")), sizes.token_bytes(SHAPE, way("int8"))
+    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
+    assert (found.device, found.storage) == (pytest.approx(2 * GB / whole), pytest.approx(0))
+    assert found.seconds == pytest.approx((1 - 2 * GB / whole) * used / 10 / GB)
+
+
+def test_llama_cpp_multiplies_on_the_cpu_what_the_gpu_does_not_hold():
+    rival = way("llama.cpp Q8_0")
+    found, used = limit_elsewhere(SHAPE, rival, MACHINE), sizes.token_bytes(SHAPE, rival)
+    assert found.seconds == pytest.approx(found.device * used / 1000 / GB + found.dram * used / 50 / GB)
+
+
+def test_what_nothing_holds_comes_from_the_disk():
+    small = resized(MACHINE, dram_bytes=2 * GB)
+    found = limit_elsewhere(SHAPE, way("dense"), small)
+    assert found.storage > 0.5
+    assert found.seconds == pytest.approx(found.storage * sizes.token_bytes(SHAPE, way("dense")) / 2 / GB)
+    with pytest.raises(UserError, match="round has no disk"):
+        limit_elsewhere(SHAPE, way("dense"), replace(small, links=Links(dram_to_device_gb_s=10)))
+
+
+def test_a_memory_that_is_not_there_cannot_be_resized():
+    with pytest.raises(UserError, match="round has no device"):
+        resized(replace(MACHINE, device=None), device_bytes=GB)
+
+
+def test_the_command_plans_for_another_machine(capsys):
+    assert main(["plan", "llama2-7b", "--machine", "endor-rtx4080", "--device-memory", "2GB"]) == 0
+    shown = capsys.readouterr().out
+    assert "nothing was measured there" in shown
+    assert "int8" in shown
+    assert main(["plan", "llama2-7b", "--device-memory", "2GB"]) == 2
+    assert "add --machine" in capsys.readouterr().err
+    assert main(["plan", "llama2-7b", "--machine", "endor"]) == 2
+    assert profile("endor-rtx4080").id in capsys.readouterr().err
