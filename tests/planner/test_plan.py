@@ -3,7 +3,10 @@
 import json
 from dataclasses import replace
 
+import pandas as pd
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.__main__ import main
 from toolkit.errors import UserError
@@ -11,10 +14,13 @@ from toolkit.machines.machine import Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import history, sizes, speed
+from toolkit.planner.compared import remember
 from toolkit.planner.plan import plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
 from toolkit.planner.ways import EXPERT_BITS, ways
+from toolkit.storage.packing import pack_model
+from toolkit.storage.store import Store
 
 GB = 10**9
 
@@ -28,7 +34,7 @@ def machine(tmp_path, monkeypatch):
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
-    monkeypatch.setattr(speed, "_rates", lambda: rates)
+    monkeypatch.setattr(speed, "_rates", lambda fresh=False: rates)
     monkeypatch.setattr(speed, "_profile", lambda: made.profile)
     return made
 
@@ -120,3 +126,21 @@ def test_bad_input_is_one_line(machine, capsys, arguments, message):
     assert main(["plan", *arguments]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert message in error
+
+
+def test_a_comparison_tells_the_planner_what_it_was_off_by(machine, tmp_path):
+    torch.manual_seed(0)
+    sizes_of = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes_of, vocab_size=128)).bfloat16().eval()
+    pack_model(model, tmp_path / "packed", ("endor",), "small", description={"method": "wanda", "sparsity": 0.5})
+    rows = {"way": ["dense", "endor_packed", "llama.cpp F16"], "tokens_s": [50.0, 60.0, 70.0], "disturbed": 0.0}
+    remember(Store.open(tmp_path / "packed"), pd.DataFrame(rows), machine, limited=False)
+    found = history.measurements()
+    assert found["way"].tolist() == ["dense bfloat16, 0% zeros", "endor_packed bfloat16, 50% zeros"]
+    assert found["measured"].tolist() == [50.0, 60.0]
+    assert (found["predicted"] > 0).all()
+
+
+def test_rates_from_a_busy_machine_are_not_trusted(machine):
+    busy = replace(machine, rates=replace(machine.rates, disturbed=0.5))
+    assert any("--fresh" in line for line in plan("llama2-7b", machine=busy).advice)

@@ -3,6 +3,7 @@
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from toolkit.records import line
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
+
+    from toolkit.storage.store import Store
 
 CORPUS = "wiki-slice"
 
@@ -38,10 +41,22 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
         weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
     race = Race(options.folder, form, prompt, options.max_new_tokens, budgets["dram_bytes"])
     table, left_out = token_rates(race, packed, original)
+    _tell_planner(store, table, budgets["dram_bytes"])
     print("evaluating", file=sys.stderr)
     table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
     _show(table, left_out)
     print(_notes(options, table["way"], weights))
+
+
+def _tell_planner(store: "Store", table: "pd.DataFrame", dram_bytes: int | None) -> None:
+    """Keep what the planner would have been off by, if it has measured this machine and knows the model."""
+    from toolkit.planner.compared import remember
+    from toolkit.planner.rates import are_kept
+    from toolkit.planner.speed import this_machine
+
+    if are_kept():
+        with suppress(UserError):
+            remember(store, table, this_machine(dram_bytes), limited=dram_bytes is not None)
 
 
 def _perplexities(ways: Iterable[str], packed: "nn.Module", original: "nn.Module", tokenizer: object) -> list[float]:

@@ -41,6 +41,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="before the first token (default: 64)")
+    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about two minutes")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     parser.add_argument("--json", action="store_true", help="print the whole plan as JSON")
 
@@ -60,7 +61,8 @@ def plan(options: argparse.Namespace) -> None:
     print("looking at the model and the machine", file=sys.stderr)
     from toolkit.planner.plan import plan as made
 
-    found = made(options.model, dram_bytes, loss, options.measure, options.text, options.prompt_tokens)
+    settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
+    found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh)
     if options.json:
         print(json.dumps(_plain(found), indent=1))
     else:

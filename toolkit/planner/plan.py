@@ -25,6 +25,7 @@ from toolkit.planner.ways import RIVAL, PlannedWay, ways
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
 PROMPT_TOKENS = 64
+BUSY = 0.25  # share of disturbed turns from which rates are not to be trusted
 TEXT = "wiki-slice"
 
 
@@ -61,17 +62,18 @@ def plan(
     text: str = TEXT,
     prompt_tokens: int = PROMPT_TOKENS,
     machine: Machine | None = None,
+    fresh: bool = False,
 ) -> Recommendation:
     """The ways of running a model within so many bytes of DRAM; None takes nine tenths of what is free.
 
     `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`. A
-    `machine` takes the place of this one. Raises `UserError` for an unknown model, a budget below the smallest way (the
-    message says how much that takes), or a machine that cannot be probed.
+    `machine` takes the place of this one; `fresh` measures this one again. Raises `UserError` for an unknown model, a
+    budget below the smallest way (the message says how much that takes), or a machine that cannot be probed.
     """
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
     target = open_target(model)
-    here = machine or this_machine(dram_bytes)
+    here = machine or this_machine(dram_bytes, fresh)
     rows, left_out = [], []
     for way in ways(bool(target.shape.experts)):
         try:
@@ -165,6 +167,8 @@ def _advice(target: Target, table: pd.DataFrame, machine: Machine) -> list[str]:
         found.append(f"take {best['way']}: at this price nothing here is faster")
     elif not target.loadable:
         found.append("MODEL is the folder, or the id on the hub, that has the weights")
+    if machine.rates.disturbed >= BUSY:
+        found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":
         way = next(way for way in ways(bool(target.shape.experts)) if way.name == best["way"])
         more = sizes.footprint(target.shape, way).all_bytes - machine.dram_bytes

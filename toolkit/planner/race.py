@@ -91,13 +91,12 @@ def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
     skipped = TOKENS_TO_FILL if experts else SKIPPED
     text, chosen = _text(trial, skipped + trial.tokens), {way.name: way for way in ways(experts)}
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        for name in dict.fromkeys(name for _, name in cases):
-            stand_ins.pack(model, chosen[name], folder / name)
+        places = {name: stand_ins.packed(model, chosen[name], folder) for _, name in cases}
         del model
         for limit in dict.fromkeys(limit for limit, _ in cases):
             settings = {"dram_bytes": limit, "verify": False}
             racing = [
-                stand_ins.contestant(folder / name, chosen[name], text, {"way": name, "dram_bytes": limit}, **settings)
+                stand_ins.contestant(places[name], chosen[name], text, {"way": name, "dram_bytes": limit}, **settings)
                 for of_limit, name in cases
                 if of_limit == limit
             ]

@@ -74,26 +74,35 @@ class Cost:
 class Rates:
     """What a token takes in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
-    `rival` is empty where llama.cpp cannot run. `token_s` of an expert is 0.
+    `rival` is empty where llama.cpp cannot run. `token_s` of an expert is 0. `disturbed` is the share of turns beside
+    other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
     expert: Mapping[int, Cost]
     rival: Mapping[str, Cost]
     read: Line
+    disturbed: float = 0.0
+
+
+def are_kept() -> bool:
+    """Whether this machine was measured already."""
+    return layer_times(make=False) is not None and mixture_times(make=False) is not None
 
 
 def rates(fresh: bool = False) -> Rates:
-    """The rates of this machine, measured once, in one to two minutes, and kept."""
-    layers, mixtures = layer_times(fresh=fresh), mixture_times(fresh=fresh)
+    """The rates of this machine, measured once, in about two minutes, and kept."""
+    tables = [layer_times, mixture_times, *([] if missing() else [rival_times])]
+    layers, mixtures, *rivals = times = [table(fresh=fresh) for table in tables]
     read = layers[layers["stage"] == "read"]
     found = {key: _cost(rows) for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])}
     dense = found[READ_BY.method, READ_BY.dtype]
     beside = [dense.seconds(row.layers, row.layers * row.dense_bytes) for row in mixtures.itertuples()]
     each = mixtures.assign(beside_s=beside, layers=mixtures["layers"] * USED_EXPERTS)
     experts = {int(bits): _cost(rows, rows["beside_s"]) for bits, rows in each.groupby("bits")}
-    rivals = {} if missing() else {name: _cost(rows) for name, rows in rival_times(fresh=fresh).groupby("method")}
-    return Rates(found, experts, rivals, fit_line(read["nbytes"], read["seconds"]))
+    timed = {name: _cost(rows) for table in rivals for name, rows in table.groupby("method")}
+    disturbed = pd.concat(times)["disturbed"].mean()
+    return Rates(found, experts, timed, fit_line(read["nbytes"], read["seconds"]), float(disturbed))
 
 
 def _cost(rows: pd.DataFrame, beside_s: pd.Series | None = None) -> Cost:
@@ -151,13 +160,11 @@ def _of_rivals(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
 def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     model = _twin(hidden, ffn, layers)
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        racing = []
-        for number, way in enumerate(TIMED):
-            stand_ins.pack(model, way, folder / str(number))
-            racing.append(_held(folder / str(number), way, layers))
+        places = [stand_ins.packed(model, way, folder) for way in TIMED]
+        racing = [_held(place, way, layers) for place, way in zip(places, TIMED, strict=True)]
         spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, warm_up=1)
         in_dram = _rows("token", spans, *KEYS)
-        reader = _held(folder / str(TIMED.index(READ_BY)), READ_BY, layers, on_disk=True)
+        reader = _held(stand_ins.packed(model, READ_BY, folder), READ_BY, layers, on_disk=True)
         spans = take_turns([reader], REPETITIONS, TOKENS, SKIPPED)
     return pd.concat([in_dram, _rows("read", spans[spans["stage"] == "read"], *KEYS)])
 
@@ -192,8 +199,7 @@ def _of_mixture(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     racing = []
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         for way in [way for way in ways(experts=True) if way.kind == EXPERTS]:
-            place = folder / str(round(way.bits))
-            stand_ins.pack(model, way, place)
+            place = stand_ins.packed(model, way, folder)
             nbytes = next(iter(Store.open(place).index.ops)).nbytes
             labels = {"bits": way.bits, "layers": layers, "expert_bytes": nbytes, "dense_bytes": dense_bytes}
             racing.append(stand_ins.contestant(place, way, SAME, labels))

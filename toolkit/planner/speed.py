@@ -59,9 +59,12 @@ class Machine:
     dram_bytes: int
 
 
-def this_machine(dram_bytes: int | None = None) -> Machine:
-    """This machine, probed once, with so many bytes for weights; None takes as many as the runtime would."""
-    return Machine(_profile(), _rates(), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
+def this_machine(dram_bytes: int | None = None, fresh: bool = False) -> Machine:
+    """This machine with so many bytes for weights; None takes as many as the runtime would.
+
+    It is measured once, and again if `fresh`.
+    """
+    return Machine(_profile(), _rates(fresh), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
 
 
 _profile, _rates = cache(probe), cache(rates)

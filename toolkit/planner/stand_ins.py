@@ -28,6 +28,14 @@ POLICY = "pipelined"
 TOKEN = 7
 
 
+def packed(model: nn.Module, way: PlannedWay, parent: Path) -> Path:
+    """The folder below `parent` with the model as a way stores it; ways that store alike share one."""
+    folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g}"
+    if not folder.exists():
+        pack(model, way, folder)
+    return folder
+
+
 def pack(model: nn.Module, way: PlannedWay, folder: Path) -> None:
     """Write a model in 16 bits as a way of ours stores it. Raises what `pack_model` and `pack_experts` raise."""
     if way.kind == EXPERTS and way.bits == 16:
@@ -44,13 +52,13 @@ def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
     if form == SpQRMatrix.name:
         return lambda weight: random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype, seed=next(seeds))
 
-    def packed(weight: Tensor) -> Packed:
+    def encoded(weight: Tensor) -> Packed:
         kept = (
             METHODS["magnitude"](weight.float(), None, way.sparsity, None).to(weight.dtype) if way.sparsity else weight
         )
         return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)
 
-    return packed
+    return encoded
 
 
 def contestant(
