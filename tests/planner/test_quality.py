@@ -11,7 +11,7 @@ from toolkit.evidence.reference import reference_dir
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import measured, quality
 from toolkit.planner.curves import DIGITS, curves_file, load_curves, make_curves, write_curves
-from toolkit.planner.quality import measure_quality, quality_of
+from toolkit.planner.quality import Quality, measure_quality, of_these_bits, quality_of
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import TREATMENTS, treatment_of, variant_of
 
@@ -179,3 +179,11 @@ def test_what_cannot_be_measured_says_why(curves, caplog):
     assert "of this architecture no weights can be loaded" in caplog.text
     assert measure_quality(embedded("smollm2-135m"), "zeros recovered", 0.8) is None
     assert "python -m toolkit.recovery" in caplog.text
+
+
+def test_a_price_at_other_bits_is_not_known():
+    price = Quality(1.04, 1.0, 1.1, False, "small", "a notebook", bits=5.53)
+    assert of_these_bits(price, 4.5) is None
+    assert of_these_bits(price, 5.5) is price
+    assert of_these_bits(replace(price, bits=None), 4.5) == replace(price, bits=None)
+    assert of_these_bits(None, 4.5) is None

@@ -18,7 +18,7 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import history, sizes
 from toolkit.planner.hits import hits_of
-from toolkit.planner.quality import Quality, measure_quality, quality_of
+from toolkit.planner.quality import Quality, measure_quality, of_these_bits, quality_of
 from toolkit.planner.speed import Machine, Speed, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
@@ -99,9 +99,10 @@ def plan(
 
 
 def _quality(target: Target, way: PlannedWay, measure: bool, text: str) -> Quality | None:
-    if measure and target.loadable and (found := measure_quality(target, way.treatment, way.level, text)):
-        return found
-    return quality_of(target, way.treatment, way.level)
+    if measure and target.loadable:
+        measure_quality(target, way.treatment, way.level, text)  # kept, so that it is what is known
+    found = quality_of(target, way.treatment, way.level, text)
+    return of_these_bits(found, way.bits) if way.kind == RIVAL else found
 
 
 def _row(target: Target, way: PlannedWay, found: Speed, quality: Quality | None) -> dict[str, object]:
@@ -116,7 +117,10 @@ def _row(target: Target, way: PlannedWay, found: Speed, quality: Quality | None)
 
 
 def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
-    """The fastest way within the loss first, then the others on the front by speed, then the rest by speed."""
+    """The fastest way within the loss first, then the others on the front by speed, then the rest by speed.
+
+    A way of which only a limit is known does not come first if there is another.
+    """
     known = table["relative"].notna()
     front = [
         known[number]
@@ -125,7 +129,9 @@ def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
     ]
     within = table["relative"] <= 1 + loss
     table = table.assign(front=front, within=within)
-    first = table[within]["tokens_s"].idxmax() if within.any() else table["tokens_s"].where(front).idxmax()
+    predicted = ~table["at_best"].astype(bool)
+    choices = (rows for rows in (within & predicted, within, table["front"] & predicted, table["front"]) if rows.any())
+    first = table["tokens_s"].where(next(choices)).idxmax()
     order = table.assign(first=table.index == first).sort_values(
         ["first", "front", "tokens_s"], ascending=False, kind="stable"
     )
@@ -167,6 +173,10 @@ def _advice(target: Target, table: pd.DataFrame, machine: Machine) -> list[str]:
         found.append(f"take {best['way']}: at this price nothing here is faster")
     elif not target.loadable:
         found.append("MODEL is the folder, or the id on the hub, that has the weights")
+    faster = table[table["within"] & table["at_best"].astype(bool) & (table["tokens_s"] > best["tokens_s"])]
+    if len(faster):
+        most = faster.loc[faster["tokens_s"].idxmax()]
+        found.append(f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes")
     if machine.rates.disturbed >= BUSY:
         found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":

@@ -25,6 +25,7 @@ from toolkit.studies.variants import EvaluationSettings
 
 HERE = "measured here"
 ONE_LEVEL = dict.fromkeys(FORMS, "") | {"dense": "16", "gguf F16": "16"}
+SAME_BITS = 0.1  # share by which the bits of a measurement may differ from those asked for
 OWN_ZEROS = 0.01  # how near a sparse model's share of zeros is to the one that it was made for
 
 log = logging.getLogger(__name__)
@@ -198,3 +199,13 @@ def _quality(table: pd.DataFrame, name: str) -> Quality:
     ratio, error = exp(row["log_difference"]), 0 if isnan(row["difference_error"]) else row["difference_error"]
     where = f"{HERE} ({row['windows']} windows of {row['sequence_length']}, {row['corpus']})"
     return Quality(ratio, ratio * exp(-error), ratio * exp(error), True, name, where)
+
+
+def of_these_bits(quality: Quality | None, bits: float) -> Quality | None:
+    """The price if it was measured at about as many bits a weight; None if not, since bytes and price belong together.
+
+    llama.cpp stores rows whose length is no multiple of 256 in larger types, so a small model may have more bits.
+    """
+    if quality is None or quality.bits is None or isnan(quality.bits):
+        return quality
+    return quality if abs(quality.bits / bits - 1) <= SAME_BITS else None

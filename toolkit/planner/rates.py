@@ -32,7 +32,7 @@ from toolkit.measure.turns import measured, take_turns, timeline_of
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
 from toolkit.planner.ways import BFLOAT16, EXPERTS, STREAMED, PlannedWay, ways
-from toolkit.policies.methods import PACKED
+from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.store import Store
 
@@ -50,7 +50,6 @@ TIMED = list(
     }.values()
 )
 READ_BY = next(way for way in TIMED if way.method == f"dense{PACKED}" and way.dtype == BFLOAT16)
-RIVALS = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_K", "llama.cpp Q3_K")  # Q4_0 has the bytes of Q4_K
 MIXTURES = ((512, 1792, 6), (1024, 3584, 3))  # hidden size, width of an expert, layers
 KEYS = ("method", "dtype", "layers")
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
@@ -148,7 +147,7 @@ def rival_times() -> pd.DataFrame:
 def _of_rivals(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     with scratch_folder(make_folder(paths.cache_dir())) as folder, ExitStack() as stack:
         model, racing = _twin(hidden, ffn, layers), []
-        for name in RIVALS:
+        for name in LLAMA_CPP:
             rival = LlamaCpp(name, model, folder, Text(SAME, Reference(name)), mapped=False)
             stack.callback(rival.close)
             rival.labels = {"method": name, "layers": layers, "layer_bytes": rival.nbytes // layers}

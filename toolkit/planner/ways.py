@@ -81,6 +81,4 @@ def _of_experts() -> Iterator[PlannedWay]:
 
 def _rivals() -> Iterator[PlannedWay]:
     for name, kind in LLAMA_CPP.items():
-        if kind == "Q4_0":  # as many bytes as Q4_K, and never better
-            continue
         yield PlannedWay(name, RIVAL, f"gguf {kind}", GGUF_BITS[kind], "dense", bits=GGUF_BITS[kind])
