@@ -1,4 +1,4 @@
-"""Models packed as a way says, for timing alone: weights are pruned by size, and quantised codes are random.
+"""Models packed as a way says, for timing alone: zeros fall at random, and quantised codes are random.
 
 Time does not depend on the values of weights, and calibrating them takes minutes.
 """
@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from toolkit.formats import Packed, encode
@@ -19,7 +20,6 @@ from toolkit.measure.parts_model import PartsModel
 from toolkit.measure.streamed import StreamedModel
 from toolkit.planner.ways import EXPERTS, INT8, PlannedWay
 from toolkit.policies.ways import Way
-from toolkit.pruning import METHODS
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
@@ -53,9 +53,7 @@ def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
         return lambda weight: random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype, seed=next(seeds))
 
     def encoded(weight: Tensor) -> Packed:
-        kept = (
-            METHODS["magnitude"](weight.float(), None, way.sparsity, None).to(weight.dtype) if way.sparsity else weight
-        )
+        kept = torch.where(torch.rand(weight.shape) < way.sparsity, 0, weight) if way.sparsity else weight
         return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)
 
     return encoded
