@@ -82,7 +82,7 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, loss: float)
             f"{options.model}: no way fits on {options.machine}; give it more memory, or a machine with a disk"
         )
     if options.json:
-        print(table.astype(object).where(table.notna(), None).to_json(orient="records", indent=1))
+        print(table.to_json(orient="records", indent=1))
         return
     print(f"{options.model} on {options.machine}: limits by bytes, modelled; nothing was measured there\n")
     shown = table.drop(columns=["model", "profile", "evidence"]).rename(columns={"tokens_s": "tokens/s at most"})
@@ -104,7 +104,8 @@ def _show(found: "Recommendation", rows: int) -> None:
     target, table = found.target, found.table
     size = f"{target.nbytes / 1e9:.2f} GB as published"
     print(f"{target.name}: {size}; {found.dram_bytes / 1e9:.2f} GB of DRAM; speeds are modelled\n")
-    shown = table.head(rows).assign(range=[_range(row) for _, row in table.head(rows).iterrows()])
+    shown = table.head(rows)
+    shown = shown.assign(range=[_range(row) for _, row in shown.iterrows()])
     shown["tokens_s"] = [f"{'≤ ' if row.at_best else ''}{row.tokens_s:.3g}" for row in shown.itertuples()]
     for column, form in {"first_s": "{:.2g}", "read_mb": "{:,.0f}", "dram_mb": "{:,.0f}", "relative": "{:.2f}"}.items():
         shown[column] = ["–" if value != value else form.format(value) for value in shown[column]]

@@ -37,7 +37,7 @@ from toolkit.predictors.evaluation import check_fits as check_predictors
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages
-from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
 from toolkit.storage.readers import Reader, open_reader, open_scattered
 from toolkit.storage.readers.base import HostReader
@@ -235,7 +235,7 @@ def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: HostR
 
 def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float[Tensor, "rows width"]]:
     """Matrices in one piece of memory, since each piece takes whole huge pages. Each starts on a block."""
-    sizes = [_up(count * width * dtype.itemsize) for count in rows]
+    sizes = [whole_blocks(count * width * dtype.itemsize) for count in rows]
     arena, ends = torch.from_numpy(aligned_buffer(sum(sizes))), accumulate(sizes)
     pieces = [arena[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     row_bytes = width * dtype.itemsize
@@ -247,10 +247,6 @@ def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float
 def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
     most = min(STAGED, max(ffn.neurons for ffn in ffns))
     return bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
-
-
-def _up(nbytes: int) -> int:
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:

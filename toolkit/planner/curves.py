@@ -10,6 +10,7 @@ source (notebook), machine.
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -33,6 +34,7 @@ def curves_file() -> Path:
     return paths.root() / "data" / "quality" / "curves.csv"
 
 
+@cache  # a plan asks for the price of each way
 def load_curves() -> pd.DataFrame:
     """The measured curves; levels are text. Raises `UserError` if they are not there."""
     file = curves_file()

@@ -17,7 +17,7 @@ from toolkit.machines.machine import GB, Profile
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits
-from toolkit.planner.quality import of_these_bits, quality_of
+from toolkit.planner.quality import price_of
 from toolkit.planner.target import Target
 from toolkit.planner.ways import EXPERTS, RIVAL, PlannedWay, ways
 from toolkit.simulation.experts import RESERVED_BYTES
@@ -95,8 +95,7 @@ def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFram
             placed = limit_elsewhere(target.shape, way, machine)
         except UserError:
             continue
-        price = quality_of(target, way.treatment, way.level)
-        price = of_these_bits(price, way.bits) if way.kind == RIVAL else price
+        price = price_of(target, way)
         relative = price.ratio if price else float("nan")
         row = {"way": way.name, "tokens_s": 1 / placed.seconds, "relative": relative, "within": relative <= 1 + loss}
         rows.append(row | {name: getattr(placed, name) for name in ("device", "dram", "storage")})

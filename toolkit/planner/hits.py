@@ -17,9 +17,7 @@ def hits_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> float:
     """The share of needed experts that a way finds in so many bytes of DRAM; 0 for a way without experts."""
     if way.kind != EXPERTS:
         return 0.0
-    memory = footprint(shape, way)
-    room = dram_bytes - memory.fixed_bytes
-    return expert_hits(shape, max(0.0, min(1.0, room / (memory.units * memory.unit_bytes))))
+    return expert_hits(shape, footprint(shape, way).held_share(dram_bytes))
 
 
 def expert_hits(shape: ModelShape, held: float) -> float:

@@ -10,6 +10,7 @@ predictions were off by on this machine so far (`toolkit.planner.history`). Qual
 embedded one that is named (`toolkit.planner.quality`).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pandas as pd
@@ -18,7 +19,7 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import history, sizes
 from toolkit.planner.hits import hits_of
-from toolkit.planner.quality import Quality, measure_quality, of_these_bits, quality_of
+from toolkit.planner.quality import Quality, price_of
 from toolkit.planner.speed import Machine, Speed, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
@@ -75,18 +76,22 @@ def plan(
     target = open_target(model)
     here = machine or this_machine(dram_bytes, fresh)
     rows, left_out = [], []
-    for way in ways(bool(target.shape.experts)):
+    known = {way.name: way for way in ways(bool(target.shape.experts))}
+    spreads = {kind: history.spread(kind) for kind in {way.kind for way in known.values()}}
+    for way in known.values():
         try:
             found = speed(target.shape, way, here, prompt_tokens, hits_of(target.shape, way, here.dram_bytes))
         except UserError as error:
             left_out.append(str(error))
             continue
-        rows.append(_row(target, way, found, _quality(target, way, measure, text)))
+        rows.append(_row(way, found, price_of(target, way, text, measure), spreads[way.kind]))
     if not any(row["runs_here"] for row in rows):
-        raise UserError(f"{model}: {here.dram_bytes / 1e6:.0f} MB of DRAM are too few. {_smallest(target.shape)}")
+        raise UserError(
+            f"{model}: {here.dram_bytes / 1e6:.0f} MB of DRAM are too few. {_smallest(target.shape, known.values())}"
+        )
     table = _ordered(pd.DataFrame(rows), loss)
     best = table.iloc[0]
-    chosen = next(way for way in ways(bool(target.shape.experts)) if way.name == best["way"])
+    chosen = known[best["way"]]
     return Recommendation(
         target,
         here.dram_bytes,
@@ -94,19 +99,12 @@ def plan(
         tuple(left_out),
         _why(best, loss),
         _commands(target, chosen, dram_bytes),
-        tuple(_advice(target, table, here)),
+        tuple(_advice(target, table, chosen, here)),
     )
 
 
-def _quality(target: Target, way: PlannedWay, measure: bool, text: str) -> Quality | None:
-    if measure and target.loadable:
-        measure_quality(target, way.treatment, way.level, text)  # kept, so that it is what is known
-    found = quality_of(target, way.treatment, way.level, text)
-    return of_these_bits(found, way.bits) if way.kind == RIVAL else found
-
-
-def _row(target: Target, way: PlannedWay, found: Speed, quality: Quality | None) -> dict[str, object]:
-    off = None if found.at_best else history.spread(way.kind)
+def _row(way: PlannedWay, found: Speed, quality: Quality | None, spread: history.Spread | None) -> dict[str, object]:
+    off = None if found.at_best else spread
     row: dict[str, object] = {"way": way.name, "tokens_s": found.tokens_s}
     row |= {name: found.tokens_s * getattr(off, name) if off else float("nan") for name in ("low", "high")}
     row |= {"first_s": found.first_s, "read_mb": found.read_bytes / 1e6, "dram_mb": found.dram_bytes / 1e6}
@@ -138,8 +136,8 @@ def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
     return order.drop(columns="first").reset_index(drop=True)
 
 
-def _smallest(shape: ModelShape) -> str:
-    needs = {way.name: sizes.footprint(shape, way).needed_bytes for way in ways(bool(shape.experts)) if way.runs_here}
+def _smallest(shape: ModelShape, known: Iterable[PlannedWay]) -> str:
+    needs = {way.name: sizes.footprint(shape, way).needed_bytes for way in known if way.runs_here}
     name = min(needs, key=needs.__getitem__)
     return f"The smallest way, {name}, takes {needs[name] / 1e6:.0f} MB."
 
@@ -166,7 +164,7 @@ def _commands(target: Target, way: PlannedWay, dram_bytes: int | None) -> tuple[
     return pack, " ".join(f'python -m toolkit run packed --prompt "The library of Alexandria" {dram} {way.run}'.split())
 
 
-def _advice(target: Target, table: pd.DataFrame, machine: Machine) -> list[str]:
+def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Machine) -> list[str]:
     """What else would help: other software, weights, or more memory."""
     found, best = [], table.iloc[0]
     if best["rival"]:
@@ -180,8 +178,7 @@ def _advice(target: Target, table: pd.DataFrame, machine: Machine) -> list[str]:
     if machine.rates.disturbed >= BUSY:
         found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":
-        way = next(way for way in ways(bool(target.shape.experts)) if way.name == best["way"])
-        more = sizes.footprint(target.shape, way).all_bytes - machine.dram_bytes
+        more = sizes.footprint(target.shape, first).all_bytes - machine.dram_bytes
         if more > 0:
             found.append(f"{_size(more)} more of DRAM would hold all of it, so that no token waits for the disk")
     return found

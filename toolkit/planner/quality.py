@@ -20,6 +20,7 @@ from toolkit.planner.curves import load_curves
 from toolkit.planner.measured import measured
 from toolkit.planner.target import Target
 from toolkit.planner.treatments import EXACT, EXPERTS, FORMS, TREATMENTS, ZEROS
+from toolkit.planner.ways import RIVAL, PlannedWay
 from toolkit.records import line
 from toolkit.studies.variants import EvaluationSettings
 
@@ -199,6 +200,16 @@ def _quality(table: pd.DataFrame, name: str) -> Quality:
     ratio, error = exp(row["log_difference"]), 0 if isnan(row["difference_error"]) else row["difference_error"]
     where = f"{HERE} ({row['windows']} windows of {row['sequence_length']}, {row['corpus']})"
     return Quality(ratio, ratio * exp(-error), ratio * exp(error), True, name, where)
+
+
+def price_of(target: Target, way: PlannedWay, text: str = "wiki-slice", measure: bool = False) -> Quality | None:
+    """The price of a way; None if nothing is known of it. With `measure` it is measured now, if it can be.
+
+    Raises what `quality_of` raises.
+    """
+    asked = (target, way.treatment, way.level, text)
+    found = (measure_quality(*asked) if measure and target.loadable else None) or quality_of(*asked)
+    return of_these_bits(found, way.bits) if way.kind == RIVAL else found
 
 
 def of_these_bits(quality: Quality | None, bits: float) -> Quality | None:

@@ -50,7 +50,8 @@ TIMED = list(
         if way.sparsity in (0, SPARSITY) and way.kind == STREAMED
     }.values()
 )
-READ_BY = next(way for way in TIMED if way.method == f"dense{PACKED}" and way.dtype == BFLOAT16)
+DENSE = (f"dense{PACKED}", BFLOAT16)  # method and type
+READ_BY = next(way for way in TIMED if (way.method, way.dtype) == DENSE)
 MIXTURES = ((512, 1792, 6), (1024, 3584, 3))  # hidden size, width of an expert, layers
 KEYS = ("method", "dtype", "layers")
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
@@ -96,7 +97,7 @@ def rates(fresh: bool = False) -> Rates:
     layers, mixtures, *rivals = times = [table(fresh=fresh) for table in tables]
     read = layers[layers["stage"] == "read"]
     found = {key: _cost(rows) for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])}
-    dense = found[READ_BY.method, READ_BY.dtype]
+    dense = found[DENSE]
     beside = [dense.seconds(row.layers, row.layers * row.dense_bytes) for row in mixtures.itertuples()]
     each = mixtures.assign(beside_s=beside, layers=mixtures["layers"] * USED_EXPERTS)
     experts = {int(bits): _cost(rows, rows["beside_s"]) for bits, rows in each.groupby("bits")}

@@ -13,7 +13,7 @@ from toolkit.policies.ways import POLICIES
 from toolkit.quantization.neuron_records import record_bytes
 from toolkit.simulation.experts import active_weights, expert_weights
 from toolkit.storage.buffers import buffer_bytes
-from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 
 DENSE_BITS, ELEMENT_BYTES = 16, 2  # of everything that a way leaves as it is
 SCALE_BYTES = 2  # of a row of int8 weights
@@ -47,6 +47,10 @@ class Footprint:
         """Bytes with which nothing is read for a token."""
         return self.fixed_bytes + buffer_bytes(self.units * self.unit_bytes)
 
+    def held_share(self, dram_bytes: float) -> float:
+        """The share of the units that so many bytes hold beside what is fixed."""
+        return max(0.0, min(1.0, (dram_bytes - self.fixed_bytes) / (self.units * self.unit_bytes)))
+
 
 def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
     """What a way of running a model of this shape takes of DRAM."""
@@ -68,7 +72,7 @@ def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
 
 def layer_bytes(shape: ModelShape, way: PlannedWay) -> int:
     """Bytes of a decoder layer on disk: each matrix takes whole blocks."""
-    return sum(_blocks(_matrix_bytes(matrix, way)) for matrix in shape.matrices.values())
+    return sum(whole_blocks(_matrix_bytes(matrix, way)) for matrix in shape.matrices.values())
 
 
 def expert_bytes(shape: ModelShape, way: PlannedWay) -> int:
@@ -123,16 +127,11 @@ def _rest_bytes(shape: ModelShape) -> int:
 
 def _vector_bytes(shape: ModelShape) -> int:
     """Bytes of norms, biases and learned positions, which `ModelShape` leaves out: as many as models have at most."""
-    hidden, ffn = (_blocks(size * ELEMENT_BYTES) for size in (shape.hidden, shape.ffn))
+    hidden, ffn = (whole_blocks(size * ELEMENT_BYTES) for size in (shape.hidden, shape.ffn))
     if shape.family != "opt":
         return (NORMS * shape.layers + 2) * hidden
     positions = OPT_POSITIONS * shape.hidden * ELEMENT_BYTES
-    return shape.layers * (OPT_VECTORS * hidden + ffn) + 2 * hidden + _blocks(positions)
-
-
-def _blocks(nbytes: int) -> int:
-    """So many bytes on disk: whole blocks."""
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    return shape.layers * (OPT_VECTORS * hidden + ffn) + 2 * hidden + whole_blocks(positions)
 
 
 def _embedding_bytes(shape: ModelShape) -> int:

@@ -16,14 +16,12 @@ from toolkit.machines.probe import probe
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import sizes
-from toolkit.planner.rates import Cost, Rates, rates
+from toolkit.planner.rates import DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, RIVAL, PlannedWay
-from toolkit.policies.methods import PACKED
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
 
 PASSES = (2, 3)  # the time of one pass is the difference: reads go on from one token to the next
-DENSE = (f"dense{PACKED}", BFLOAT16)
 OPERATIONS = 2  # of a weight and a token
 
 
@@ -127,8 +125,7 @@ def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: flo
 def _experts(
     shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
 ) -> Speed:
-    room = machine.dram_bytes - memory.fixed_bytes
-    held = min(1.0, room / (memory.units * memory.unit_bytes))
+    held = memory.held_share(machine.dram_bytes)
     used = shape.experts_per_token * (shape.layers - shape.dense_layers)
     missed = 0.0 if held == 1 else used * (1 - hits)
     read_s = missed * machine.rates.read.seconds(memory.unit_bytes)

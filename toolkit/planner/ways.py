@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
+from toolkit.storage.experts import BITS
 
 BFLOAT16, INT8 = "bfloat16", "int8"
 GGUF_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K": 4.5, "Q3_K": 3.4375}  # a weight, scales included
-EXPERT_BITS = (16, 4, 2)
+EXPERT_BITS = tuple(bits or 16 for bits in BITS)
 SPARSITIES = (0.5, 0.6, 0.7)
 STREAMED, EXPERTS, RIVAL = "layers", "experts", "llama.cpp"  # what comes from disk, or who runs it
 

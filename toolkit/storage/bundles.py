@@ -25,7 +25,7 @@ from torch.nn import functional
 from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.readers.base import Chunks, HostReader
 from toolkit.storage.runs import Layer, OpRun
 from toolkit.storage.writing import Op, write_store
@@ -169,7 +169,7 @@ def _first_byte(run: OpRun) -> int:
 def _blocks(run: OpRun) -> int:
     """Bytes of the blocks around a row; one that is no whole number of blocks may begin and end within a block."""
     row = _row_bytes(run)
-    return -(-row // BLOCK_BYTES) * BLOCK_BYTES + BLOCK_BYTES * (row % BLOCK_BYTES > 0)
+    return whole_blocks(row) + BLOCK_BYTES * (row % BLOCK_BYTES > 0)
 
 
 def _whole_blocks(bundles: Float[Tensor, "neurons width"]) -> Float[Tensor, "neurons padded"]:

@@ -19,6 +19,11 @@ from toolkit.records import expect_regular
 BLOCK_BYTES = 4096  # O_DIRECT needs offsets, lengths and addresses that are multiples of this, on any disk in use
 
 
+def whole_blocks(nbytes: int) -> int:
+    """So many bytes, filled up to whole blocks."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
 class ChangedError(UserError):
     """A file was changed after it was opened."""
 

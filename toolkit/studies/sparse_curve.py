@@ -25,7 +25,7 @@ from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.pruning.pruned import weights_sha256
 from toolkit.recovery.shares import LEVELS, check_range, shares_of
-from toolkit.storage.direct import BLOCK_BYTES
+from toolkit.storage.direct import whole_blocks
 from toolkit.studies.variants import EvaluationSettings
 from toolkit.text import load_tokens
 
@@ -135,8 +135,7 @@ def ffn_weights(model: nn.Module) -> int:
 
 def bundle_bytes(ffn: FFN) -> int:
     """What a neuron takes on disk in fp16: its rows and its column, filled up to whole blocks."""
-    nbytes = (2 if ffn.gate is None else 3) * ffn.down.out_features * HALF_BYTES
-    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+    return whole_blocks((2 if ffn.gate is None else 3) * ffn.down.out_features * HALF_BYTES)
 
 
 def _row(
