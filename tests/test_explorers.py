@@ -4,6 +4,7 @@ Tiny models with random weights stand in for the real ones; the sweep runs the e
 """
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import nbformat
@@ -61,7 +62,11 @@ def test_an_explorer_has_no_outputs_short_cells_and_a_question(file):
 
 @pytest.fixture(scope="module")
 def timeline():
-    return run("timeline").view
+    """With a machine of DRAM and a disk in the place of this one, which would be measured."""
+    here = replace(profile("endor-rtx4080"), id="this-machine", title="a CPU", device=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolkit.machines.probe.probe", lambda: here)
+        return run("timeline").view
 
 
 @pytest.fixture
@@ -102,6 +107,15 @@ def test_a_papers_machine_puts_the_sliders_to_its_own_numbers(timeline):
     assert values["dram_gb_s"] == machine.dram.bandwidth_gb_s
     assert "but" not in sentence
     assert "no number of its own: disk" in moved(timeline, machine="corm-rtx3090ti")
+
+
+def test_this_machine_is_a_machine_among_the_others_and_needs_no_gpu(timeline, in_memory):
+    sentence, controls = moved(timeline, model="opt-1.3b", machine="this-machine"), timeline.controls
+    assert controls["device"].value == "cpu"
+    assert controls["dram_gb_s"].value == profile("endor-rtx4080").dram.bandwidth_gb_s
+    assert "*Machine:* a CPU (no number of its own: " in sentence
+    assert "**Not possible:** this-machine has no GPU" in moved(timeline, device="gpu")
+    moved(timeline, machine="h200")
 
 
 def test_experts_and_neurons_read_what_a_token_needs_and_lacks(timeline, in_memory):
