@@ -30,11 +30,11 @@ def machine(tmp_path, monkeypatch):
     """Products at 10 GB/s, a disk at 2 GB/s, nothing else takes time."""
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED}
-    rates = Rates(token, {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}, {}, Line(0, 2))
+    rates = Rates(token, {bits: Cost(0, 0, 10) for bits in EXPERT_BITS}, {}, Line(0, 2), Cost(0, 0, 10), Cost(0, 0, 2))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
     made = Machine(Profile("round", "round numbers", None, dram=memory), rates, 6 * GB)
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
-    monkeypatch.setattr(speed, "_rates", lambda fresh=False: rates)
+    monkeypatch.setattr(speed, "_rates", lambda experts, fresh: rates)
     monkeypatch.setattr(speed, "_profile", lambda: made.profile)
     return made
 

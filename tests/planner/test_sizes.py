@@ -10,13 +10,16 @@ from toolkit.offload.budget import BudgetError
 from toolkit.offload.model import OffloadedModel
 from toolkit.planner import sizes, stand_ins
 from toolkit.planner.rates import TIMED
-from toolkit.planner.ways import EXPERTS, RIVAL, PlannedWay, ways
+from toolkit.planner.ways import EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
+from toolkit.storage.direct import whole_blocks
 from toolkit.storage.store import Store
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
 EXPERT_SIZES = {"intermediate_size": 512, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-OURS = {way.name: way for way in (*TIMED, *ways(experts=True)) if way.kind != RIVAL}
+RUN = [way for way in (*ways(False, ZEROS), *ways(True)) if way.runs_here and way.kind != STREAMED]
+OURS = {way.name: way for way in (*TIMED, *RUN)}
 CLOSE = 0.06  # of the bytes that are needed: blocks of small tensors, and the random number of outliers of SpQR
+TOKENS = torch.arange(256) * 7 % SIZES["vocab_size"]
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +35,14 @@ def models():
 def folders(tmp_path, models, way: PlannedWay):
     """The models that a way is for, packed, with their shapes."""
     for name in ("mixture",) if way.kind == EXPERTS else ("llama", "opt"):
-        stand_ins.pack(models[name], way, tmp_path / name)
+        stand_ins.pack(models[name], way, tmp_path / name, TOKENS)
         yield shape_of(models[name]), tmp_path / name
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_what_a_plan_lets_through_is_not_refused_and_what_it_leaves_out_would_be(name, models, tmp_path):
     way = OURS[name]
-    method = None if way.kind == EXPERTS else way.method
+    method = way.method if way.kind == STREAMED else None
     for shape, folder in folders(tmp_path, models, way):
         needed = sizes.footprint(shape, way).needed_bytes
         with OffloadedModel.open(folder, method, dram_bytes=needed, verify=False) as model:
@@ -51,6 +54,8 @@ def test_what_a_plan_lets_through_is_not_refused_and_what_it_leaves_out_would_be
         stored = store.layer(0, store.variants[0])
         if way.kind == EXPERTS:
             assert {run.nbytes for run in stored.ops.values()} == {sizes.expert_bytes(shape, way)}
+        elif way.kind == NEURONS:
+            assert stored.nbytes == shape.ffn * whole_blocks(sizes.neuron_bytes(shape))
         else:
             assert sizes.layer_bytes(shape, way) == pytest.approx(stored.nbytes, rel=0.02)
 

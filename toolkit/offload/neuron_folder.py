@@ -42,12 +42,29 @@ def make_folder(
     Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
     `pack_neurons` raise, and `UserError` for an unknown kind or a share outside [0, 1).
     """
-    if kind not in KINDS:
-        raise unknown("predictors", kind, KINDS)
-    if not 0 <= zeros < 1:
-        raise UserError(f"share of zeros {zeros}: expected at least 0 and less than 1")
+    _check(zeros, kind)
     model, tokenizer = load_model(name, dtype or fast_dtype())
     tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
+    write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype)
+    return model, tokenizer
+
+
+def write_folder(
+    model: nn.Module,
+    folder: Path,
+    name: str,
+    tokens: object,
+    zeros: float,
+    kind: str,
+    calibration: Calibration,
+    tokenizer: object | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write a model that is loaded, calibrated on a row of token ids; its weights are cast to `dtype`.
+
+    The other arguments and the errors are those of `make_folder`.
+    """
+    _check(zeros, kind)
     cut = {"windows": calibration.windows, "sequence_length": calibration.sequence_length}
     if (thresholds := thresholds_of(model)) is None:
         thresholds = Magnitudes.measure(model, tokens, **cut).thresholds(zeros)
@@ -67,7 +84,13 @@ def make_folder(
 
     model.to(dtype or torch.bfloat16)
     pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
-    return model, tokenizer
+
+
+def _check(zeros: float, kind: str) -> None:
+    if kind not in KINDS:
+        raise unknown("predictors", kind, KINDS)
+    if not 0 <= zeros < 1:
+        raise UserError(f"share of zeros {zeros}: expected at least 0 and less than 1")
 
 
 def neurons_needed(samples: Samples, predictors: Sequence[Stateless | None]) -> list[int]:

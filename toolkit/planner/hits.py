@@ -1,16 +1,52 @@
-"""How many of the experts that a token needs are in memory already, by the routing of real models."""
+"""How much of what a token needs is in memory already, by the text of real models: of experts, and of FFN neurons.
 
+    expert_hits(shape, held=0.4)         # the share of needed experts that are found
+    window_of(shape, way, 200_000_000)   # the shares of neurons that memory holds, and that a token reads
+
+What a window of tokens holds of neurons is counted by replay of recorded text, once for all machines:
+`python -m toolkit.planner.hits` writes `data/quality/windows.csv`. Columns: model, zeros (share of FFN outputs that
+thresholds cut), memory (share of the neurons that fit), needed, held and loaded (shares of the neurons, a token).
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
+
+from toolkit import paths
 from toolkit.activations.route_traces import ROUTE_TRACES
+from toolkit.activations.trace import Trace
+from toolkit.errors import run_command
+from toolkit.files import replacing
 from toolkit.models.architectures import ModelShape
+from toolkit.offload.options import WINDOW
 from toolkit.planner.sizes import footprint
-from toolkit.planner.ways import EXPERTS, PlannedWay
+from toolkit.planner.target import open_target
+from toolkit.planner.ways import EXPERTS, ZEROS, PlannedWay
+from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.simulation.replay import replay, units_of
 from toolkit.studies.routing import RoutedModel, every, own_policies, policy_table, routing_of
+from toolkit.studies.thresholded import ThresholdedModel, trace
 
+READS = ("data/quality/windows.csv",)
 FEW_EXPERTS = 16  # mixtures up to this size route as the small one does, larger ones as those of the traces
 SMALL = "smollm2-135m-moe-upcycled"
 STEP = 8  # of the traces' layers
+DENSE, RECOVERED = "smollm2-135m", tuple(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90))
+MEMORY = (0.12, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # shares of the neurons that fit
+DIGITS = "%.4g"
+
+
+@dataclass(frozen=True)
+class Held:
+    """Shares of a layer's neurons: those that memory holds while a token is computed, and those that it reads."""
+
+    held: float
+    loaded: float
 
 
 def hits_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> float:
@@ -37,3 +73,68 @@ def _hits(few: bool, share: float) -> float:
         policy_table(every(routing_of(name), STEP), [share], ["lru"])["expert_hits"].iloc[0] for name in ROUTE_TRACES
     ]
     return float(sorted(found)[len(found) // 2])
+
+
+def window_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> Held:
+    """What a window of tokens holds and reads of the neurons, if so many bytes are for all of the way.
+
+    It is that of the recorded model with the nearest share of zeros, and between two sizes of memory on a line.
+    """
+    table, share = load_windows(), footprint(shape, way).held_share(dram_bytes)
+    rows = table[table["zeros"] == min(table["zeros"], key=lambda zeros: abs(zeros - way.sparsity))]
+    found = {name: float(np.interp(share, rows["memory"], rows[name])) for name in ("held", "loaded")}
+    return Held(**found)
+
+
+def windows_file() -> Path:
+    """Where the counts of windows are."""
+    return paths.root() / "data" / "quality" / "windows.csv"
+
+
+@cache
+def load_windows() -> pd.DataFrame:
+    """The counts, by zeros and memory."""
+    return pd.read_csv(windows_file())
+
+
+def window_table(found: Trace, memory: Sequence[float]) -> pd.DataFrame:
+    """A row for each share of memory: what a window of `WINDOW` tokens holds and reads of a trace's neurons.
+
+    Columns: memory, needed, held, loaded, shares of all neurons. A layer holds at least what one token needs. The first
+    half of the tokens of the first sequence fills the memory and does not count.
+    """
+    half, rows = found.tokens.shape[1] // 2, []
+    layers = [units_of(found.active(layer)[0].numpy()) for layer in range(found.layers)]
+    needed = sum(len(units) for tokens in layers for units in tokens[half:]) / (found.tokens.shape[1] - half)
+    for share in memory:
+        held = loaded = 0.0
+        for neurons, tokens in zip(found.units, layers, strict=True):
+            room = max(int(share * neurons), *map(len, tokens))
+            counts = replay(tokens, SlidingWindow(neurons, WINDOW, room))[half:]
+            held, loaded = held + counts["held"].mean(), loaded + counts["loaded"].mean()
+        counted = {"needed": needed, "held": held, "loaded": loaded}
+        rows.append({"memory": share} | {name: count / sum(found.units) for name, count in counted.items()})
+    return pd.DataFrame(rows)
+
+
+def write_windows() -> Path:
+    """Count again, with the embedded models, which takes some minutes."""
+    tables = []
+    for setting in [*(ThresholdedModel(DENSE, zeros=zeros) for zeros in ZEROS), *map(ThresholdedModel, RECOVERED)]:
+        rows = window_table(trace(setting, 1), MEMORY)
+        own = open_target(setting.model).zeros
+        tables.append(rows.assign(model=setting.model, zeros=setting.zeros if own is None else own))
+    with replacing(windows_file()) as temporary:
+        pd.concat(tables)[["model", "zeros", "memory", "needed", "held", "loaded"]].to_csv(
+            temporary, index=False, float_format=DIGITS
+        )
+    return windows_file()
+
+
+def main() -> int:
+    """Write the counts and print where."""
+    return run_command(lambda: print(write_windows()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

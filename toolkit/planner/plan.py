@@ -74,9 +74,9 @@ def plan(
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
     target = open_target(model)
-    here = machine or this_machine(dram_bytes, fresh)
+    here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
     rows, left_out = [], []
-    known = {way.name: way for way in ways(bool(target.shape.experts))}
+    known = {way.name: way for way in ways(bool(target.shape.experts), target.cut)}
     spreads = {kind: history.spread(kind) for kind in {way.kind for way in known.values()}}
     for way in known.values():
         try:

@@ -23,10 +23,11 @@ from toolkit.models.twins import twin_model
 from toolkit.planner import history, sizes, stand_ins
 from toolkit.planner.hits import hits_of
 from toolkit.planner.speed import speed, this_machine
+from toolkit.planner.target import open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
 from toolkit.text import load_tokens
 
-SKIPPED, TOKENS_TO_FILL = 2, 24  # tokens before those that count; experts need more of them to fill the memory
+SKIPPED, TOKENS_TO_FILL = 6, 24  # tokens before those that count; experts need more of them to fill the memory
 CORPUS, VOCABULARY = "wiki-slice", 1000  # of real models, and of twins, whose layers are what counts
 
 
@@ -35,7 +36,7 @@ class Trial:
     """A model, or a twin of so many layers of a shape; the ways that race, by name (all of ours if there is none).
 
     `dram_shares` of the bytes of the dense weights are the limits of memory, one after the other; 1 holds all ways
-    whole, with their buffers.
+    whole, with their buffers. llama.cpp races where its file fits, in memory.
     """
 
     model: str
@@ -63,9 +64,11 @@ def raced(trial: Trial) -> pd.DataFrame:
     chosen = {way.name: way for way in _ways(shape, trial)}
     planned = {}
     for limit in (_limit(shape, trial, share) for share in trial.dram_shares):
+        machine = this_machine(limit, experts=bool(shape.experts))
         for name, way in chosen.items():
-            if sizes.footprint(shape, way).needed_bytes <= limit:
-                planned[limit, name] = speed(shape, way, this_machine(limit), 1, hits_of(shape, way, limit))
+            memory = sizes.footprint(shape, way)
+            if (memory.all_bytes if way.kind == RIVAL else memory.needed_bytes) <= limit:
+                planned[limit, name] = speed(shape, way, machine, 1, hits_of(shape, way, limit))
     if not planned:
         raise UserError(f"{trial.label}: no way fits into {trial.dram_shares} of its bytes; give larger shares")
     rows = []
@@ -87,20 +90,24 @@ def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
     Columns: dram_bytes, way, tokens_per_s, low, high, read_mb, disturbed, mode.
     """
     model, rows = _model(trial), []
-    experts = bool(shape_of(model).experts)
-    skipped = TOKENS_TO_FILL if experts else SKIPPED
-    text, chosen = _text(trial, skipped + trial.tokens), {way.name: way for way in ways(experts)}
+    shape = shape_of(model)
+    skipped = TOKENS_TO_FILL if shape.experts else SKIPPED
+    text, chosen = _text(trial, skipped + trial.tokens), {way.name: way for way in _ways(shape, trial)}
+    count = (trial.repetitions, trial.tokens, skipped)
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        places = {name: stand_ins.packed(model, chosen[name], folder) for _, name in cases}
-        del model
+        ours = [case for case in cases if chosen[case[1]].kind != RIVAL]
+        places = {name: stand_ins.packed(model, chosen[name], folder, _calibration(trial)) for _, name in ours}
         for limit in dict.fromkeys(limit for limit, _ in cases):
             settings = {"dram_bytes": limit, "verify": False}
             racing = [
                 stand_ins.contestant(places[name], chosen[name], text, {"way": name, "dram_bytes": limit}, **settings)
-                for of_limit, name in cases
+                for of_limit, name in ours
                 if of_limit == limit
             ]
-            rows.append(_turns(take_turns(racing, trial.repetitions, trial.tokens, skipped), trial.tokens))
+            rows.append(_turns(take_turns(racing, *count), trial.tokens))
+        for limit, name in (case for case in cases if case not in ours):
+            with stand_ins.rival(name, model, folder, text, {"way": name, "dram_bytes": limit}) as rival:
+                rows.append(_turns(take_turns([rival], *count, stay_open=True), trial.tokens))
     return pd.concat(rows, ignore_index=True)
 
 
@@ -119,11 +126,21 @@ def _turns(spans: pd.DataFrame, tokens: int) -> pd.DataFrame:
 
 
 def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
-    ours = {way.name: way for way in ways(bool(shape.experts)) if way.kind != RIVAL}
+    """The ways that race. Which neurons fire depends on the weights, so a twin has none."""
+    zeros = open_target(trial.model).cut if trial.layers is None else ()
+    known = {way.name: way for way in ways(bool(shape.experts), zeros) if way.runs_here or way.kind == RIVAL}
     for name in trial.names:
-        if name not in ours:
-            raise unknown("way", name, ours)
-    return [ours[name] for name in trial.names or ours]
+        if name not in known:
+            raise unknown("way", name, known)
+    return [known[name] for name in trial.names] or [way for way in known.values() if way.kind != RIVAL]
+
+
+def _calibration(trial: Trial) -> Tensor | None:
+    """Token ids that thresholds are fitted on."""
+    if trial.layers is not None:
+        return None
+    tokens = load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], "calibration").flatten()
+    return tokens[: stand_ins.CALIBRATED]
 
 
 def _limit(shape: ModelShape, trial: Trial, share: float) -> int:

@@ -3,6 +3,7 @@
     found = rates()
     found.token["endor_packed", "bfloat16"].seconds(layers=30, nbytes=4.0e6 * 30)    # of one token, all in DRAM
     found.expert[4].seconds(1, 1.5e6)                                                # of one expert of 4 bits, in DRAM
+    found.neuron.seconds(40, 2.0e6)                                                  # of a layer that reads 40 neurons
     found.read.seconds(4.0e6)                                                        # from disk
 
 Small Llama and Mixtral decoders of random weights run in the toolkit's own runtime, first in DRAM and then from disk,
@@ -10,7 +11,7 @@ so times have all that the runtime adds to its products. None of these decoders 
 predicted.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,23 +25,26 @@ from toolkit import paths
 from toolkit.files import make_folder, scratch_folder
 from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Contestant
 from toolkit.measure.line import Line, fit_line
-from toolkit.measure.llama_cpp import LlamaCpp, missing
+from toolkit.measure.llama_cpp import missing
 from toolkit.measure.turns import measured, take_turns, timeline_of
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
-from toolkit.planner.ways import BFLOAT16, EXPERTS, STREAMED, PlannedWay, ways
+from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
+from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 
-# hidden size, FFN, layers: 7, 26 and 103 MB a layer in 16 bits; few and many layers show what a token takes beside them
-SIZES = ((512, 1536, 32), (1024, 2816, 8), (2048, 5632, 3))
-RIVALS_SIZES = ((512, 1536, 8), *SIZES[1:])  # the outputs of a deep random model in F16 are too far from bfloat16's
+# hidden size, FFN, layers: 7, 26, 103 and 226 MB a layer in 16 bits, more in all than caches hold; many layers show
+# what each takes, few what a token takes beside them
+SIZES = ((512, 1536, 16), (1024, 2816, 4), (2048, 5632, 1), (3072, 8192, 1))
+RIVALS_SIZES = ((512, 1536, 8), (2048, 5632, 2))  # in F16 a deep random model is too far from bfloat16
+NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
-REPETITIONS, TOKENS, SKIPPED = 3, 6, 2
+REPETITIONS, TOKENS, SKIPPED, FILLING = 3, 6, 2, 6  # neurons need more tokens before those that count
+READS, TOKENS_READ = 2, 3
 SAME = [torch.tensor([[stand_ins.TOKEN]])] * (SKIPPED + TOKENS)  # of random weights only time is of interest
 SPARSITY = 0.5  # of the ways with zeros that are timed
 TIMED = list(
@@ -52,22 +56,23 @@ TIMED = list(
 )
 DENSE = (f"dense{PACKED}", BFLOAT16)  # method and type
 READ_BY = next(way for way in TIMED if (way.method, way.dtype) == DENSE)
-MIXTURES = ((512, 1792, 6), (1024, 3584, 3))  # hidden size, width of an expert, layers
+MIXTURES = ((512, 1792, 6, 2), (512, 1792, 6, 4), (1024, 3584, 3, 2))  # hidden size, an expert's width, layers, experts
 KEYS = ("method", "dtype", "layers")
+BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
+FFN_OPS = ("predictor", "ffn")
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
-USED_EXPERTS = 2  # so that the first token brings all of them
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a token: `token_s`, for each layer (or expert) `layer_s`, and all bytes at `gb_s`."""
+    """Seconds: `token_s` once, `layer_s` for each layer (or expert, or neuron), and all bytes at `gb_s`."""
 
     token_s: float
     layer_s: float
     gb_s: float
 
     def seconds(self, layers: float, nbytes: float) -> float:
-        """Of a token that passes so many layers with so many bytes in all."""
+        """Of so many layers (or experts, or neurons) with so many bytes in all."""
         return self.token_s + layers * self.layer_s + nbytes / GB / self.gb_s
 
 
@@ -75,46 +80,68 @@ class Cost:
 class Rates:
     """What a token takes in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
-    `rival` is empty where llama.cpp cannot run. `token_s` of an expert is 0. `disturbed` is the share of turns beside
-    other work.
+    `rival` is empty where llama.cpp cannot run, and `expert` unless a mixture is planned. `expert`, `neuron` and
+    `neuron_read` are of one layer: with its experts; with the neurons that it reads, what it takes beside reading them,
+    and the read. `disturbed` is the share of turns beside other work.
     """
 
     token: Mapping[tuple[str, str], Cost]
     expert: Mapping[int, Cost]
     rival: Mapping[str, Cost]
     read: Line
+    neuron: Cost
+    neuron_read: Cost
     disturbed: float = 0.0
 
 
 def are_kept() -> bool:
     """Whether this machine was measured already."""
-    return layer_times(make=False) is not None and mixture_times(make=False) is not None
+    return layer_times(make=False) is not None and neuron_times(make=False) is not None
 
 
-def rates(fresh: bool = False) -> Rates:
-    """The rates of this machine, measured once, in about two minutes, and kept."""
-    tables = [layer_times, mixture_times, *([] if missing() else [rival_times])]
-    layers, mixtures, *rivals = times = [table(fresh=fresh) for table in tables]
+def rates(experts: bool = False, fresh: bool = False) -> Rates:
+    """The rates of this machine, measured once and kept: of layers and neurons, or for a mixture also of `experts`."""
+    tables = [layer_times, neuron_times, *([] if missing() else [rival_times]), *([mixture_times] if experts else [])]
+    times = {table.__name__: table(fresh=fresh) for table in tables}
+    layers, by_neuron = times["layer_times"], times["neuron_times"]
     read = layers[layers["stage"] == "read"]
-    found = {key: _cost(rows) for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])}
-    dense = found[DENSE]
-    beside = [dense.seconds(row.layers, row.layers * row.dense_bytes) for row in mixtures.itertuples()]
-    each = mixtures.assign(beside_s=beside, layers=mixtures["layers"] * USED_EXPERTS)
-    experts = {int(bits): _cost(rows, rows["beside_s"]) for bits, rows in each.groupby("bits")}
-    timed = {name: _cost(rows) for table in rivals for name, rows in table.groupby("method")}
-    disturbed = pd.concat(times)["disturbed"].mean()
-    return Rates(found, experts, timed, fit_line(read["nbytes"], read["seconds"]), float(disturbed))
+    token = {
+        key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
+        for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
+    }
+    return Rates(
+        token,
+        dict(_experts_costs(times["mixture_times"], token[DENSE])) if experts else {},
+        {
+            name: _cost(rows["seconds"], 0, rows["layers"], rows["layers"] * rows["nbytes"])
+            for name, rows in times.get("rival_times", layers[:0]).groupby("method")
+        },
+        fit_line(read["nbytes"], read["seconds"]),
+        _cost(by_neuron["seconds"], 1, by_neuron["loaded"], by_neuron["nbytes"]),
+        _cost(by_neuron["read_s"], 1, by_neuron["loaded"], by_neuron["read_bytes"]),
+        float(pd.concat(times.values())["disturbed"].mean()),
+    )
 
 
-def _cost(rows: pd.DataFrame, beside_s: pd.Series | None = None) -> Cost:
-    """The costs with the least squares of relative errors, none below zero; without `token_s` if that stands beside."""
-    count, total = rows["layers"].to_numpy(float), rows["seconds"].to_numpy(float)
-    terms = [count, count * rows["nbytes"].to_numpy(float) / GB]
-    terms = [np.ones_like(count), *terms] if beside_s is None else terms
-    wanted = np.ones_like(total) if beside_s is None else 1 - beside_s.to_numpy(float) / total
-    found = non_negative(np.stack([term / total for term in terms], axis=1), wanted)
-    token_s, layer_s, byte_s = found if beside_s is None else (0.0, *found)
-    return Cost(token_s, layer_s, 1 / max(byte_s, 1 / FASTEST_GB_S))
+def _experts_costs(times: pd.DataFrame, dense: Cost) -> Iterator[tuple[int, Cost]]:
+    """Of the mixture of one layer, by bits: what a token takes beside the layers' other matrices."""
+    beside = [dense.seconds(row.layers, row.layers * row.dense_bytes) for row in times.itertuples()]
+    for bits, rows in times.assign(beside_s=beside).groupby("bits"):
+        used = rows["layers"] * rows["used"]
+        yield int(bits), _cost(rows["seconds"], rows["layers"], used, used * rows["nbytes"], rows["beside_s"])
+
+
+def _cost(
+    seconds: pd.Series,
+    once: pd.Series | float,
+    count: pd.Series,
+    nbytes: pd.Series,
+    beside_s: pd.Series | float = 0.0,
+) -> Cost:
+    """The cost with the least squares of relative errors, none of its parts below zero; `beside_s` is taken off."""
+    terms = np.stack([np.broadcast_to(term, len(seconds)) / seconds for term in (once, count, nbytes / GB)], axis=1)
+    once_s, each_s, byte_s = non_negative(terms, np.asarray(1 - beside_s / seconds))
+    return Cost(once_s, each_s, 1 / max(byte_s, 1 / FASTEST_GB_S))
 
 
 @measured
@@ -128,11 +155,21 @@ def layer_times() -> pd.DataFrame:
 
 
 @measured
+def neuron_times() -> pd.DataFrame:
+    """A row for each size and token: one layer by neuron, the median of layers and turns.
+
+    Columns: loaded (neurons that it reads), seconds (beside reading), nbytes (of the predictor, and of the neurons in
+    memory, which it multiplies), read_s, read_bytes, disturbed.
+    """
+    return pd.concat([_of_neurons(*size) for size in NEURONS_SIZES], ignore_index=True)
+
+
+@measured
 def mixture_times() -> pd.DataFrame:
     """A row for each size and bits: a token of a mixture whose experts are all in DRAM, the median of the turns.
 
-    Columns: bits, layers, nbytes (of one expert, as stored), dense_bytes (of a layer's other matrices), seconds,
-    disturbed.
+    Columns: bits, layers, used (experts of a layer), nbytes (of one expert, as stored), dense_bytes (of a layer's other
+    matrices), seconds, disturbed.
     """
     return pd.concat([_of_mixture(*size) for size in MIXTURES], ignore_index=True)
 
@@ -150,9 +187,8 @@ def _of_rivals(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     with scratch_folder(make_folder(paths.cache_dir())) as folder, ExitStack() as stack:
         model, racing = _twin(hidden, ffn, layers), []
         for name in LLAMA_CPP:
-            rival = LlamaCpp(name, model, folder, Text(SAME, Reference(name)), mapped=False)
-            stack.callback(rival.close)
-            rival.labels = {"method": name, "layers": layers, "layer_bytes": rival.nbytes // layers}
+            rival = stack.enter_context(stand_ins.rival(name, model, folder, SAME, {"method": name, "layers": layers}))
+            rival.labels["layer_bytes"] = rival.nbytes // layers
             racing.append(rival)
         spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=True)
     return _rows("token", spans, "method", "layers")
@@ -163,11 +199,15 @@ def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         places = [stand_ins.packed(model, way, folder) for way in TIMED]
         racing = [_held(place, way, layers) for place, way in zip(places, TIMED, strict=True)]
-        spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, warm_up=1)
-        in_dram = _rows("token", spans, *KEYS)
+        in_dram = _rows("token", _turns(racing), *KEYS)
         reader = _held(stand_ins.packed(model, READ_BY, folder), READ_BY, layers, on_disk=True)
-        spans = take_turns([reader], REPETITIONS, TOKENS, SKIPPED)
+        spans = take_turns([reader], READS, TOKENS_READ, 1)
     return pd.concat([in_dram, _rows("read", spans[spans["stage"] == "read"], *KEYS)])
+
+
+def _turns(racing: list[Contestant]) -> pd.DataFrame:
+    """Turns of contestants that are opened once, since opening takes longer than a turn."""
+    return take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=True)
 
 
 def _held(folder: Path, way: PlannedWay, layers: int, on_disk: bool = False) -> Contestant:
@@ -183,29 +223,56 @@ def _rows(stage: str, spans: pd.DataFrame, *keys: str) -> pd.DataFrame:
     return _medians(spans, ["stage", *keys, "layer_bytes"]).rename(columns={"layer_bytes": "nbytes"})
 
 
+def _of_neurons(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+    model, text = _twin(hidden, ffn, layers), torch.arange(stand_ins.CALIBRATED) % VOCABULARY
+    ids = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        place = stand_ins.packed(model, BY_NEURON, folder, ids)
+        stored = Store.open(place).layer(0, LAYOUT)
+        tokens = ids[: FILLING + TOKENS].view(-1, 1, 1)
+        racing = [stand_ins.contestant(place, BY_NEURON, list(tokens), {})]
+        spans = take_turns(racing, REPETITIONS, TOKENS, FILLING)
+    neuron_bytes = stored.nbytes // next(iter(stored.ops.values())).shape[0]
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], reads=spans["stage"] == "read")
+    spans = spans[spans["reads"] | (spans["stage"] == "manage") | spans["op"].isin(FFN_OPS)]
+    passes = ["repetition", "token", "layer"]
+    sums = spans.groupby([*passes, "reads"])[["seconds", "nbytes"]].sum().unstack("reads", fill_value=0)
+    found = pd.DataFrame(
+        {
+            "seconds": sums["seconds", False],
+            "nbytes": sums["nbytes", False],
+            "read_s": sums["seconds", True],
+            "read_bytes": sums["nbytes", True],
+        }
+    )
+    found = found[found["read_s"] > 0].groupby("token").median().reset_index(drop=True)
+    return found.assign(loaded=found["read_bytes"] / neuron_bytes, disturbed=spans["disturbed"].mean())
+
+
 def _twin(hidden: int, ffn: int, layers: int) -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     return LlamaForCausalLM(LlamaConfig(**_sizes(hidden, ffn, layers))).bfloat16().eval().requires_grad_(False)
 
 
-def _of_mixture(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    sizes = {"num_local_experts": USED_EXPERTS, "num_experts_per_tok": USED_EXPERTS}
+    sizes = {"num_local_experts": used, "num_experts_per_tok": used}  # the first token brings all
     model = MixtralForCausalLM(MixtralConfig(**_sizes(hidden, ffn, layers), **sizes)).bfloat16().eval()
     model.requires_grad_(False)
     attention = decoder_blocks(model)[0].self_attn
     dense_bytes = sum(weight.nbytes for weight in attention.parameters())
     racing = []
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        for way in [way for way in ways(experts=True) if way.kind == EXPERTS]:
+        for way in [way for way in ways(experts=True) if way.kind == EXPERTS and way.runs_here]:
             place = stand_ins.packed(model, way, folder)
             nbytes = next(iter(Store.open(place).index.ops)).nbytes
-            labels = {"bits": way.bits, "layers": layers, "expert_bytes": nbytes, "dense_bytes": dense_bytes}
+            labels = {"bits": way.bits, "layers": layers, "used": used}
+            labels |= {"expert_bytes": nbytes, "dense_bytes": dense_bytes}
             racing.append(stand_ins.contestant(place, way, SAME, labels))
-        spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, warm_up=1)
-    keys, rows = ["bits", "layers", "expert_bytes", "dense_bytes"], []
+        spans = _turns(racing)
+    keys, rows = ["bits", "layers", "used", "expert_bytes", "dense_bytes"], []
     for labels, turn in spans.groupby([*keys, "repetition"]):
         seconds = timeline_of(turn).total_s / TOKENS
         rows.append(

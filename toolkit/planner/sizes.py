@@ -1,5 +1,6 @@
 """Bytes of a model's parts as a way stores them, and the memory that running it needs: what `run` asks for, or more."""
 
+import math
 from dataclasses import dataclass
 
 from toolkit.formats import expected_nbytes
@@ -7,9 +8,12 @@ from toolkit.formats.packed import DTYPES
 from toolkit.kernels.spqr.layout import tiles
 from toolkit.kernels.spqr.shared import TILE
 from toolkit.models.architectures import ModelShape
-from toolkit.planner.ways import EXPERTS, INT8, RIVAL, PlannedWay
+from toolkit.offload.by_neuron import GAP_BYTES, STAGED
+from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, PlannedWay
+from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.placement import fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
+from toolkit.predictors.few_bits import nbytes_of as predictor_bytes
 from toolkit.quantization.neuron_records import record_bytes
 from toolkit.simulation.experts import active_weights, expert_weights
 from toolkit.storage.buffers import buffer_bytes
@@ -22,14 +26,15 @@ OPT_VECTORS, OPT_POSITIONS = 9, 2050  # norms and biases of a layer that are as 
 MATRICES = 9  # of a layer beside routed experts, at most: attention, router, shared experts
 OUTLIERS, OUTLIER_BYTES, OFFSET_BYTES = 0.01, 4, 4  # of SpQR: `pack`'s share, a column and a value, a row's offset
 SLOTS = POLICIES["pipelined"].slots
+MORE_NEEDED = 1.05  # neurons that a token needs, over those that thresholds leave: predictors name some more
 
 
 @dataclass(frozen=True)
 class Footprint:
     """What a way takes of DRAM.
 
-    `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or experts of all layers) are held as
-    far as memory allows, `least_bytes` at least for those under way.
+    `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or neurons or experts of all layers) are
+    held as far as memory allows, `least_bytes` at least for those under way.
     """
 
     fixed_bytes: int
@@ -58,10 +63,12 @@ def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
         return _of_rival(shape, way)
     if way.kind == EXPERTS:
         return _of_experts(shape, way)
+    if way.kind == NEURONS:
+        return _of_neurons(shape, way)
     layer = layer_bytes(shape, way)
     sizes = [layer] * shape.layers
     least = min(needed_bytes([], sizes, SLOTS), needed_bytes(sizes, [], SLOTS))
-    return Footprint(_rest_bytes(shape) + _scratch_bytes(shape, way), layer, shape.layers, least)
+    return Footprint(_rest_bytes(shape, way) + _scratch_bytes(shape, way), layer, shape.layers, least)
 
 
 def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
@@ -80,7 +87,20 @@ def expert_bytes(shape: ModelShape, way: PlannedWay) -> int:
     bits = round(way.bits)
     if bits == DENSE_BITS:
         return expert_weights(shape) * ELEMENT_BYTES
+    if way.stored.format != "dense":
+        return sum(whole_blocks(_matrix_bytes(matrix, way)) for matrix in shape.ffn_matrices.values())
     return shape.ffn * record_bytes(shape.hidden, bits)
+
+
+def neuron_bytes(shape: ModelShape) -> int:
+    """Bytes of a neuron in memory; on disk it takes whole blocks."""
+    return len(shape.ffn_matrices) * shape.hidden * ELEMENT_BYTES
+
+
+def predictors_bytes(shape: ModelShape) -> int:
+    """Bytes of all layers' predictors. Raises what `predictor_bytes` raises."""
+    biases = 0 if shape.gated else shape.ffn * ELEMENT_BYTES
+    return shape.layers * (predictor_bytes(shape.ffn, shape.hidden, shape.gated) + biases)
 
 
 def head_bytes(shape: ModelShape) -> int:
@@ -91,10 +111,13 @@ def head_bytes(shape: ModelShape) -> int:
 def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
     """Bytes of weights that one token is multiplied with."""
     if way.kind == RIVAL:
-        return round(used_weights(shape) * way.bits / 8)
+        return _rival_bytes(way, used_weights(shape), shape.parameters["head"] or shape.parameters["embedding"])
+    if way.kind == NEURONS:
+        dense = shape.parameters["attention"] * ELEMENT_BYTES + head_bytes(shape) + predictors_bytes(shape)
+        return dense + round((1 - way.sparsity) * shape.parameters["ffn"] * ELEMENT_BYTES)
     if way.kind == EXPERTS:
         experts = shape.experts_per_token * (shape.layers - shape.dense_layers)
-        return experts * expert_bytes(shape, way) + _rest_bytes(shape) - _embedding_bytes(shape)
+        return experts * expert_bytes(shape, way) + _rest_bytes(shape, way) - _embedding_bytes(shape)
     return shape.layers * layer_bytes(shape, way) + head_bytes(shape)
 
 
@@ -115,14 +138,18 @@ def _scratch_bytes(shape: ModelShape, way: PlannedWay) -> int:
     return largest * sum(widths)
 
 
-def _rest_bytes(shape: ModelShape) -> int:
-    """Bytes of all that stays in memory beside layers, or beside routed experts."""
+def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes of all that stays in memory beside layers, or beside the weights of neurons or of routed experts."""
     parts = shape.parameters
     held, matrices = parts["embedding"] + parts["head"], 2
+    if way.kind == NEURONS:
+        held, matrices = held + parts["attention"], matrices + MATRICES * shape.layers
     if shape.experts:
         held = sum(parts.values()) - (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
         matrices += MATRICES * shape.layers
-    return held * ELEMENT_BYTES + matrices * BLOCK_BYTES + _vector_bytes(shape)
+    attention = shape.attention.values() if shape.experts else ()  # where experts are packed, it is, too
+    saved = shape.layers * sum(math.prod(matrix) * ELEMENT_BYTES - _matrix_bytes(matrix, way) for matrix in attention)
+    return held * ELEMENT_BYTES - saved + matrices * BLOCK_BYTES + _vector_bytes(shape)
 
 
 def _vector_bytes(shape: ModelShape) -> int:
@@ -143,12 +170,30 @@ def _of_experts(shape: ModelShape, way: PlannedWay) -> Footprint:
     one, layers = expert_bytes(shape, way), shape.layers - shape.dense_layers
     shared = shape.shared_experts * expert_weights(shape) * ELEMENT_BYTES
     least = buffer_bytes(layers * shape.experts_per_token * one)
-    return Footprint(_rest_bytes(shape) + shared, one, layers * shape.experts, least)
+    return Footprint(_rest_bytes(shape, way) + shared, one, layers * shape.experts, least)
+
+
+def _of_neurons(shape: ModelShape, way: PlannedWay) -> Footprint:
+    """As `toolkit.offload.by_neuron` shares memory out."""
+    one, neurons = neuron_bytes(shape), [shape.ffn] * shape.layers
+    on_disk, most = whole_blocks(one), min(STAGED, shape.ffn)
+    buffer = buffer_bytes(min(most * (on_disk + GAP_BYTES), shape.ffn * on_disk + BLOCK_BYTES))
+    edges = BLOCK_BYTES * (shape.layers + 1)
+    need = min(shape.ffn, round(MORE_NEEDED * (1 - way.sparsity) * shape.ffn) + 1)
+    least = buffer_bytes(one * Shares.least([need] * shape.layers, neurons, most) + edges) - edges
+    return Footprint(_rest_bytes(shape, way) + predictors_bytes(shape) + buffer + edges, one, sum(neurons), least)
 
 
 def _of_rival(shape: ModelShape, way: PlannedWay) -> Footprint:
     """llama.cpp reads its mapped file in pages, so any memory will do; what does not fit is read for each token."""
-    return Footprint(0, round(sum(shape.parameters.values()) * way.bits / 8), 1, 0)
+    parts = shape.parameters
+    nbytes = _rival_bytes(way, sum(parts.values()), parts["embedding"] + parts["head"])
+    return Footprint(0, nbytes, 1, 0)
+
+
+def _rival_bytes(way: PlannedWay, weights: int, ends: int) -> int:
+    """Of so many weights, among which embedding and head, the `ends`, have 16 bits (`toolkit.interchange.gguf`)."""
+    return round((weights - ends) * way.bits / 8) + ends * ELEMENT_BYTES
 
 
 def used_weights(shape: ModelShape) -> int:

@@ -3,7 +3,7 @@
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
 (`toolkit.simulation.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
 maps its file: what memory does not hold is read for each token, at the disk's rate at best. That is a limit, not a
-prediction, and so is the memory's rate where llama.cpp could not be timed.
+prediction, and so is the memory's rate where llama.cpp could not be timed. Neurons are read before they are used.
 """
 
 from dataclasses import dataclass, replace
@@ -16,11 +16,14 @@ from toolkit.machines.probe import probe
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import sizes
+from toolkit.planner.hits import window_of
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
-from toolkit.planner.ways import BFLOAT16, EXPERTS, RIVAL, PlannedWay
+from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
+from toolkit.storage.direct import whole_blocks
 
+F16 = "llama.cpp F16"  # its head, in every type
 PASSES = (2, 3)  # the time of one pass is the difference: reads go on from one token to the next
 OPERATIONS = 2  # of a weight and a token
 
@@ -30,8 +33,9 @@ class Speed:
     """What is predicted of a way.
 
     seconds: a token's. first_s: until the first token after a prompt. read_bytes: from the disk, a token. dram_bytes:
-    of weights and buffers. held: the share of layers or experts in memory. limit: "disk", "DRAM" or "compute", what the
-    most of a token's time goes to. at_best: the time is a limit that follows from bytes, not a prediction.
+    of weights and buffers. held: the share of layers, neurons or experts in memory. limit: "disk", "DRAM" or "compute",
+    what the most of a token's time goes to. at_best: the time is a limit that follows from bytes, or of a way that
+    nothing here does, not a prediction.
     """
 
     seconds: float
@@ -57,12 +61,12 @@ class Machine:
     dram_bytes: int
 
 
-def this_machine(dram_bytes: int | None = None, fresh: bool = False) -> Machine:
+def this_machine(dram_bytes: int | None = None, fresh: bool = False, experts: bool = False) -> Machine:
     """This machine with so many bytes for weights; None takes as many as the runtime would.
 
-    It is measured once, and again if `fresh`.
+    It is measured once, for a mixture also with `experts`, and again if `fresh`.
     """
-    return Machine(_profile(), _rates(fresh), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
+    return Machine(_profile(), _rates(experts, fresh), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
 
 
 _profile, _rates = cache(probe), cache(rates)
@@ -77,7 +81,7 @@ def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: i
     if memory.needed_bytes > machine.dram_bytes:
         needed, given = memory.needed_bytes / 1e6, machine.dram_bytes / 1e6
         raise UserError(f"{way.name}: needs {needed:.0f} MB of DRAM, {given:.0f} MB are given")
-    kinds = {EXPERTS: _experts, RIVAL: _rival}
+    kinds = {NEURONS: _neurons, EXPERTS: _experts, RIVAL: _rival}
     return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens, hits)
 
 
@@ -122,6 +126,24 @@ def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: flo
     return predict(planned, layers * count, Way("dense", policy="pipelined", device="cpu")).total_s
 
 
+def _neurons(
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+) -> Speed:
+    """Attention as a dense layer of as many bytes. A layer's neurons are foretold, read, and multiplied with."""
+    found, rates = window_of(shape, way, machine.dram_bytes), machine.rates
+    loaded, block = found.loaded * shape.ffn, whole_blocks(memory.unit_bytes)
+    multiplied = sizes.predictors_bytes(shape) / shape.layers + found.held * shape.ffn * memory.unit_bytes
+    dense_bytes = shape.parameters["attention"] * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
+    compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
+    compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
+    read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
+    all_s = memory.units * block / GB / rates.read.gb_s  # of a prompt that needs nearly every neuron
+    first_s = all_s + _prompt_s(shape, machine, prompt_tokens)
+    dram = round(memory.fixed_bytes + found.held * memory.units * memory.unit_bytes)
+    bound = "disk" if read_s > compute_s else _bound(machine, dense_bytes + shape.layers * multiplied, compute_s)
+    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, found.held, bound)
+
+
 def _experts(
     shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
 ) -> Speed:
@@ -137,7 +159,8 @@ def _experts(
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
     bound = _bound(machine, sizes.token_bytes(shape, way), compute_s)
     read = round(missed * memory.unit_bytes)
-    return Speed(read_s + compute_s, first_s, read, dram, held, "disk" if read_s > compute_s else bound)
+    limit = "disk" if read_s > compute_s else bound
+    return Speed(read_s + compute_s, first_s, read, dram, held, limit, at_best=not way.runs_here)
 
 
 def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) -> float:
@@ -146,8 +169,12 @@ def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) 
     shared = routed * shape.shared_experts * sizes.expert_weights(shape)
     dense = parts["attention"] + parts["ffn"] + parts["router"] + shared
     nbytes = dense * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
-    used = routed * shape.experts_per_token
-    experts_s = machine.rates.expert[round(way.bits)].seconds(used, used * sizes.expert_bytes(shape, way))
+    used = shape.experts_per_token
+    cost = machine.rates.expert.get(round(way.bits))
+    if cost is None:  # no kernel multiplies with such experts: as matrices of layers in the format
+        packed = machine.rates.token[way.method, way.dtype]
+        cost = replace(machine.rates.expert[sizes.DENSE_BITS], gb_s=packed.gb_s)
+    experts_s = routed * cost.seconds(used, used * sizes.expert_bytes(shape, way))
     return machine.rates.token[DENSE].seconds(shape.layers, nbytes) + experts_s
 
 
@@ -159,7 +186,8 @@ def _rival(
     read_s = read / GB / machine.rates.read.gb_s
     compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
     if cost:
-        compute_s = cost.seconds(shape.layers, used)
+        head = sizes.head_bytes(shape)
+        compute_s = cost.seconds(shape.layers, used - head) + head / GB / machine.rates.rival[F16].gb_s
     all_s = memory.unit_bytes * (1 - held) / GB / machine.rates.read.gb_s
     first_s = max(all_s, _prompt_s(shape, machine, prompt_tokens))
     dram, limit = round(held * memory.unit_bytes), "disk" if read_s > compute_s else "DRAM"

@@ -1,10 +1,11 @@
 """Models packed as a way says, for timing alone: zeros fall at random, and quantised codes are random.
 
-Time does not depend on the values of weights, and calibrating them takes minutes.
+Time does not depend on the values of weights, and calibrating them takes minutes. So a matrix is encoded once for each
+shape and stands in for all of that shape. Which neurons fire does depend on values and text: FFNs by neuron are real.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 
 import torch
@@ -16,28 +17,39 @@ from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
+from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.parts_model import PartsModel
 from toolkit.measure.streamed import StreamedModel
-from toolkit.planner.ways import EXPERTS, INT8, PlannedWay
+from toolkit.offload.neuron_folder import write_folder
+from toolkit.planner.ways import EXPERTS, INT8, NEURONS, PlannedWay
 from toolkit.policies.ways import Way
+from toolkit.pruning.calibration import Calibration
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
 POLICY = "pipelined"
 TOKEN = 7
+CALIBRATION = Calibration(windows=2, sequence_length=128)
+CALIBRATED = 256  # tokens
 
 
-def packed(model: nn.Module, way: PlannedWay, parent: Path) -> Path:
+def packed(model: nn.Module, way: PlannedWay, parent: Path, tokens: Tensor | None = None) -> Path:
     """The folder below `parent` with the model as a way stores it; ways that store alike share one."""
     folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g}"
     if not folder.exists():
-        pack(model, way, folder)
+        pack(model, way, folder, tokens)
     return folder
 
 
-def pack(model: nn.Module, way: PlannedWay, folder: Path) -> None:
-    """Write a model in 16 bits as a way of ours stores it. Raises what `pack_model` and `pack_experts` raise."""
+def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:
+    """Write a model in 16 bits as a way of ours stores it. Thresholds of neurons are fitted on `tokens`.
+
+    Raises what `pack_model`, `pack_experts` and `write_folder` raise.
+    """
+    if way.kind == NEURONS:
+        write_folder(model, folder, "stand-in", tokens, way.sparsity, "few_bits", CALIBRATION)
+        return
     if way.kind == EXPERTS and way.bits == 16:
         pack_experts(model, folder, "stand-in")
         return
@@ -48,15 +60,20 @@ def pack(model: nn.Module, way: PlannedWay, folder: Path) -> None:
 
 
 def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
-    form, seeds = way.stored.format, itertools.count()
-    if form == SpQRMatrix.name:
-        return lambda weight: random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype, seed=next(seeds))
+    form, made = way.stored.format, dict[torch.Size, Packed]()
 
     def encoded(weight: Tensor) -> Packed:
+        if form == SpQRMatrix.name:
+            return random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype)
         kept = torch.where(torch.rand(weight.shape) < way.sparsity, 0, weight) if way.sparsity else weight
         return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)
 
-    return encoded
+    def once(weight: Tensor) -> Packed:
+        if weight.shape not in made:
+            made[weight.shape] = encoded(weight)
+        return made[weight.shape]
+
+    return once
 
 
 def contestant(
@@ -72,7 +89,14 @@ def contestant(
     Each turn's logits are compared with those of the first turn: nobody else has the same weights.
     """
     text = Text(tokens, Reference("the turn before"))
-    if way.kind == EXPERTS:
+    if way.kind in (NEURONS, EXPERTS):
         return PartsModel(way.name, folder, text, labels, **settings)
     run = Way(way.method, policy=POLICY, device="cpu")
     return StreamedModel(Store.open(folder), run, text, labels, staged, **settings)
+
+
+def rival(
+    name: str, model: nn.Module, folder: Path, tokens: Sequence[Tensor], labels: dict[str, object]
+) -> AbstractContextManager[LlamaCpp]:
+    """llama.cpp with a model in memory, as a contestant that is closed afterwards. Raises what `LlamaCpp` raises."""
+    return closing(LlamaCpp(name, model, folder, Text(tokens, Reference(name)), labels, mapped=False))

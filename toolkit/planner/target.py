@@ -19,6 +19,7 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import parts_of, read_config
 from toolkit.models.shape_of import shape_of
+from toolkit.planner.ways import ZEROS
 from toolkit.storage.index import FILE as INDEX
 
 if TYPE_CHECKING:
@@ -49,6 +50,13 @@ class Target:
     model_type: str
     own_thresholds: bool = False
     zeros: float | None = None
+
+    @property
+    def cut(self) -> tuple[float, ...]:
+        """The shares of FFN outputs that ways by neuron set to zero: its own, if it has thresholds."""
+        if self.own_thresholds:
+            return () if self.zeros is None else (self.zeros,)
+        return () if self.shape.experts else ZEROS
 
     @property
     def parts(self) -> Mapping[str, float]:

@@ -1,6 +1,6 @@
 """The ways of running a model that a plan compares: how weights are stored, what is done to them, and which command."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
@@ -10,7 +10,8 @@ BFLOAT16, INT8 = "bfloat16", "int8"
 GGUF_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K": 4.5, "Q3_K": 3.4375}  # a weight, scales included
 EXPERT_BITS = tuple(bits or 16 for bits in BITS)
 SPARSITIES = (0.5, 0.6, 0.7)
-STREAMED, EXPERTS, RIVAL = "layers", "experts", "llama.cpp"  # what comes from disk, or who runs it
+ZEROS = (0.8, 0.9)  # shares of an FFN's outputs, of which prices are measured
+STREAMED, NEURONS, EXPERTS, RIVAL = "layers", "neurons", "experts", "llama.cpp"  # what comes from disk, or who runs it
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,11 @@ class PlannedWay:
 
     Args:
         name: for tables.
-        kind: what comes from the disk: whole "layers", or "experts"; or "llama.cpp", which maps its file.
+        kind: what comes from the disk: whole "layers", "neurons" or "experts"; or "llama.cpp", which maps its file.
         treatment, level: what is done to the weights, as `toolkit.planner.quality` has it.
-        method: as `toolkit.policies.methods.find_method` has it; of experts, that of everything else.
+        method: as `toolkit.policies.methods.find_method` has it; of neurons and experts, that of everything else.
         dtype: of the values that are stored.
-        sparsity: share of zeros.
+        sparsity: share of zeros, of weights; of neurons, of their outputs.
         bits: of an expert's weight, or of a weight of llama.cpp's file.
         pack, run: options of the commands; None where the toolkit only models the way.
     """
@@ -50,9 +51,14 @@ class PlannedWay:
         return self.pack is not None
 
 
-def ways(experts: bool) -> list[PlannedWay]:
-    """Every way, for a mixture of experts or for any other model."""
-    return [*(_of_experts() if experts else _of_layers()), *_rivals()]
+def ways(experts: bool, zeros: Sequence[float] = ()) -> list[PlannedWay]:
+    """Every way, for a mixture of experts or for any other model.
+
+    `zeros` are shares of FFN outputs that thresholds cut: each gives a way by neuron. A mixture has none.
+    """
+    if experts:
+        return [*_of_experts(), *_rivals()]
+    return [*_of_layers(), *map(_by_neuron, zeros), *_rivals()]
 
 
 def _of_layers() -> Iterator[PlannedWay]:
@@ -74,10 +80,17 @@ def _of_layers() -> Iterator[PlannedWay]:
     yield PlannedWay("spqr, 3 bits", STREAMED, "spqr", 3, f"spqr{PACKED}", bits=3, pack="--method spqr")
 
 
+def _by_neuron(zeros: float) -> PlannedWay:
+    """Predictors copy gate and up projection in few bits. A model with thresholds of its own keeps these."""
+    name, pack = f"neurons, {zeros:.0%} zeros".replace("%", " %"), f"--method neurons --sparsity {zeros:.2g}"
+    return PlannedWay(name, NEURONS, "zeros few_bits", zeros, f"dense{PACKED}", sparsity=zeros, pack=pack)
+
+
 def _of_experts() -> Iterator[PlannedWay]:
     for bits in EXPERT_BITS:
         pack = f"--method experts --bits {bits}"
         yield PlannedWay(f"experts, {bits} bits", EXPERTS, "experts", bits, "dense", bits=bits, pack=pack)
+    yield PlannedWay("experts, SpQR", EXPERTS, "spqr", 3, f"spqr{PACKED}", bits=3)  # not even `pack` does it
 
 
 def _rivals() -> Iterator[PlannedWay]:

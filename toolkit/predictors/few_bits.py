@@ -25,6 +25,23 @@ GROUPS = (64, 32)  # inputs that share a scale and a zero point: the first that 
 LANES = 16  # torch takes rows in multiples of this
 
 
+def nbytes_of(neurons: int, hidden: int, gated: bool) -> int:
+    """Bytes of the predictor of an FFN whose up projection has no bias.
+
+    Raises `UserError` for inputs that are no multiple of 32, or rows that are no multiple of 16.
+    """
+    rows = neurons * (1 + gated)
+    return rows * hidden * BITS // 8 + rows * hidden // _group_of(neurons, hidden) * 2 * torch.bfloat16.itemsize
+
+
+def _group_of(neurons: int, hidden: int) -> int:
+    """Inputs that share a scale."""
+    group = next((size for size in GROUPS if hidden % size == 0), None)
+    if group is None or neurons % LANES:
+        raise UserError(f"{neurons} neurons with {hidden} inputs: expected multiples of {LANES} and {GROUPS[-1]}")
+    return group
+
+
 @dataclass(frozen=True, eq=False)
 class FewBits(Predictor):
     """The score is the magnitude of a neuron's output, computed with rounded weights.
@@ -69,12 +86,7 @@ class FewBits(Predictor):
         """
         bias = torch.empty(0) if ffn.up.bias is None else ffn.up.bias.detach()
         weights = [linear.weight.detach() for linear in (ffn.gate, ffn.up) if linear]
-        hidden, group = ffn.up.in_features, next((size for size in GROUPS if ffn.up.in_features % size == 0), None)
-        if group is None or ffn.neurons % LANES:
-            raise UserError(
-                f"{ffn.neurons} neurons with {hidden} inputs: expected multiples of {LANES} and {GROUPS[-1]}"
-            )
-        rounded = RoundToNearest(BITS, group)(torch.cat(weights))
+        rounded = RoundToNearest(BITS, _group_of(ffn.neurons, ffn.up.in_features))(torch.cat(weights))
         scales = rounded.scales.float()
         zeros = scales * (MIDDLE - rounded.zeros.float())
         pairs = torch.stack([scales, zeros], dim=-1).transpose(0, 1).contiguous().bfloat16()

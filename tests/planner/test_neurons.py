@@ -1,0 +1,104 @@
+"""Neurons and packed experts in a plan, by hand-worked numbers."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from toolkit.activations.trace import Trace, pack
+from toolkit.errors import UserError
+from toolkit.machines.machine import Memory, Profile
+from toolkit.measure.line import Line
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.planner import hits, sizes
+from toolkit.planner.plan import plan
+from toolkit.planner.rates import TIMED, Cost, Rates
+from toolkit.planner.speed import Machine, speed
+from toolkit.planner.target import open_target
+from toolkit.planner.ways import NEURONS, ways
+
+GB = 10**9
+SHAPE = ARCHITECTURES["llama2-7b"]
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Products at 10 GB/s; a layer by neuron takes 1 ms, 1 µs a read neuron and 20 GB/s; its reads 2 ms and 1 GB/s."""
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
+    token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {("spqr_packed", "bfloat16"): Cost(0, 0, 40)}
+    experts = {bits: Cost(0, 0, 10) for bits in (16, 4, 2)}
+    rates = Rates(token, experts, {}, Line(0, 2), Cost(1e-3, 1e-6, 20), Cost(2e-3, 0, 1))
+    memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
+    return Machine(Profile("round", "round numbers", None, dram=memory), rates, 9 * GB)
+
+
+def way(zeros):
+    return next(way for way in ways(False, [zeros]) if way.kind == NEURONS)
+
+
+def test_a_window_holds_what_its_tokens_use_and_reads_the_rest():
+    """Neurons 0 and 1 by turns, then 2 for each token: a window of five tokens keeps all three and reads nothing."""
+    active = torch.zeros(1, 8, 8, dtype=torch.bool)
+    active[0, range(8), [0, 1] * 4] = True
+    active[0, :, 2] = True
+    trace = Trace("hand", "text", torch.zeros(1, 8, dtype=torch.int32), (8,), (pack(active),))
+    found = hits.window_table(trace, [0.25, 1.0]).set_index("memory")
+    assert found["needed"].tolist() == [2 / 8, 2 / 8]
+    assert found.loc[1.0, ["held", "loaded"]].tolist() == [3 / 8, 0]
+    assert found.loc[0.25, ["held", "loaded"]].tolist() == [2 / 8, 1 / 8]  # room for two: the other one comes anew
+
+
+def test_counts_of_windows_are_those_of_memory_and_zeros(monkeypatch):
+    rows = {"zeros": [0.8, 0.8, 0.9], "memory": [0.2, 1.0, 0.2], "held": [0.3, 0.7, 0.1], "loaded": [0.2, 0.0, 0.05]}
+    monkeypatch.setattr(hits, "load_windows", lambda: pd.DataFrame(rows))
+    memory = sizes.footprint(SHAPE, way(0.8))
+    half_way = memory.fixed_bytes + 0.6 * memory.units * memory.unit_bytes
+    found = hits.window_of(SHAPE, way(0.8), half_way)
+    assert (found.held, found.loaded) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert hits.window_of(SHAPE, way(0.93), half_way).held == 0.1
+
+
+def test_the_kept_counts_fall_with_memory():
+    for _, rows in hits.load_windows().groupby(["model", "zeros"]):
+        assert rows["memory"].is_monotonic_increasing
+        assert (np.diff(rows["loaded"]) <= 0).all()
+        assert (np.diff(rows["held"]) >= 0).all()
+        assert (rows["loaded"] <= rows["needed"]).all()
+        assert (rows["needed"] <= rows["held"]).all()
+
+
+def test_a_token_by_neuron_is_read_and_computed_one_after_the_other(machine, monkeypatch):
+    monkeypatch.setattr("toolkit.planner.speed.window_of", lambda shape, way, nbytes: hits.Held(0.3, 0.1))
+    found = speed(SHAPE, way(0.8), machine, 64)
+    block = 3 * 4096 * 2  # a neuron of three rows of 4096 weights fills six blocks
+    predictors = 2 * 11008 * 4096 // 2 + 2 * 11008 * (4096 // 64) * 4  # half a byte a weight, four for a group of 64
+    read_s = 32 * (2e-3 + 1100.8 * block / GB)
+    neurons_s = 32 * (1e-3 + 1100.8e-6 + (predictors + 3302.4 * block) / 20 / GB)
+    dense_s = 2 * (32 * 4 * 4096**2 + 32000 * 4096) / 10 / GB
+    assert found.seconds == pytest.approx(read_s + neurons_s + dense_s, rel=1e-6)
+    assert found.read_bytes == pytest.approx(32 * 1100.8 * block, abs=1)
+    with pytest.raises(UserError, match=r"needs \d+ MB of DRAM, 1000 MB are given"):
+        speed(SHAPE, way(0.8), replace(machine, dram_bytes=1_000_000_000), 64)
+
+
+def test_a_sparse_model_is_planned_at_its_own_zeros_at_no_price(machine):
+    table = plan("smollm2-135m-sparse90", machine=machine).table.set_index("way")
+    assert [name for name in table.index if name.startswith("neurons")] == ["neurons, 90 % zeros"]
+    assert table.loc["neurons, 90 % zeros", "relative"] == 1
+    dense = plan("smollm2-135m", machine=machine).table.set_index("way")
+    assert dense.loc["neurons, 90 % zeros", "relative"] > 2
+    assert open_target("mixtral-8x7b").cut == ()
+
+
+def test_packed_experts_are_modelled_and_never_come_first(machine):
+    found = plan("mixtral-8x7b", loss=1.0, machine=replace(machine, dram_bytes=100 * GB))
+    table = found.table.set_index("way")
+    row = table.loc["experts, SpQR"]
+    assert (row["at_best"], row["runs_here"]) == (True, False)
+    assert row["tokens_s"] > 2 * table.loc["experts, 16 bits", "tokens_s"]  # a quarter of the bytes, four times as fast
+    assert found.table["way"][0].startswith("experts, ")
+    assert found.table["way"][0] != "experts, SpQR"
+    assert found.commands
