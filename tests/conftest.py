@@ -31,7 +31,7 @@ SLOW = {
     "evidence": "reference report run schema",
     "formats": "contract files formats spqr",
     "hostile": "hostile",
-    "kernels": "ahead bitmap bitmap_cuda compiled csr neurons neurons_cuda program spqr spqr_cuda",
+    "kernels": "ahead bitmap bitmap_cuda compiled csr cuda neurons neurons_cuda program spqr spqr_cuda",
     "machines": "disk",
     "measure": "end_to_end forward model_passes operations replay",
     "models": "models",

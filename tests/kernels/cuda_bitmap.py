@@ -1,4 +1,4 @@
-"""The CUDA bitmap kernels against the oracle. `test_bitmap_cuda.py` runs this file: in Numba's simulator, which takes
+"""The CUDA bitmap kernels against the oracle. `test_cuda.py` runs this file: in Numba's simulator, which takes
 tensors on the CPU, and on a GPU where there is one, with larger matrices added."""
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The CUDA kernels of quantised neurons against the oracle. `test_neuron_records_cuda.py` runs this file: in the
+"""The CUDA kernels of quantised neurons against the oracle. `test_cuda.py` runs this file: in the
 simulator, which takes tensors on the CPU, and on a GPU where there is one, with larger matrices added."""
 
 import os

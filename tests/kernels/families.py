@@ -1,10 +1,6 @@
 """What the tests of several kernel families share."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,16 +9,6 @@ from toolkit.kernels.runtime import backends
 needs_numba_cuda = pytest.mark.skipif(
     not backends.find_spec("numba_cuda"), reason="needs numba-cuda: pip install -e '.[cuda]'"
 )
-
-
-def run_cuda_checks(file, at_least, simulated):
-    """Run a file of checks in a process of its own: the simulator is chosen as Numba is imported."""
-    checks, root = Path(__file__).with_name(file), Path(__file__).parents[2]
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(checks)]
-    environment = os.environ | {"NUMBA_ENABLE_CUDASIM": str(int(simulated))}
-    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2000:]
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= at_least
 
 
 def ptx_of(kernel, cc, *arguments):

@@ -1,4 +1,4 @@
-"""The CUDA bitmap kernels: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX, launch sizes."""
+"""The CUDA bitmap kernels: compiled to PTX (`test_cuda.py` runs them), launch sizes."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
+from tests.kernels.families import needs_numba_cuda, ptx_of
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap
 from toolkit.kernels.runtime import backends
@@ -20,17 +20,6 @@ ROOT = Path(__file__).parents[2]
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
 # no kernel has code for one kind of GPU alone, so the one in between is tried with one type
 TARGETS = [*product(WORDS, [(8, 0), (9, 0)]), (torch.float16, (8, 9))]
-
-
-@needs_numba_cuda
-def test_in_the_simulator():
-    run_cuda_checks("cuda_bitmap.py", 21, simulated=True)
-
-
-@needs_numba_cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_on_the_gpu():
-    run_cuda_checks("cuda_bitmap.py", 21, simulated=False)
 
 
 @pytest.fixture

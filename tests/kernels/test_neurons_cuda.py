@@ -1,26 +1,13 @@
-"""The CUDA kernels of bundled neurons: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX."""
+"""The CUDA kernels of bundled neurons: compiled to PTX (`test_cuda.py` runs them)."""
 
 import re
 
 import pytest
 import torch
 
-from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
+from tests.kernels.families import ptx_of
 from toolkit.kernels import neurons
 from toolkit.kernels.runtime import backends
-
-CHECKS = 17
-
-
-@needs_numba_cuda
-def test_in_the_simulator():
-    run_cuda_checks("cuda_neurons.py", CHECKS, simulated=True)
-
-
-@needs_numba_cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_on_the_gpu():
-    run_cuda_checks("cuda_neurons.py", CHECKS, simulated=False)
 
 
 @pytest.fixture

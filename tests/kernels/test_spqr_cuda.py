@@ -1,4 +1,4 @@
-"""The CUDA kernels of SpQR: run in Numba's simulator (and on a GPU, if there is one), compiled to PTX, launch sizes."""
+"""The CUDA kernels of SpQR: compiled to PTX (`test_cuda.py` runs them), launch sizes."""
 
 import re
 import subprocess
@@ -8,21 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.families import needs_numba_cuda, ptx_of, run_cuda_checks
+from tests.kernels.families import needs_numba_cuda, ptx_of
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.runtime import backends
-
-
-@needs_numba_cuda
-def test_in_the_simulator():
-    run_cuda_checks("cuda_spqr.py", 30, simulated=True)
-
-
-@needs_numba_cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_on_the_gpu():
-    run_cuda_checks("cuda_spqr.py", 30, simulated=False)
 
 
 @pytest.fixture
