@@ -48,8 +48,10 @@ make_venv() {  # $1: extra
     fi
     echo "Setting up .venv from requirements.lock (some minutes, once) ..."
     rm -f "$stamp"
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock --editable ".${extra:+[$extra]}" ||
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile \
+        --constraint requirements.lock --editable ".${extra:+[$extra]}" ||
         fail "set-up stopped: pip could not install what requirements.lock names (its message is above); with the network or disk space back, the same command goes on"
+    .venv/bin/python -m compileall -qq -j 0 .venv/lib || true  # by all cores, where pip takes one; some files are templates
     echo "$wanted" > "$stamp"
 }
 
