@@ -1,5 +1,6 @@
 """Profiles of Snakemake: which folder is meant, and what is said where the executor or its scheduler is not there."""
 
+import os
 import sys
 
 import pytest
@@ -94,3 +95,18 @@ def test_without_accounting_squeue_tells_the_states(tmp_path, monkeypatch, confi
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.setattr(profiles, "ACCOUNTING", [sys.executable, "-c", f"import sys; {accounting}"])
     assert more_arguments(tmp_path) == arguments
+
+
+def test_what_a_killed_snakemake_left_in_the_queue_is_cancelled_by_its_run(tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    command = tmp_path / "scancel"
+    command.write_text(f'#!/bin/sh\necho "$@" >> {asked}\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    log = tmp_path / "snakemake.log"
+    log.write_text("Using profile local\n")
+    profiles.cancel_jobs(log)
+    assert not asked.exists()
+    log.write_text("Using profile slurm\nSLURM run ID: 1a2b-3c\nSubmitted job 7\n")
+    profiles.cancel_jobs(log)
+    assert asked.read_text() == "--name 1a2b-3c\n"

@@ -24,7 +24,7 @@ from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
 from toolkit.sweep.plan import STAMP, Job, cores, write_plan
-from toolkit.sweep.profiles import more_arguments
+from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 STOPPING_S = 10  # for an interrupted job to stop by itself
@@ -120,6 +120,9 @@ def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, prof
         except KeyboardInterrupt:
             _interrupt(engine)
             raise
+    if engine.returncode < 0:
+        _say(f"Snakemake was killed by signal {-engine.returncode}; what it had begun or queued ends as well")
+        cancel_jobs(log)
     for last in filter(None, (state.load(job.id) for job in stale)):
         if last.status == "running":  # on another machine, whose processes are not seen from here
             last.killed().save()

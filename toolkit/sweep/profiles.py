@@ -1,6 +1,7 @@
 """Profiles of Snakemake, which say where notebooks run: on this machine, or on a cluster by its scheduler."""
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ QUERIES = {"slurm": ["sinfo", "--noheader"]}  # a command that answers if the ex
 ACCOUNTING = ["sacct", "--noheader", "--allocations"]  # by which the executor asks for states unless told otherwise
 STATUS = "slurm-status-command"
 PATIENCE_S = 30
+RUN_ID = re.compile(r"^SLURM run ID: (\S+)$", re.MULTILINE)  # in Snakemake's log: the name of all its jobs
 
 
 def find_profile(name: str, called_from: Path) -> Path:
@@ -42,6 +44,13 @@ def more_arguments(profile: Path) -> list[str]:
     if config.get("executor") != "slurm" or STATUS in config or _trouble(ACCOUNTING) is None:
         return []
     return [f"--{STATUS}", "squeue"]
+
+
+def cancel_jobs(log: Path) -> None:
+    """Take out of SLURM's queue what the run of Snakemake with this log left there. It does so itself unless killed."""
+    found = RUN_ID.search(log.read_text(encoding="utf-8", errors="replace"))
+    if found:
+        subprocess.run(["scancel", "--name", found[1]], timeout=PATIENCE_S, check=False)
 
 
 def _check_executor(name: str, config: object) -> None:
