@@ -41,7 +41,7 @@ SLOW = {
     "quantization": "quantised smoothquant spqr",
     "recovery": "adapters distillation embedded",
     "storage": "index readers store",
-    "sweep": "lab places state sweep",
+    "sweep": "lab state sweep",
     "text": "text",
 }
 

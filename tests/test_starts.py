@@ -11,6 +11,8 @@ STARTS = {
         ["hqq", "torch._inductor.compile_fx"],
     ),
     "running a notebook": ("import toolkit.sweep.execute", ["lark", "torch"]),
+    "a notebook's first line": ("from toolkit.evidence.run import Run", ["torch"]),
+    "a sweep": ("import toolkit.sweep.driver", ["seaborn", "torch"]),
 }
 
 

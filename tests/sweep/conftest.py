@@ -31,14 +31,16 @@ class Checkout:
     """A folder to run the sweep in; `log` holds a line for each notebook execution."""
 
     root: Path
+    elsewhere: Path | None = None  # where results go, if not into the checkout
 
     @property
     def results(self) -> Path:
-        return self.root / "results"
+        return self.elsewhere or self.root / "results"
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PYTHONPATH": str(self.root), "TOY_LOG": str(self.root / "log")}
+        ours = {"PYTHONPATH": str(self.root), "TOY_LOG": str(self.root / "log")}
+        return {**os.environ, **ours} | ({"TOOLKIT_RESULTS_DIR": str(self.elsewhere)} if self.elsewhere else {})
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-P", "-m", "toolkit.sweep", *arguments]
@@ -67,8 +69,11 @@ class Checkout:
             *map(nbformat.v4.new_code_cell, (HEAD.format(id=id), f"from toolkit.{module} import helper\n{log}")),
             *map(nbformat.v4.new_code_cell, (body, SAVE)),
         ]
-        (self.root / "notebooks" / "toy").mkdir(parents=True, exist_ok=True)
-        nbformat.write(nbformat.v4.new_notebook(cells=cells), self.root / "notebooks" / "toy" / f"{name}_toy.ipynb")
+        self.book(name).parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), self.book(name))
+
+    def book(self, name: str) -> Path:
+        return self.root / "notebooks" / "toy" / f"{name}_toy.ipynb"
 
     def explorer(self, name: str, code: str) -> None:
         """A notebook with a heading, a question and one cell of code."""
@@ -81,24 +86,21 @@ class Checkout:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    return tmp_path
+def checkout(tmp_path: Path) -> Checkout:
+    return make_checkout(tmp_path)
 
 
-@pytest.fixture
-def checkout(place: Path) -> Checkout:
+def make_checkout(place: Path, results: Path | None = None) -> Checkout:
     shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
     (place / "data").mkdir()
     shutil.copy(paths.root() / "data" / "columns.yaml", place / "data")
-    rows = [
-        {"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in ("a", "b", "c")
-    ]
+    rows = [{"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in "abcde"]
     (place / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
     for module in ("alpha", "beta"):
         (place / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
     papers = place / "toolkit" / "evidence" / "literature.py"
     papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
-    toy = Checkout(place)
+    toy = Checkout(place, results)
     toy.notebook("a", "alpha")
     toy.notebook("b", "beta")
     (place / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")

@@ -1,65 +1,171 @@
 """The engine's promises, tried on toy notebooks: what reruns, what survives a failure or a kill, what is refused."""
 
+import shutil
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import pandas as pd
 import psutil
 import pytest
 
+from tests.sweep.conftest import make_checkout
 from toolkit import paths
-from toolkit import progress as bars
+from toolkit.sweep.__main__ import main
 from toolkit.sweep.plan import make_jobs
 
-
-def test_only_what_changed_runs_again(checkout):
-    first = checkout.sweep()
-    assert first.returncode == 0, first.stdout + first.stderr
-    assert checkout.executed() == ["toy/a", "toy/b"]
-    assert "toy/a" in first.stdout
-    assert "predictions" in first.stdout
-    assert (checkout.results / "report" / "index.html").exists()
-    assert (checkout.results / "report" / "toy-a.html").exists()
-
-    module = checkout.root / "toolkit" / "beta.py"
-    module.write_text("# a comment changes nothing\n" + module.read_text())
-    assert checkout.sweep().returncode == 0
-    assert checkout.executed() == []
-
-    module.write_text("def helper():\n    return 2\n")
-    table = checkout.results / "toy" / "a" / "table.csv"
-    kept = table.read_text()
-    table.write_text(kept.replace("1", "3", 1))  # a digit of a kept result
-    assert len(table.read_text()) == len(kept)
-    checkout.sweep()
-    assert checkout.executed() == ["toy/a", "toy/b"]
-    assert table.read_text() == kept
-    assert pd.read_csv(checkout.results / "toy" / "b" / "table.csv")["value"].tolist() == [1, 2]
+ODD = 'it\'s a {b} {} {{c}} #d & "e" $HOME %s ünï [f] *?;'
 
 
-def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(checkout, monkeypatch):
-    """The quickstart comes first, whatever the catalogue's order; the report is there from then on."""
-    rows = checkout.root / "data" / "catalogue.yaml"
+@dataclass(frozen=True)
+class Step:
+    """A sweep that has ended: its status, what it printed, the notebooks that it executed, a copy of what it left."""
+
+    status: int
+    printed: str
+    executed: list[str]
+    results: Path
+
+    def table(self, id: str) -> list[int]:
+        """The numbers that a notebook saved."""
+        return pd.read_csv(self.results / id / "table.csv")["value"].tolist()
+
+    def page(self, name: str) -> str:
+        """A page of the report."""
+        return (self.results / "report" / f"{name}.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory):
+    """A checkout of four notebooks for all steps below, in a folder with an odd name, with results in another one.
+
+    Nothing in a path is taken for a pattern, a comment or a word of a shell. There is no colon in the checkout's own
+    path, since the tests put that on PYTHONPATH.
+    """
+    folder = tmp_path_factory.mktemp("toy")
+    toy = make_checkout(folder / ODD, folder / f"a: {ODD}")
+    rows = toy.root / "data" / "catalogue.yaml"
     rows.write_text(rows.read_text() + "- {id: quickstart, file: toy/first.ipynb, title: first, question: first}\n")
-    seen = "print('Seen: packing helps. The rest is longer.')"
-    checkout.notebook("a", "alpha", body=seen)
-    book = (checkout.root / "notebooks" / "toy" / "a_toy.ipynb").read_text()
-    (checkout.root / "notebooks" / "toy" / "first.ipynb").write_text(book.replace("toy/a", "quickstart"))
-    found = checkout.sweep("--jobs", "1")
-    lines = found.stdout.splitlines()
-    assert found.returncode == 0, found.stderr
+    body = "print('Seen: packing helps. The rest is longer.')\nfrom toolkit import progress as bars\n"
+    body += "import os\nos.environ.pop(bars.SWITCH)\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
+    body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]\n"
+    body += "(run.folder / 'more').mkdir(parents=True)\n(run.folder / 'more' / 'log').write_text('kept')"
+    toy.notebook("a", "alpha", body=body)
+    toy.notebook("d", "alpha")
+    book = toy.book("a").read_text()
+    (toy.root / "notebooks" / "toy" / "first.ipynb").write_text(book.replace("toy/a", "quickstart"))
+    (folder / "profile").mkdir()  # not in the odd place, where Snakemake would not read it
+    (folder / "profile" / "config.yaml").write_text("executor: local\ncores: 1\n")
+    state = toy.results / ".sweep" / "state" / "toy__c.json"
+    state.parent.mkdir(parents=True)
+    state.write_text('{"status": "failed", "seconds": "many"}')
+    return toy
+
+
+def _step(toy, *arguments: str) -> Step:
+    done, copy = toy.sweep(*arguments), toy.root.parent / f"step {len(list(toy.root.parent.iterdir()))}"
+    shutil.copytree(toy.results, copy)
+    return Step(done.returncode, done.stdout + done.stderr, toy.executed(), copy)
+
+
+@pytest.fixture(scope="module")
+def first(toy) -> Step:
+    """All notebooks, by a profile of Snakemake."""
+    return _step(toy, "--profile", str(toy.root.parent / "profile"))
+
+
+@pytest.fixture(scope="module")
+def harmed(toy, first) -> Step:
+    """A digit of a kept result and a module have changed; three notebooks fail, each in its own way."""
+    table = toy.results / "toy" / "a" / "table.csv"
+    table.write_text(table.read_text().replace("1", "3", 1))
+    (toy.root / "toolkit" / "beta.py").write_text("def helper():\n    return 2\n")
+    toy.notebook("c", "alpha", body="import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    toy.notebook("d", "alpha", body="raise RuntimeError('on purpose')")
+    toy.notebook("e", "alpha", body="(run.folder / 'page.html').mkdir(parents=True)")
+    return _step(toy)
+
+
+@pytest.fixture(scope="module")
+def mended(toy, harmed) -> Step:
+    """The three are as they should be, and a preset changes a parameter of a fourth one."""
+    for name in ("c", "d", "e"):
+        toy.notebook(name, "alpha")
+    return _step(toy, "--preset", "quick")
+
+
+def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(toy, first):
+    """The quickstart comes first, whatever the catalogue's order; the report is there from then on."""
+    assert first.status == 0, first.printed
+    assert first.executed == ["quickstart", "toy/a", "toy/b", "toy/d"]
+    lines = first.printed.splitlines()
     assert lines[0].startswith("reading the notebooks")
-    assert "3 to run: how long it takes is not known" in lines[1]
-    events = [line[10:] for line in lines if line[10:].split(" ")[0] in ("toy/a", "toy/b", "quickstart")]
+    assert "4 to run: how long it takes is not known" in lines[1]
+    assert "predictions" in first.printed
+    events = [line[10:] for line in lines if line[10:].split(" ")[0] in first.executed]
     assert events[0].startswith("quickstart running")
     done = next(number for number, line in enumerate(lines) if "quickstart done" in line)
     assert lines[done + 1].strip() == "packing helps."
     assert "the report so far" in lines[done + 2]
-    assert str(checkout.results / "report" / "index.html") in lines[done + 2]
-    checkout.notebook("a", "alpha", body=seen + "  # anew")
-    assert "1 to run: about " in checkout.sweep().stdout.splitlines()[1]
+    assert str(toy.results / "report" / "index.html") in lines[done + 2]
+    assert "<h2>Toy" in first.page("index")  # a paper without claims
+    assert (first.results / "report" / "toy-a.html").is_file()
+
+
+def test_progress_goes_to_the_log_and_not_onto_the_page(first):
+    log = (first.results / ".sweep" / "snakemake.log").read_text().splitlines()
+    for count in range(3):
+        assert [line for line in log if line.startswith(f"toy/a: toy work: {count}/2 steps")]
+    assert "/2 steps" in (first.results / "toy" / "a" / "notebook.ipynb").read_text()
+    assert "/2 steps" not in first.page("toy-a")
+
+
+def test_only_what_changed_runs_again(first, harmed, mended):
+    assert harmed.executed == ["toy/a", "toy/b", "toy/c", "toy/d", "toy/e"]
+    assert first.table("toy/a") == harmed.table("toy/a") == [1, 1]
+    assert (first.table("toy/b"), harmed.table("toy/b")) == ([1, 1], [1, 2])
+    assert mended.status == 0, mended.printed
+    assert mended.executed == ["toy/a", "toy/c", "toy/d", "toy/e"]
+    assert mended.table("toy/a") == [7, 1]  # by the preset
+    assert "4 to run: about " in mended.printed.splitlines()[1]
+
+
+def test_a_failure_keeps_other_results_and_its_own_previous_ones(first, harmed):
+    """So does a job that the kernel's out-of-memory killer ends: nothing can be written after that."""
+    assert harmed.status == 1
+    assert "failed: RuntimeError: on purpose" in harmed.printed
+    assert "failed: its process was killed" in harmed.printed
+    table = "toy/d/table.csv"
+    assert (harmed.results / table).read_bytes() == (first.results / table).read_bytes()
+    assert "on purpose" in harmed.page("toy-d")
+    assert "on purpose" in harmed.page("index")
+    assert "its process was killed" in harmed.page("index")
+
+
+def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(harmed):
+    assert "toy/e done" not in harmed.printed
+    assert "its results cannot be kept: " in harmed.printed
+    assert "page.html: a folder is where a file is expected" in harmed.printed
+    assert "its results cannot be kept" in harmed.page("index")
+    assert (harmed.results / "toy" / "a" / "more" / "log").read_text() == "kept"
+
+
+def test_nothing_runs_where_nothing_changed(toy, mended, monkeypatch, capsys):
+    """A report without a preset calls no results of another one out of date."""
+    monkeypatch.setattr(paths, "root", lambda: toy.root)
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(toy.results))
+    module, index = toy.root / "toolkit" / "beta.py", toy.results / "report" / "index.html"
+    module.write_text("# a comment changes nothing\n" + module.read_text())
+    assert main(["--preset", "quick"]) == 0
+    assert "6 of 6 notebooks up to date, 0 to run" in capsys.readouterr().out
+    assert toy.executed() == []
+    assert main(["--report-only"]) == 0
+    assert "out of date" not in index.read_text()
+    assert main(["--report-only", "--preset", "standard"]) == 0
+    assert "out of date" in index.read_text()
 
 
 def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatch):
@@ -75,20 +181,6 @@ def test_a_changed_data_file_makes_only_what_reads_it_stale(checkout, monkeypatc
         before = {job.id: job.key for job in make_jobs([])}
         files[name].write_text("- value: 2\n")
         assert [job.id for job in make_jobs([]) if job.key != before[job.id]] == stale, name
-
-
-def test_preset_and_set_reach_the_notebook_and_the_report(checkout, told):
-    """A report without a preset calls no results of another one out of date."""
-    table, index = checkout.results / "toy" / "a" / "table.csv", checkout.results / "report" / "index.html"
-    assert checkout.sweep("--preset", "quick", "--only", "toy/a").returncode == 0
-    assert pd.read_csv(table)["value"].tolist() == [7, 1]
-    assert told("--report-only").returncode == 0
-    assert "out of date" not in index.read_text()
-    assert told("--report-only", "--preset", "standard").returncode == 0
-    assert "out of date" in index.read_text()
-    changed = told("--dry-run", "--preset", "quick", "--set", "value=9", "--only", "toy/a").stdout
-    assert changed.startswith("to run")
-    assert "value=9" in changed
 
 
 def test_text_needs_no_quotes_and_a_model_folder_may_be_relative(checkout, told, tmp_path, monkeypatch):
@@ -121,87 +213,29 @@ def test_an_interrupted_driver_stops_its_job_at_once(checkout):
     _wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family), seconds=5)
 
 
-def test_a_failure_keeps_other_results_and_its_own_previous_ones(checkout):
-    """So does a job that the kernel's out-of-memory killer ends: nothing can be written after that."""
-    assert checkout.sweep().returncode == 0
-    before = (checkout.results / "toy" / "a" / "table.csv").read_bytes()
-    checkout.notebook("a", "alpha", body="raise RuntimeError('on purpose')")
-    checkout.notebook("b", "beta", body="extra = 1")
-    checkout.notebook("c", "alpha", body="import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
-    failed = checkout.sweep()
-    assert failed.returncode == 1
-    assert "RuntimeError: on purpose" in failed.stdout
-    assert "failed: its process was killed" in failed.stdout
-    assert checkout.executed() == ["toy/a", "toy/a", "toy/b", "toy/b", "toy/c"]
-    assert (checkout.results / "toy" / "a" / "table.csv").read_bytes() == before
-    assert "on purpose" in (checkout.results / "report" / "toy-a.html").read_text()
-    index = (checkout.results / "report" / "index.html").read_text()
-    assert "on purpose" in index
-    assert "its process was killed" in index
-    for name in ("a", "c"):
-        checkout.notebook(name, "alpha")
-    assert checkout.sweep().returncode == 0
-    assert checkout.executed() == ["toy/a", "toy/c"]
-
-
-def test_progress_goes_to_the_log_and_not_onto_the_page(checkout, monkeypatch):
-    """So it does by a profile of Snakemake."""
-    (checkout.root / "profile").mkdir()
-    (checkout.root / "profile" / "config.yaml").write_text("executor: local\ncores: 1\n")
-    monkeypatch.delenv(bars.SWITCH)
-    body = "from toolkit import progress as bars\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
-    body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]"
-    checkout.notebook("a", "alpha", body=body)
-    assert checkout.sweep("--only", "toy/a", "--profile", str(checkout.root / "profile")).returncode == 0
-    log = (checkout.results / ".sweep" / "snakemake.log").read_text().splitlines()
-    for count in range(3):
-        assert [line for line in log if line.startswith(f"toy/a: toy work: {count}/2 steps")]
-    assert "/2 steps" in (checkout.results / "toy" / "a" / "notebook.ipynb").read_text()
-    assert "/2 steps" not in (checkout.results / "report" / "toy-a.html").read_text()
-    assert "<h2>Toy" in (checkout.results / "report" / "index.html").read_text()  # a paper without claims
-
-
 def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(checkout):
     checkout.notebook("a", "alpha", body="if value == 2:\n    run.save = lambda *a, **k: None")
-    done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2,3")
+    done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
     grid = checkout.results / "grid" / "value"
     points = pd.read_csv(grid / "points.csv").set_index("grid_value")
-    assert points["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed", 3: "done"}
-    assert pd.read_csv(grid / "tables" / "toy-a.csv")[["grid_value", "value"]].to_numpy().tolist() == [
-        *([1, 1], [1, 1], [3, 3], [3, 1]),
-    ]
+    assert points["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed"}
+    assert pd.read_csv(grid / "tables" / "toy-a.csv")[["grid_value", "value"]].to_numpy().tolist() == [[1, 1], [1, 1]]
     assert sorted(page.name for page in (grid / "report").glob("value-*")) == [
-        f"value-{value}-toy-a.html" for value in (1, 2, 3)
+        f"value-{value}-toy-a.html" for value in (1, 2)
     ]
     assert not (checkout.results / "toy").exists()
 
 
-def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(checkout, told):
-    more = "(run.folder / 'more').mkdir(parents=True)\n(run.folder / 'more' / 'log').write_text('kept')"
-    checkout.notebook("a", "alpha", body=more)
-    checkout.notebook("b", "beta", body="(run.folder / 'page.html').mkdir(parents=True)")
-    (checkout.results / ".sweep" / "state").mkdir(parents=True)
-    (checkout.results / ".sweep" / "state" / "toy__c.json").write_text('{"status": "failed", "seconds": "many"}')
-    done = checkout.sweep()
-    assert done.returncode == 1
-    assert "toy/b done" not in done.stdout
-    assert "its results cannot be kept: " in done.stdout
-    assert "page.html: a folder is where a file is expected" in done.stdout
-    assert (checkout.results / "toy" / "a" / "more" / "log").read_text() == "kept"
-    assert "its results cannot be kept" in (checkout.results / "report" / "index.html").read_text()
-    assert told("--dry-run", "--only", "toy/a").stdout.startswith("up to date")
-
-
-def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout):
+def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout, told):
     """A second sweep on the same results is refused as long as the first one runs."""
     gate = checkout.root / "gate"
     wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.05)"
     checkout.notebook("b", "beta", body=wait)
     driver = subprocess.Popen(checkout.command("--jobs", "2"), env=checkout.environment, stdout=subprocess.DEVNULL)
     _wait_for(lambda: (checkout.results / "toy" / "a" / "done.json").exists() and "toy/b" in _log(checkout))
-    second = checkout.sweep("--only", "toy/b")
+    second = told("--only", "toy/b")
     assert second.returncode == 2
     assert "another sweep" in second.stderr
     family = psutil.Process(driver.pid).children(recursive=True)

@@ -27,7 +27,6 @@ from toolkit.evidence.comparison import (
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import HEADLINES
 from toolkit.files import replacing
-from toolkit.formats import FORMATS
 from toolkit.timeline.tables import model_error
 
 GROUP_WORDS = {
@@ -374,6 +373,8 @@ def _quality(table: pd.DataFrame) -> pd.DataFrame:
 
 def _sizes(table: pd.DataFrame) -> pd.DataFrame:
     """A row a format, a column for each source and data type; 2:4 on a real model is of its own pattern."""
+    from toolkit.formats import FORMATS  # brings torch, which the report needs nowhere else
+
     twin = table["source"].str.startswith("opt-66b") & table["sparsity"].eq(0.5)
     real = table["pattern"].eq("50 %") | (table["pattern"].eq("2:4") & table["format"].eq("two_four"))
     half = table[table["format"].isin(FORMATS) & (twin | real)]

@@ -38,7 +38,6 @@ from toolkit.evidence.wording import without_empty_ranges
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters
-from toolkit.models.downloads import DOWNLOADS
 
 EVIDENCE = ("measured", "modelled", "published")
 ROUNDING = 1e-9  # by which a value may leave its range
@@ -203,7 +202,12 @@ def seed_everything(seed: int) -> None:
 
 def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
     """Checksums of the embedded models and text that the parameters name."""
-    chosen = {parameters.get(kind) for kind in ("model", "second_model", "corpus")} & DOWNLOADS.keys()
+    named = {parameters.get(kind) for kind in ("model", "second_model", "corpus")} - {None}
+    if not named:
+        return {}
+    from toolkit.models.downloads import DOWNLOADS  # its package brings torch, a second or two of a small notebook
+
+    chosen = named & DOWNLOADS.keys()
     return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 
 

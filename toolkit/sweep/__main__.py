@@ -58,9 +58,13 @@ def _main(arguments: list[str] | None) -> int:
     if options.dry_run:
         print(_forecast(jobs))
         return 0
-    from toolkit.sweep import driver, grid_report
+    from toolkit.sweep import driver
 
-    write = partial(grid_report.write_report, grid) if grid else driver.write_report
+    write = driver.write_report
+    if grid:
+        from toolkit.sweep import grid_report  # with what draws
+
+        write = partial(grid_report.write_report, grid)
     if options.docs:
         from toolkit.evidence.guide import write_guide
 
