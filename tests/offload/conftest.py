@@ -1,6 +1,10 @@
 """Tiny random decoders of several families, pruned and packed."""
 
 import errno
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -52,6 +56,24 @@ def pruned(family: str | tuple, dtype: torch.dtype = torch.float32) -> torch.nn.
     for parameter in made.parameters():  # alone: buffers stay in float32, as in a model that is loaded
         parameter.data = parameter.data.to(dtype)
     return made
+
+
+def run_and_kill(folder):
+    """Kill a process that generates from a packed folder. It has added no file to the folder and removed none."""
+    code = f"""if True:
+        import torch
+        from toolkit.offload.model import OffloadedModel
+        with OffloadedModel.open({str(folder)!r}) as model:
+            model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
+            print("running", flush=True)
+            while True:
+                model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
+    """
+    before = sorted(os.listdir(folder))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout.readline() == "running\n"
+        run.send_signal(signal.SIGKILL)
+    assert sorted(os.listdir(folder)) == before
 
 
 @pytest.fixture(scope="session")

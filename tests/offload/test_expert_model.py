@@ -2,7 +2,6 @@
 
 import copy
 import errno
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_experts import mixtures
+from tests.offload.conftest import run_and_kill
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.experts import decoder_experts
@@ -336,20 +336,7 @@ def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
 
 
 def test_a_killed_run_harms_nothing(mixtral):
-    code = f"""if True:
-        import torch
-        from toolkit.offload.model import OffloadedModel
-        with OffloadedModel.open({str(mixtral.folder)!r}) as model:
-            model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
-            print("running", flush=True)
-            while True:
-                model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    """
-    before = sorted(os.listdir(mixtral.folder))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout.readline() == "running\n"
-        run.send_signal(signal.SIGKILL)
-    assert sorted(os.listdir(mixtral.folder)) == before
+    run_and_kill(mixtral.folder)
     assert torch.equal(mixtral.generated(), mixtral.expected())
 
 

@@ -3,10 +3,7 @@
 import errno
 import itertools
 import json
-import os
 import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,7 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, pruned
+from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, pruned, run_and_kill
 from toolkit.activations.thresholds import Magnitudes, thresholded
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
@@ -235,20 +232,7 @@ def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
 
 
 def test_a_killed_run_harms_nothing(llama):
-    code = f"""if True:
-        import torch
-        from toolkit.offload.model import OffloadedModel
-        with OffloadedModel.open({str(llama.folder)!r}) as model:
-            model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
-            print("running", flush=True)
-            while True:
-                model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
-    """
-    before = sorted(os.listdir(llama.folder))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout.readline() == "running\n"
-        run.send_signal(signal.SIGKILL)
-    assert sorted(os.listdir(llama.folder)) == before
+    run_and_kill(llama.folder)
     assert torch.equal(llama.generated(), llama.expected(**GREEDY))
 
 
