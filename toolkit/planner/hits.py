@@ -24,10 +24,11 @@ from toolkit.errors import run_command
 from toolkit.files import replacing
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.options import WINDOW
-from toolkit.planner.sizes import footprint
+from toolkit.planner.sizes import footprint, used_weights
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERTS, ZEROS, PlannedWay
 from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.simulation.experts import expert_weights
 from toolkit.simulation.replay import replay, units_of
 from toolkit.studies.routing import RoutedModel, every, own_policies, policy_table, routing_of
 from toolkit.studies.thresholded import ThresholdedModel, trace
@@ -59,10 +60,31 @@ def hits_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> float:
 def expert_hits(shape: ModelShape, held: float) -> float:
     """The share of needed experts that an LRU cache by layer finds if it holds this share of a layer's experts.
 
-    It is the median over the traces of `ROUTE_TRACES`, or that of the small mixture for one of few experts.
+    Some layers hold an expert more than others, as the runtime shares memory out. It is the median over the traces of
+    `ROUTE_TRACES`, or that of the small mixture for one of few experts.
     """
-    share = max(held, shape.experts_per_token / shape.experts)
-    return 1.0 if share >= 1 else _hits(shape.experts <= FEW_EXPERTS, round(share, 2))
+    slots, few = max(held * shape.experts, shape.experts_per_token), shape.experts <= FEW_EXPERTS
+    if slots >= shape.experts:
+        return 1.0
+    least = int(slots)
+    fewer, more = (_hits(few, count / shape.experts) for count in (least, least + 1))
+    return fewer + (slots - least) * (more - fewer)
+
+
+def unmapped_share(shape: ModelShape, held: float) -> float:
+    """The least share of a token's weights that llama.cpp reads from disk if memory holds this share of its file.
+
+    Pages that are used for each token stay. Of a mixture those are all but the routed experts; the rest of the memory
+    holds the experts used last.
+    """
+    if held >= 1 or not shape.experts:
+        return max(0.0, 1 - held)
+    one, layers = expert_weights(shape), shape.layers - shape.dense_layers
+    whole, routed = sum(shape.parameters.values()), layers * shape.experts * one
+    missing = max(0.0, whole - routed - held * whole)
+    hits = expert_hits(shape, max(0.0, held * whole - (whole - routed)) / routed)
+    used = layers * shape.experts_per_token * one
+    return min(1.0, (missing + used * (1 - hits)) / used_weights(shape))
 
 
 @cache

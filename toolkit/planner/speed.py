@@ -16,7 +16,7 @@ from toolkit.machines.probe import probe
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import sizes
-from toolkit.planner.hits import window_of
+from toolkit.planner.hits import unmapped_share, window_of
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, PlannedWay
 from toolkit.policies.ways import Way
@@ -182,7 +182,7 @@ def _rival(
     shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
 ) -> Speed:
     held, used = min(1.0, machine.dram_bytes / memory.unit_bytes), sizes.token_bytes(shape, way)
-    read, cost = round(used * (1 - held)), machine.rates.rival.get(way.name)
+    read, cost = round(used * unmapped_share(shape, held)), machine.rates.rival.get(way.name)
     read_s = read / GB / machine.rates.read.gb_s
     compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
     if cost:
