@@ -9,6 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from toolkit import files, paths
+from toolkit.evidence.catalogue import rows
 from toolkit.evidence.page import read_book
 from toolkit.evidence.report import write_report
 from toolkit.files import put_in_place, scratch_folder
@@ -90,10 +91,16 @@ def test_a_folder_in_the_place_of_a_kept_file(job):
 
 
 def test_the_report_is_made_beside_broken_files(job):
-    for content in SHAPES.values():
+    """Each shape in the place of another notebook's files."""
+    for id, content in zip(rows(), SHAPES.values(), strict=False):
+        folder = job.folder.parents[1] / id
+        folder.mkdir(parents=True)
         for name in ("meta.json", "notebook.ipynb"):
-            (job.folder / name).write_bytes(content)
-        assert write_report(driver.outcomes([])).is_file()
+            (folder / name).write_bytes(content)
+    index = write_report(driver.outcomes([]))
+    assert index.read_text().count("has no meta.json of this notebook: run it again") == len(SHAPES)
+    for page in index.parent.glob("*-*.html"):
+        assert "The notebook's cells cannot be shown." in page.read_text()
 
 
 def test_a_running_job_whose_process_is_gone_has_failed(job):

@@ -30,7 +30,7 @@ def read_cells(notebook: Path) -> list[Cell]:
         return [
             Cell(cell["cell_type"], "".join(cell["source"]), tuple(cell["metadata"].get("tags", ()))) for cell in cells
         ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{notebook}: not a readable notebook ({type(error).__name__}: {error})") from error
 
 
