@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.__main__ import main
 from toolkit.errors import UserError
-from toolkit.machines.machine import Memory, Profile
+from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import history, sizes, speed
@@ -117,6 +117,8 @@ def test_the_command_prints_a_table_or_json(machine, capsys):
     [
         (["llama2-7b", "--dram", "6 apples"], "--dram 6 apples: expected a size such as 500MB"),
         (["llama2-7b", "--dram", "0"], "--dram 0: expected more than nothing"),
+        (["llama2-7b", "--device-memory", "0"], "--device-memory 0: expected more than nothing"),
+        (["llama2-7b", "--device-memory", "2GB"], "2000 MB of GPU memory: torch sees no GPU here"),
         (["llama2-7b", "--loss", "much"], "--loss much: expected a share such as 5% or 0.05"),
         (["llama2-7b", "--loss", "nan%"], "--loss nan%: expected a share"),
         (["llama2-7b", "--prompt-tokens", "0"], "--prompt-tokens 0: expected a whole number from 1"),
@@ -140,6 +142,40 @@ def test_a_comparison_tells_the_planner_what_it_was_off_by(machine, tmp_path):
     assert found["way"].tolist() == ["dense bfloat16, 0% zeros", "endor_packed bfloat16, 50% zeros"]
     assert found["measured"].tolist() == [50.0, 60.0]
     assert (found["predicted"] > 0).all()
+
+
+def with_gpu(machine, gb):
+    """A GPU of 1000 GB/s behind a link of 10 GB/s."""
+    parts = {"device": Memory("gpu", gb * GB + 2**30, 1000), "links": Links(2, 10)}
+    return replace(machine, profile=replace(machine.profile, **parts), dram_bytes=20 * GB)
+
+
+def test_a_gpu_of_this_machine_is_planned_by_bytes_alone(machine):
+    """Int8 layers that 4 GB do not hold are copied for each token, at 10 GB/s."""
+    shape, int8 = ARCHITECTURES["llama2-7b"], way("int8")
+    found = plan("llama2-7b", machine=with_gpu(machine, 4))
+    row = found.table.set_index("way").loc["int8, GPU"]
+    memory, used = sizes.footprint(shape, int8), sizes.token_bytes(shape, int8)
+    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
+    assert row["tokens_s"] == pytest.approx(1 / ((1 - 4 * GB / whole) * used / 10 / GB))
+    assert (row["at_best"], row["limit"]) == (True, "copies")
+    assert not found.table["gpu"][0]  # a limit does not come first
+    assert any("--device cuda" in line and "nothing was measured with this GPU" in line for line in found.advice)
+    smaller = plan("llama2-7b", machine=with_gpu(machine, 4), device_bytes=2 * GB).table.set_index("way")
+    assert smaller.loc["int8, GPU", "tokens_s"] < row["tokens_s"]
+
+
+def test_what_a_gpu_is_too_small_for_is_left_out(machine):
+    found = plan("llama2-7b", machine=with_gpu(machine, 4), device_bytes=GB // 10)
+    assert any(line.startswith("int8, GPU: needs") and "100 MB are given" in line for line in found.left_out)
+    with pytest.raises(UserError, match="torch sees no GPU here"):
+        plan("llama2-7b", machine=machine, device_bytes=GB)
+
+
+def test_a_price_of_other_bits_says_so(machine):
+    row = plan("llama2-7b", 6 * GB, machine=machine).table.set_index("way").loc["llama.cpp Q4_K"]
+    assert row["relative"] != row["relative"]
+    assert row["quality_of"] == "– (smollm2-135m: 5.5 bits)"
 
 
 def test_rates_from_a_busy_machine_are_not_trusted(machine):

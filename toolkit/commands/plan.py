@@ -36,7 +36,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("model", help="an embedded model, a shape such as llama2-70b, a folder, a .gguf file, a hub id")
     parser.add_argument("--dram", help="memory for weights and buffers, such as 6GB (default: most of what is free)")
     parser.add_argument("--machine", help="plan for a machine of data/hardware instead, by bytes alone")
-    parser.add_argument("--device-memory", help="of that machine's GPU, such as 8GB (default: its own)")
+    parser.add_argument("--device-memory", help="limit for the GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--loss", default="5%", help="by which perplexity may grow (default: 5%%)")
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
@@ -49,33 +49,33 @@ def add_parser(commands, **style) -> None:
 def plan(options: argparse.Namespace) -> None:
     """Print the ways, the best first, and what to do."""
     dram_bytes, loss = bytes_of("--dram", options.dram), _share(options.loss)
-    if dram_bytes == 0:
-        raise UserError("--dram 0: expected more than nothing, such as 2GB")
+    device_bytes = bytes_of("--device-memory", options.device_memory)
+    for option, nbytes in {"--dram": dram_bytes, "--device-memory": device_bytes}.items():
+        if nbytes == 0:
+            raise UserError(f"{option} 0: expected more than nothing, such as 2GB")
     if options.prompt_tokens < 1:
         raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
-    if options.device_memory and not options.machine:
-        raise UserError(f"--device-memory {options.device_memory}: this machine's plans are for its CPU; add --machine")
     if options.machine:
-        _elsewhere(options, dram_bytes, loss)
+        _elsewhere(options, dram_bytes, device_bytes, loss)
         return
     print("looking at the model and the machine", file=sys.stderr)
     from toolkit.planner.plan import plan as made
 
     settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
-    found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh)
+    found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh, device_bytes=device_bytes)
     if options.json:
         print(json.dumps(_plain(found), indent=1))
     else:
         _show(found, len(found.table) if options.all else ROWS)
 
 
-def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, loss: float) -> None:
+def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:
     """Print what another machine can reach at most."""
     from toolkit.machines.hardware import profile
     from toolkit.planner.elsewhere import best_elsewhere, resized
     from toolkit.planner.target import open_target
 
-    machine = resized(profile(options.machine), dram_bytes, bytes_of("--device-memory", options.device_memory))
+    machine = resized(profile(options.machine), dram_bytes, device_bytes)
     table = best_elsewhere(open_target(options.model), machine, loss)
     if table.empty:
         raise UserError(

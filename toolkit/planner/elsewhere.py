@@ -22,23 +22,26 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
 from toolkit.planner.quality import price_of
+from toolkit.planner.speed import Machine, Speed
 from toolkit.planner.target import Target
-from toolkit.planner.ways import EXPERTS, RIVAL, PlannedWay, ways
+from toolkit.planner.ways import EXPERTS, RIVAL, STREAMED, PlannedWay, ways
 from toolkit.simulation.experts import RESERVED_BYTES
 
 READS = ("data/planners/answers.csv",)
+GPU, CUDA = "GPU", "--device cuda"  # what limits, and the option of `run`
 OF_DRAM = 0.9  # of its capacity, for weights
 PLAIN_BITS = {"FP16": 16.0, "FP8": 8.0}  # of forms that are no GGUF types
 
 
 @dataclass(frozen=True)
 class Placed:
-    """The shares of a model's weights in each memory, or on the disk, and the seconds of a token."""
+    """The shares of a model's weights in each memory, or on the disk, the seconds of a token, and their limit."""
 
     device: float
     dram: float
     storage: float
     seconds: float
+    limit: str
 
 
 def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Placed:
@@ -74,10 +77,42 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Pla
         parts_s = on_device * used / GB / near.bandwidth_gb_s
         if in_dram or on_disk:
             parts_s += (in_dram + on_disk) * used / GB / machine.dram.bandwidth_gb_s
-        return Placed(on_device, in_dram, on_disk, max(parts_s, read_s))
-    copied = (moved["dram"] + moved["storage"]) * used if device else 0.0
-    copy_s = copied / GB / machine.links.dram_to_device_gb_s if copied else 0.0
-    return Placed(on_device, in_dram, on_disk, max(used / GB / near.bandwidth_gb_s, copy_s, read_s))
+        limits = {"DRAM" if in_dram or on_disk or near is machine.dram else GPU: parts_s, "disk": read_s}
+    else:
+        copied = (moved["dram"] + moved["storage"]) * used if device else 0.0
+        copy_s = copied / GB / machine.links.dram_to_device_gb_s if copied else 0.0
+        limits = {
+            "DRAM" if near is machine.dram else GPU: used / GB / near.bandwidth_gb_s,
+            "copies": copy_s,
+            "disk": read_s,
+        }
+    limit = max(limits, key=limits.__getitem__)
+    return Placed(on_device, in_dram, on_disk, limits[limit], limit)
+
+
+def gpu_ways(experts: bool) -> list[PlannedWay]:
+    """The ways with this machine's GPU: layers streamed to it, and llama.cpp. Experts are for the CPU alone."""
+    known = [way for way in ways(experts) if way.kind == RIVAL or (way.kind == STREAMED and way.stored.used_packed)]
+    return [replace(way, name=f"{way.name}, GPU", run=f"--weights packed {CUDA}") for way in known]
+
+
+def limit_on_gpu(shape: ModelShape, way: PlannedWay, machine: Machine, device_bytes: int | None = None) -> Speed:
+    """The most that a way reaches with this machine's GPU, by bytes; nothing is timed there.
+
+    `device_bytes` is what weights and buffers may take of the GPU's memory; None leaves a part of it for the rest.
+    Raises `UserError` for what `run --device cuda` refuses: embedding, head and the layer in use are in the GPU's
+    memory, and what passes through DRAM takes buffers there.
+    """
+    device = device_bytes or machine.profile.device.capacity_bytes - RESERVED_BYTES
+    memory, used = sizes.footprint(shape, way), sizes.token_bytes(shape, way)
+    passing = max(memory.least_bytes, sizes.head_bytes(shape)) if way.kind == STREAMED else 0
+    for where, needed, given in (("GPU memory", memory.needed_bytes, device), ("DRAM", passing, machine.dram_bytes)):
+        if needed > given:
+            raise UserError(f"{way.name}: needs {needed / 1e6:.0f} MB of {where}, {given / 1e6:.0f} MB are given")
+    found = limit_elsewhere(shape, way, resized(machine.profile, machine.dram_bytes, device + RESERVED_BYTES))
+    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
+    read, dram, held = round(found.storage * used), round(found.dram * whole), found.device + found.dram
+    return Speed(found.seconds, float("nan"), read, dram, held, found.limit, at_best=True)
 
 
 def resized(machine: Profile, dram_bytes: int | None = None, device_bytes: int | None = None) -> Profile:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 import pandas as pd
 
 from toolkit.errors import UserError
+from toolkit.machines.probe import describe
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import history, sizes
+from toolkit.planner.elsewhere import CUDA, gpu_ways, limit_on_gpu
 from toolkit.planner.hits import hits_of
-from toolkit.planner.quality import Quality, price_of
+from toolkit.planner.quality import Quality, price_of, why_unpriced
 from toolkit.planner.speed import Machine, Speed, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
@@ -37,9 +39,10 @@ class Recommendation:
     table: a row a way, the way to take first, then those that no other way beats in both speed and quality, then the
         rest. Columns: way; tokens_s, low and high (tokens a second; NaN where too few ways were measured here); first_s
         (until the first token after a prompt); read_mb (from the disk, a token); dram_mb (of weights and buffers);
-        memory (share of layers or experts in memory); limit ("disk", "DRAM" or "compute"); relative (perplexity over
-        that of the dense model; NaN if nobody has measured it), relative_low, relative_high, quality_of (the model that
-        it was measured with); at_best (the speed is a limit by bytes, not a prediction); front; runs_here; evidence.
+        memory (share of layers or experts in memory); limit ("disk", "DRAM", "compute", "GPU" or "copies");
+        relative (perplexity over that of the dense model; NaN if nobody has measured it), relative_low, relative_high,
+        quality_of (the model that it was measured with, or why that does not count); at_best (the speed is a limit by
+        bytes, not a prediction); gpu; front; runs_here; evidence.
     left_out: for each way that does not fit, a sentence that says how much it takes.
     why: one sentence on the first way, and what limits it.
     commands: what packs and runs the first way; empty where the toolkit does not run it.
@@ -64,41 +67,54 @@ def plan(
     prompt_tokens: int = PROMPT_TOKENS,
     machine: Machine | None = None,
     fresh: bool = False,
+    device_bytes: int | None = None,
 ) -> Recommendation:
     """The ways of running a model within so many bytes of DRAM; None takes nine tenths of what is free.
 
     `loss` is the share by which perplexity may grow. `measure` evaluates this model now, on a few windows of `text`. A
-    `machine` takes the place of this one; `fresh` measures this one again. Raises `UserError` for an unknown model, a
-    budget below the smallest way (the message says how much that takes), or a machine that cannot be probed.
+    `machine` takes the place of this one; `fresh` measures this one again. `device_bytes` limits the GPU's memory.
+    Raises `UserError` for an unknown model, a budget below the smallest way (the message says how much that takes), a
+    machine that cannot be probed, or `device_bytes` without a GPU.
     """
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
     target = open_target(model)
+    if device_bytes is not None and not (machine.profile.device if machine else describe()["gpu"]):
+        raise UserError(
+            f"{device_bytes / 1e6:.0f} MB of GPU memory: torch sees no GPU here; leave --device-memory out, or name "
+            "another machine with --machine"
+        )
     here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
     rows, left_out = [], []
     known = {way.name: way for way in ways(bool(target.shape.experts), target.cut)}
+    on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
     spreads = {kind: history.spread(kind) for kind in {way.kind for way in known.values()}}
-    for way in known.values():
+    for way in (*known.values(), *on_gpu.values()):
         try:
-            found = speed(target.shape, way, here, prompt_tokens, hits_of(target.shape, way, here.dram_bytes))
+            if way.name in on_gpu:
+                found = limit_on_gpu(target.shape, way, here, device_bytes)
+            else:
+                found = speed(target.shape, way, here, prompt_tokens, hits_of(target.shape, way, here.dram_bytes))
         except UserError as error:
             left_out.append(str(error))
             continue
-        rows.append(_row(way, found, price_of(target, way, text, measure), spreads[way.kind]))
+        price = price_of(target, way, text, measure)
+        of = price.model if price else why_unpriced(target, way, text)
+        rows.append(_row(way, found, price, spreads[way.kind]) | {"quality_of": of, "gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
         raise UserError(
             f"{model}: {here.dram_bytes / 1e6:.0f} MB of DRAM are too few. {_smallest(target.shape, known.values())}"
         )
     table = _ordered(pd.DataFrame(rows), loss)
     best = table.iloc[0]
-    chosen = known[best["way"]]
+    chosen = (known | on_gpu)[best["way"]]
     return Recommendation(
         target,
         here.dram_bytes,
         table,
         tuple(left_out),
         _why(best, loss),
-        _commands(target, chosen, dram_bytes),
+        _commands(target, chosen, dram_bytes, device_bytes),
         tuple(_advice(target, table, chosen, here)),
     )
 
@@ -111,7 +127,7 @@ def _row(way: PlannedWay, found: Speed, quality: Quality | None, spread: history
     row |= {"memory": found.held, "limit": found.limit, "at_best": found.at_best, "runs_here": way.runs_here}
     for column, name in {"relative": "ratio", "relative_low": "low", "relative_high": "high"}.items():
         row[column] = getattr(quality, name) if quality else float("nan")
-    return row | {"quality_of": quality.model if quality else "", "rival": way.kind == RIVAL, "evidence": "modelled"}
+    return row | {"rival": way.kind == RIVAL, "evidence": "modelled"}
 
 
 def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
@@ -120,14 +136,12 @@ def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
     A way of which only a limit is known does not come first if there is another.
     """
     known = table["relative"].notna()
-    front = [
-        known[number]
-        and not (known & (table["tokens_s"] > row["tokens_s"]) & (table["relative"] <= row["relative"])).any()
-        for number, row in table.iterrows()
-    ]
-    within = table["relative"] <= 1 + loss
+    predicted, within = ~table["at_best"].astype(bool), table["relative"] <= 1 + loss
+    front = []
+    for number, row in table.iterrows():
+        beaten = known & (table["tokens_s"] > row["tokens_s"]) & (table["relative"] <= row["relative"])
+        front.append(known[number] and not (beaten & (predicted | row["at_best"])).any())  # a limit beats no prediction
     table = table.assign(front=front, within=within)
-    predicted = ~table["at_best"].astype(bool)
     choices = (rows for rows in (within & predicted, within, table["front"] & predicted, table["front"]) if rows.any())
     first = table["tokens_s"].where(next(choices)).idxmax()
     order = table.assign(first=table.index == first).sort_values(
@@ -147,6 +161,8 @@ def _why(best: pd.Series, loss: float) -> str:
         "disk": f"the disk limits it: each token reads {best['read_mb']:.0f} MB",
         "DRAM": "the bandwidth of DRAM limits it",
         "compute": "the processor limits it: products take longer than their bytes",
+        "GPU": "the bandwidth of the GPU's memory limits it",
+        "copies": "copies from DRAM to the GPU limit it",
     }
     if pd.isna(best["relative"]):
         return f"{best['way']} is the fastest way, at a price that nobody has measured; {limits[best['limit']]}."
@@ -155,13 +171,14 @@ def _why(best: pd.Series, loss: float) -> str:
     return f"{best['way']} is the fastest way {within} ({price}); {limits[best['limit']]}."
 
 
-def _commands(target: Target, way: PlannedWay, dram_bytes: int | None) -> tuple[str, ...]:
+def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_bytes: int | None) -> tuple[str, ...]:
     """With MODEL for a model whose weights are not at hand."""
     if way.pack is None:
         return ()
     pack = f"python -m toolkit pack {target.name if target.loadable else 'MODEL'} {way.pack} --out packed"
-    dram = f"--dram {dram_bytes // 10**6}MB" if dram_bytes else ""
-    return pack, " ".join(f'python -m toolkit run packed --prompt "The library of Alexandria" {dram} {way.run}'.split())
+    limits = {"--dram": dram_bytes, "--device-memory": device_bytes if CUDA in way.run else None}
+    told = [f"{option} {nbytes // 10**6}MB" for option, nbytes in limits.items() if nbytes]
+    return pack, " ".join(['python -m toolkit run packed --prompt "The library of Alexandria"', *told, way.run]).strip()
 
 
 def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Machine) -> list[str]:
@@ -172,9 +189,10 @@ def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Mac
     elif not target.loadable:
         found.append("MODEL is the folder, or the id on the hub, that has the weights")
     faster = table[table["within"] & table["at_best"].astype(bool) & (table["tokens_s"] > best["tokens_s"])]
-    if len(faster):
-        most = faster.loc[faster["tokens_s"].idxmax()]
-        found.append(f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes")
+    for _, most in faster.sort_values("tokens_s", ascending=False).groupby("rival", sort=False).head(1).iterrows():
+        told = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
+        how = f" (`run` with `{CUDA}`)" if most["gpu"] and not most["rival"] else ""
+        found.append(f"{told}{how}; nothing was measured with this GPU" if most["gpu"] else told)
     if machine.rates.disturbed >= BUSY:
         found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":

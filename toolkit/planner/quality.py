@@ -220,3 +220,9 @@ def of_these_bits(quality: Quality | None, bits: float) -> Quality | None:
     if quality is None or quality.bits is None or isnan(quality.bits):
         return quality
     return quality if abs(quality.bits / bits - 1) <= SAME_BITS else None
+
+
+def why_unpriced(target: Target, way: PlannedWay, text: str = "wiki-slice") -> str:
+    """Why a way has no price though its treatment was measured: at which bits, and of which model. Else nothing."""
+    found = quality_of(target, way.treatment, way.level, text)
+    return f"– ({found.model}: {found.bits:.1f} bits)" if found and found.bits else ""
