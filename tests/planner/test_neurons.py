@@ -61,6 +61,14 @@ def test_counts_of_windows_are_those_of_memory_and_zeros(monkeypatch):
     assert hits.window_of(SHAPE, way(0.93), half_way).held == 0.1
 
 
+def test_where_memory_holds_four_and_a_half_experts_half_of_the_layers_hold_five(monkeypatch):
+    monkeypatch.setattr(hits, "_hits", lambda few, share: share**2)
+    shape = ARCHITECTURES["mixtral-8x7b"]
+    assert hits.expert_hits(shape, 4.5 / 8) == pytest.approx((16 / 64 + 25 / 64) / 2)
+    assert hits.expert_hits(shape, 0.1) == 4 / 64  # a token needs two
+    assert hits.expert_hits(shape, 1.0) == 1
+
+
 def test_the_kept_counts_fall_with_memory():
     for _, rows in hits.load_windows().groupby(["model", "zeros"]):
         assert rows["memory"].is_monotonic_increasing

@@ -24,7 +24,7 @@ from toolkit.planner import history, sizes, stand_ins
 from toolkit.planner.hits import hits_of
 from toolkit.planner.speed import speed, this_machine
 from toolkit.planner.target import open_target
-from toolkit.planner.ways import RIVAL, PlannedWay, ways
+from toolkit.planner.ways import NEURONS, RIVAL, ZEROS, PlannedWay, ways
 from toolkit.text import load_tokens
 
 SKIPPED, TOKENS_TO_FILL = 6, 24  # tokens before those that count; experts need more of them to fill the memory
@@ -35,6 +35,7 @@ CORPUS, VOCABULARY = "wiki-slice", 1000  # of real models, and of twins, whose l
 class Trial:
     """A model, or a twin of so many layers of a shape; the ways that race, by name (all of ours if there is none).
 
+    Of the named ways, those race that the model has: a twin none by neuron, a sparse model nothing else.
     `dram_shares` of the bytes of the dense weights are the limits of memory, one after the other; 1 holds all ways
     whole, with their buffers. llama.cpp races where its file fits, in memory.
     """
@@ -83,6 +84,21 @@ def raced(trial: Trial) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(evidence="measured")
 
 
+def winners(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each model and limit of a table of `raced`: the way that is predicted to be the fastest, and that is.
+
+    Columns: model, dram_mb, named, fastest, tie (whether the turns of the two overlap), reached (speed of the named way
+    over the fastest's). Cases of one way are left out.
+    """
+    rows = []
+    for (model, dram_mb), case in table.groupby(["model", "dram_mb"], sort=False):
+        named, fastest = (case.loc[case[name].idxmax()] for name in ("predicted_per_s", "tokens_per_s"))
+        row = {"model": model, "dram_mb": dram_mb, "named": named["way"], "fastest": fastest["way"]}
+        row |= {"tie": named["high"] >= fastest["low"], "reached": named["tokens_per_s"] / fastest["tokens_per_s"]}
+        rows += [row] if len(case) > 1 else []
+    return pd.DataFrame(rows)
+
+
 @measured
 def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
     """A row for each limit in bytes and way; ways under one limit take turns.
@@ -126,13 +142,19 @@ def _turns(spans: pd.DataFrame, tokens: int) -> pd.DataFrame:
 
 
 def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
-    """The ways that race. Which neurons fire depends on the weights, so a twin has none."""
-    zeros = open_target(trial.model).cut if trial.layers is None else ()
-    known = {way.name: way for way in ways(bool(shape.experts), zeros) if way.runs_here or way.kind == RIVAL}
+    """The ways that race, of those that the model has."""
+    target = open_target(trial.model)
+    cut = target.cut if trial.layers is None else ()  # which neurons fire depends on weights, and a twin's are random
+    known = {way.name: way for way in ways(bool(shape.experts), cut)}
+    every = {way.name for experts in (False, True) for way in ways(experts, (*ZEROS, *target.cut))}
     for name in trial.names:
-        if name not in known:
-            raise unknown("way", name, known)
-    return [known[name] for name in trial.names] or [way for way in known.values() if way.kind != RIVAL]
+        if name not in every:
+            raise unknown("way", name, every)
+    chosen = [way for way in known.values() if way.name in trial.names or not trial.names]
+    if target.own_thresholds:  # its other ways run as those of the dense model
+        return [way for way in chosen if way.kind == NEURONS]
+    rivals = bool(trial.names) and not shape.experts  # a mixture's files for llama.cpp take long to write
+    return [way for way in chosen if way.runs_here or (way.kind == RIVAL and rivals)]
 
 
 def _calibration(trial: Trial) -> Tensor | None:

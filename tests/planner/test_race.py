@@ -1,0 +1,43 @@
+"""Which ways race, and how winners are counted, without a race."""
+
+import pandas as pd
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.planner.race import Trial, _ways, winners
+from toolkit.planner.target import open_target
+
+
+def test_a_winner_a_tie_and_a_miss_by_hand():
+    rows = [
+        ("one", 1.0, "a", 9.0, 10.0, 9.5, 10.5),
+        ("one", 1.0, "b", 8.0, 5.0, 4.0, 6.0),
+        ("two", 1.0, "a", 9.0, 8.0, 7.0, 9.2),  # named; its best turn is as fast as the other's worst
+        ("two", 1.0, "b", 8.0, 10.0, 9.0, 11.0),
+        ("two", 2.0, "a", 8.0, 10.0, 9.0, 11.0),
+        ("two", 2.0, "b", 9.0, 5.0, 4.0, 6.0),
+        ("three", 1.0, "a", 9.0, 10.0, 9.5, 10.5),  # nothing to choose from
+    ]
+    columns = ["model", "dram_mb", "way", "predicted_per_s", "tokens_per_s", "low", "high"]
+    found = winners(pd.DataFrame(rows, columns=columns))
+    assert found["named"].tolist() == ["a", "a", "b"]
+    assert found["fastest"].tolist() == ["a", "b", "a"]
+    assert found["tie"].tolist() == [True, True, False]
+    assert found["reached"].tolist() == pytest.approx([1.0, 0.8, 0.5])
+
+
+def test_each_model_races_the_named_ways_that_it_has():
+    names = ("dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "experts, 4 bits", "llama.cpp Q4_0")
+
+    def raced(model, layers=None, names=names):
+        target = open_target(model)
+        return [way.name for way in _ways(target.shape, Trial(model, layers, names=names))]
+
+    assert raced("smollm2-135m") == ["dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "llama.cpp Q4_0"]
+    assert raced("smollm2-135m-sparse90") == ["neurons, 90 % zeros"]
+    assert raced("smollm2-135m-moe-upcycled") == ["experts, 4 bits"]
+    assert raced("llama2-7b", 3) == ["dense", "llama.cpp Q4_0"]
+    assert raced("smollm2-135m-moe-upcycled", names=()) == [f"experts, {bits} bits" for bits in (16, 4, 2)]
+    with pytest.raises(UserError, match=r"unknown way 'dens'.*did you mean 'dense'"):
+        _ways(ARCHITECTURES["llama2-7b"], Trial("llama2-7b", 3, names=("dens",)))
