@@ -7,7 +7,7 @@ import torch
 
 from tests import naive_spqr as naive
 from toolkit.errors import UserError
-from toolkit.formats import QUANTISED, FormatError, encode, load
+from toolkit.formats import QUANTISED, FormatError, encode, expected_nbytes, load
 from toolkit.formats.spqr import fastest
 from toolkit.kernels import spqr
 from toolkit.kernels.runtime import tuning
@@ -152,8 +152,10 @@ def test_bits_per_weight_are_counted():
     assert packed.bits_per_weight == 8 * packed.nbytes / (32 * 48)
     narrow = QUANTISED["spqr"].from_quantised(quantiser.SpQR(0).round(weights((16, 17))), torch.float16)
     assert narrow.words.nbytes == 16 * 2 * 8
+    for shape in [(32, 48), (1, 1), (33, 130)]:
+        assert expected_nbytes("spqr", shape, 0.5, torch.float16) == encode("spqr", weights(shape)).nbytes
     with pytest.raises(UserError, match="depends on the values"):
-        type(packed).expected_nbytes((32, 48), 0.5, torch.float16)
+        expected_nbytes("spqr_ptcsr", (32, 48), 0.5, torch.float16)
 
 
 def test_files_whose_tensors_disagree_are_refused(form, tmp_path):

@@ -50,7 +50,7 @@ def load(path: str | os.PathLike) -> Packed:
 def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
     """The `nbytes` of a packed matrix of this shape, share of zeros and type, without packing one.
 
-    Raises `UserError` for an unknown format, and for `zstd` and `lz4`, whose sizes depend on the values.
+    Raises `UserError` for an unknown format, and for `zstd`, `lz4` and `spqr_ptcsr`, whose sizes depend on the values.
     """
     return _format(name).expected_nbytes(shape, sparsity, dtype)
 

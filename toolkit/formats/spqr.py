@@ -82,6 +82,16 @@ class SpQRMatrix(Packed):
         order = None if permutation is None else permutation.to(torch.int32)
         return cls(shape, dtype, quantised.words, outliers.offsets, outliers.col_vals, order)
 
+    @classmethod
+    def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:
+        """`nbytes` of what `encode` makes, whatever the zeros. Another order of columns adds four bytes a column."""
+        if cls.storage != "csr":  # rows are padded to the longest of sixteen
+            return super().expected_nbytes(shape, sparsity, dtype)
+        rows, columns = shape
+        tall, wide = spqr.tiles(shape)
+        outliers = round(quantiser.SpQR.outliers * rows * columns) * word_dtype(columns).itemsize
+        return 8 * spqr.TILE * tall * wide + 4 * (rows + 1) + outliers
+
     @property
     def bits_per_weight(self) -> float:
         """All stored bits over the weights, padding included; 0 without weights."""
