@@ -25,7 +25,7 @@ from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.parts_model import PartsModel
-from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.measure.turns import measured, median_turns, take_turns, turn_rates
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.experts import Experts
 from toolkit.models.twins import twin_mixture
@@ -105,11 +105,8 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     timed = _runs(race, fresh=fresh)
     demand = timed["repetition"].map(timed[timed["way"] == next(iter(WAYS))].set_index("repetition")["tokens_per_s"])
     timed = timed.assign(over_demand=timed["tokens_per_s"] / demand)
-    groups = timed.groupby("way", sort=False)
-    table = groups.median(numeric_only=True).drop(columns="repetition")
-    table = table.assign(low=groups["tokens_per_s"].min(), high=groups["tokens_per_s"].max())
-    table = table.assign(over_demand_low=groups["over_demand"].min(), over_demand_high=groups["over_demand"].max())
-    table = table.assign(mode=groups["mode"].first())
+    ends = timed.groupby("way")["over_demand"]
+    table = median_turns(timed, "way").assign(over_demand_low=ends.min(), over_demand_high=ends.max())
     return table.join(_counted(race)).assign(evidence="measured").reset_index()
 
 
@@ -233,14 +230,8 @@ def _runs(race: ExpertRace) -> pd.DataFrame:
     with ExitStack() as stack:
         racing += [stack.enter_context(_rival(race, name)) for name in race.rivals if not _reason()]
         spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
-    rows = []
-    for (way, repetition), turn in spans.groupby(["way", "repetition"], sort=False):
-        window = timeline_of(turn)
-        read = sum(span.nbytes for span in window.spans if span.stage == "read") / race.tokens
-        numbers = {"tokens_per_s": race.tokens / window.total_s, "read_mb": read / 1e6}
-        numbers |= {"disturbed": float(turn["disturbed"].iloc[0]), "limit_mb": turn["memory_bytes"].iloc[0] / 1e6}
-        rows.append({"way": way, "repetition": repetition, "mode": turn["mode"].iloc[0]} | numbers)
-    return pd.DataFrame(rows)
+    turns = turn_rates(spans, "way")
+    return turns.assign(limit_mb=turns.pop("memory_bytes") / 1e6)
 
 
 def _reason() -> str | None:

@@ -19,7 +19,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.parts_model import PartsModel
-from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.measure.turns import measured, median_turns, take_turns, timeline_of
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
@@ -152,9 +152,7 @@ def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
     limit that is too small, or logits that differ.
     """
     runs = _runs(race, fresh=fresh)
-    groups = runs.groupby("policy", sort=False)
-    table = groups.median(numeric_only=True).drop(columns="repetition")
-    table = table.assign(low=groups["tokens_per_s"].min(), high=groups["tokens_per_s"].max())
+    table = median_turns(runs, "policy")
     needed = sum(int(layer[race.skipped :].sum()) for layer in race.active) / race.tokens
     rows, frequencies = held_rows(race), frequencies_of(race.setting)
     for policy in (*race.policies, OPTIMUM):
