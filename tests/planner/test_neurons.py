@@ -1,6 +1,7 @@
 """Neurons and packed experts in a plan, by hand-worked numbers."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ from toolkit.errors import UserError
 from toolkit.machines.machine import Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.planner import hits, sizes
+from toolkit.planner import hits, rates, sizes
 from toolkit.planner.plan import plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine, speed
@@ -30,9 +31,9 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
     token = {(way.method, way.dtype): Cost(0, 0, 10) for way in TIMED} | {("spqr_packed", "bfloat16"): Cost(0, 0, 40)}
     experts = {bits: Cost(0, 0, 10) for bits in (16, 4, 2)}
-    rates = Rates(token, experts, {}, Line(0, 2), Cost(1e-3, 1e-6, 20), Cost(2e-3, 0, 1))
+    found = Rates(token, experts, {}, Line(0, 2), Cost(1e-3, 1e-6, 20), Cost(2e-3, 0, 1))
     memory = Memory("round numbers", 64 * GB, 20, {"bf16": 1.0})
-    return Machine(Profile("round", "round numbers", None, dram=memory), rates, 9 * GB)
+    return Machine(Profile("round", "round numbers", None, dram=memory), found, 9 * GB)
 
 
 def way(zeros):
@@ -90,6 +91,30 @@ def test_a_token_by_neuron_is_read_and_computed_one_after_the_other(machine, mon
     assert found.read_bytes == pytest.approx(32 * 1100.8 * block, abs=1)
     with pytest.raises(UserError, match=r"needs \d+ MB of DRAM, 1000 MB are given"):
         speed(SHAPE, way(0.8), replace(machine, dram_bytes=1_000_000_000), 64)
+
+
+def test_rates_come_back_from_times_that_are_made_of_them(monkeypatch):
+    """A layer takes 1 ms, and bytes pass at 10 GB/s; a burst of reads takes 2 ms, a neuron 10 µs; the disk, 2 GB/s."""
+    layers, nbytes = pd.Series([16, 4, 1]), pd.Series([7e6, 26e6, 100e6])
+    token = {"stage": "token", "method": "dense_packed", "dtype": "bfloat16", "layers": layers, "nbytes": nbytes}
+    token = pd.DataFrame(token | {"seconds": 5e-3 + layers * 1e-3 + layers * nbytes / 10 / GB, "disturbed": 0.0})
+    read = token.assign(stage="read", seconds=1e-3 + nbytes / 2 / GB)
+    loaded, block, nbytes = (pd.Series(each) for each in ([40.0, 100.0, 250.0], [4096, 8192, 12288], [2e6, 3e7, 1e7]))
+    neurons = {"loaded": loaded, "nbytes": nbytes, "seconds": 1e-3 + 1e-6 * loaded + nbytes / 20 / GB, "disturbed": 0.5}
+    neurons |= {"read_bytes": loaded * block, "read_s": 2e-3 + 1e-5 * loaded + loaded * block / 2 / GB}
+    for name, table in {"layer_times": pd.concat([token, read]), "neuron_times": pd.DataFrame(neurons)}.items():
+        made = partial(lambda table, fresh: table, table)
+        made.__name__ = name
+        monkeypatch.setattr(rates, name, made)
+    monkeypatch.setattr(rates, "missing", lambda: "not here")
+    found = rates.rates()
+    dense = found.token["dense_packed", "bfloat16"]
+    assert (dense.token_s, dense.layer_s, dense.gb_s) == pytest.approx((5e-3, 1e-3, 10))
+    assert (found.read.fixed_s, found.read.gb_s) == pytest.approx((1e-3, 2))
+    assert found.neuron.seconds(100, 1e8) == pytest.approx(1e-3 + 1e-4 + 5e-3)
+    read_by = found.neuron_read
+    assert (read_by.token_s, read_by.layer_s, read_by.gb_s) == pytest.approx((2e-3, 1e-5, 2))
+    assert (found.expert, found.rival) == ({}, {})
 
 
 def test_a_sparse_model_is_planned_at_its_own_zeros_at_no_price(machine):

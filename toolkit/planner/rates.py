@@ -13,7 +13,7 @@ predicted.
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from toolkit import paths
+from toolkit import memory_limits, paths
 from toolkit.files import make_folder, scratch_folder
 from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB
@@ -104,7 +104,10 @@ def rates(experts: bool = False, fresh: bool = False) -> Rates:
     tables = [layer_times, neuron_times, *([] if missing() else [rival_times]), *([mixture_times] if experts else [])]
     times = {table.__name__: table(fresh=fresh) for table in tables}
     layers, by_neuron = times["layer_times"], times["neuron_times"]
-    read = layers[layers["stage"] == "read"]
+    reads = layers[layers["stage"] == "read"]
+    read = fit_line(reads["nbytes"], reads["seconds"])
+    long_s = by_neuron["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
+    neuron_read = _cost(by_neuron["read_s"], 1, by_neuron["loaded"], 0 * long_s, long_s)
     token = {
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
@@ -116,9 +119,9 @@ def rates(experts: bool = False, fresh: bool = False) -> Rates:
             name: _cost(rows["seconds"], 0, rows["layers"], rows["layers"] * rows["nbytes"])
             for name, rows in times.get("rival_times", layers[:0]).groupby("method")
         },
-        fit_line(read["nbytes"], read["seconds"]),
+        read,
         _cost(by_neuron["seconds"], 1, by_neuron["loaded"], by_neuron["nbytes"]),
-        _cost(by_neuron["read_s"], 1, by_neuron["loaded"], by_neuron["read_bytes"]),
+        replace(neuron_read, gb_s=read.gb_s),
         float(pd.concat(times.values())["disturbed"].mean()),
     )
 
@@ -199,15 +202,16 @@ def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         places = [stand_ins.packed(model, way, folder) for way in TIMED]
         racing = [_held(place, way, layers) for place, way in zip(places, TIMED, strict=True)]
-        in_dram = _rows("token", _turns(racing), *KEYS)
+        in_dram = _rows("token", _turns(racing, model), *KEYS)
         reader = _held(stand_ins.packed(model, READ_BY, folder), READ_BY, layers, on_disk=True)
         spans = take_turns([reader], READS, TOKENS_READ, 1)
     return pd.concat([in_dram, _rows("read", spans[spans["stage"] == "read"], *KEYS)])
 
 
-def _turns(racing: list[Contestant]) -> pd.DataFrame:
-    """Turns of contestants that are opened once, since opening takes longer than a turn."""
-    return take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=True)
+def _turns(racing: list[Contestant], model: nn.Module) -> pd.DataFrame:
+    """Turns of contestants that are opened once, if memory holds all: opening takes longer than a turn."""
+    together = len(racing) * sum(weight.nbytes for weight in model.parameters())
+    return take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=together < memory_limits.free_bytes())
 
 
 def _held(folder: Path, way: PlannedWay, layers: int, on_disk: bool = False) -> Contestant:
@@ -271,7 +275,7 @@ def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
             labels = {"bits": way.bits, "layers": layers, "used": used}
             labels |= {"expert_bytes": nbytes, "dense_bytes": dense_bytes}
             racing.append(stand_ins.contestant(place, way, SAME, labels))
-        spans = _turns(racing)
+        spans = _turns(racing, model)
     keys, rows = ["bits", "layers", "used", "expert_bytes", "dense_bytes"], []
     for labels, turn in spans.groupby([*keys, "repetition"]):
         seconds = timeline_of(turn).total_s / TOKENS
