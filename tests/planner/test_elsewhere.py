@@ -53,6 +53,10 @@ def test_what_nothing_holds_comes_from_the_disk():
         limit_elsewhere(SHAPE, way("dense"), replace(small, links=Links(dram_to_device_gb_s=10)))
 
 
+def test_a_gpu_that_is_smaller_than_its_reserve_holds_nothing():
+    assert limit_elsewhere(SHAPE, way("int8"), resized(MACHINE, device_bytes=GB // 2)).device == 0
+
+
 def test_a_memory_that_is_not_there_cannot_be_resized():
     with pytest.raises(UserError, match="round has no device"):
         resized(replace(MACHINE, device=None), device_bytes=GB)

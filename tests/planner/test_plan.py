@@ -78,6 +78,7 @@ def test_the_first_way_is_the_fastest_within_the_loss(machine):
     assert "MODEL" in found.commands[0]  # a shape has no weights
     assert "limits it" in found.why
     assert any("perhaps faster: llama.cpp Q8_0" in line for line in found.advice)  # a limit is no prediction
+    assert any("faster at a higher price: spqr, 3 bits" in line for line in found.advice)
     assert "perplexity × 1.0" in found.why
     assert plan("llama2-7b", 6 * GB, loss=0.2, machine=machine).table["way"][0] == "spqr, 3 bits"
 
@@ -122,6 +123,11 @@ def test_the_command_prints_a_table_or_json(machine, capsys):
         (["llama2-7b", "--loss", "much"], "--loss much: expected a share such as 5% or 0.05"),
         (["llama2-7b", "--loss", "nan%"], "--loss nan%: expected a share"),
         (["llama2-7b", "--prompt-tokens", "0"], "--prompt-tokens 0: expected a whole number from 1"),
+        ([""], "the model has no name; choose a shape"),
+        (["llama2-7b", "--measure"], "of this architecture no weights can be loaded: leave --measure out"),
+        (["llama2-7b", "--text", "/nowhere.txt"], "unknown corpus '/nowhere.txt'"),
+        (["llama2-7b", "--machine", "phone-like", "--fresh"], "--fresh: plans for phone-like are by bytes alone"),
+        (["llama2-7b", "--machine", "phone-like", "--device-memory", "1GB"], "phone-like has one memory"),
         (["llama2-7c", "--dram", "6GB"], "unknown model 'llama2-7c'; did you mean 'llama2-7b'"),
     ],
 )

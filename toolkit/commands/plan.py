@@ -56,6 +56,8 @@ def plan(options: argparse.Namespace) -> None:
     if options.prompt_tokens < 1:
         raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
     if options.machine:
+        for option in [name for name in ("measure", "fresh") if getattr(options, name)]:
+            raise UserError(f"--{option}: plans for {options.machine} are by bytes alone; leave it out, or --machine")
         _elsewhere(options, dram_bytes, device_bytes, loss)
         return
     print("looking at the model and the machine", file=sys.stderr)

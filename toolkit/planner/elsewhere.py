@@ -51,7 +51,8 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Pla
     """
     memory, used = sizes.footprint(shape, way), sizes.token_bytes(shape, way)
     whole = memory.fixed_bytes + memory.units * memory.unit_bytes
-    device = 0.0 if machine.unified or machine.device is None else machine.device.capacity_bytes - RESERVED_BYTES
+    own = not machine.unified and machine.device is not None
+    device = max(0.0, machine.device.capacity_bytes - RESERVED_BYTES) if own else 0.0
     dram = OF_DRAM * machine.dram.capacity_bytes if machine.dram else 0.0
     if memory.needed_bytes > device + dram:
         raise UserError(
@@ -117,6 +118,10 @@ def limit_on_gpu(shape: ModelShape, way: PlannedWay, machine: Machine, device_by
 
 def resized(machine: Profile, dram_bytes: int | None = None, device_bytes: int | None = None) -> Profile:
     """The machine with other sizes of its memories. Raises `UserError` for a memory that it does not have."""
+    if machine.unified and device_bytes is not None:
+        raise UserError(
+            f"{machine.id} has one memory for CPU and GPU: give its size by --dram, without --device-memory"
+        )
     for tier, nbytes in {"dram": None if dram_bytes is None else dram_bytes / OF_DRAM, "device": device_bytes}.items():
         memory = getattr(machine, tier)
         if nbytes is not None and memory is None:

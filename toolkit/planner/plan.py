@@ -25,6 +25,7 @@ from toolkit.planner.quality import Quality, price_of, why_unpriced
 from toolkit.planner.speed import Machine, Speed, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
+from toolkit.text.corpora import check_corpus
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
 PROMPT_TOKENS = 64
@@ -78,7 +79,10 @@ def plan(
     """
     if loss < 0:
         raise UserError(f"loss={loss}: expected a share from 0, such as 0.05")
+    check_corpus(text)
     target = open_target(model)
+    if measure and not target.loadable:
+        raise UserError(f"{model}: of this {target.source} no weights can be loaded: leave --measure out")
     if device_bytes is not None and not (machine.profile.device if machine else describe()["gpu"]):
         raise UserError(
             f"{device_bytes / 1e6:.0f} MB of GPU memory: torch sees no GPU here; leave --device-memory out, or name "
@@ -168,7 +172,8 @@ def _why(best: pd.Series, loss: float) -> str:
         return f"{best['way']} is the fastest way, at a price that nobody has measured; {limits[best['limit']]}."
     price = f"perplexity × {best['relative']:.2f}, measured with {best['quality_of']}"
     within = f"within a loss of {loss:.0%}" if best["within"] else f"but none is within a loss of {loss:.0%}"
-    return f"{best['way']} is the fastest way {within} ({price}); {limits[best['limit']]}."
+    at_best = " by bytes, which is a limit and no prediction," if best["at_best"] else ""
+    return f"{best['way']} is the fastest way{at_best} {within} ({price}); {limits[best['limit']]}."
 
 
 def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_bytes: int | None) -> tuple[str, ...]:
@@ -193,6 +198,12 @@ def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Mac
         told = f"perhaps faster: {most['way']}, {most['tokens_s']:.3g} tokens/s at most by its bytes"
         how = f" (`run` with `{CUDA}`)" if most["gpu"] and not most["rival"] else ""
         found.append(f"{told}{how}; nothing was measured with this GPU" if most["gpu"] else told)
+    dearer = table[table["runs_here"] & ~table["at_best"].astype(bool) & (table["relative"] > best["relative"])]
+    dearer = dearer[(dearer["tokens_s"] > best["tokens_s"]) & ~dearer["within"]]
+    if len(dearer):
+        least = dearer.loc[dearer["relative"].idxmin()]
+        price = f"perplexity × {least['relative']:.2f}, measured with {least['quality_of']}"
+        found.append(f"faster at a higher price: {least['way']}, {least['tokens_s']:.3g} tokens/s ({price})")
     if machine.rates.disturbed >= BUSY:
         found.append("the machine was measured beside other work: plan again with --fresh when it is idle")
     if best["limit"] == "disk":

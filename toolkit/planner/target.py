@@ -79,6 +79,8 @@ def open_target(text: str) -> Target:
     An embedded model is downloaded if it is not there yet. Raises `UserError` for an unknown name, for a folder or file
     that cannot be read, and for a model with parts that `ModelShape` does not know.
     """
+    if not text:
+        raise UserError(f"the model has no name; {OTHERS}")
     if text in ARCHITECTURES:
         shape = ARCHITECTURES[text]
         return Target(text, shape, PUBLISHED_BYTES, False, ARCHITECTURE, "mixtral" if shape.experts else shape.family)
