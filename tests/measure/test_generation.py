@@ -15,6 +15,8 @@ from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
 from toolkit.timeline.spans import Span, Timeline
 
+PHASES = ("prompt", "generation")
+
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
@@ -31,9 +33,9 @@ def test_every_way_batch_and_phase_has_its_row(toy):
     table = generation_measurements(toys(prompt_tokens=5, new_tokens=3, batches=[2, 1]))
     rows = table.set_index(["batch", "phase", "method"])
     assert not rows.index.has_duplicates
-    ours = {(batch, phase, method) for batch in (1, 2) for phase in generation.PHASES for method in ("dense", "endor")}
+    ours = {(batch, phase, method) for batch in (1, 2) for phase in PHASES for method in ("dense", "endor")}
     packed = {(1, "generation", "endor_packed")}  # elsewhere it decodes, as endor does
-    assert set(rows.index) == ours | packed | {(1, phase, "accelerate") for phase in generation.PHASES}
+    assert set(rows.index) == ours | packed | {(1, phase, "accelerate") for phase in PHASES}
     assert (rows.loc[(slice(None), slice(None), "dense"), "speedup"] == 1).all()
     layer_bytes = sum(outputs * inputs * 2 for outputs, inputs in TOYS["toy-opt"].values())
     dense = rows.loc[(2, "generation", "dense")]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from toolkit.errors import UserError
 from toolkit.policies.dimms import by_chance, imbalance, loads
-from toolkit.policies.remapping import loads_by_window, remap
+from toolkit.policies.remapping import WINDOW, remap
 
 NEURONS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60)
 
@@ -79,27 +79,14 @@ def test_nothing_active_and_one_dimm():
     assert remapped([], [], 4) == ([], [])
 
 
-def test_windows_by_hand():
-    """Neurons 0 and 1 are active for all four tokens. After a window of two, one of them has moved."""
-    active = np.array([[1, 1, 0, 0]] * 4, dtype=bool)
-    dimm = np.array([0, 0, 1, 1], dtype=np.int8)
-    found, moved = loads_by_window(active, dimm, 2, window=2)
-    assert found.tolist() == [[2, 0], [2, 0], [1, 1], [1, 1]]
-    assert moved.tolist() == [1, 0]
-    assert dimm.tolist() == [0, 0, 1, 1]
-    fixed, none = loads_by_window(active, dimm, 2, window=None)
-    assert fixed.tolist() == [[2, 0]] * 4
-    assert none.tolist() == []
-
-
 def test_remapping_levels_a_steady_load():
     usage = np.random.default_rng(0).beta(0.12, 0.48, 4000)
     active = np.random.default_rng(1).random((40, 4000)) < usage
     dimm = np.sort(by_chance(4000, 8))[np.argsort(np.argsort(usage))]  # neurons of like frequency share a DIMM
-    fixed, _ = loads_by_window(active, dimm, 8, window=None)
-    moving, _ = loads_by_window(active, dimm, 8)
-    assert imbalance(fixed).mean() > 4
-    assert imbalance(moving[20:]).mean() < 1.2
+    assert imbalance(np.array([loads(token, dimm, 8) for token in active])).mean() > 4
+    for first in range(0, 20, WINDOW):
+        dimm, _ = remap(active[first : first + WINDOW].sum(0), dimm, 8)
+    assert imbalance(np.array([loads(token, dimm, 8) for token in active[20:]])).mean() < 1.2
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,13 @@ def test_as_sets_say(tokens, rows, actives):
 
 
 def test_what_cannot_be_held_is_refused():
-    window = SlidingWindow.of_bytes(units=10, tokens=2, budget_bytes=399, unit_bytes=100)
-    assert window.rows == 3
+    window = SlidingWindow(10, tokens=2, rows=3)
     steps(window, {0})
     with pytest.raises(UserError, match="one token needs 4 units, and memory holds 3: allow 4 or more"):
         window.step(np.arange(4))
     with pytest.raises(UserError, match="units 2 to 10: the layer has 0 to 9"):
         window.step(np.array([2, 10]))
     assert steps(window, {0, 1}) == [([], [1])]  # nothing was changed
-    with pytest.raises(UserError, match="a budget of 99 bytes holds no unit: one takes 100 bytes"):
-        SlidingWindow.of_bytes(10, tokens=2, budget_bytes=99, unit_bytes=100)
     for wrong in ({"units": 0}, {"tokens": 0}, {"rows": 0}):
         with pytest.raises(UserError, match="expected 1 or more"):
             SlidingWindow(**{"units": 4, "tokens": 2, "rows": 2} | wrong)

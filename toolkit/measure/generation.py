@@ -26,7 +26,6 @@ from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, all_ways
 from toolkit.timeline.spans import Timeline
 
-PHASES = ("prompt", "generation")
 STAGES = ("read", "decode", "compute", "other")
 TURN = ["method", "policy", "batch", "repetition", "mode", "disturbed", "measured_at"]
 LIMITED = ("speedup", "speedup_low", "speedup_high", "byte_limit")

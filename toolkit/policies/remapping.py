@@ -5,11 +5,10 @@ for window in windows:                                   # of 5 tokens
 """
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int8, Int64, Integer
+from jaxtyping import Int8, Int64, Integer
 
 from toolkit.errors import UserError
 from toolkit.kernels.common.tally import pick, tally
-from toolkit.policies.dimms import loads
 from toolkit.policies.residency import expect_positive
 
 WINDOW = 5  # tokens
@@ -55,26 +54,3 @@ def _leaving(heavy: Int64[np.ndarray, " levels"], light: Int64[np.ndarray, " lev
         found[activity] = count = min(int(heavy[activity]), difference // (2 * activity), left)
         difference, left = difference - 2 * activity * count, left - count
     return found
-
-
-def loads_by_window(
-    active: Bool[np.ndarray, "tokens neurons"],
-    dimm: Int8[np.ndarray, " neurons"],
-    dimms: int,
-    window: int | None = WINDOW,
-    limit: int | None = None,
-) -> tuple[Float64[np.ndarray, "tokens dimms"], Int64[np.ndarray, " windows"]]:
-    """Active neurons of each DIMM for each token, and how many neurons moved after each window.
-
-    `active` says which cold neurons each token uses. Without a window no neuron moves.
-    """
-    length = len(active) if window is None else window
-    expect_positive(window=length)
-    found, moved = [], []
-    for first in range(0, len(active), length):
-        tokens = active[first : first + length]
-        found += [loads(token, dimm, dimms) for token in tokens]
-        if window is not None:
-            dimm, neurons = remap(tokens.sum(0), dimm, dimms, limit)
-            moved.append(len(neurons))
-    return np.array(found), np.array(moved, dtype=np.int64)

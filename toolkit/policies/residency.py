@@ -38,13 +38,6 @@ class Residency(ABC):
         self.held: Bool[np.ndarray, " units"] = np.zeros(units, dtype=bool)
         self.clear()
 
-    @classmethod
-    def of_bytes(cls, units: int, *, budget_bytes: int, unit_bytes: int, **options: object) -> "Residency":
-        """A policy with as many rows as fit into a budget. Raises `UserError` if not even one unit fits."""
-        if budget_bytes < unit_bytes:
-            raise UserError(f"a budget of {budget_bytes} bytes holds no unit: one takes {unit_bytes} bytes")
-        return cls(units, rows=budget_bytes // unit_bytes, **options)
-
     def clear(self) -> None:
         """Hold nothing, and begin again."""
         self.held.fill(False)

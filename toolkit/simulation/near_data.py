@@ -16,7 +16,6 @@ from jaxtyping import Float
 from toolkit.errors import UserError
 from toolkit.machines.machine import GB, NearData
 
-LINK_PJ_A_BIT = 1.17  # of a DIMM-link (HERMES, table II)
 MULTIPLIERS = 256  # of a GEMV unit (table II): a profile's rate of computing is theirs
 
 
@@ -87,11 +86,6 @@ def with_multipliers(near: NearData, multipliers: int) -> NearData:
 def link_s(near: NearData, nbytes: Float[np.ndarray, "*shape"] | float) -> Float[np.ndarray, "*shape"] | float:
     """Seconds in which a DIMM-link moves bytes from one DIMM to another."""
     return np.divide(nbytes, near.link_gb_s * GB)
-
-
-def link_joules(nbytes: float) -> float:
-    """Energy of bytes that move over a DIMM-link."""
-    return nbytes * 8 * LINK_PJ_A_BIT * 1e-12
 
 
 def dimms_needed(near: NearData, nbytes: float) -> int:
