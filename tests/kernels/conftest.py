@@ -2,7 +2,7 @@
 
 import os
 
-if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":  # set before Numba is imported, as `run_cuda_checks` does
+if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":  # set before Numba is imported, as `test_cuda.py` does
     from numba.cuda.simulator import kernel
 
     from tests.kernels.simulator import Block
