@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
-from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.measure.turns import measured, median_turns, take_turns, turn_rates
 from toolkit.models import load_model
 from toolkit.models.architectures import ModelShape
 from toolkit.models.shape_of import shape_of
@@ -120,25 +120,17 @@ def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
                 for of_limit, name in ours
                 if of_limit == limit
             ]
-            rows.append(_turns(take_turns(racing, *count), trial.tokens))
+            rows.append(_turns(take_turns(racing, *count)))
         for limit, name in (case for case in cases if case not in ours):
             with stand_ins.rival(name, model, folder, text, {"way": name, "dram_bytes": limit}) as rival:
-                rows.append(_turns(take_turns([rival], *count, stay_open=True), trial.tokens))
+                rows.append(_turns(take_turns([rival], *count, stay_open=True)))
     return pd.concat(rows, ignore_index=True)
 
 
-def _turns(spans: pd.DataFrame, tokens: int) -> pd.DataFrame:
+def _turns(spans: pd.DataFrame) -> pd.DataFrame:
     """The medians over the turns of each way."""
-    keys, rows = ["dram_bytes", "way"], []
-    for (limit, name, _), turn in spans.groupby([*keys, "repetition"], sort=False):
-        read = turn.loc[turn["stage"] == "read", "nbytes"].sum() / tokens / 1e6
-        numbers = {"tokens_per_s": tokens / timeline_of(turn).total_s, "read_mb": read}
-        about = {name: turn[name].iloc[0] for name in ("disturbed", "mode")}
-        rows.append({"dram_bytes": limit, "way": name} | numbers | about)
-    turns = pd.DataFrame(rows).groupby(keys, sort=False)
-    found = turns["tokens_per_s"].agg(tokens_per_s="median", low="min", high="max")
-    others = {"read_mb": turns["read_mb"].median(), "disturbed": turns["disturbed"].mean()}
-    return found.assign(**others, mode=turns["mode"].first()).reset_index()
+    keys = ("dram_bytes", "way")
+    return median_turns(turn_rates(spans, *keys), *keys).drop(columns="memory_bytes").reset_index()
 
 
 def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:

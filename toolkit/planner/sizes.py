@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
-from toolkit.kernels.spqr.layout import tiles
-from toolkit.kernels.spqr.shared import TILE
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.by_neuron import GAP_BYTES, STAGED
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, PlannedWay
@@ -24,7 +22,6 @@ SCALE_BYTES = 2  # of a row of int8 weights
 NORMS = 6  # of a layer, at most (Gemma 3)
 OPT_VECTORS, OPT_POSITIONS = 9, 2050  # norms and biases of a layer that are as long as the hidden state; positions
 MATRICES = 9  # of a layer beside routed experts, at most: attention, router, shared experts
-OUTLIERS, OUTLIER_BYTES, OFFSET_BYTES = 0.01, 4, 4  # of SpQR: `pack`'s share, a column and a value, a row's offset
 SLOTS = POLICIES["pipelined"].slots
 MORE_NEEDED = 1.05  # neurons that a token needs, over those that thresholds leave: predictors name some more
 
@@ -122,10 +119,7 @@ def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
 
 
 def _matrix_bytes(matrix: tuple[int, int], way: PlannedWay) -> int:
-    form, (rows, columns) = way.stored.format, matrix
-    if form == "spqr":
-        tall, wide = tiles(matrix)
-        return round(8 * TILE * tall * wide + OUTLIERS * rows * columns * OUTLIER_BYTES + OFFSET_BYTES * (rows + 1))
+    form, rows = way.stored.format, matrix[0]
     scales = SCALE_BYTES * rows if way.dtype == INT8 else 0
     return expected_nbytes(form, matrix, way.sparsity, DTYPES[way.dtype]) + scales
 
