@@ -98,6 +98,9 @@ def test_ranges_come_from_what_was_measured_here(machine):
     found = history.spread("layers")
     assert (found.low, found.high, found.measurements) == (pytest.approx(0.83), pytest.approx(1.17), 4)
     assert history.spread("experts") is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(history, "_cost_model", lambda: "another")  # whose errors are not this one's
+        assert history.spread("layers") is None
     row = plan("llama2-7b", 6 * GB, machine=machine).table.iloc[0]
     assert row["low"] == pytest.approx(0.83 * row["tokens_s"])
 

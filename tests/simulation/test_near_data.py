@@ -1,4 +1,3 @@
-
 import pytest
 
 from toolkit.errors import UserError

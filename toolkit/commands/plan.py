@@ -41,7 +41,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--measure", action="store_true", help="evaluate this model's ways now, on few windows of text")
     parser.add_argument("--text", default="wiki-slice", help="to evaluate on (default: wiki-slice)")
     parser.add_argument("--prompt-tokens", type=int, default=64, help="before the first token (default: 64)")
-    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about two minutes")
+    parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about a minute")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
     parser.add_argument("--json", action="store_true", help="print the whole plan as JSON")
 

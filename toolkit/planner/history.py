@@ -3,22 +3,26 @@
     record("smollm2-135m", way, dram_bytes, predicted=speed.tokens_s, measured=9.1, disturbed=0.0)
     spread("layers")    # the ratios measured / predicted between which four of five measurements lie
 
-They are kept under the cache, a line a measurement, and give a prediction its range.
+They are kept under the cache, a line a measurement, and give a prediction its range. What an older cost model was off
+by says nothing of this one, so each line names the code that predicted.
 """
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
-from toolkit import paths
+from toolkit import paths, sources
 from toolkit.files import locked, make_folder, replacing
 from toolkit.machines.provenance import cpu_name
 from toolkit.planner.ways import PlannedWay
 
 FILE = "predictions.csv"
-COLUMNS = ["cpu", "model", "kind", "way", "dram_bytes", "predicted", "measured", "disturbed", "measured_at"]
+COST_MODEL = ("hits", "rates", "sizes", "speed")  # modules
+ABOUT = ["cpu", "cost_model", "model", "kind", "way", "dram_bytes"]
+COLUMNS = [*ABOUT, "predicted", "measured", "disturbed", "measured_at"]
 ENDS = (0.1, 0.9)  # quantiles of a range
 FEWEST = 4  # measurements that make a range
 
@@ -40,16 +44,18 @@ def record(
         return
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     numbers = {"dram_bytes": dram_bytes, "predicted": predicted, "measured": measured, "disturbed": disturbed}
-    row = {"cpu": cpu_name(), "model": model, "kind": way.kind, "way": way.name} | numbers | {"measured_at": moment}
+    about = {"cpu": cpu_name(), "cost_model": _cost_model(), "model": model, "kind": way.kind, "way": way.name}
+    row = about | numbers | {"measured_at": moment}
     file = _file()
     with locked(file.with_suffix(".lock")), replacing(file) as new:
         pd.concat([_table(file), pd.DataFrame([row])], ignore_index=True).to_csv(new, index=False)
 
 
 def measurements() -> pd.DataFrame:
-    """All that is kept of this machine's processor, with `COLUMNS`; the last one of each model, way and memory."""
+    """All that is kept of this processor and cost model, with `COLUMNS`; the last of each model, way and memory."""
     table = _table(_file())
-    return table[table["cpu"] == cpu_name()].drop_duplicates(["model", "way", "dram_bytes"], keep="last")
+    table = table[(table["cpu"] == cpu_name()) & (table["cost_model"] == _cost_model())]
+    return table.drop_duplicates(["model", "way", "dram_bytes"], keep="last")
 
 
 def spread(kind: str) -> Spread | None:
@@ -60,6 +66,13 @@ def spread(kind: str) -> Spread | None:
         return None
     low, high = ratios.quantile(list(ENDS))
     return Spread(low, high, len(ratios))
+
+
+@cache
+def _cost_model() -> str:
+    """The code that predicts, but for its comments."""
+    folder = paths.root() / "toolkit" / "planner"
+    return sources.fingerprint(folder / f"{name}.py" for name in COST_MODEL)[:12]
 
 
 def _file() -> Path:
