@@ -36,7 +36,8 @@ METHODS = {
     "spqr_ptcsr_packed": ("spqr_ptcsr", "spqr_ptcsr_packed"),
 }
 TOKEN = 7
-SLACK = 0.05  # of the largest logit: the products add in another order, and dense weights are rounded to 16 bits
+SLACK = 0.1  # of the largest logit. The products add in another order, and dense weights are rounded to 16 bits: the
+# farthest logit of a token is off by 0.02, with some calibrations by 0.06; by 0.85 if the last matrix is wrong
 
 
 @measured
