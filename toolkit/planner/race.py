@@ -112,7 +112,8 @@ def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
     count = (trial.repetitions, trial.tokens, skipped)
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         ours = [case for case in cases if chosen[case[1]].kind != RIVAL]
-        places = {name: stand_ins.packed(model, chosen[name], folder, _calibration(trial)) for _, name in ours}
+        calibration = None if trial.layers is not None else _tokens(trial, "calibration", stand_ins.CALIBRATED)
+        places = {name: stand_ins.packed(model, chosen[name], folder, calibration) for _, name in ours}
         for limit in dict.fromkeys(limit for limit, _ in cases):
             settings = {"dram_bytes": limit, "verify": False}
             racing = [
@@ -149,12 +150,9 @@ def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:
     return [way for way in chosen if way.runs_here or (way.kind == RIVAL and rivals)]
 
 
-def _calibration(trial: Trial) -> Tensor | None:
-    """Token ids that thresholds are fitted on."""
-    if trial.layers is not None:
-        return None
-    tokens = load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], "calibration").flatten()
-    return tokens[: stand_ins.CALIBRATED]
+def _tokens(trial: Trial, split: str, count: int) -> Tensor:
+    """The first token ids of a split of the corpus."""
+    return load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], split).flatten()[:count]
 
 
 def _limit(shape: ModelShape, trial: Trial, share: float) -> int:
@@ -167,8 +165,7 @@ def _text(trial: Trial, passes: int) -> list[Tensor]:
     """The tokens of a turn, one by one: evaluation text, since experts depend on it; of a twin, one again and again."""
     if trial.layers is not None:
         return [torch.tensor([[stand_ins.TOKEN]])] * passes
-    tokens = load_tokens(CORPUS, load_model(trial.model, torch.bfloat16)[1], "evaluation").flatten()[:passes]
-    return list(tokens.view(-1, 1, 1))
+    return list(_tokens(trial, "evaluation", passes).view(-1, 1, 1))
 
 
 @cache

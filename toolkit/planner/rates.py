@@ -28,7 +28,7 @@ from toolkit.machines.machine import GB
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.measure.turns import measured, take_turns, turn_rates
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
@@ -107,7 +107,7 @@ def rates(experts: bool = False, fresh: bool = False) -> Rates:
     reads = layers[layers["stage"] == "read"]
     read = fit_line(reads["nbytes"], reads["seconds"])
     long_s = by_neuron["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
-    neuron_read = _cost(by_neuron["read_s"], 1, by_neuron["loaded"], 0 * long_s, long_s)
+    neuron_read = _cost(by_neuron["read_s"], 1, by_neuron["loaded"], 0.0, long_s)
     token = {
         key: _cost(rows["seconds"], 1, rows["layers"], rows["layers"] * rows["nbytes"])
         for key, rows in layers[layers["stage"] == "token"].groupby(["method", "dtype"])
@@ -138,7 +138,7 @@ def _cost(
     seconds: pd.Series,
     once: pd.Series | float,
     count: pd.Series,
-    nbytes: pd.Series,
+    nbytes: pd.Series | float,
     beside_s: pd.Series | float = 0.0,
 ) -> Cost:
     """The cost with the least squares of relative errors, none of its parts below zero; `beside_s` is taken off."""
@@ -276,13 +276,10 @@ def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
             labels |= {"expert_bytes": nbytes, "dense_bytes": dense_bytes}
             racing.append(stand_ins.contestant(place, way, SAME, labels))
         spans = _turns(racing, model)
-    keys, rows = ["bits", "layers", "used", "expert_bytes", "dense_bytes"], []
-    for labels, turn in spans.groupby([*keys, "repetition"]):
-        seconds = timeline_of(turn).total_s / TOKENS
-        rows.append(
-            {**dict(zip(keys, labels, strict=False)), "seconds": seconds, "disturbed": turn["disturbed"].iloc[0]}
-        )
-    return _medians(pd.DataFrame(rows), keys).rename(columns={"expert_bytes": "nbytes"})
+    keys = ["bits", "layers", "used", "expert_bytes", "dense_bytes"]
+    turns = turn_rates(spans, *keys)
+    turns = turns.assign(seconds=1 / turns["tokens_per_s"])
+    return _medians(turns, keys).rename(columns={"expert_bytes": "nbytes"})
 
 
 def _medians(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
