@@ -72,6 +72,25 @@ def bfloat16_bits(value):
     return numba.uint16(rounded) if value == value else numba.uint16(0x7FC0)
 
 
+@numba.njit(inline="always")
+def float16_bits(value):
+    """The bits of the nearest fp16 number, ties to even, in integer arithmetic; subnormals included."""
+    bits = as_bits(numba.float32(value))
+    sign = numba.uint32(bits & numba.uint32(0x80000000))
+    magnitude = numba.uint32(bits ^ sign)
+    if magnitude >= numba.uint32((127 + 16) << 23):  # too large, an infinity or a NaN
+        rounded = numba.uint32(0x7E00) if magnitude > numba.uint32(255 << 23) else numba.uint32(0x7C00)
+    elif magnitude < numba.uint32(113 << 23):  # subnormal: an addition rounds at the last bit that fp16 has
+        half = numba.uint32(126 << 23)
+        rounded = numba.uint32(as_bits(as_float32(magnitude) + as_float32(half)) - half)
+    else:
+        odd = magnitude >> numba.uint32(13) & numba.uint32(1)
+        rebased = numba.uint32(magnitude - numba.uint32(112 << 23))  # the exponent's bias: 127 − 15
+        rounded = numba.uint32(rebased + numba.uint32(0xFFF) + odd) >> numba.uint32(13)
+    return numba.uint16(rounded | sign >> numba.uint32(16))
+
+
+FROM_FLOAT32 = {torch.float32: float32_bits, torch.float16: float16_bits, torch.bfloat16: bfloat16_bits}
 TO_FLOAT32 = {
     torch.float32: float32_from_float32,
     torch.float16: float32_from_float16,

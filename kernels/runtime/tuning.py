@@ -29,21 +29,25 @@ log = logging.getLogger(__name__)
 Runs = Mapping[str, Callable[[], object]]
 
 
-def fastest(operation: str, names: tuple[str, ...], prepare: Callable[[], Runs], threads: int) -> str:
+def fastest(
+    operation: str, names: tuple[str, ...], prepare: Callable[[], Runs], threads: int, module: str | None = None
+) -> str:
     """The name of the fastest way; the first name wins ties.
 
     Args:
-        operation: its key in the file, such as `"bitmap matvec bfloat16"`; the first word is the kernel family.
+        operation: its key in the file, such as `"bitmap matvec bfloat16"`; the first word names the file.
         names: the ways to choose from, the one to prefer first.
         prepare: makes a run of each name; called only if nothing fitting is kept.
         threads: how many the runs use.
+        module: the choice is made again when its code changes; None is the kernel family that the first word names.
 
     A cache that cannot be written, or code that cannot be read, gives the first name, with a warning.
     """
     if len(names) == 1:
         return names[0]
     try:
-        file = _file(operation.split()[0], threads)
+        name = operation.split()[0]
+        file = _file(name, threads, module or f"toolkit.kernels.{name}")
         seconds = read_json(file).get(operation, {})
         if set(seconds) != set(names):
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,9 +81,9 @@ def measure(runs: Runs, clock: Callable[[], float] = time.perf_counter) -> dict[
     return seconds
 
 
-def _file(family: str, threads: int) -> Path:
-    key = json.dumps([*machine(), threads, _code(family)])
-    return paths.cache_dir() / "kernels" / f"{family}-{sources.digest(key)[:16]}.json"
+def _file(name: str, threads: int, module: str) -> Path:
+    key = json.dumps([*machine(), threads, _code(module)])
+    return paths.cache_dir() / "kernels" / f"{name}-{sources.digest(key)[:16]}.json"
 
 
 @cache
@@ -99,5 +103,5 @@ def _cpu() -> str:
 
 
 @cache
-def _code(family: str) -> str:
-    return sources.fingerprint(sources.dependencies(f"toolkit.kernels.{family}"))
+def _code(module: str) -> str:
+    return sources.fingerprint(sources.dependencies(module))

@@ -49,14 +49,14 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
 VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
-TILE_ROWS_AT_ONCE = 8  # decoded in fp32 before they are rounded to another type, so that they stay in the caches
+BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
 
 @dataclass(frozen=True)
 class SpQRBackend(Backend):
     """A backend that decodes, too. `product` takes storage of outliers and bits of a column, and gives the function."""
 
-    decode: Callable  # of the same -> compiled function of tile rows
+    decode: Callable  # of the same, a type, and whether columns are put in order -> compiled function of tile rows
     prepare: Callable | None = None  # compiled: activations, prepared ones, a scale and a sum for each tile
     prepared: type = np.float32  # the type of the prepared activations
 
@@ -90,8 +90,11 @@ def decode(
     outliers: csr.Outliers,
     out: Float[Tensor, "rows columns"] | None = None,
     backend: str = "auto",
+    order: Int32[Tensor, " columns"] | None = None,
 ) -> Float[Tensor, "rows columns"]:
     """The dense matrix, of the outliers' shape: fp32, or rounded once to the type of `out`.
+
+    Column i of the words is column `order[i]` of the matrix; without an `order` both are the same.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
     `ValueError` for `words` or an `out` of the wrong shape, type or device.
@@ -100,22 +103,15 @@ def decode(
     expect("words", words, torch.int64, (*tiles(shape), TILE), device)
     out = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
     expect("out", out, out.dtype, shape, device)
-    if not out.is_floating_point():
-        raise ValueError(f"out is {out.dtype}; expected a floating-point type")
+    if out.dtype not in BITS:
+        raise ValueError(f"out is {out.dtype}; expected one of {', '.join(map(str, BITS))}")
     kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
         _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
-        return out
-    run = kernels.decode(outliers.name, column_bits(shape[1]))
-    bits, offsets, col_vals = _arrays(words, outliers)
-    at_once = len(words) if out.dtype == torch.float32 else TILE_ROWS_AT_ONCE
-    for first in range(0, len(words), max(1, at_once)):
-        rows = out[TILE * first : TILE * (first + at_once)]
-        some = rows if out.dtype == torch.float32 else torch.empty(rows.shape)
-        some_words, some_offsets = bits[first : first + at_once], offsets[first * (TILE // outliers.rows_at_once) :]
-        over_rows(run, len(some_words), some.nbytes, some_words, some_offsets, col_vals, some.numpy())
-        if some is not rows:
-            rows.copy_(some)
+        return out if order is None else out.copy_(out.index_select(1, order.argsort()))
+    run = kernels.decode(outliers.name, column_bits(shape[1]), out.dtype, order is not None)
+    bits = out.view(BITS[out.dtype]).numpy()
+    over_rows(run, len(words), out.nbytes, *_arrays(words, outliers), _places(order), bits)
     return out
 
 
@@ -206,6 +202,11 @@ def _product(kernels: SpQRBackend, words: Tensor, outliers: csr.Outliers, x: np.
 def _run(product: Product) -> None:
     for task in (*product.before, product.task):
         task()
+
+
+def _places(order: Tensor | None) -> np.ndarray:
+    """Where each column of the matrix lies in the words. An order of the columns, whatever `order` holds."""
+    return np.empty(0, np.uint32) if order is None else order.argsort().numpy().astype(np.uint32)
 
 
 def _arrays(words: Tensor, outliers: csr.Outliers) -> tuple[np.ndarray, ...]:

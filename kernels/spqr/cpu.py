@@ -7,8 +7,9 @@ from functools import cache
 
 import numba
 import numpy as np
+import torch
 
-from toolkit.kernels.common.elements import float32_from_float16
+from toolkit.kernels.common.elements import FROM_FLOAT32, float32_from_float16
 from toolkit.kernels.csr import cpu as csr
 from toolkit.kernels.runtime.compiled import compiled
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO, code, dequantise
@@ -103,12 +104,15 @@ def product(decode, multiply, storage: str, bits: int):
 
 
 @cache
-def decoded(decode, storage: str, bits: int):
-    """The compiled function that decodes tile rows, outliers included, into the fp32 matrix `out`."""
-    add_outliers = csr.add_weights(storage, bits)
+def decoded(decode, storage: str, bits: int, dtype: torch.dtype, ordered: bool):
+    """The compiled function that decodes tile rows, outliers included, into `out`, which holds the bits of `dtype`.
+
+    If `ordered`, column `c` of `out` is column `places[c]` of the words; else both orders are the same.
+    """
+    add_outliers, to_bits = csr.add_weights(storage, bits), FROM_FLOAT32[dtype]
 
     @compiled
-    def decoded(words, offsets, col_vals, out, first, last):
+    def decoded(words, offsets, col_vals, places, out, first, last):
         dense = np.empty((TILE, TILE * words.shape[1]), np.float32)
         for tall in range(first, last):
             rows = min(TILE, len(out) - TILE * tall)
@@ -116,6 +120,7 @@ def decoded(decode, storage: str, bits: int):
             add_outliers(offsets, col_vals, tall, rows, dense)
             for row in range(rows):
                 for column in range(out.shape[1]):
-                    out[TILE * tall + row, column] = dense[row, column]
+                    source = places[column] if ordered else numba.uint32(column)
+                    out[TILE * tall + row, column] = to_bits(dense[row, source])
 
     return decoded

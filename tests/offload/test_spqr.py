@@ -10,6 +10,7 @@ from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, FormatError
 from toolkit.offload import model as offloaded
+from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
 from toolkit.pruning.calibration import Calibration
@@ -23,6 +24,7 @@ from toolkit.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+LONG = torch.arange(MOST_VECTORS + 1)[None]  # decoded by every method
 SPREAD = LayerMap(0, 1, LAYERS - 1)
 
 
@@ -54,10 +56,12 @@ def test_a_store_of_both_formats_gives_the_logits_of_the_model_in_memory(served,
     assert {run.format for run in Store.open(folder).index.ops} == QUANTISED.keys()
     for method in ("spqr", "spqr_packed"):
         with torch.no_grad(), OffloadedModel.open(folder, method, placement=SPREAD) as ours:
-            assert torch.equal(ours.model(PROMPT).logits, model(PROMPT).logits)
-            single, found = model(PROMPT[:, :1]).logits, ours.model(PROMPT[:, :1]).logits
-            tolerance = 8 * LAYERS * max(2**-10, torch.finfo(dtype).eps) * float(single.abs().max())
-            torch.testing.assert_close(found, single, rtol=0, atol=tolerance if method == "spqr_packed" else 0)
+            assert torch.equal(ours.model(LONG).logits, model(LONG).logits)
+            for tokens in (PROMPT, PROMPT[:, :1]):
+                found, expected = ours.model(tokens).logits, model(tokens).logits
+                tolerance = 8 * LAYERS * max(2**-10, torch.finfo(dtype).eps) * float(expected.abs().max())
+                torch.testing.assert_close(found, expected, rtol=0, atol=tolerance if method == "spqr_packed" else 0)
+                assert torch.equal(found, expected) != (method == "spqr_packed")
 
 
 def test_a_gpu_gets_weights_that_the_cpu_decoded(served, monkeypatch):

@@ -32,6 +32,7 @@ class Endor(Bitmap, Packed):
     name = "endor"
     version = 2  # version 1 had no block offsets
     has_matvec = True
+    has_batched_matvec = True
     row_index = ("row_offsets",)
 
     @classmethod
@@ -43,7 +44,7 @@ class Endor(Bitmap, Packed):
         bitmap.decompress(self, out=out)
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The product with `x` [columns], read straight from the packed form, as fp32 [rows]."""
+        """The product with `x` [*batch, columns], read straight from the packed form, as fp32 [*batch, rows]."""
         return bitmap.matvec(self, x)
 
     def product(self, x: Tensor, out: Tensor) -> Product:

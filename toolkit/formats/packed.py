@@ -51,6 +51,7 @@ class Packed(ABC):
     version: ClassVar[int] = 1
     is_dense: ClassVar[bool] = False  # the stored tensor is the dense matrix, so nothing is ever decoded
     has_matvec: ClassVar[bool] = False  # `matvec` reads the packed form and makes no dense matrix
+    has_batched_matvec: ClassVar[bool] = False  # `matvec` takes several vectors, [batch, columns], too
     multiplied_packed: ClassVar[bool] = False  # so much quicker than decoding that `run` does it unless told otherwise
     row_index: ClassVar[tuple[str, ...]] = ()  # the tensors, if there, that `row_slices` must know
 

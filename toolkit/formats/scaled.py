@@ -66,6 +66,11 @@ class Scaled(Packed):
         return self.packed.has_matvec
 
     @property
+    def has_batched_matvec(self) -> bool:
+        """Whether that product takes several vectors."""
+        return self.packed.has_batched_matvec
+
+    @property
     def stored(self) -> Packed:
         """The packed integers."""
         return self.packed
@@ -89,7 +94,7 @@ class Scaled(Packed):
         return dequantise(self.packed.dense_in(behind), self.scales, out=out)
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The integers times `x` [columns], then each row times its scale, in fp32 [rows]."""
+        """The integers times `x` [*batch, columns], then each row times its scale, in fp32 [*batch, rows]."""
         return self.packed.matvec(x).mul_(self.scales)
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:

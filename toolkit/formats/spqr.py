@@ -19,7 +19,7 @@ from toolkit.kernels.runtime.program import Product
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
 
-ROWS_AT_ONCE = 8 * spqr.TILE  # decoded before their columns are put in order, so that they stay in the cache
+ROWS_AT_ONCE = 8 * spqr.TILE  # decoded at a time where rows are checked, so that they stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +36,7 @@ class SpQRMatrix(Packed):
 
     name = "spqr"
     has_matvec = True
+    has_batched_matvec = True
     multiplied_packed = True
     row_index = ("offsets", "permutation")
     storage: ClassVar[str] = "csr"
@@ -98,14 +99,7 @@ class SpQRMatrix(Packed):
         return 8 * self.nbytes / max(1, self.shape[0] * self.shape[1])
 
     def _fill(self, out: Tensor) -> None:
-        if self.permutation is None:
-            spqr.decode(self.words, self.outliers, out)
-            return
-        places = self.permutation.argsort()  # an order of the columns, whatever the file holds
-        for first in range(0, self.shape[0], ROWS_AT_ONCE):
-            last = min(first + ROWS_AT_ONCE, self.shape[0])
-            rows = out[first:last]
-            torch.index_select(self._stored_rows(first, last, self.shape[1]), 1, places, out=rows)
+        spqr.decode(self.words, self.outliers, out, order=self.permutation)
 
     def _stored_rows(self, first: int, last: int, columns: int) -> Tensor:
         """Rows in the order of the words' columns; more columns than the matrix has show what pads the words."""
@@ -114,9 +108,9 @@ class SpQRMatrix(Packed):
         return self.of_rows((last - first, columns), self.dtype, tensors).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
-        """The matrix times `x` [columns] in fp32, read straight from the packed form."""
+        """The matrix times `x` [*batch, columns] in fp32, read straight from the packed form."""
         check_operand(x)
-        return spqr.matvec(self.words, self.outliers, x if self.permutation is None else x[self.permutation])
+        return spqr.matvec(self.words, self.outliers, x if self.permutation is None else x[..., self.permutation])
 
     def product(self, x: Tensor, out: Tensor) -> Product:
         """The same, to be run again and again."""

@@ -1,14 +1,20 @@
 """A linear layer whose weight is elsewhere: it is fetched, made dense if its method needs that, used and released."""
 
 from collections.abc import Callable
+from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
+from toolkit.kernels.runtime import tuning
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.timeline.spans import Recorder
+
+MOST_VECTORS = 32  # of more, decoding is a small part of the product
+LARGE = 1 << 20  # elements; smaller matrices are not worth measuring
 
 
 class OffloadedLinear(nn.Module):
@@ -16,8 +22,8 @@ class OffloadedLinear(nn.Module):
 
     `fetch()` returns its packed weight each time it runs. `scratch` are the bytes that weights are made dense in,
     `OpRun.scratch_bytes` of the largest; all layers share them. With `packed`, single tokens are multiplied with the
-    packed form, if its format has such a product, and only prompts use `scratch`. Weight and scratch are in the memory
-    of `device`.
+    packed form, if its format has such a product. So are a few tokens on a CPU, if that is faster there than decoding;
+    longer prompts use `scratch`. Weight and scratch are in the memory of `device`.
     """
 
     def __init__(
@@ -39,9 +45,10 @@ class OffloadedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
-        weight = self.weight()
-        if self.packed and weight.has_matvec and x.numel() == self.in_features:
-            y = self._product(weight, x.reshape(-1)).to(x.dtype)
+        weight, vectors = self.weight(), x.numel() // max(1, self.in_features)
+        if self._multiplies_packed(weight, vectors):
+            given = x.reshape(-1) if vectors == 1 else x.reshape(-1, self.in_features)
+            y = self._product(weight, given).to(x.dtype)
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
         dense = self._dense(weight)
         begun_s = self.recorder.now_s()
@@ -66,6 +73,11 @@ class OffloadedLinear(nn.Module):
         """Shape, as `nn.Linear` shows it."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
+    def _multiplies_packed(self, weight: Packed, vectors: int) -> bool:
+        if vectors == 1 or not isinstance(self._device, Cpu):
+            return self.packed and weight.has_matvec and vectors == 1
+        return self.packed and multiplied_packed(weight, vectors, self._scratch)
+
     def _product(self, weight: Packed, x: Tensor) -> Tensor:
         begun_s = self.recorder.now_s()
         y = weight.matvec(x)
@@ -79,6 +91,31 @@ class OffloadedLinear(nn.Module):
         dense = weight.dense_in(self._scratch)
         self.ended("decode", begun_s, dense.nbytes)
         return dense
+
+
+def multiplied_packed(weight: Packed, vectors: int, scratch: Tensor) -> bool:
+    """Whether so many vectors are multiplied with the packed form: it is faster than to decode it and multiply.
+
+    That is measured with the first large matrix of a format, for 2, 4, ... 32 vectors, and kept for the machine.
+    """
+    if not weight.has_batched_matvec or not 1 < vectors <= MOST_VECTORS:
+        return False
+    if weight.shape[0] * weight.shape[1] < LARGE:
+        return True
+    batch = 1 << (vectors - 1).bit_length()
+
+    def prepare() -> tuning.Runs:
+        x = torch.ones(batch, weight.shape[1])
+        return {"packed": partial(weight.matvec, x), "decoded": lambda: _by_torch(x.to(weight.dtype), weight, scratch)}
+
+    stored = weight.stored
+    operation = f"{stored.name} prompt {weight.dtype} {stored.dtype} {batch}".replace("torch.", "")
+    module = type(stored).__module__
+    return tuning.fastest(operation, ("packed", "decoded"), prepare, torch.get_num_threads(), module) == "packed"
+
+
+def _by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
+    return functional.linear(x, weight.dense_in(scratch))
 
 
 def _closed() -> Packed:
