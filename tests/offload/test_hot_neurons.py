@@ -16,7 +16,6 @@ from toolkit.offload.by_neuron import USAGE
 from toolkit.offload.hot_neurons import choose
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_ffn import NeuronFFN
-from toolkit.offload.speculative import speculate
 from toolkit.predictors import CopyLast
 from toolkit.predictors.foresight import Stateless
 from toolkit.storage.neuron_packing import pack_neurons
@@ -237,13 +236,6 @@ def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
 def test_usage_is_a_share(wrong):
     with pytest.raises(UserError, match=f"usage of layer 1: share {wrong}; expected a share from 0 to 1"):
         Usage("tiny", (torch.tensor([0.5]), torch.tensor([0.1, wrong])))
-
-
-def test_a_draft_takes_hot_neurons_as_well(llama, gpu):
-    options = {"usage": drawn_usage(), "device": "cuda", "device_bytes": device_bytes(llama, 3000)}
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors, **options) as ours:
-        found = speculate(ours, PROMPT, GREEDY["max_new_tokens"])
-    assert torch.equal(found.tokens, llama.expected(**GREEDY))
 
 
 def test_after_its_end_nothing_is_held(llama, gpu):

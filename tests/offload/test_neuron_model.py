@@ -20,7 +20,6 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import by_neuron
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.speculative import speculate
 from toolkit.policies.lru import Lru
 from toolkit.policies.placement import LayerMap
 from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
@@ -322,7 +321,7 @@ def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token
     with OffloadedModel.open(llama.folder, predictors=predictors) as ours:
         assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
         with pytest.raises(UserError, match="predictors with a state"):
-            speculate(ours, PROMPT, 2)
+            ours.generate(PROMPT, draft=ours, **GREEDY)
     first, *rest = predictors[0].events
     assert first == ("start", PROMPT.shape[1])
     assert [event if isinstance(event, str) else "observe" for event in rest] == ["predict", "observe"] * 11

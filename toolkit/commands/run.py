@@ -19,6 +19,10 @@ WEIGHTS_HELP = """\
 Its sums run in another order, so the last digits differ, and now and then another token is the likeliest.
 Without the option, spqr is multiplied packed on a CPU, since decoding takes far longer than the product; all else is
 decoded.
+
+--draft FOLDER2 has that copy propose tokens, and the model of the folder check several of them in one pass. The text is
+the full model's own. The copy has to fit whole into --dram, beside what the model itself needs; what both have in
+common, such as embeddings and head, is held once.
 """
 
 
@@ -39,6 +43,8 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--policy", default="pipelined", choices=[*early_checks.POLICIES], help="default: pipelined")
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=early_checks.READERS, help=readers)
+    parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
+    parser.add_argument("--draft-tokens", type=int, help="drafted a pass (default: while a further one is worth it)")
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
@@ -49,6 +55,7 @@ def run(options: argparse.Namespace) -> None:
     """Generate text with a packed model, printed as it comes."""
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
+    _check_draft(options)
     kind = kind_of(options.folder, options.format)
     RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 
@@ -63,6 +70,17 @@ def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:
         raise UserError(f"unknown device {options.device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")
     budgets = {"dram_bytes": ("--dram", options.dram), "device_bytes": ("--device-memory", options.device_memory)}
     return {name: bytes_of(*given) for name, given in budgets.items()}
+
+
+def _check_draft(options: argparse.Namespace) -> None:
+    if options.draft_tokens is not None and (options.draft is None or options.draft_tokens < 1):
+        raise UserError(f"--draft-tokens {options.draft_tokens}: expected a whole number from 1, with --draft")
+    if options.draft is None:
+        return
+    if options.compare:
+        raise UserError("--compare has no row with a draft: leave --draft out")
+    if kind_of(options.draft) == "checkpoint":
+        raise UserError(f"--draft {options.draft}: is a checkpoint; name a folder that `python -m toolkit pack` wrote")
 
 
 def bytes_of(option: str, text: str | None) -> int | None:

@@ -44,6 +44,7 @@ CHECKPOINT = Runner(
     _run_checkpoint,
     lambda options: {
         "--compare": options.compare,
+        "--draft": options.draft,
         "--format": options.format,
         "--dram": options.dram,
         "--device-memory": options.device_memory,
@@ -80,8 +81,8 @@ def _of_parts(held: Callable[..., str], holds: str, *but: str) -> Runner:
     """The runner of folders whose parts are read as tokens need them. They have no option of layers but some."""
 
     def run(options: Namespace, kind: str, budgets: Budgets) -> None:
-        with opened(options, None, budgets) as model:
-            generate_timed(options, model, held)
+        with opened(options, None, budgets) as (model, draft):
+            generate_timed(options, model, held, draft)
 
     def absent(options: Namespace) -> Mapping[str, object]:
         return {name: value for name, value in _of_whole_layers(options).items() if name not in but}
@@ -107,8 +108,8 @@ def _run_layers(options: Namespace, form: str, budgets: Budgets) -> None:
     if options.compare:
         compare(options, form, budgets)
         return
-    with opened(options, lambda: method_of(form, options.weights, options.device), budgets) as model:
-        generate_timed(options, model, _held_layers)
+    with opened(options, lambda: method_of(form, options.weights, options.device), budgets) as (model, draft):
+        generate_timed(options, model, _held_layers, draft)
 
 
 def method_of(form: str, weights: str | None, device: str) -> str:

@@ -73,6 +73,9 @@ class ByExpert:
             for name, linear in decoder_linears(block).items():
                 block.set_submodule(name, resident(linear, name, layer, recorder))
 
+    def settle(self, tokens: int) -> None:
+        """Experts stay as the policy says, whichever tokens used them."""
+
     def close(self) -> None:
         """Release the memory."""
         for ffn in self.ffns:
@@ -113,11 +116,11 @@ def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) ->
 
     Layers get the same number, and the first ones what is left. Raises `UserError` for a budget that is too small.
     """
-    budget, store = opening.budgets["dram"], opening.store
+    budget = opening.budgets["dram"]
     shared = max(_bytes_of_shared(experts) for experts in outline.values())  # of the layer that is being replaced
     least = sum(experts.per_token for experts in outline.values())
-    budget.check(rest=store.rest_bytes, shared=shared, slots=whole_pages(least * slot_bytes))
-    budget.take(rest=store.rest_bytes, shared=shared)
+    budget.check(rest=opening.rest_bytes, shared=shared, slots=whole_pages(least * slot_bytes))
+    budget.take(rest=opening.rest_bytes, shared=shared)
     slots = {layer: experts.per_token for layer, experts in outline.items()}
     if opening.options.window:  # else nothing stays
         whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES

@@ -8,7 +8,6 @@ others that a token needs (`toolkit.offload.hot_neurons`).
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import accumulate
 
 import numpy as np
@@ -108,18 +107,12 @@ class ByNeuron:
         hot = place(np.flatnonzero(self.hot[number]), held, self._opening.device, recorder, number)
         return SplitFFN(hot, *settings, _on_cpu(bias), passes, recorder)
 
-    @contextmanager
-    def drafting(self) -> Iterator[None]:
-        """Inside the block nothing is read: FFNs compute with the neurons that memory holds."""
-        for ffn in self.ffns:
-            ffn.reads = False
-        try:
-            yield
-        finally:
-            for ffn in self.ffns:
-                ffn.reads = True
+    @property
+    def learns(self) -> bool:
+        """Whether a predictor has a state, which tokens change."""
+        return any(predictor is not None and predictor.stateful for predictor in self.predictors)
 
-    def keep(self, tokens: int) -> None:
+    def settle(self, tokens: int) -> None:
         """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
         for ffn in self.ffns:
             ffn.keep(tokens)
@@ -160,7 +153,7 @@ def _hot(opening: Opening, ffns: Sequence[FFN]) -> Masks:
     neurons = [ffn.neurons for ffn in ffns]
     if not options.on_gpu:
         return [np.zeros(count, dtype=bool) for count in neurons]
-    budget.take(rest=store.rest_bytes)
+    budget.take(rest=opening.rest_bytes)
     usage = _packed_usage(store) if options.usage is None else options.usage
     left_bytes = int(min(budget.left_bytes, _row_bytes(store, ffns) * sum(neurons)))
     hot = choose(usage, neurons, left_bytes, _row_bytes(store, ffns))
@@ -189,7 +182,7 @@ def _shares(opening: Opening, ffns: Sequence[FFN], predictors: ForLayers, hot: M
     store, options, budget = opening.store, opening.options, opening.budgets["dram"]
     neurons = [max(1, int(np.count_nonzero(~mask))) for mask in hot]
     passing = min(STAGED, max(neurons))
-    fixed = {"rest": 0 if options.on_gpu else store.rest_bytes}
+    fixed = {"rest": 0 if options.on_gpu else opening.rest_bytes}
     fixed |= {
         "predictors": sum(predictor.nbytes for predictor in predictors if predictor),
         "buffer": whole_pages(_buffer_bytes(store, ffns)),

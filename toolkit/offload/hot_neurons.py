@@ -90,7 +90,7 @@ class SplitFFN(NeuronFFN):
         """What both give, on the device. Its span ends when the CPU is ready as well, and both have been added."""
         hot, begun_s = self.hot, self._recorder.now_s()
         total = ffn_of(hot.rows, hot.bias, x, self.maths)  # launched; the CPU goes on
-        self._hot_fired = fired(hot.rows, hot.bias, hot.numbers, x, self.maths) if self._learns and self.reads else []
+        self._hot_fired = fired(hot.rows, hot.bias, hot.numbers, x, self.maths) if self._learns else []
         total += super()._run(x.cpu()).to(total.device)
         hot.device.wait()
         self._recorder.record("compute", "ffn", hot.device.tier, begun_s, hot.rows.nbytes, self.layer)

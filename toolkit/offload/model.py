@@ -23,6 +23,7 @@ from toolkit.offload.budget import Budget
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
+from toolkit.offload.draft import Speculation, Speculative, check_draft
 from toolkit.offload.options import Options
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
@@ -48,6 +49,7 @@ class OffloadedModel:
     `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) brings the
     weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Embeddings,
     norms, biases and the head stay in the memory of `device`. `budgets` are those of the tiers "dram" and "device".
+    `speculation` counts what the last text with a draft took.
     """
 
     store: Store
@@ -59,18 +61,24 @@ class OffloadedModel:
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
     _step: SingleToken | None = None
+    speculation: Speculation | None = None
 
     @classmethod
-    def open(cls, folder: str | Path, method: str | None = None, **settings: object) -> Self:
+    def open(
+        cls, folder: str | Path, method: str | None = None, beside: Self | None = None, **settings: object
+    ) -> Self:
         """Open a folder that `pack_model`, `pack_neurons` or `pack_experts` of `toolkit.storage` wrote.
 
         `settings` are the other fields of `Options`. Raises what `from_options` raises.
         """
-        return cls.from_options(folder, Options(method, **settings))
+        return cls.from_options(folder, Options(method, **settings), beside)
 
     @classmethod
-    def from_options(cls, folder: str | Path, options: Options) -> Self:
+    def from_options(cls, folder: str | Path, options: Options, beside: Self | None = None) -> Self:
         """Open a packed model.
+
+        `beside` is another opened model. Both keep within its budgets, and hold once what both have in common, such as
+        embeddings and head; so the options' own budgets are left out then.
 
         Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
         options that the folder's layout does not have, or a budget that is too small; the message says how much is
@@ -78,14 +86,15 @@ class OffloadedModel:
         """
         with ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
-            budgets = budgets_of(options, device)
+            budgets = _budgets(options, device, beside)
             store, recorder = Store.open(folder), Recorder()
             variant = store.variants[0] if len(store.variants) == 1 else ""
-            opening = Opening(store, options, device, budgets, recorder, stack)
+            common = {} if beside is None else _common(store, beside)
+            opening = Opening(store, options, device, budgets, recorder, stack, common)
             strategy = STRATEGIES.get(variant, Streamed)(opening)
             opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
-                opened._take_over()
+                opened._take_over(common)
             opened._stack = stack.pop_all()
         return opened
 
@@ -109,14 +118,33 @@ class OffloadedModel:
         """All reads, copies, decodes, bookkeeping, predictions and products since the model was opened."""
         return self.recorder.timeline()
 
-    def generate(self, *arguments: Tensor, **named: object) -> Tensor:
+    def generate(
+        self, *arguments: Tensor, draft: Self | None = None, draft_tokens: int | None = None, **named: object
+    ) -> Tensor:
         """Hugging Face's `generate`, without gradients. Tensors are moved to the device first.
 
-        Raises `UserError` if another thread runs or closes this model.
+        With a `draft`, an opened packed copy of this model, the draft proposes tokens and this model checks several in
+        one pass (`toolkit.offload.draft`); `speculation` counts them. `draft_tokens` are proposed a pass; None
+        proposes tokens while a further one is worth its time.
+
+        Raises `UserError` if another thread runs or closes this model, and for a draft of another model.
         """
+        if draft is not None:
+            named["custom_generate"] = self._with(draft, draft_tokens)
         with self._turn.taken(), torch.no_grad(), self.device.within_memory():
             moved = {name: self._on_device(value) for name, value in named.items()}
             return self.model.generate(*map(self._on_device, arguments), **moved)
+
+    def _with(self, draft: Self, tokens: int | None) -> Speculative:
+        """The decoding method that has this draft. Raises `UserError` for one that cannot serve this model."""
+        check_draft(self.model, draft.model)
+        if draft.device.tier != self.device.tier:
+            raise UserError("the draft is on another device than the model: open both on one device")
+        if isinstance(self.strategy, ByNeuron) and self.strategy.learns:
+            raise UserError("predictors with a state would learn from tokens that are not accepted: take others")
+        method = Speculative(draft.model, self.strategy.settle, tokens)
+        self.speculation = method.counts
+        return method
 
     def close(self) -> None:
         """Wait for the pass and the read under way, close the files and release the weights.
@@ -137,9 +165,9 @@ class OffloadedModel:
         """Close it."""
         self.close()
 
-    def _take_over(self) -> None:
+    def _take_over(self, common: Mapping[str, Tensor]) -> None:
         """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
-        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest()}
+        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(without=common)} | dict(common)
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
@@ -153,3 +181,20 @@ class OffloadedModel:
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
+
+
+def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None) -> Mapping[str, Budget]:
+    if beside is None:
+        return budgets_of(options, device)
+    for name in ("dram_bytes", "device_bytes"):
+        if (limit := getattr(options, name)) is not None:
+            raise UserError(f"{name}={limit}: both models keep within the limit of the one that was opened first")
+    return beside.budgets
+
+
+def _common(store: Store, beside: OffloadedModel) -> dict[str, Tensor]:
+    """The tensors, no op's weights, that are the same in another opened model."""
+    there = {run.name: run.sha256 for run in beside.store.index.rest}
+    tensors = beside.model.state_dict(keep_vars=True)
+    same = [run.name for run in store.index.rest if there.get(run.name) == run.sha256 and run.name in tensors]
+    return {name: tensors[name].data for name in same}

@@ -35,9 +35,9 @@ class NeuronFFN(nn.Module):
 
     `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
     share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
-    memory holds, the neurons come in parts, whose sums are added up. While `reads` is False, it computes with what
-    memory holds. A pass of several tokens is a prompt: a predictor with a state needs all neurons for it, and starts
-    with what fired. In a `fixed_order` neurons are added up by their number, and come in parts by their number.
+    memory holds, the neurons come in parts, whose sums are added up. A pass of several tokens is a prompt: a predictor
+    with a state needs all neurons for it, and starts with what fired. In a `fixed_order` neurons are added up by their
+    number, and come in parts by their number.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class NeuronFFN(nn.Module):
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.residency.units)
         self._learns = predictor is not None and predictor.stateful
-        self.reads, self._of_tokens = True, []
+        self._of_tokens: list[Int64[np.ndarray, " active"]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., hidden], in the type of `x`."""
@@ -73,8 +73,6 @@ class NeuronFFN(nn.Module):
         self.store, self._run = None, _closed
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        if not self.reads:
-            return self._with_bias(self._sum(x))
         active = self._needed(x)
         if self.passes:
             self.store.clear()

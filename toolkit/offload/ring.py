@@ -43,7 +43,7 @@ class Ring(Generic[Buffer]):
     ):
         self._slots = [Slot(buffer) for buffer in buffers]
         self._following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
-        self._fetch, self._view = fetch, view
+        self._fetch, self._view, self._used = fetch, view, None
 
     def layer(self, number: int) -> Mapping[str, Packed]:
         """The weights of a layer, in place, good until the next call. Raises what `fetch` and its future raise."""
@@ -56,13 +56,19 @@ class Ring(Generic[Buffer]):
         """The buffer that holds a layer, good until the next call. Raises what `layer` raises."""
         return self._arrived(number).buffer
 
+    def go_on(self) -> None:
+        """Say that the layer in use is not needed any more, so that its slot takes part in fetching ahead."""
+        used, self._used = self._used, None
+        if len(self._slots) > 1 and used is not None and used.number is not None:
+            self._start(used, self._following[self._following[used.number]])
+
     def close(self) -> None:
         """Wait for the layers that are on their way, and release the buffers."""
         for slot in self._slots:
             if slot.coming is not None:
                 with suppress(Exception):  # this layer is not needed any more
                     slot.coming.result()
-        self._slots = []
+        self._slots, self._used = [], None
 
     def _arrived(self, number: int) -> Slot:
         slot = self._slot_for(number)
@@ -70,6 +76,7 @@ class Ring(Generic[Buffer]):
             # start this before waiting: its slot is free, and the disk does not pause between two reads
             self._start(next(other for other in self._slots if other is not slot), following)
         self._wait(slot)
+        self._used = slot
         return slot
 
     def _slot_for(self, number: int) -> Slot:

@@ -7,11 +7,11 @@ budgets, and puts modules of its own in the places of the model's. What it reads
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
@@ -29,7 +29,10 @@ from toolkit.timeline.spans import Recorder
 
 @dataclass(frozen=True, eq=False)
 class Opening:
-    """A folder that is being opened; `stack` closes what a strategy opens."""
+    """A folder that is being opened; `stack` closes what a strategy opens.
+
+    `common` are the tensors, no op's weights, that another opened model holds already.
+    """
 
     store: Store
     options: Options
@@ -37,6 +40,12 @@ class Opening:
     budgets: Mapping[str, Budget]
     recorder: Recorder
     stack: ExitStack
+    common: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes of the tensors that are no op's weight and are not held already."""
+        return sum(run.nbytes for run in self.store.index.rest if run.name not in self.common)
 
 
 class Strategy(Protocol):
@@ -55,6 +64,9 @@ class Strategy(Protocol):
 
     def take_over(self, turn: Turn) -> None:
         """Put modules in the places of the model's. What can be called by itself has the `turn` while it runs."""
+
+    def settle(self, tokens: int) -> None:
+        """Hear that the first `tokens` of the last pass count, and that the next pass may take a while to come."""
 
     def close(self) -> None:
         """Release the memory. Running the model afterwards raises `UserError`."""

@@ -36,7 +36,7 @@ class Streamed:
         self.model = skeleton(store, lambda model: store.check_fits(model, way.stored.format))
         layers = store.layers_of(way.stored.format)
         check_weights(store, layers)
-        fixed = {"scratch": scratch_bytes(layers, way), "rest": store.rest_bytes}
+        fixed = {"scratch": scratch_bytes(layers, way), "rest": opening.rest_bytes}
         self.placement = options.placement or placed(layers, way, budgets, fixed)
         check_placement(self.placement, len(layers), options.on_gpu)
         budgets[device.tier].take(**fixed)
@@ -66,6 +66,12 @@ class Streamed:
             self._layer = None  # the next line may raise
             self._layer = number, self._source.layer(number)
         return self._layer[1][name]
+
+    def settle(self, tokens: int) -> None:
+        """Read ahead for the next pass while something else computes."""
+        self._layer = None
+        if isinstance(self._source, Streamer):
+            self._source.go_on()
 
     def close(self) -> None:
         """Release the weights."""

@@ -67,6 +67,10 @@ class Streamer:
             return self._resident[number]
         return self._ring.content(number)[: self.layers[number].nbytes]
 
+    def go_on(self) -> None:
+        """Read ahead into the buffer of the layer in use, too, which is not needed any more."""
+        self._ring.go_on()
+
     def close(self) -> None:
         """Wait for the read that is under way, and release all layers."""
         self._ring.close()

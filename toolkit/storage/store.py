@@ -10,7 +10,7 @@ with open_reader("threads", store, "endor") as reader:
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,12 +117,16 @@ class Store:
         layers = [layer for variant in variants or self.variants for layer in self.layers_of(variant)]
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
-    def rest(self) -> Iterator[tuple[str, Tensor]]:
+    def rest(self, without: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are no op's weight, with their names, one at a time. Each checksum is compared.
+
+        Those that `without` names are left out.
 
         Raises `FormatError` for a damaged tensor, and `ChangedError` if its shard was replaced or cut meanwhile.
         """
         for run in self.index.rest:
+            if run.name in without:
+                continue
             data = self.shards[run.shard].content(run.offset, run.nbytes)
             if hashlib.sha256(data).hexdigest() != run.sha256:
                 raise self._damaged(run)

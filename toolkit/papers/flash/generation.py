@@ -1,6 +1,7 @@
 """LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
-from toolkit.offload.speculative import speculate
 from toolkit.papers.flash.reads import ratios
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.studies.predictors import PredictorVariant, predictors
@@ -26,14 +26,13 @@ from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
 BASELINES = {"speedup": "naive FFN", "over_hybrid": "hybrid FFN"}
-# Whether predictors tell what to read, and whether neurons stay; "speculative" checks guesses beside that. Attention
-# always stays and no layer is read ahead, unlike in the ways "naive" and "hybrid" of `toolkit.policies.neuron_ways`.
+# Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
+# unlike in the ways "naive" and "hybrid" of `toolkit.policies.neuron_ways`.
 WAYS = {
     "naive FFN": (False, False),
     "hybrid FFN": (False, True),
     "predictor": (True, False),
     "all": (True, True),
-    "speculative": (True, True),
 }
 
 
@@ -94,35 +93,23 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
 
     Gives io_ms (reads), memory_ms (bookkeeping and copies beside reads), compute_ms (all the rest, predictors among
     it), total_ms, predictor_ms (a part of compute), mb_a_token (read), neurons_held (share at the end), dram_mb (all
-    weights and buffers), predictor_mb (a part of it), disturbed (1 if other work disturbed the text, else 0); and
-    acceptance and tokens_a_pass of the speculative way. Raises what `Generation.open` raises.
+    weights and buffers), predictor_mb (a part of it), and disturbed (1 if other work disturbed the text, else 0).
+    Raises what `Generation.open` raises.
     """
     guard = Guard()
     with generation.open(way) as model, torch.no_grad():
         greedy = {"max_new_tokens": generation.new_tokens, "do_sample": False, "pad_token_id": 0}
-        if way == "speculative":
-            speculate(model, generation.prompt, 2)  # compiles what is not compiled
-            clock = Clock(model)
-            clock.put(None)
-            with guard.turn() as load:
-                text = speculate(model, generation.prompt, generation.new_tokens)
-            clock.put(None)
-            times = token_times(model.timeline, _after_prompt(model.timeline, clock.instants))
-            tokens = text.passes + text.accepted
-            more = {"acceptance": text.acceptance, "tokens_a_pass": tokens / text.passes}
-        else:
-            model.generate(generation.prompt, **greedy | {"max_new_tokens": 2})
-            clock = Clock(model)
-            with guard.turn() as load:
-                model.generate(generation.prompt, streamer=clock, **greedy)
-            times = token_times(model.timeline, clock.instants[1:])
-            tokens, more = len(times), {}
+        model.generate(generation.prompt, **greedy | {"max_new_tokens": 2})
+        clock = Clock(model)
+        with guard.turn() as load:
+            model.generate(generation.prompt, streamer=clock, **greedy)
+        times = token_times(model.timeline, clock.instants[1:])
         guard.close()
-        each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].sum() / tokens
+        each = times[["io_ms", "memory_ms", "compute_ms", "total_ms", "predictor_ms", "mb"]].mean()
         assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
         stores = [ffn.store for ffn in model.strategy.ffns]
         held = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
-        more |= {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
+        more = {"neurons_held": held, "dram_mb": model.budgets["dram"].used_bytes / 1e6}
         more |= {"disturbed": float(load.disturbed)}
         more["predictor_mb"] = sum(each.nbytes for each in model.strategy.predictors if each) / 1e6
         return each.rename({"mb": "mb_a_token"}).to_dict() | more
@@ -140,6 +127,45 @@ def over_turns(runs: pd.DataFrame) -> pd.DataFrame:
     return medians.assign(**spread).join(ratios(turns, BASELINES)).reset_index()
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """How a packed copy drafts for its model: the folders of both, the limit of memory for both, and how much text."""
+
+    folder: Path
+    draft: Path
+    dram_bytes: int
+    prompt: Int64[Tensor, "1 tokens"]
+    new_tokens: int = 48
+
+    def turn(self, draft_tokens: int | None, drafts: bool = True) -> tuple[dict[str, float], Tensor]:
+        """A greedy text, with so many drafted tokens a pass (None adapts) or without a draft, within the same limit.
+
+        Gives total_ms (a token's, without the prompt's pass), tokens_a_pass, acceptance, close, dram_mb and disturbed;
+        and the text. Raises `UserError` for a limit that does not hold the draft whole.
+        """
+        guard = Guard()
+        greedy = {"max_new_tokens": self.new_tokens, "do_sample": False, "pad_token_id": 0}
+        with ExitStack() as stack:
+            small, limits = None, {"dram_bytes": self.dram_bytes}
+            if drafts:
+                small = stack.enter_context(OffloadedModel.open(self.draft, "spqr_packed", verify=False, **limits))
+                limits = {}
+            model = OffloadedModel.open(self.folder, verify=False, beside=small, **limits)
+            stack.enter_context(model)
+            greedy |= {"draft": small, "draft_tokens": draft_tokens}
+            model.generate(self.prompt, **greedy | {"max_new_tokens": 3})
+            clock = Clock(model)
+            with guard.turn() as load:
+                text = model.generate(self.prompt, streamer=clock, **greedy)
+            guard.close()
+            total_s = clock.instants[-1] - clock.instants[1]
+            found = {"total_ms": 1e3 * total_s / (len(clock.instants) - 2), "disturbed": float(load.disturbed)}
+            if counts := model.speculation:
+                names = ("tokens_a_pass", "acceptance", "close")
+                found |= {name: float(getattr(counts, name)) for name in names}
+            return found | {"dram_mb": model.budgets["dram"].used_bytes / 1e6}, text
+
+
 class Clock:
     """A streamer of `generate` that notes the time of each token, and first of the prompt, in `instants`."""
 
@@ -152,13 +178,6 @@ class Clock:
 
     def end(self) -> None:
         """The text has ended."""
-
-
-def _after_prompt(timeline: Timeline, instants: Sequence[float]) -> list[float]:
-    """The end of the first pass over all layers since the first instant, and the last instant."""
-    last = max(span.layer for span in timeline.spans if span.layer is not None)
-    ends = (s.end_s for s in timeline.spans if s.layer == last and s.op == "ffn" and s.start_s > instants[0])
-    return [next(iter(sorted(ends))), instants[-1]]
 
 
 def token_times(timeline: Timeline, instants: Sequence[float]) -> pd.DataFrame:

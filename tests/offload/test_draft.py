@@ -1,0 +1,198 @@
+"""A packed draft changes how many passes there are, and not the text: greedy tokens, and the distribution of others."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.offload.conftest import GEMMA3, LAYERS, pruned
+from tests.offload.test_neuron_model import Packed, least_bytes
+from toolkit.errors import UserError
+from toolkit.formats.scaled import Scaled
+from toolkit.offload.draft import Speculation, Speculative
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.placement import LayerMap
+from toolkit.storage.packing import pack_model
+
+PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
+COUNT = 30
+GREEDY = {"max_new_tokens": COUNT, "do_sample": False, "pad_token_id": 0}
+SPREAD = LayerMap(0, 1, LAYERS - 1)
+FORMS = {"endor": ("endor",), "rough": {"endor": lambda weight: Scaled.encode("endor", weight)}, "dense": ("dense",)}
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "opt", GEMMA3], ids=lambda family: str(family)[:9])
+def folders(request, tmp_path_factory):
+    """A model, dense and packed, and a rounded copy that agrees with most of its tokens."""
+    model, folder = pruned(request.param), tmp_path_factory.mktemp("draft")
+    for name, variants in FORMS.items():
+        pack_model(model, folder / name, variants)
+    return model, folder
+
+
+def drafted(target, draft, settings=GREEDY, method=None, draft_tokens=None, **options):
+    """The text, and what it took."""
+    torch.manual_seed(0)
+    with (
+        OffloadedModel.open(draft, "endor_packed") as small,
+        OffloadedModel.open(target, method, beside=small, **options) as model,
+    ):
+        return model.generate(PROMPT, draft=small, draft_tokens=draft_tokens, **settings), model.speculation
+
+
+@pytest.mark.parametrize("draft_tokens", [None, 1, 5])
+@pytest.mark.parametrize("method", ["dense", "endor_packed"])
+def test_greedy_text_is_that_of_the_full_model(folders, method, draft_tokens):
+    model, folder = folders
+    expected = model.generate(PROMPT, **GREEDY)
+    name = method.removesuffix("_packed")
+    text, counts = drafted(folder / name, folder / "rough", method=method, draft_tokens=draft_tokens, placement=SPREAD)
+    assert counts.close == 0, "random logits lie far apart"
+    assert torch.equal(text, expected)
+    assert counts.tokens == COUNT == 1 + counts.passes + counts.accepted
+    assert counts.accepted <= counts.drafted <= (draft_tokens or 24) * counts.passes
+    assert counts.accepted > 0
+
+
+def test_a_draft_of_the_same_weights_is_always_right(folders):
+    _, counts = drafted(folders[1] / "dense", folders[1] / "endor", draft_tokens=5)
+    assert counts.acceptance == 1
+    assert counts.passes == -(-(COUNT - 1) // 6)
+    assert counts.tokens_a_pass == (COUNT - 1) / counts.passes
+
+
+def test_a_draft_that_is_always_wrong_costs_passes_and_no_token(folders, monkeypatch):
+    """Every drafted token is the one after the likeliest."""
+    model, folder = folders
+    with OffloadedModel.open(folder / "endor") as small, OffloadedModel.open(folder / "dense", beside=small) as target:
+        forward = small.model.forward
+
+        def wrong(**inputs):
+            found = forward(**inputs)
+            found.logits = found.logits.roll(1, -1)
+            return found
+
+        monkeypatch.setattr(small.model, "forward", wrong)
+        text = target.generate(PROMPT, draft=small, draft_tokens=3, **GREEDY)
+        counts = target.speculation
+    assert torch.equal(text, model.generate(PROMPT, **GREEDY))
+    assert counts.accepted < counts.drafted / 4
+
+
+def test_text_ends_with_the_token_that_ends_it(folders):
+    model, folder = folders
+    end = int(model.generate(PROMPT, **GREEDY)[0, PROMPT.shape[1] + 4])
+    settings = GREEDY | {"eos_token_id": end}
+    text, _ = drafted(folder / "dense", folder / "endor", settings)
+    assert torch.equal(text, model.generate(PROMPT, **settings))
+
+
+def test_settings_that_look_at_the_text_see_every_token_of_it(folders):
+    model, folder = folders
+    settings = GREEDY | {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2}
+    text, _ = drafted(folder / "dense", folder / "rough", settings)
+    assert torch.equal(text, model.generate(PROMPT, **settings))
+
+
+def test_sampled_text_has_the_distribution_of_the_full_model():
+    """Two tokens by the exact probabilities of a model and a draft that differ much, 4,000 times."""
+    p, q = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6]]), torch.tensor([[0.1, 0.8, 0.1], [0.5, 0.25, 0.25]])
+    torch.manual_seed(0)
+    counted = Counter(sampled_pair(p, q) for _ in range(4000))
+    for first in range(3):
+        for second in range(3):
+            expected = float(p[0, first] * p[first % 2, second])
+            assert counted[first, second] / 4000 == pytest.approx(expected, abs=4 * (expected / 4000) ** 0.5 + 1e-3)
+
+
+def sampled_pair(p, q):
+    """The first two tokens of a text, whose next token depends on whether the last one is odd."""
+
+    class Toy(torch.nn.Module):
+        def __init__(self, chances):
+            super().__init__()
+            self.chances = chances
+
+        def forward(self, input_ids, past_key_values, use_cache, logits_to_keep=0):
+            past_key_values.length += input_ids.shape[1]
+            logits = self.chances[input_ids % 2].log()
+            return type("Output", (), {"logits": logits[:, -logits_to_keep:]})
+
+    class Cache:
+        layers, length = (), 0
+
+        def get_seq_length(self):
+            return self.length
+
+        def crop(self, count):
+            self.length += count
+
+    config = type("Config", (), {"do_sample": True, "max_length": 4, "return_dict_in_generate": False})
+    method, cache = Speculative(Toy(q), lambda tokens: None, 2), Cache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("toolkit.offload.draft.DynamicCache", Cache)
+        ids = method(
+            Toy(p),
+            torch.tensor([[0]]),
+            lambda ids, scores: scores,
+            lambda ids, scores: torch.tensor([ids.shape[1] >= 4]),
+            config,
+            past_key_values=cache,
+        )
+    assert cache.length == 3 or cache.length == 4  # the last token is not in the cache, unless the text ended there
+    return int(ids[0, 1]), int(ids[0, 2])
+
+
+def test_a_further_token_is_drafted_while_its_chance_exceeds_its_price():
+    """A step of 0.1 s, and 20 tokens in 10 s so far: the seconds bring 0.2 tokens elsewhere."""
+    counts = Speculation(passes=5, drafted=30, accepted=15, draft_s=3.0, check_s=7.0)
+    assert counts.worth() == pytest.approx(0.1 * 2)
+    assert Speculation().worth() == 0
+
+
+def test_both_keep_within_one_budget_and_hold_once_what_they_share(folders):
+    folder = folders[1]
+    with OffloadedModel.open(folder / "endor") as alone:
+        packed_bytes = alone.budgets["dram"].used_bytes
+        rest = alone.store.rest_bytes
+    with OffloadedModel.open(folder / "rough", "endor_packed", dram_bytes=8 << 20) as small:
+        before = small.budgets["dram"].used_bytes
+        with OffloadedModel.open(folder / "endor", beside=small) as target:
+            assert target.budgets["dram"].used_bytes - before == packed_bytes - rest
+            assert target.budgets["dram"].used_bytes <= 8 << 20
+            names = [run.name for run in target.store.index.rest]
+            mine, its = (found.model.state_dict(keep_vars=True) for found in (target, small))
+            assert names
+            assert all(mine[name].data_ptr() == its[name].data_ptr() for name in names)
+    with OffloadedModel.open(folder / "rough", dram_bytes=4 << 20) as small, pytest.raises(UserError, match="dram"):
+        OffloadedModel.open(folder / "endor", beside=small, dram_bytes=1 << 20)
+
+
+@pytest.mark.parametrize("tight", [False, True])
+def test_a_target_by_neuron_reads_what_all_tokens_of_a_check_need(tmp_path, tight):
+    packed = Packed("llama", tmp_path / "neurons")
+    pack_model(packed.model, tmp_path / "rough", FORMS["rough"])
+    budget = least_bytes(packed, predictors=packed.predictors) if tight else None
+    with (
+        OffloadedModel.open(tmp_path / "rough", "endor_packed") as small,
+        OffloadedModel.open(packed.folder, predictors=packed.predictors, dram_bytes=budget) as target,
+    ):
+        text = target.generate(PROMPT, draft=small, **GREEDY)
+        assert target.speculation.accepted
+    assert torch.equal(text, packed.expected(**GREEDY))
+
+
+def test_what_a_draft_cannot_do_is_refused(folders, tmp_path):
+    model, folder = folders
+    pack_model(pruned("qwen3"), tmp_path / "other")
+    with OffloadedModel.open(folder / "endor") as small, OffloadedModel.open(folder / "dense") as target:
+        for wrong in ({"draft_tokens": 0}, {"return_dict_in_generate": True}):
+            with pytest.raises(UserError, match=next(iter(wrong))):
+                target.generate(PROMPT, draft=small, **GREEDY, **wrong)
+        with pytest.raises(UserError, match="one text"):
+            target.generate(PROMPT.expand(2, -1), draft=small, **GREEDY)
+        with OffloadedModel.open(tmp_path / "other") as other:
+            if other.model.config.head_dim != getattr(model.config, "head_dim", None):
+                with pytest.raises(UserError, match="same model"):
+                    target.generate(PROMPT, draft=other, **GREEDY)

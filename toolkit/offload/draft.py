@@ -1,0 +1,229 @@
+"""Speculative decoding with a packed copy of the same model as the draft (LLM in a flash, section 5.2; SubSpec, 2025).
+
+    with OffloadedModel.open(packed) as draft, OffloadedModel.open(dense, beside=draft) as model:
+        tokens = model.generate(**prompt, max_new_tokens=40, draft=draft)
+        model.speculation.tokens_a_pass
+
+The draft proposes tokens one by one, and one pass of the full model checks them all: from disk that pass costs about
+the same for one token and for ten. Both models use one key-value cache. The draft sees what the full model has stored
+for every checked token, so it needs no pass over the prompt and no memory of its own.
+
+Greedy text is that of the full model's own passes over several tokens. Sampled text has the full model's distribution
+(Leviathan, Kalman and Matias, "Fast Inference from Transformers via Speculative Decoding", 2023, section 2.3).
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from toolkit.errors import UserError
+
+MOST_DRAFTED = 24  # tokens a pass
+ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
+
+Scores = Float[Tensor, " vocabulary"]
+
+
+@dataclass
+class Speculation:
+    """What a text took, without the pass over its prompt.
+
+    Args:
+        passes: of the full model.
+        drafted: tokens that the draft proposed.
+        accepted: tokens of the draft that are part of the text.
+        tokens: of the text.
+        close: tokens of the text whose logit exceeds the second largest by no more than rounding. There the full model
+            might choose the other one in a pass over another number of tokens.
+        draft_s, check_s: seconds of the draft and of the full model.
+    """
+
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    close: int = 0
+    draft_s: float = 0.0
+    check_s: float = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that were accepted; NaN without one."""
+        return self.accepted / self.drafted if self.drafted else float("nan")
+
+    @property
+    def tokens_a_pass(self) -> float:
+        """Tokens that a pass of the full model gave; NaN without one."""
+        return (self.accepted + self.passes) / self.passes if self.passes else float("nan")
+
+    def worth(self) -> float:
+        """The least chance of acceptance at which drafting a further token pays.
+
+        A further token costs the seconds of a draft's step, and gains one token with this chance. So it pays as long as
+        the chance exceeds those seconds times the tokens a second so far.
+        """
+        seconds = self.draft_s + self.check_s
+        if not self.drafted or not seconds:
+            return 0.0
+        return self.draft_s / self.drafted * (self.accepted + self.passes) / seconds
+
+
+def check_draft(model: nn.Module, draft: nn.Module) -> None:
+    """Raise `UserError` unless the draft can share the model's key-value cache and vocabulary."""
+    sizes = [_sizes(found.config.get_text_config()) | {"type": found.dtype} for found in (model, draft)]
+    for name, value in sizes[0].items():
+        if sizes[1][name] != value:
+            raise UserError(
+                f"the draft has {name} {sizes[1][name]}, the model {value}: expected a packed copy of the same model, "
+                "which shares its key-value cache"
+            )
+
+
+def _sizes(config) -> dict[str, object]:
+    names = ("vocab_size", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return {name: getattr(config, name, None) for name in names}
+
+
+class Speculative:
+    """A decoding method of transformers' `generate` (`custom_generate`), which brings logits processors and all else.
+
+    `settle(tokens)` is called after each check with the number of tokens that count. `fixed` is how many tokens are
+    drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most.
+    """
+
+    def __init__(self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None):
+        if fixed is not None and fixed < 1:
+            raise UserError(f"draft_tokens {fixed}: expected 1 or more, or None")
+        self.draft, self.settle, self.fixed = draft, settle, fixed
+        self.counts = Speculation()
+
+    def __call__(
+        self,
+        model: nn.Module,
+        input_ids: Int64[Tensor, "texts tokens"],
+        logits_processor: Callable,
+        stopping_criteria: Callable,
+        generation_config,
+        synced_gpus: bool = False,
+        streamer=None,
+        **inputs: object,
+    ) -> Int64[Tensor, "texts more"]:
+        """The prompt and the text after it. Raises `UserError` for several texts, padding, or scores to return."""
+        cache = _checked_cache(input_ids, generation_config, inputs)
+        text = _Text(input_ids, logits_processor, stopping_criteria, generation_config.do_sample, streamer)
+        given = input_ids[:, cache.get_seq_length() :]
+        logits = model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+        _keep_past(cache, generation_config.max_length)
+        text.add(text.choose(text.scores(logits[0, -1])), self.counts)
+        while not text.ended:
+            self._pass(model, text, cache, generation_config.max_length)
+        if streamer is not None:
+            streamer.end()
+        return text.ids
+
+    def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, most: int) -> None:
+        """Draft some tokens, check them in one pass of the model, and add those that it accepts and one more."""
+        counts, begun_s = self.counts, time.perf_counter()
+        drafted, chances = self._drafted(text, cache, most - text.ids.shape[1] - 1)
+        counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
+        given = torch.cat([text.ids[:, -1:], drafted], dim=1)
+        logits = model(input_ids=given, past_key_values=cache, use_cache=True).logits[0]
+        added = 0
+        for place, token in enumerate([*drafted[0].tolist(), None]):
+            chosen = text.checked(logits[place], token, chances[place] if token is not None else None)
+            counts.close += _is_close(logits[place])
+            accepted = token is not None and chosen == token
+            text.add(chosen, counts)
+            added += accepted
+            if text.ended or not accepted:
+                break
+        cache.crop(added - drafted.shape[1])
+        counts.passes, counts.drafted = counts.passes + 1, counts.drafted + drafted.shape[1]
+        counts.accepted += added
+        self.settle(added + 1)
+        counts.check_s += time.perf_counter() - drafted_s
+
+    def _drafted(
+        self, text: "_Text", cache: DynamicCache, most: int
+    ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores]]:
+        """Tokens that may follow, and the distribution that each was drawn from. The cache is as it was afterwards."""
+        ids, chances, chance = text.ids, [], 1.0
+        most, worth = min(self.fixed or MOST_DRAFTED, most), 0.0 if self.fixed else self.counts.worth()
+        while len(chances) < most and chance > worth:
+            logits = self.draft(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
+            scores = text.scores(logits, ids)
+            token = text.choose(scores)
+            chances.append(scores.softmax(-1))
+            chance *= float(logits.float().softmax(-1)[token])
+            ids = torch.cat([ids, ids.new_tensor([[token]])], dim=1)
+        cache.crop(-len(chances))
+        return ids[:, text.ids.shape[1] :], chances
+
+
+class _Text:
+    """A text that grows, with what says how its tokens are chosen and when it ends."""
+
+    def __init__(self, ids: Tensor, processor: Callable, criteria: Callable, sampled: bool, streamer):
+        self.ids, self.ended = ids, False
+        self._processor, self._criteria, self._sampled, self._streamer = processor, criteria, sampled, streamer
+
+    def scores(self, logits: Scores, ids: Tensor | None = None) -> Scores:
+        """Logits after the settings of `generate`: temperature, top-k and the like."""
+        return self._processor(self.ids if ids is None else ids, logits.float()[None])[0]
+
+    def choose(self, scores: Scores) -> int:
+        """The likeliest token, or a sampled one."""
+        return int(scores.softmax(-1).multinomial(1) if self._sampled else scores.argmax())
+
+    def checked(self, logits: Scores, drafted: int | None, chances: Scores | None) -> int:
+        """The text's next token, by the full model's logits: the drafted one if it is accepted.
+
+        A sampled one is accepted with the chance p/q, its probability by the model over that by the draft. Another
+        token is drawn from what p exceeds q by, so that the text follows p in any case.
+        """
+        scores = self.scores(logits)
+        if not self._sampled or drafted is None:
+            return self.choose(scores)
+        wanted = scores.softmax(-1)
+        if float(torch.rand(())) * float(chances[drafted]) < float(wanted[drafted]):
+            return drafted
+        return int((wanted - chances).clamp(min=0).multinomial(1))
+
+    def add(self, token: int, counts: Speculation) -> None:
+        """Add a token, hand it to the streamer, and see whether the text has ended."""
+        self.ids = torch.cat([self.ids, self.ids.new_tensor([[token]])], dim=1)
+        counts.tokens += 1
+        if self._streamer is not None:
+            self._streamer.put(self.ids[0, -1:].cpu())
+        self.ended = bool(self._criteria(self.ids, None).all())
+
+
+def _checked_cache(input_ids: Tensor, config, inputs: dict[str, object]) -> DynamicCache:
+    """The key-value cache. Raises `UserError` for what a draft does not go with."""
+    if len(input_ids) != 1:
+        raise UserError(f"{len(input_ids)} texts at once: a draft goes with one text; leave draft out")
+    if inputs.get("attention_mask") is not None:
+        raise UserError("attention_mask: a draft goes with a text without padding; leave the padding or the draft out")
+    if config.return_dict_in_generate:
+        raise UserError("return_dict_in_generate=True: with a draft only tokens are returned; leave it or draft out")
+    if type(cache := inputs.get("past_key_values")) is not DynamicCache:
+        raise UserError("a draft needs a cache that can be cut: leave past_key_values and cache_implementation out")
+    return cache
+
+
+def _keep_past(cache: DynamicCache, length: int) -> None:
+    """Have layers with sliding attention keep what a rejected token would push out of a window, if one gets full."""
+    windows = [layer.sliding_window for layer in cache.layers if layer.is_sliding]
+    if windows and length >= min(windows):
+        cache.activate_past_recording()
+
+
+def _is_close(logits: Scores) -> bool:
+    """Whether the two largest logits differ by no more than rounding in their type."""
+    first, second = logits.topk(2).values.tolist()
+    return first - second <= ROUNDING * torch.finfo(logits.dtype).eps * abs(first)
