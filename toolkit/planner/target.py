@@ -23,7 +23,7 @@ from toolkit.planner.ways import ZEROS
 from toolkit.storage.index import FILE as INDEX
 
 if TYPE_CHECKING:
-    from toolkit.interchange.gguf_header import GgufHeader
+    from toolkit.models.gguf_header import GgufHeader
 
 PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
 OTHERS = (
@@ -94,9 +94,9 @@ def open_target(text: str) -> Target:
 
 def _registered(name: str) -> Target:
     """The shape is that of the GGUF file, changed by the file that makes another model of it."""
-    from toolkit.interchange.gguf_header import gguf_shape, read_header
     from toolkit.models import downloads
     from toolkit.models.adapters import FILE as ADAPTERS
+    from toolkit.models.gguf_header import gguf_shape, read_header
 
     header, file = read_header(downloads.fetch(MODELS[name].gguf)), parts_of(name)
     target = Target(name, gguf_shape(header), PUBLISHED_BYTES, True, REGISTRY, _architecture(header))
@@ -126,7 +126,7 @@ def _mixture(dense: ModelShape, file: Path) -> dict[str, object]:
 
 
 def _gguf(text: str, file: Path) -> Target:
-    from toolkit.interchange.gguf_header import LAYERS, gguf_shape, read_header
+    from toolkit.models.gguf_header import LAYERS, gguf_shape, read_header
 
     header = read_header(file)
     kinds = {
