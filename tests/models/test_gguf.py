@@ -23,6 +23,7 @@ NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ġt", "he"]
+COUNT = len(WORDS)
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def write(file, architecture="qwen2", kind="F32", head=True, without=(), more=None, **metadata):
+def write(file, architecture="qwen2", kind="F32", head=True, words=COUNT, without=(), more=None, **metadata):
     """A random decoder; returns the dequantised weights by their names in transformers."""
     numbers = np.random.default_rng(0)
     writer = gguf.GGUFWriter(file, architecture)
@@ -47,12 +48,12 @@ def write(file, architecture="qwen2", kind="F32", head=True, without=(), more=No
         add(f"{architecture}.{key}", value)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(WORDS)
-    writer.add_token_types([3, 3, 3] + [1] * (len(WORDS) - 3))
+    writer.add_token_list(WORDS + [f"word{number}" for number in range(COUNT, words)])
+    writer.add_token_types([3, 3, 3] + [1] * (words - 3))
     writer.add_token_merges(["Ġ t", "h e"])
     writer.add_eos_token_id(2)
-    shapes = {"token_embd": (len(WORDS), HIDDEN), "output_norm": (HIDDEN,)}
-    shapes |= {"output": (len(WORDS), HIDDEN)} if head else {}
+    shapes = {"token_embd": (words, HIDDEN), "output_norm": (HIDDEN,)}
+    shapes |= {"output": (words, HIDDEN)} if head else {}
     matrices = {name: (HIDDEN, HIDDEN) for name in NAMES if name.startswith("attn_")}
     matrices |= {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
     matrices |= {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}

@@ -9,9 +9,11 @@ skipped. The format: ggml's docs/gguf.md, versions 2 and 3. Anyone may have writ
 the bytes of the file before it is used.
 """
 
+import contextlib
 import mmap
 import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -59,6 +61,19 @@ class GgufHeader:
     def weights(self) -> int:
         """The number of weights in all tensors."""
         return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def quantisation(self) -> str:
+        """What the file calls its type, such as "Q4_K_M"; else the type that most of its weights have."""
+        from gguf import LlamaFileType
+
+        with contextlib.suppress(ValueError):
+            name = LlamaFileType(self.metadata.get("general.file_type")).name
+            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            counts[tensor.kind] += prod(tensor.shape)
+        return counts.most_common(1)[0][0]
 
     def size(self, key: str) -> object:
         """A value of the architecture's, such as `block_count`; None if the file does not give it."""
