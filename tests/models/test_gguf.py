@@ -128,6 +128,14 @@ def test_a_file_is_dequantised_once_whatever_its_name(tmp_path, monkeypatch):
     load_model(str(tmp_path / "other"))
 
 
+def test_the_copy_of_a_large_model_is_bfloat16(tmp_path, monkeypatch):
+    monkeypatch.setattr("toolkit.models.loading.LARGE", 1)
+    weights = write(tmp_path / "tiny.gguf")
+    model, _ = load_model(str(tmp_path / "tiny.gguf"), torch.float32)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, weights[name].bfloat16().float()), name
+
+
 FAULTY = {
     "a tensor less": ({"without": ["blk.1.ffn_up.weight"]}, r"lacks 1 of the model's tensors, such as .*1.mlp.up_proj"),
     "a tensor more": ({"more": {"rope_freqs": (32,)}}, "leaves some out, such as factors of rotary"),

@@ -24,7 +24,7 @@ def architectures() -> Sequence[str]:
 
 
 def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
-    """The model in a file, each weight dequantised to float32 and rounded to `dtype`, and its tokenizer.
+    """The model in a file, each weight dequantised to float32 and rounded to `dtype` once, and its tokenizer.
 
     A head that the file stores apart from the embedding stays apart. Raises `UserError` if the file lacks a tensor of
     the model, or has weights that the model does not take: transformers would make up the first, and leave out the

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -23,10 +23,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LOCAL = {"local_files_only": True}  # options of `from_pretrained`
+LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
 SHARD = "1GB"  # so that several threads hash a large model
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,10 +48,10 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
     A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture that transformers
-    reads from GGUF. Its blocks become float32 (`scale · q + minimum`, to the last bit that GGUF's own reader gives),
-    and each value is rounded to `dtype` once. This copy is kept under the cache, by the SHA-256 of the file and by
-    `dtype`: 3.6 GB in bfloat16 for `qwen2.5-coder-1.5b`, and 7.1 GB more only if float32 is asked for. Every weight is
-    then an ordinary `nn.Parameter` that can be pruned.
+    reads from GGUF. Its blocks are dequantised once to float32 (`scale · q + minimum`, to the last bit that GGUF's own
+    reader gives), and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. From a billion
+    weights on, the copy is rounded to bfloat16, the type that models of this size are published in (3.6 GB for
+    `qwen2.5-coder-1.5b`); other types get these values. Every weight is an ordinary `nn.Parameter` that can be pruned.
 
     The embedded models are GGUF files, too: `smollm2-135m` is Q4_1, `gemma3-270m` and `qwen2.5-coder-1.5b` are Q4_K_M.
     The last two are downloaded when they are named. Sparse versions and mixtures of experts are made from
@@ -67,7 +66,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     """
     parts = parts_of(name)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
-    place, options = _place(name, first)
+    place, options = _place(name)
     with _loading(name, options):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -101,7 +100,7 @@ def read_config(name: str):
     """The configuration of a model, as `load_model` would read it. Raises the `UserError` that that would raise."""
     from transformers import AutoConfig
 
-    place, options = _place(name, torch.bfloat16)
+    place, options = _place(name)
     with _loading(name, options):
         return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
 
@@ -170,16 +169,16 @@ def _made(model: nn.Module, parts: Path, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _place(name: str, dtype: torch.dtype) -> tuple[str, dict]:
-    """Where transformers finds a model, with options of `from_pretrained`. A GGUF file is dequantised to `dtype`."""
+def _place(name: str) -> tuple[str, dict]:
+    """Where transformers finds a model, with options of `from_pretrained`. A GGUF file is dequantised first."""
     path_of(name)
     if name in MODELS:
         source = MODELS[name].gguf
-        make = partial(_dequantise, name, lambda: downloads.fetch(source), dtype)
-        return _dequantised(downloads.DOWNLOADS[source].sha256, dtype, make), LOCAL
+        make = partial(_dequantise, name, lambda: downloads.fetch(source))
+        return _dequantised(downloads.DOWNLOADS[source].sha256, make), LOCAL
     if (file := gguf_file(name)) is not None:
         _check_gguf(name, file)
-        return _dequantised(file_sha256(file), dtype, partial(_dequantise, name, lambda: file, dtype)), LOCAL
+        return _dequantised(file_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
     if Path(name).is_dir():
         return name, LOCAL
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
@@ -218,21 +217,24 @@ def _check_gguf(name: str, file: Path) -> None:
         )
 
 
-def _dequantised(sha256: str, dtype: torch.dtype, make: Callable[[Path], None]) -> str:
-    """The folder of a GGUF file that was dequantised once for each dtype."""
-    key = {"gguf_sha256": sha256, "dtype": str(dtype).removeprefix("torch.")}
-    return str(cached("models", key, sources.dependencies("toolkit.models.gguf"), make))
+def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
+    """The folder of a GGUF file that was dequantised once. The header's reader only refuses files."""
+    code = sources.dependencies("toolkit.models.gguf", without=("toolkit.models.gguf_header",))
+    return str(cached("models", {"gguf_sha256": sha256}, code, make))
 
 
-def _dequantise(name: str, file: Callable[[], Path], dtype: torch.dtype, folder: Path) -> None:
+def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
     from toolkit.models.gguf import read
     from toolkit.models.gguf_header import read_header
 
     source = file()
-    nbytes = read_header(source).weights * dtype.itemsize
+    weights = read_header(source).weights
+    dtype = torch.float32 if weights < LARGE else torch.bfloat16
+    nbytes = weights * dtype.itemsize
     check_space(folder, nbytes)
-    check_memory(nbytes, f"{name}, dequantised to {dtype},")
-    log.info("dequantising %s, once", source.name)
+    check_memory(nbytes, f"{name}, dequantised,")
+    if dtype == torch.bfloat16:
+        print(f"dequantising {name}, once: {nbytes / 1e9:.1f} GB, about a minute", file=sys.stderr, flush=True)
     with _loading(name, LOCAL), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
         model, tokenizer = read(source, dtype)
     with hub.quiet():
