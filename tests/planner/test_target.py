@@ -65,7 +65,7 @@ def test_a_folder(folder):
 def test_a_gguf_file(folder, tmp_path):
     write_gguf(small("Llama", **LLAMA).half().requires_grad_(False), tmp_path / "tiny.gguf")
     target = open_target(str(tmp_path / "tiny.gguf"))
-    assert (target.source, target.loadable, target.dtype_bytes) == ("gguf", False, 2)
+    assert (target.source, target.loadable, target.dtype_bytes) == ("gguf", True, 2)
     assert target.shape == open_target(str(folder)).shape
 
 

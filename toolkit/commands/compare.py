@@ -2,9 +2,10 @@
 
 import sys
 from argparse import Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands.pack import EVALUATED, brief_perplexity
@@ -25,53 +26,110 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     """Print the table. Raises `UserError` for a device other than the CPU, and what `token_rates` raises."""
     if options.device != "cpu":
         raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
+    _tell("looking at the folder and for llama.cpp")
     from toolkit.interchange.reading import load_tokenizer
-    from toolkit.measure.side_by_side import Race, token_rates
+    from toolkit.measure.side_by_side import Race, planned_rivals, token_rates
     from toolkit.models import fast_dtype, load_model
     from toolkit.offload.unpacking import unpack_model
     from toolkit.storage.store import Store
 
-    store = Store.open(options.folder)
-    tokenizer = load_tokenizer(store.model_folder)
-    packed, original, weights = unpack_model(store, form), None, "the original weights"
+    store, dram_bytes = Store.open(options.folder), budgets["dram_bytes"]
+    name = str(store.model.get("name"))
+    own = options.gguf or _packed_gguf(name)
+    rivals, reasons = planned_rivals(options.folder, dram_bytes, own)
+    for reason in reasons:
+        _tell(f"not raced: {reason}")
+    _tell("reading the packed model")
+    tokenizer, packed = load_tokenizer(store.model_folder), unpack_model(store, form)
     prompt = prompt_of(options, tokenizer, packed.config)["input_ids"]
-    try:
-        original = load_model(str(store.model["name"]), fast_dtype())[0]
-    except (KeyError, UserError) as error:
-        weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
-    race = Race(options.folder, form, prompt, options.max_new_tokens, budgets["dram_bytes"])
-    table, left_out = token_rates(race, packed, original)
-    _tell_planner(store, table, budgets["dram_bytes"])
-    print("evaluating", file=sys.stderr)
-    table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
+    written, weights = None, "the original weights"
+    if None in rivals.values():
+        _tell(f"reading the original, {name}, for llama.cpp's files")
+        try:
+            written = load_model(name, fast_dtype())[0]
+        except UserError as error:
+            weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
+    race = Race(options.folder, form, prompt, options.max_new_tokens, dram_bytes, gguf=own)
+    table, left_out = token_rates(race, packed, written, _tell)
+    table["predicted"] = table["way"].map(_predictions(store, table, dram_bytes)).astype(float)
+    files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
+    known = _Perplexities(tokenizer, packed, written, name)
+    table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
     _show(table, left_out)
-    print(_notes(options, table["way"], weights))
+    print(f"{name} as it was before it was packed: perplexity {known.of_model(name):.1f}")
+    print(_notes(options, table["way"], weights, files))
 
 
-def _tell_planner(store: "Store", table: "pd.DataFrame", dram_bytes: int | None) -> None:
-    """Keep what the planner would have been off by, if it has measured this machine and knows the model."""
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _packed_gguf(name: str) -> Path | None:
+    """The GGUF file of the model that was packed, by its name, if it was one and is still there."""
+    from toolkit.models import MODELS
+    from toolkit.models.loading import gguf_file, parts_of
+
+    if name in MODELS and parts_of(name):
+        return None
+    file = gguf_file(name)
+    return file if file and file.is_file() else None
+
+
+def _predictions(store: "Store", table: "pd.DataFrame", dram_bytes: int | None) -> Mapping[str, float]:
+    """Tokens a second that the planner predicts, by way, if it has measured this machine and knows the model.
+
+    It keeps how far off it was.
+    """
     from toolkit.planner.compared import remember
     from toolkit.planner.rates import are_kept
     from toolkit.planner.speed import this_machine
 
-    if are_kept():
-        with suppress(UserError):
-            remember(store, table, this_machine(dram_bytes), limited=dram_bytes is not None)
+    with suppress(UserError):
+        if are_kept():
+            return remember(store, table, this_machine(dram_bytes), limited=dram_bytes is not None)
+    return {}
 
 
-def _perplexities(ways: Iterable[str], packed: "nn.Module", original: "nn.Module", tokenizer: object) -> list[float]:
-    """Of the weights that each way multiplies with, decoded and multiplied by torch."""
-    from toolkit.policies.methods import LLAMA_CPP
-    from toolkit.text import load_tokens
+class _Perplexities:
+    """Perplexities of the weights that ways multiply with, decoded and multiplied by torch; each is measured once."""
 
-    tokens = load_tokens(CORPUS, tokenizer, "evaluation")
-    known: dict[str, float] = {}
-    for way in ways:
-        weights = LLAMA_CPP.get(way, "packed")
-        if weights not in known:
-            model = packed if weights == "packed" else _quantised(original, weights)
-            known[weights] = float(brief_perplexity(model, tokens))
-    return [known[LLAMA_CPP.get(way, "packed")] for way in ways]
+    def __init__(self, tokenizer: object, packed: "nn.Module", original: "nn.Module | None", name: str):
+        from toolkit.text import load_tokens
+
+        self._tokens, self._known = load_tokens(CORPUS, tokenizer, "evaluation"), dict[str, float]()
+        self._packed, self._original, self._name = packed, original, name
+
+    def of(self, way: str, file: str | None) -> float:
+        """Of a way; `file` names the model that llama.cpp's file holds, if it is not one that was written."""
+        from toolkit.policies.methods import LLAMA_CPP
+
+        if file is not None:
+            return self.of_model(file)
+        kind = LLAMA_CPP.get(way)
+        if kind is None:
+            return self._once("the packed weights", lambda: self._packed)
+        if kind == "F16" and self._original:
+            return self.of_model(self._name)
+        return self._once(f"the weights in {kind}", lambda: _quantised(self._original or self._packed, kind))
+
+    def of_model(self, name: str) -> float:
+        """Of a model by name; NaN if it cannot be loaded."""
+        from toolkit.models import fast_dtype, load_model
+
+        def loaded() -> "nn.Module":
+            return self._original if self._original and name == self._name else load_model(name, fast_dtype())[0]
+
+        try:
+            return self._once(name, loaded)
+        except UserError as error:
+            _tell(f"{name} is not evaluated: {line(error)}")
+            return float("nan")
+
+    def _once(self, name: str, model: "Callable[[], nn.Module]") -> float:
+        if name not in self._known:
+            _tell(f"evaluating {name}")
+            self._known[name] = float(brief_perplexity(model(), self._tokens))
+        return self._known[name]
 
 
 def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
@@ -90,21 +148,24 @@ def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
     shown = table.assign(way=table["way"] + table["disturbed"].ge(0.5).map({True: " *", False: ""}))
     shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in zip(table["low"], table["high"], strict=True)]
     columns = {"tokens_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
-    shown = shown[["way", "tokens_s", "range", "read_mb", "dram_mb", "perplexity", "mode"]].rename(columns=columns)
-    print(shown.to_string(index=False, float_format="{:.1f}".format))
+    order = ["way", "tokens_s", "range", "predicted", "read_mb", "dram_mb", "perplexity", "mode"]
+    if shown["predicted"].isna().all():
+        order.remove("predicted")
+    print(shown[order].rename(columns=columns).to_string(index=False, float_format="{:.1f}".format, na_rep="–"))
     if table["disturbed"].ge(0.5).any():
         print("* other work disturbed half of these turns or more")
     for reason in reasons:
         print(reason)
 
 
-def _notes(options: Namespace, ways: Iterable[str], weights: str) -> str:
-    """How the table was measured; of llama.cpp, which has these weights, only if it took part."""
-    from toolkit.policies.methods import LLAMA_CPP
-
+def _notes(options: Namespace, ways: Iterable[str], weights: str, files: Mapping[str, str]) -> str:
+    """How the table was measured; of llama.cpp, which has these weights and files, only if it took part."""
     text = f"{CORPUS}, {EVALUATED['windows']} windows of {EVALUATED['sequence_length']} tokens"
     told = f"{options.max_new_tokens} tokens after the prompt; median and range of the turns; perplexity: {text}."
-    if LLAMA_CPP.keys().isdisjoint(ways):
+    rivals = [way for way in ways if way.startswith("llama.cpp")]
+    if not rivals:
         return told
     place = f", and {options.dram} for pages of its file." if options.dram else ", all in memory."
-    return f"{told} llama.cpp has {weights} in its own types{place}"
+    written = [f"{weights} in its own types"] if set(rivals) - files.keys() else []
+    has = written + [f"{name} as {way.removeprefix('llama.cpp ')}" for way, name in files.items() if way in rivals]
+    return f"{told} llama.cpp has {' and '.join(has)}{place}"

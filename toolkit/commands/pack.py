@@ -42,7 +42,8 @@ def add_parser(commands, **style) -> None:
         "pack", help="prune or quantise a model and write it packed", description=pack.__doc__, epilog=epilog, **style
     )
     parser.set_defaults(command=pack)
-    parser.add_argument("model", help="such as smollm2-135m, a folder in Hugging Face's layout, or an id on the hub")
+    models = "such as smollm2-135m, a GGUF file, a folder in Hugging Face's layout, or an id on the hub"
+    parser.add_argument("model", help=models)
     parser.add_argument("--method", default="wanda", help="see below (default: wanda)")
     group = parser.add_argument_group("options of some methods, with the defaults there")
     for name, owners in option_owners().items():
@@ -50,7 +51,8 @@ def add_parser(commands, **style) -> None:
         group.add_argument(f"--{name}", default=None, help=f"{option.help} ({_defaults(owners)})", **option.settings)
     parser.add_argument("--out", type=Path, required=True, help="a folder that does not exist yet")
     parser.add_argument("--dtype", help=f"float32, float16 or bfloat16 (default: {WRITTEN})")
-    parser.add_argument("--corpus", default="wiki-slice", help="calibration text (default: wiki-slice)")
+    corpora = "calibration text: wiki-slice (default), python-sources, wikitext-2 or c4"
+    parser.add_argument("--corpus", default="wiki-slice", help=corpora)
     parser.add_argument("--windows", type=int, default=16, help="calibration windows (default: 16; the papers: 128)")
     parser.add_argument("--sequence-length", type=int, default=1024, help="tokens of a window (default: 1024)")
     parser.add_argument(

@@ -62,7 +62,10 @@ def plan(options: argparse.Namespace) -> None:
         return
     print("looking at the model and the machine", file=sys.stderr)
     from toolkit.planner.plan import plan as made
+    from toolkit.planner.rates import are_kept
 
+    if options.fresh or not are_kept():
+        _show_bounds(options.model, dram_bytes)
     settings = {"measure": options.measure, "text": options.text, "prompt_tokens": options.prompt_tokens}
     found = made(options.model, dram_bytes, loss, **settings, fresh=options.fresh, device_bytes=device_bytes)
     if options.json:
@@ -89,6 +92,20 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
     print(f"{options.model} on {options.machine}: limits by bytes, modelled; nothing was measured there\n")
     shown = table.drop(columns=["model", "profile", "evidence"]).rename(columns={"tokens_s": "tokens/s at most"})
     print(shown.to_string(index=False, float_format="{:.3g}".format, na_rep="–"))
+
+
+def _show_bounds(model: str, dram_bytes: int | None) -> None:
+    """Print what each way moves, before the machine is measured, which takes minutes."""
+    from toolkit.planner.bounds import bounds
+    from toolkit.planner.speed import dram_for_weights
+    from toolkit.planner.target import open_target
+
+    table = bounds(open_target(model), dram_for_weights(dram_bytes)).head(ROWS)
+    if table.empty:
+        return  # the plan says what the smallest way takes
+    names = {"read_mb": "MB read a token", "token_mb": "MB multiplied a token", "needed_mb": "MB of DRAM at least"}
+    shown = table.rename(columns=names).to_string(index=False, float_format="{:,.0f}".format)
+    print(f"by bytes alone:\n{shown}\nmeasuring this machine, once, in a minute or two", file=sys.stderr, flush=True)
 
 
 def _share(text: str) -> float:

@@ -46,6 +46,8 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
     parser.add_argument("--draft-tokens", type=int, help="drafted a pass (default: while a further one is worth it)")
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
+    gguf = "a GGUF file that llama.cpp runs in --compare (default: the one that was packed, if it was one)"
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help=gguf)
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
@@ -56,6 +58,8 @@ def run(options: argparse.Namespace) -> None:
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
     _check_draft(options)
+    if options.gguf and not options.compare:
+        raise UserError(f"--gguf {options.gguf}: a rival's file, of --compare alone; leave it out, or add --compare")
     kind = kind_of(options.folder, options.format)
     RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, replacing
-from toolkit.interchange.gguf_header import LAYERS, GgufTensor, read_header
 from toolkit.models.experts import Experts, block_experts
+from toolkit.models.gguf_header import LAYERS, GgufTensor, read_header
 from toolkit.models.mixture import ENTRY
 
 # types of a matrix, from the most bytes to the fewest, and what GGUF calls a file of them

@@ -68,13 +68,14 @@ class LlamaCpp(Contestant):
     Without it nothing limits the memory, but the layers' pages are dropped before each pass.
 
     Making it writes the file into `folder`, unless `model` is None and the file is there, and starts the process,
-    with as many threads as torch has. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
-    F16 must be the model's in memory, those of other types, which change the weights, the same each time. Types with a
-    K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the layers in
-    the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest products
-    want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for wrong
-    logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made or the file is
-    not mapped.
+    with as many threads as torch has. With `gguf`, that file is run instead, of whatever type and architecture; `model`
+    gives the size of the vocabulary. Logits of `PROMPT` are checked then and after each turn, up to `NEAR`: those of
+    F16 must be the model's in memory, those of `gguf` and of types that change the weights the same each time. Types
+    with a K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the
+    layers in the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest
+    products want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
+    wrong logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made or the file
+    is not mapped.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class LlamaCpp(Contestant):
         labels: Mapping[str, object] | None = None,
         mapped: bool = True,
         memory_bytes: int | None = None,
+        gguf: Path | None = None,
     ):
         if memory_bytes is not None and (memory_bytes < 1 or not mapped):
             raise UserError(f"memory_bytes={memory_bytes}, mapped={mapped}: expected a positive limit of a mapped file")
@@ -95,14 +97,15 @@ class LlamaCpp(Contestant):
         self._clock_s = 0.0
         self.recorder = Recorder(lambda: self._clock_s)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
-        file = folder / f"{LLAMA_CPP[method]}.gguf"
-        if model is not None:
+        file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
+        if gguf is None and model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
         self.nbytes, self._dropped = layer_bytes(file), None if self.limited else layer_span(file)
         with open(file, "rb") as written:
             os.fsync(written.fileno())  # only pages that are on the disk can be dropped
         drop_pages(file)  # pages in the page cache would not count for its group
-        command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads())]
+        context = sum(inputs.shape[1] for inputs in text.inputs) if text else len(PROMPT)
+        command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads()), str(context)]
         command += [] if mapped else [llama_cpp_driver.LOADED]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._group = MemoryGroup() if self.limited else None
@@ -113,7 +116,8 @@ class LlamaCpp(Contestant):
             self._answer()
             if model is not None:
                 self._logits = _logits(model)
-                of_model = ("the model in memory", [self._logits]) if LLAMA_CPP[method] == "F16" else ("before",)
+                lossless = gguf is None and LLAMA_CPP[method] == "F16"
+                of_model = ("the model in memory", [self._logits]) if lossless else ("before",)
                 self.reference = Reference(*of_model, near=NEAR)
                 self.check(0)
             if self._group:

@@ -1,6 +1,6 @@
 """Runs llama.cpp in its own environment, which has `xllamacpp` and nothing of this toolkit.
 
-    python llama_cpp_driver.py FILE.gguf THREADS [loaded]
+    python llama_cpp_driver.py FILE.gguf THREADS CONTEXT [loaded]
 
 Each line on stdin is a request, a JSON object; each line on stdout is the answer to one. `{"tokens": [7]}` takes these
 tokens through the model in one pass. With `"drop": [first, end]` the file's pages between these bytes are dropped
@@ -19,14 +19,15 @@ import time
 
 MADV_DONTNEED = 4
 LOADED = "loaded"
+LEAST_CONTEXT = 64
 
 
 def main() -> None:
     """Load the model and answer requests until stdin ends."""
-    file, threads = os.path.realpath(sys.argv[1]), int(sys.argv[2])
+    file, threads, context = os.path.realpath(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what llama.cpp prints must not come between the answers
-    server = open_server(file, threads, mapped=LOADED not in sys.argv[3:])
+    server = open_server(file, threads, context, mapped=LOADED not in sys.argv[4:])
     answers.write("{}\n")
     for line in sys.stdin:
         answers.write(json.dumps(answer(server, file, json.loads(line))) + "\n")
@@ -34,8 +35,11 @@ def main() -> None:
     os._exit(0)  # its threads need not be waited for
 
 
-def open_server(file: str, threads: int, mapped: bool):
-    """llama.cpp with the model mapped, without the repacked copies of weights that it would keep; or else loaded."""
+def open_server(file: str, threads: int, context: int, mapped: bool):
+    """llama.cpp with the model mapped, without the repacked copies of weights that it would keep; or else loaded.
+
+    Prompt and generated text together may have `context` tokens.
+    """
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -44,7 +48,7 @@ def open_server(file: str, threads: int, mapped: bool):
     params.load_mode = modes.LLAMA_LOAD_MODE_MMAP if mapped else modes.LLAMA_LOAD_MODE_NONE
     params.no_extra_bufts = mapped
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.n_parallel, params.n_ctx = 1, 64
+    params.n_parallel, params.n_ctx = 1, max(LEAST_CONTEXT, context + 1)
     params.cache_prompt, params.cache_ram_mib = False, 0
     params.fit_params = params.warmup = False
     return xllamacpp.Server(params)

@@ -1,13 +1,14 @@
 """One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
 
-    race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000)
+    race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000, gguf=Path("model.gguf"))
+    rivals, reasons = planned_rivals(folder, race.dram_bytes, race.gguf)     # before anything is loaded
     table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
 
 Ways are the dense weights, by torch and by our kernels; the packed ones decoded; the packed ones multiplied as they
-are; and llama.cpp.
+are; llama.cpp with files that the toolkit writes of a Llama model; and llama.cpp with a GGUF file that is there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +22,18 @@ from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import READABLE
 from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Contestant
-from toolkit.measure.decoding import Text, greedy_text
+from toolkit.measure.decoding import greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.model_passes import PLACED, race_table
 from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.turns import take_turns
+from toolkit.models.gguf_header import read_header
+from toolkit.models.skeleton import CONFIG
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.methods import PACKED
+from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.ways import Way
+from toolkit.records import line, load_json
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
@@ -52,24 +56,60 @@ class Race:
     tokens: int
     dram_bytes: int | None = None
     repetitions: int = 3
+    gguf: Path | None = None
+    """A file of the same vocabulary that llama.cpp runs as it is."""
 
 
-def token_rates(race: Race, model: nn.Module, rival_model: nn.Module | None = None) -> tuple[pd.DataFrame, list[str]]:
+def planned_rivals(
+    folder: Path, dram_bytes: int | None = None, gguf: Path | None = None
+) -> tuple[dict[str, Path | None], list[str]]:
+    """The rows of llama.cpp by name, each with its file if that is there, and why others take no part.
+
+    No weights are read; the first call may install llama.cpp. Raises `UserError` for a GGUF file that cannot be read,
+    or that has another vocabulary than the packed model.
+    """
+    config = load_json(Store.open(folder).model_folder / CONFIG)
+    rivals: dict[str, Path | None] = {}
+    if gguf:
+        header = read_header(gguf)
+        embedding = header.tensors.get("token_embd.weight")
+        words, expected = embedding.shape[0] if embedding else 0, config.get("vocab_size")
+        if words != expected:
+            raise UserError(f"{gguf} has {words} words and the packed model {expected}: name a file of the same model")
+        rivals[f"llama.cpp {header.quantisation}"] = gguf
+    reason = llama_cpp.missing() or (memory_group.missing() if dram_bytes else None)
+    if reason:
+        return {}, [f"llama.cpp: {reason}"]
+    if config.get("model_type") == "llama":
+        return dict.fromkeys(TYPES) | rivals, []
+    types, kind = ", ".join(LLAMA_CPP[name] for name in TYPES), config.get("model_type")
+    return rivals, [f"llama.cpp {types}: the toolkit writes GGUF files of Llama models only, not of {kind!r:.99}"]
+
+
+def token_rates(
+    race: Race,
+    model: nn.Module,
+    rival_model: nn.Module | None = None,
+    tell: Callable[[str], None] = lambda phase: None,
+) -> tuple[pd.DataFrame, list[str]]:
     """A row for each way, and a sentence for each way that took no part.
 
-    `model` is the packed one in memory (`unpack_model`). `rival_model` is what llama.cpp gets in its own types; by
-    default the packed model's weights. Columns: way; tokens_s, low and high (tokens a second: median, least and most of
-    the turns); read_mb (from the disk, a token); dram_mb (of weights and buffers; llama.cpp: the limit, or the file's
-    layers); mode; disturbed (share of turns beside other work).
+    `model` is the packed one in memory (`unpack_model`). `rival_model` is the model of the files that are written for
+    llama.cpp; by default the packed one. `tell` is called with each phase and with each turn's result. Columns: way;
+    tokens_s, low and high (tokens a second: median, least and most of the turns); read_mb (from the disk, a token);
+    dram_mb (of weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns beside
+    other work).
 
     Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the passes of the
     prompt and of the next token are not counted. llama.cpp begins a new text with each token, which spares it the
     attention to those before. Outputs are checked. Raises `UserError` for a model or a folder that cannot be run.
     """
-    store, reasons = Store.open(race.folder), []
+    store, (rivals, reasons) = Store.open(race.folder), planned_rivals(race.folder, race.dram_bytes, race.gguf)
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
+        tell(f"choosing {SKIPPED + race.tokens} tokens with the dense weights")
         text, dense = greedy_text(model, race.prompt, SKIPPED + race.tokens, NEAR), store
         if "dense" not in store.variants:
+            tell("writing the dense weights")
             pack_model(model, scratch / "store", ("dense",), str(store.model.get("name")))
             dense = Store.open(scratch / "store")
         racing: list[Contestant] = []
@@ -79,15 +119,34 @@ def token_rates(race: Race, model: nn.Module, rival_model: nn.Module | None = No
                 held_bytes[name] = _used_bytes(name, place, race)
             except BudgetError as error:
                 reasons.append(f"{name}: {error}")
+                tell(reasons[-1])
                 continue
             way = Way(name, policy=POLICY, device="cpu")
             racing.append(StreamedModel(place, way, text, _labels(name), dram_bytes=race.dram_bytes))
-        for rival in _rivals(rival_model or model, race, scratch, text, stack, reasons):
-            held_bytes[rival.name] = race.dram_bytes or rival.nbytes
+        for name, file in rivals.items():
+            tell(f"starting {name}" + ("" if file else ", whose file is written first"))
+            settings = {"mapped": race.dram_bytes is not None, "memory_bytes": race.dram_bytes, "gguf": file}
+            try:
+                rival = LlamaCpp(name, rival_model or model, scratch, text, _labels(name), **settings)
+            except UserError as error:
+                if file is None:
+                    raise
+                reasons.append(f"{name}: {line(error)}")  # an architecture that llama.cpp does not run
+                tell(reasons[-1])
+                continue
+            stack.callback(rival.close)
+            held_bytes[name] = race.dram_bytes or rival.nbytes
             racing.append(rival)
         if not racing:
             raise UserError("; ".join(reasons))
-        spans = take_turns(racing, race.repetitions, race.tokens, SKIPPED)
+        tell(f"{race.repetitions} turns of {len(racing)} ways, {race.tokens} tokens each")
+        spans = take_turns(
+            racing,
+            race.repetitions,
+            race.tokens,
+            SKIPPED,
+            tell=lambda way, tokens_s: tell(f"{way.labels['method']}: {tokens_s:.2f} tokens/s"),
+        )
     table = race_table(spans).set_index("way").loc[[*held_bytes]].reset_index()
     rates = {"tokens_s": "total_ms", "low": "total_ms_high", "high": "total_ms_low"}
     table = table.assign(**{name: 1e3 / table[column] for name, column in rates.items()})
@@ -114,20 +173,3 @@ def _used_bytes(name: str, store: Store, race: Race) -> int:
     settings = {"policy": POLICY, "verify": False, "dram_bytes": race.dram_bytes}
     with OffloadedModel.open(store.folder, name, **settings) as model:
         return model.budgets["dram"].used_bytes
-
-
-def _rivals(
-    model: nn.Module, race: Race, folder: Path, text: Text, stack: ExitStack, reasons: list[str]
-) -> Iterator[LlamaCpp]:
-    limit = race.dram_bytes
-    reason = llama_cpp.missing() or (memory_group.missing() if limit else None)
-    if reason is None and model.config.model_type != "llama":
-        reason = f"the toolkit writes GGUF files of Llama models only, not of {model.config.model_type!r}"
-    if reason:
-        reasons.append(f"llama.cpp: {reason}")
-        return
-    for name in TYPES:
-        settings = {"mapped": limit is not None, "memory_bytes": limit}
-        rival = LlamaCpp(name, model, folder, text, _labels(name), **settings)
-        stack.callback(rival.close)
-        yield rival

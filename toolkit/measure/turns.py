@@ -49,6 +49,7 @@ def take_turns(
     skipped: int = 0,
     warm_up: int = 0,
     stay_open: bool = False,
+    tell: Callable[[Contestant, float], None] = lambda contestant, tokens_per_s: None,
 ) -> pd.DataFrame:
     """The spans of all turns: one row per span, in the order of repetitions, contestants as given, and time.
 
@@ -60,6 +61,7 @@ def take_turns(
         warm_up: turns of each before the first one that counts.
         stay_open: contestants are opened once, before the first turn, and all of them are in memory at once. Reads
             under way at a turn's end are not among its spans then.
+        tell: is called at the end of each turn, with the tokens a second that counted.
 
     Disturbed repetitions are taken again at the end, the worst first, until none is left, as many have been taken again
     as were asked for, or `MOST_IN_VAIN` in succession were disturbed as well. The less disturbed of two counts.
@@ -84,6 +86,7 @@ def take_turns(
             for contestant in [*contestants[first:], *contestants[:first]]:
                 turns[contestant] = _turn(contestant, tokens, skipped, stay_open, guard)
                 bar.update()
+                tell(contestant, tokens / timeline_of(turns[contestant].spans).total_s)
             return [turns[contestant] for contestant in contestants]
 
         for _ in range(warm_up):

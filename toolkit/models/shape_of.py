@@ -106,6 +106,8 @@ def assemble(
             f"its shared expert has {last.shared_ffn} neurons, no multiple of an expert's {last.expert_ffn}"
         )
     mixture = last.experts > 0
+    if type(per_token) is not int or not mixture <= per_token <= last.experts:
+        raise UserError(f"a token uses {per_token!r:.40} of {last.experts} experts; expected a whole number of them")
     return ModelShape(
         layers=len(blocks),
         hidden=hidden,

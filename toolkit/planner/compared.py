@@ -13,13 +13,13 @@ from toolkit.policies.methods import find_method
 from toolkit.storage.store import Store
 
 
-def remember(store: Store, table: pd.DataFrame, machine: Machine, limited: bool) -> None:
-    """Keep the measured tokens a second of our ways beside what is predicted of them.
+def remember(store: Store, table: pd.DataFrame, machine: Machine, limited: bool) -> dict[str, float]:
+    """Keep the measured tokens a second of our ways beside what is predicted of them; return the latter by way.
 
     `table` is that of `toolkit.measure.side_by_side.token_rates`, of the decoder in `store`. Without a limit of memory
     all of a way stays there.
     """
-    shape = open_target(str(store.model_folder)).shape
+    shape, predicted = open_target(str(store.model_folder)).shape, {}
     for way, row in _ours(store, table):
         footprint = sizes.footprint(shape, way)
         dram_bytes = machine.dram_bytes if limited else footprint.all_bytes
@@ -27,6 +27,8 @@ def remember(store: Store, table: pd.DataFrame, machine: Machine, limited: bool)
             found = speed(shape, way, replace(machine, dram_bytes=dram_bytes), 1)
             name = str(store.model.get("name"))
             history.record(name, way, dram_bytes, found.tokens_s, row["tokens_s"], row["disturbed"])
+            predicted[row["way"]] = found.tokens_s
+    return predicted
 
 
 def _ours(store: Store, table: pd.DataFrame) -> Iterator[tuple[PlannedWay, pd.Series]]:

@@ -11,7 +11,7 @@ from toolkit.evaluation import paired_difference, perplexity
 from toolkit.files import file_sha256
 from toolkit.models import MODELS, downloads
 from toolkit.models.cutting import thresholds_of
-from toolkit.models.loading import parts_of
+from toolkit.models.loading import gguf_file, parts_of
 from toolkit.planner.treatments import EXPERTS, TREATMENTS, ZEROS, variant_of
 from toolkit.studies.expert_quality import quality_table
 from toolkit.studies.routing import RoutedModel
@@ -24,6 +24,8 @@ def _identity(model: str) -> Mapping[str, object]:
     if model in MODELS:
         file = parts_of(model)
         return {"gguf": downloads.DOWNLOADS[MODELS[model].gguf].sha256, "parts": file and file_sha256(file)}
+    if (gguf := gguf_file(model)) is not None:
+        return {"gguf": file_sha256(gguf)}
     folder = Path(model)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

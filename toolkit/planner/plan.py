@@ -11,18 +11,19 @@ embedded one that is named (`toolkit.planner.quality`).
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import ceil, inf
 
 import pandas as pd
 
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
-from toolkit.models.architectures import ModelShape
 from toolkit.planner import history, sizes
 from toolkit.planner.elsewhere import CUDA, gpu_ways, limit_on_gpu
 from toolkit.planner.hits import hits_of
 from toolkit.planner.quality import Quality, price_of, why_unpriced
-from toolkit.planner.speed import Machine, Speed, speed, this_machine
+from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
 from toolkit.text.corpora import check_corpus
@@ -83,14 +84,17 @@ def plan(
     target = open_target(model)
     if measure and not target.loadable:
         raise UserError(f"{model}: of this {target.source} no weights can be loaded: leave --measure out")
-    if device_bytes is not None and not (machine.profile.device if machine else describe()["gpu"]):
+    has_gpu = machine.profile.device if machine else describe()["gpu"]
+    if device_bytes is not None and not has_gpu:
         raise UserError(
             f"{device_bytes / 1e6:.0f} MB of GPU memory: torch sees no GPU here; leave --device-memory out, or name "
             "another machine with --machine"
         )
-    here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
     rows, left_out = [], []
     known = {way.name: way for way in ways(bool(target.shape.experts), target.cut)}
+    if not has_gpu:  # before the machine is measured, which takes minutes
+        _check_fits(target, known.values(), machine.dram_bytes if machine else dram_for_weights(dram_bytes))
+    here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
     on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
     spreads = {kind: history.spread(kind) for kind in {way.kind for way in known.values()}}
     for way in (*known.values(), *on_gpu.values()):
@@ -106,9 +110,8 @@ def plan(
         of = price.model if price else why_unpriced(target, way, text)
         rows.append(_row(way, found, price, spreads[way.kind]) | {"quality_of": of, "gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
-        raise UserError(
-            f"{model}: {here.dram_bytes / 1e6:.0f} MB of DRAM are too few. {_smallest(target.shape, known.values())}"
-        )
+        _check_fits(target, known.values(), here.dram_bytes)
+        raise UserError(f"{model}: no way fits: {'; '.join(left_out)}")
     table = _ordered(pd.DataFrame(rows), loss)
     best = table.iloc[0]
     chosen = (known | on_gpu)[best["way"]]
@@ -154,10 +157,18 @@ def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:
     return order.drop(columns="first").reset_index(drop=True)
 
 
-def _smallest(shape: ModelShape, known: Iterable[PlannedWay]) -> str:
-    needs = {way.name: sizes.footprint(shape, way).needed_bytes for way in known if way.runs_here}
+def _check_fits(target: Target, known: Iterable[PlannedWay], dram_bytes: int) -> None:
+    """Raise `UserError` if the memory is below what the smallest way needs."""
+    needs = {}
+    for way in known:
+        with suppress(UserError):  # of a way that this model does not have
+            needs[way.name] = sizes.footprint(target.shape, way).needed_bytes if way.runs_here else inf
     name = min(needs, key=needs.__getitem__)
-    return f"The smallest way, {name}, takes {needs[name] / 1e6:.0f} MB."
+    if needs[name] > dram_bytes:
+        raise UserError(
+            f"{target.name}: {int(dram_bytes / 1e6)} MB of DRAM are too few. The smallest way, {name}, takes "
+            f"{ceil(needs[name] / 1e6)} MB."
+        )
 
 
 def _why(best: pd.Series, loss: float) -> str:

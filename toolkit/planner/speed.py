@@ -8,6 +8,7 @@ prediction, and so is the memory's rate where llama.cpp could not be timed. Neur
 
 from dataclasses import dataclass, replace
 from functools import cache
+from math import ceil
 
 from toolkit import memory_limits
 from toolkit.errors import UserError
@@ -66,7 +67,12 @@ def this_machine(dram_bytes: int | None = None, fresh: bool = False, experts: bo
 
     It is measured once, for a mixture also with `experts`, and again if `fresh`.
     """
-    return Machine(_profile(), _rates(experts, fresh), dram_bytes or int(OF_FREE * memory_limits.free_bytes()))
+    return Machine(_profile(), _rates(experts, fresh), dram_for_weights(dram_bytes))
+
+
+def dram_for_weights(dram_bytes: int | None = None) -> int:
+    """The bytes that weights may take; None stands for as many as the runtime would take."""
+    return dram_bytes or int(OF_FREE * memory_limits.free_bytes())
 
 
 _profile, _rates = cache(probe), cache(rates)
@@ -79,8 +85,8 @@ def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: i
     """
     memory = sizes.footprint(shape, way)
     if memory.needed_bytes > machine.dram_bytes:
-        needed, given = memory.needed_bytes / 1e6, machine.dram_bytes / 1e6
-        raise UserError(f"{way.name}: needs {needed:.0f} MB of DRAM, {given:.0f} MB are given")
+        needed, given = ceil(memory.needed_bytes / 1e6), int(machine.dram_bytes / 1e6)
+        raise UserError(f"{way.name}: needs {needed} MB of DRAM, {given} MB are given")
     kinds = {NEURONS: _neurons, EXPERTS: _experts, RIVAL: _rival}
     return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens, hits)
 

@@ -17,13 +17,13 @@ from toolkit.files import path_of
 from toolkit.models import MODELS, hub, skeleton
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
-from toolkit.models.loading import parts_of, read_config
+from toolkit.models.loading import gguf_file, parts_of, read_config
 from toolkit.models.shape_of import shape_of
 from toolkit.planner.ways import ZEROS
 from toolkit.storage.index import FILE as INDEX
 
 if TYPE_CHECKING:
-    from toolkit.interchange.gguf_header import GgufHeader
+    from toolkit.models.gguf_header import GgufHeader
 
 PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
 OTHERS = (
@@ -86,19 +86,17 @@ def open_target(text: str) -> Target:
         return Target(text, shape, PUBLISHED_BYTES, False, ARCHITECTURE, "mixtral" if shape.experts else shape.family)
     if text in MODELS:
         return _registered(text)
-    path = path_of(text)
-    if path.suffix == ".gguf" or path.is_file():
-        return _gguf(text, path)
-    return _configured(text, path)
+    if (file := gguf_file(text)) is not None:
+        return _gguf(text, file)
+    return _configured(text, path_of(text))
 
 
 def _registered(name: str) -> Target:
     """The shape is that of the GGUF file, changed by the file that makes another model of it."""
-    from toolkit.interchange.gguf_header import gguf_shape, read_header
-    from toolkit.models import downloads
     from toolkit.models.adapters import FILE as ADAPTERS
+    from toolkit.models.gguf_header import gguf_shape, read_header
 
-    header, file = read_header(downloads.fetch(MODELS[name].gguf)), parts_of(name)
+    header, file = read_header(gguf_file(name)), parts_of(name)
     target = Target(name, gguf_shape(header), PUBLISHED_BYTES, True, REGISTRY, _architecture(header))
     if file is None:
         return target
@@ -126,18 +124,18 @@ def _mixture(dense: ModelShape, file: Path) -> dict[str, object]:
 
 
 def _gguf(text: str, file: Path) -> Target:
-    from toolkit.interchange.gguf_header import LAYERS, gguf_shape, read_header
+    from toolkit.models.gguf_header import LAYERS, gguf_shape, read_header
 
     header = read_header(file)
     kinds = {
         tensor.kind for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1
     }
     nbytes = 4 if kinds == {"F32"} else PUBLISHED_BYTES
-    return Target(text, gguf_shape(header), nbytes, False, GGUF, _architecture(header))
+    return Target(text, gguf_shape(header), nbytes, True, GGUF, _architecture(header))
 
 
 def _architecture(header: "GgufHeader") -> str:
-    return str(header.metadata.get("general.architecture"))
+    return str(header.architecture)
 
 
 def _configured(text: str, folder: Path) -> Target:

@@ -114,9 +114,9 @@ def _settings(options: argparse.Namespace) -> dict[str, object]:
 
 
 def _model(name: str) -> str:
-    """A folder as an absolute path, since notebooks run elsewhere; another name as it is."""
-    folder = _called_from() / name
-    return str(folder.resolve()) if folder.is_dir() else name
+    """A folder or a file as an absolute path, since notebooks run elsewhere; another name as it is."""
+    place = _called_from() / name
+    return str(place.resolve()) if place.exists() else name
 
 
 def _make_folders_absolute() -> None:

@@ -1,6 +1,7 @@
 """Corpora as one long row of tokens, split into text to calibrate on and text to evaluate on."""
 
 import json
+import platform
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models import downloads, hub
 
 TOKENS, TOKENS_KIND = "tokens.safetensors", "tokens of a corpus"
+PYTHON = "python-sources"
 SPLITS = ("calibration", "evaluation")
 CALIBRATION_EVERY = 3  # article 0, 3, 6, … of the dump calibrate, the others evaluate
 NOT_SOURCES = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data", "lib2to3"}
@@ -35,8 +37,9 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
     """All tokens of one split of a corpus, in order and without special tokens. Kept in the cache.
 
     Args:
-        corpus: `"wiki-slice"` (embedded), `"python-sources"` (the standard library of this Python), or `"wikitext-2"`
-            or `"c4"` from the hub.
+        corpus: `"wiki-slice"` (embedded), `"python-sources"` (the standard library of this Python, PSF licence; its
+            text differs between versions of Python, so the kept tokens name the version), or `"wikitext-2"` or `"c4"`
+            from the hub.
         tokenizer: as `load_model` returns it.
         split: `"calibration"` or `"evaluation"`. Of wikitext-2 these are the training and the test split, of c4 the
             first 4000 documents of the training and the first 1100 of the validation split. Documents are joined as
@@ -57,8 +60,9 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
         tensor_files.save(folder / TOKENS, TOKENS_KIND, {}, {"ids": _ids(tokenizer, text)})
 
     key = {"text_sha256": sources.digest(text), "tokenizer_sha256": sources.digest(backend.to_str())}
-    code = sources.dependencies("toolkit.text.corpora")
-    folder = cached("tokens", key | {"tokenizers": tokenizers.__version__}, code, make)
+    key |= {"tokenizers": tokenizers.__version__}
+    key |= {"python": platform.python_version()} if corpus == PYTHON else {}
+    folder = cached("tokens", key, sources.dependencies("toolkit.text.corpora"), make)
     return tensor_files.load(folder / TOKENS, TOKENS_KIND)[1]["ids"]
 
 
@@ -70,7 +74,7 @@ def check_corpus(corpus: str) -> None:
     """Raise the `UserError` that `load_tokens` would raise for a corpus that cannot be had, without loading it."""
     if corpus not in CORPORA:
         raise unknown("corpus", corpus, CORPORA)
-    if corpus == "python-sources":
+    if corpus == PYTHON:
         _python_files()
     elif corpus not in downloads.DOWNLOADS:
         _require_hub(corpus)
@@ -113,7 +117,7 @@ def _python_files() -> list[Path]:
     names = (file.relative_to(folder) for file in folder.rglob("*.py"))
     found = [name for name in names if not NOT_SOURCES & set(name.parts)]
     if not found:
-        raise UserError(f"corpus 'python-sources': this Python has no *.py files in {folder}; use 'wiki-slice'")
+        raise UserError(f"corpus {PYTHON!r}: this Python has no *.py files in {folder}; use 'wiki-slice'")
     return [folder / name for name in sorted(found, key=lambda name: sources.digest(name.as_posix()))]
 
 
@@ -157,6 +161,7 @@ def _hub_rows(corpus: str, **options):
         return datasets.load_dataset(**options)
 
 
+# the keys are literals, since `notebooks/parameters.yaml` takes its choices from this source
 CORPORA: dict[str, Callable[[str], str]] = {
     "wiki-slice": _wiki_slice,
     "python-sources": _python_sources,

@@ -29,7 +29,9 @@ def pack(options: argparse.Namespace) -> tuple:
         _try_formats(options)
     load = load_smoothed if options.int8 else load_pruned
     settings = {"sparsity": options.sparsity, "pattern": options.pattern, "calibration": calibration(options)}
-    model, tokenizer, *_ = load(options.model, options.method, **settings, dtype=torch_dtype(options.dtype))
+    unchanged = options.method == "dense" and not options.int8  # nothing is computed
+    dtype = torch_dtype(options.dtype or (WRITTEN if unchanged else None))
+    model, tokenizer, *_ = load(options.model, options.method, **settings, dtype=dtype)
     model.to(torch_dtype(options.dtype or WRITTEN))
     _write(options, model, tokenizer)
     return model, tokenizer

@@ -9,8 +9,11 @@ skipped. The format: ggml's docs/gguf.md, versions 2 and 3. Anyone may have writ
 the bytes of the file before it is used.
 """
 
+import contextlib
 import mmap
+import re
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -24,6 +27,7 @@ from toolkit.records import line, regular_size
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 TEXT, ARRAY = 8, 9
+SIZES = re.compile(r"_(count|length)$(?<!context_length)")  # a context may be longer than anything in the file
 LAYERS = "blk."  # how the names of the decoder blocks' tensors begin
 LATENT = "attn_kv_a_mqa"  # attention with latent keys and values (DeepSeek-V2 and later)
 ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
@@ -48,37 +52,78 @@ class GgufHeader:
     metadata: Mapping[str, object]
     tensors: Mapping[str, GgufTensor]
 
+    @property
+    def architecture(self) -> object:
+        """As the file names it; None if it does not."""
+        return self.metadata.get("general.architecture")
+
+    @property
+    def weights(self) -> int:
+        """The number of weights in all tensors."""
+        return sum(prod(tensor.shape) for tensor in self.tensors.values())
+
+    @property
+    def quantisation(self) -> str:
+        """What the file calls its type, such as "Q4_K_M"; else the type that most of its weights have."""
+        from gguf import LlamaFileType
+
+        with contextlib.suppress(ValueError):
+            name = LlamaFileType(self.metadata.get("general.file_type")).name
+            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        counts: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            counts[tensor.kind] += prod(tensor.shape)
+        return counts.most_common(1)[0][0]
+
+    def size(self, key: str) -> object:
+        """A value of the architecture's, such as `block_count`; None if the file does not give it."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
 
 def read_header(file: Path) -> GgufHeader:
-    """The header of a GGUF file. Raises `UserError` for a file that is none, is cut short or is of another version."""
+    """The header of a GGUF file.
+
+    Raises `UserError` for a file that is none, is cut short or is of another version, and for sizes that no tensors
+    stand for.
+    """
     try:
         if not regular_size(file):
             raise ValueError("it is empty")
         with open(file, "rb") as source, mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Cursor(data).header(file)
-    except (OSError, ValueError, struct.error, KeyError) as error:
+            header = _Cursor(data).header(file)
+        _check_sizes(header)
+        return header
+    except Exception as error:  # whatever fails in a foreign file
         told = error if type(error) is ValueError else getattr(error, "strerror", None) or "it is cut short or damaged"
         raise UserError(f"{file}: cannot be read as a GGUF file: {line(told)}; expected version 2 or 3") from error
 
 
+def _check_sizes(header: GgufHeader) -> None:
+    """Raise `ValueError` for counts and lengths that are no whole numbers, or larger than anything in the file."""
+    most = max([len(header.tensors), *(size for tensor in header.tensors.values() for size in tensor.shape)], default=0)
+    for key, value in header.metadata.items():
+        is_size = key.startswith(f"{header.architecture}.") and SIZES.search(key)
+        if is_size and not (type(value) is int and 0 <= value <= most):
+            raise ValueError(f"{key} is {value!r:.40}; expected a whole number from 0 to {most}")
+
+
 def gguf_shape(header: GgufHeader) -> ModelShape:
     """The sizes of the model in a file. Raises `UserError`, which names the architecture, as `assemble` does."""
-    architecture = header.metadata.get("general.architecture")
     try:
-        shape = _shape(header, architecture)
+        shape = _shape(header)
         check_whole(shape, {name: tensor.shape for name, tensor in header.tensors.items()})
         return shape
-    except (UserError, IndexError, TypeError, ZeroDivisionError) as error:
+    except Exception as error:  # whatever fails in a foreign file
         told = error if isinstance(error, UserError) else "its sizes do not fit together"
-        raise UserError(f"{header.file}: architecture {architecture!r:.99}: {told}") from error
+        raise UserError(f"{header.file}: architecture {header.architecture!r:.99}: {told}") from error
 
 
-def _shape(header: GgufHeader, architecture: object) -> ModelShape:
+def _shape(header: GgufHeader) -> ModelShape:
     pieces = header.metadata.get("split.count", 1)
     if pieces != 1:
         raise UserError(f"one of {pieces} files; join them with llama-gguf-split --merge")
     embedding = header.tensors.get("token_embd.weight")
-    heads, count = (header.metadata.get(f"{architecture}.{key}") for key in ("attention.head_count", "block_count"))
+    heads, count = header.size("attention.head_count"), header.size("block_count")
     if embedding is None or not heads or not count:
         raise UserError("expected a token embedding, and how many heads and blocks there are")
     hidden = embedding.shape[1]
@@ -93,13 +138,13 @@ def _shape(header: GgufHeader, architecture: object) -> ModelShape:
     first = matrices[0]
     return assemble(
         blocks,
-        family=_family(first, architecture),
+        family=_family(first, header.architecture),
         hidden=hidden,
         vocabulary=embedding.shape[0],
         tied="output.weight" not in header.tensors,
         heads=heads,
-        head_size=header.metadata.get(f"{architecture}.attention.key_length") or hidden // heads,
-        per_token=header.metadata.get(f"{architecture}.expert_used_count") or 0,
+        head_size=header.size("attention.key_length") or hidden // heads,
+        per_token=header.size("expert_used_count") or 0,
     )
 
 

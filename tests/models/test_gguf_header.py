@@ -9,8 +9,8 @@ import torch
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
-from toolkit.interchange.gguf_header import gguf_shape, read_header
 from toolkit.models import shapes
+from toolkit.models.gguf_header import gguf_shape, read_header
 from toolkit.models.shape_of import shape_of
 from toolkit.models.twins import twin_model
 

@@ -1,0 +1,168 @@
+"""GGUF files as models: every weight, heads that lie apart, and files that lack something or ask for too much."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from toolkit.errors import UserError
+from toolkit.models import check_model, load_model
+from toolkit.models.gguf_header import gguf_shape, read_header
+
+HIDDEN, FFN, LAYERS, HEADS = 256, 512, 2, 4
+NAMES = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+WORDS = ["<unk>", "<s>", "</s>", *map(chr, range(33, 127)), "Ġ", "Ġt", "he"]
+COUNT = len(WORDS)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def write(file, architecture="qwen2", kind="F32", head=True, words=COUNT, without=(), more=None, **metadata):
+    """A random decoder; returns the dequantised weights by their names in transformers."""
+    numbers = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(file, architecture)
+    sizes = {
+        "block_count": LAYERS,
+        "context_length": 128,
+        "embedding_length": HIDDEN,
+        "feed_forward_length": FFN,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": HEADS,
+    }
+    for key, value in (sizes | metadata).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32 if value >= 0 else writer.add_int32
+        add(f"{architecture}.{key}", value)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(WORDS + [f"word{number}" for number in range(COUNT, words)])
+    writer.add_token_types([3, 3, 3] + [1] * (words - 3))
+    writer.add_token_merges(["Ġ t", "h e"])
+    writer.add_eos_token_id(2)
+    shapes = {"token_embd": (words, HIDDEN), "output_norm": (HIDDEN,)}
+    shapes |= {"output": (words, HIDDEN)} if head else {}
+    matrices = {name: (HIDDEN, HIDDEN) for name in NAMES if name.startswith("attn_")}
+    matrices |= {"ffn_gate": (FFN, HIDDEN), "ffn_up": (FFN, HIDDEN), "ffn_down": (HIDDEN, FFN)}
+    matrices |= {"attn_norm": (HIDDEN,), "ffn_norm": (HIDDEN,)}
+    if architecture == "qwen2":
+        matrices |= {f"attn_{name}.bias": (HIDDEN,) for name in "qkv"}
+    shapes |= {f"blk.{block}.{name}": shape for block in range(LAYERS) for name, shape in matrices.items()}
+    weights = {}
+    for name, shape in (shapes | (more or {})).items():
+        full = name if name.endswith(".bias") else f"{name}.weight"
+        values = numbers.standard_normal(shape, dtype=np.float32) * 0.1 + (len(shape) == 1)
+        raw = None
+        if len(shape) > 1 and kind != "F32":
+            raw = gguf.GGMLQuantizationType[kind]
+            blocks = gguf.quants.quantize(values, raw)
+            values, dense = blocks, gguf.quants.dequantize(blocks, raw)
+        else:
+            dense = values
+        if full not in without:
+            writer.add_tensor(full, values, raw_dtype=raw)
+        weights[_name(full)] = torch.from_numpy(np.array(dense, np.float32))
+    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        step()
+    return weights
+
+
+def _name(name):
+    for short, full in {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}.items():
+        if name.startswith(f"{short}."):
+            return name.replace(short, full)
+    if name.startswith("output."):
+        return name.replace("output", "lm_head")
+    if not name.startswith("blk."):
+        return name
+    _, block, short, kind = name.split(".")
+    return f"model.layers.{block}.{NAMES[short]}.{kind}"
+
+
+@torch.no_grad()
+def reference(weights, tokens):
+    """The logits of transformers' model of these weights, built from a config that is written here by hand."""
+    sizes = {"vocab_size": len(WORDS), "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": LAYERS}
+    config = transformers.Qwen2Config(
+        **sizes, num_attention_heads=HEADS, num_key_value_heads=HEADS, rms_norm_eps=1e-6, tie_word_embeddings=False
+    )
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    model.load_state_dict(
+        weights | {"lm_head.weight": weights.get("lm_head.weight", weights["model.embed_tokens.weight"])}
+    )
+    return model(tokens).logits
+
+
+@pytest.mark.parametrize(("kind", "head"), [("F32", True), ("Q4_0", True), ("Q8_0", False), ("BF16", False)])
+def test_logits_are_those_of_the_stored_weights_and_head(tmp_path, kind, head):
+    """A Qwen2 of this size ties head and embedding by default; the file decides."""
+    weights = write(tmp_path / "tiny.gguf", kind=kind, head=head)
+    model, tokenizer = load_model(str(tmp_path / "tiny.gguf"), torch.float32)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) != head
+    tokens = torch.tensor([[5, 9, 60, 97]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, reference(weights, tokens), rtol=1e-5, atol=1e-4)
+    assert tokenizer.decode(tokenizer("the")["input_ids"]) == "the"
+    rounded, _ = load_model(str(tmp_path / "tiny.gguf"), torch.bfloat16)
+    for name, weight in rounded.named_parameters():
+        assert torch.equal(weight, weights[name].bfloat16()), name
+
+
+def test_a_file_is_dequantised_once_whatever_its_name(tmp_path, monkeypatch):
+    write(tmp_path / "tiny.gguf", "llama")
+    load_model(str(tmp_path / "tiny.gguf"))
+    (tmp_path / "tiny.gguf").rename(tmp_path / "other")
+    monkeypatch.setattr("toolkit.models.gguf.read", lambda *_: pytest.fail("dequantised again"))
+    load_model(str(tmp_path / "other"))
+
+
+def test_the_copy_of_a_large_model_is_bfloat16(tmp_path, monkeypatch):
+    monkeypatch.setattr("toolkit.models.loading.LARGE", 1)
+    weights = write(tmp_path / "tiny.gguf")
+    model, _ = load_model(str(tmp_path / "tiny.gguf"), torch.float32)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, weights[name].bfloat16().float()), name
+
+
+FAULTY = {
+    "a tensor less": ({"without": ["blk.1.ffn_up.weight"]}, r"lacks 1 of the model's tensors, such as .*1.mlp.up_proj"),
+    "a tensor more": ({"more": {"rope_freqs": (32,)}}, "leaves some out, such as factors of rotary"),
+    "architecture": ({"architecture": "deepseek2"}, "reads no GGUF file of architecture 'deepseek2'"),
+    "blocks": ({"block_count": 2**30}, r"block_count is 1073741824; expected a whole number from 0 to 512"),
+    "negative": ({"expert_used_count": -5}, "expert_used_count is -5"),
+    "text": ({"expert_used_count": "abc"}, "expert_used_count is 'abc'"),
+    "no embedding": ({"without": ["token_embd.weight"]}, "lacks 1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "words"), FAULTY.values(), ids=FAULTY)
+def test_a_faulty_file_is_one_line(tmp_path, changes, words):
+    write(tmp_path / "tiny.gguf", **changes)
+    with pytest.raises(UserError, match=words) as caught:
+        load_model(str(tmp_path / "tiny.gguf"))
+    assert "\n" not in str(caught.value)
+
+
+def test_names_are_checked_without_weights(tmp_path):
+    write(tmp_path / "tiny.gguf")
+    check_model(str(tmp_path / "tiny.gguf"))
+    with pytest.raises(UserError, match=r"missing\.gguf: cannot be read as a GGUF file"):
+        check_model(str(tmp_path / "missing.gguf"))
+
+
+def test_more_experts_a_token_than_there_are(tmp_path):
+    write(tmp_path / "tiny.gguf", "llama", expert_used_count=9)
+    with pytest.raises(UserError, match="a token uses 9 of 0 experts"):
+        gguf_shape(read_header(tmp_path / "tiny.gguf"))
