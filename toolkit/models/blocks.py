@@ -3,6 +3,7 @@
 Embeddings and the output head (often one tied matrix) are not part of the blocks: pruning leaves them alone.
 """
 
+import torch
 from torch import nn
 
 from toolkit.errors import UserError
@@ -37,3 +38,9 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
                 "a mixture of experts, pack --method experts"
             )
     return linears
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round a model's parameters, in place. Its buffers stay: angles of rotary embeddings are float32 in any case."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)

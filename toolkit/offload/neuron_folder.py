@@ -10,6 +10,7 @@ from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.activations.usage import Usage
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
+from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
@@ -82,7 +83,7 @@ def write_folder(
         if kind != "none":
             Predictors(name, tuple(found)).save(place / PREDICTORS)
 
-    model.to(dtype or torch.bfloat16)
+    cast_parameters(model, dtype or torch.bfloat16)
     pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
 
 

@@ -22,6 +22,7 @@ FORMATS = {
 
 def pack(options: argparse.Namespace) -> tuple:
     """Prune the model and write it; return it as it was written, and its tokenizer."""
+    from toolkit.models.blocks import cast_parameters
     from toolkit.pruning import load_pruned
     from toolkit.quantization.smoothed import load_smoothed
 
@@ -30,7 +31,7 @@ def pack(options: argparse.Namespace) -> tuple:
     load = load_smoothed if options.int8 else load_pruned
     settings = {"sparsity": options.sparsity, "pattern": options.pattern, "calibration": calibration(options)}
     model, tokenizer, *_ = load(options.model, options.method, **settings, dtype=torch_dtype(options.dtype))
-    model.to(torch_dtype(options.dtype or WRITTEN))
+    cast_parameters(model, torch_dtype(options.dtype or WRITTEN))
     _write(options, model, tokenizer)
     return model, tokenizer
 
