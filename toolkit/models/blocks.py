@@ -33,9 +33,9 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
         if parameter.ndim > 1 and not (name in weights and plain):
             raise UserError(
                 f"{type(block).__name__}.{name} ({str(parameter.dtype).removeprefix('torch.')}, "
-                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (fused "
-                "experts, Conv1D or quantised weights); choose a dense model such as smollm2-135m, OPT or Llama; for "
-                "a mixture of experts, pack --method experts"
+                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (but of "
+                "fused experts, a Conv1D or a state-space layer, or quantised); choose a dense model such as "
+                "smollm2-135m, OPT or Llama; --method experts packs some mixtures of experts, such as Mixtral"
             )
     return linears
 

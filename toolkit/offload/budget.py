@@ -1,6 +1,6 @@
 """A hard limit on the bytes of a tier. Memory beyond the limit is refused before it is allocated."""
 
-from math import isfinite
+from math import ceil, isfinite
 from numbers import Real
 
 from toolkit.errors import UserError
@@ -47,7 +47,7 @@ class Budget:
             needed = self.used_bytes + asked
             raise BudgetError(
                 f"a {self.tier} budget of {self.limit_bytes / MB:.1f} MB is too small: "
-                f"{needed / MB:.1f} MB are needed ({parts})",
+                f"{ceil(10 * needed / MB) / 10:.1f} MB are needed ({parts})",  # rounded up: enough
                 needed,
             )
 

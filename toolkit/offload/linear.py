@@ -1,9 +1,9 @@
 """A linear layer whose weight is elsewhere: it is fetched, made dense if its method needs that, used and released."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
@@ -36,6 +36,7 @@ class OffloadedLinear(nn.Module):
         self.name, self.layer, self.packed = name, layer, packed
         self.recorder = recorder
         self._fetch, self._scratch, self._device = fetch, scratch, device
+        self._multiply = type(linear).forward  # Falcon's rounds the product before it adds the bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
@@ -45,7 +46,7 @@ class OffloadedLinear(nn.Module):
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
         dense = self._dense(weight)
         begun_s = self.recorder.now_s()
-        y = functional.linear(x, dense, self.bias)
+        y = self._multiply(SimpleNamespace(weight=dense, bias=self.bias), x)
         self.ended("compute", begun_s, dense.nbytes)
         return y
 

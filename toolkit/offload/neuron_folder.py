@@ -14,7 +14,7 @@ from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
-from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.neuron_packing import check_packable, pack_neurons
 from toolkit.text import load_tokens
 
 KINDS = (*STORED, "none")
@@ -45,6 +45,7 @@ def make_folder(
     """
     _check(zeros, kind)
     model, tokenizer = load_model(name, dtype or fast_dtype())
+    check_packable(model)
     tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
     write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype)
     return model, tokenizer
