@@ -55,7 +55,7 @@ def test_the_inputs_are_the_mixtures_own():
 def test_a_model_without_experts_is_refused():
     from tests.models.test_models import LLAMA, small
 
-    with pytest.raises(UserError, match="has no experts: choose a mixture"):
+    with pytest.raises(UserError, match="has no experts of a known form: choose a mixture"):
         record_routing(small("Llama", **LLAMA), "tiny", TOKENS, "numbers", windows=1, sequence_length=4)
 
 

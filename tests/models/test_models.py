@@ -3,8 +3,10 @@ import json
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
+from tests.families import write_family
 from toolkit import models
 from toolkit.errors import UserError
 from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, downloads, hub, load_model
@@ -142,6 +144,35 @@ def test_pickled_weights_are_never_read(tmp_path, call):
     torch.save(origin.state_dict(), tmp_path / "pytorch_model.bin")
     with pytest.raises(UserError, match="pickled weights are not read") as caught:
         call(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "lack model.layers.1.mlp.up_proj.weight;"),
+        (
+            lambda tensors: [tensors.pop(name) for name in sorted(tensors)[:3]],
+            "lack lm_head.weight and 2 other tensors",
+        ),
+        (lambda tensors: tensors.update(extra=torch.ones(1)), "no place for extra;"),
+    ],
+)
+def test_missing_and_unexpected_tensors_are_named(tmp_path, change, words):
+    write_family("Qwen2", tmp_path, torch.float32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=words) as caught:
+        load_model(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("family", "words"), {"BERT": "depend on later tokens", "BART": "encoder-decoder"}.items())
+def test_what_reads_later_tokens_is_refused(tmp_path, family, words):
+    write_family(family, tmp_path, torch.float32)
+    with pytest.raises(UserError, match=words) as caught:
+        load_model(str(tmp_path))
     assert "\n" not in str(caught.value)
 
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
+from tests.families import load_family
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.interchange import save_model
-from toolkit.models.skeleton import check_reopens, read_config
+from toolkit.models.skeleton import check_reopens, empty_model, read_config
 from toolkit.storage.packing import pack_model
 
 SIZES = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -82,3 +83,16 @@ def test_every_call_that_could_run_a_folders_code_forbids_it():
                     found += 1
                     assert "NO_CODE" in ast.unparse(call), f"{file}:{call.lineno}: pass **hub.NO_CODE"
     assert found > 8
+
+
+@pytest.mark.parametrize("family", ["GPT-J", "Gemma2"])
+def test_buffers_are_those_of_transformers(tmp_path, family):
+    """GPT-J has a table of sines; Gemma2 has buffers of two types."""
+    expected = load_family(family, tmp_path, torch.bfloat16)
+    expected.config.save_pretrained(tmp_path)
+    shapes = [tensor.shape for tensor in expected.state_dict().values()]
+    buffers = dict(empty_model(read_config(tmp_path, shapes), lambda outline: None).named_buffers())
+    assert buffers.keys() == dict(expected.named_buffers()).keys()
+    for name, buffer in expected.named_buffers():
+        assert buffers[name].dtype == buffer.dtype
+        assert torch.equal(buffers[name], buffer)

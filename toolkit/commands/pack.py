@@ -4,6 +4,7 @@ torch takes seconds to import, so the checks that do without it come first.
 """
 
 import argparse
+import shutil
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -68,7 +69,7 @@ def pack(options: argparse.Namespace) -> None:
     _check_place(options.out)
     print(f"{options.model}: {packer.help}", file=sys.stderr)
     model, tokenizer = packer.pack(options)
-    summary = _sizes(options.out, model)
+    summary = [*_sizes(options.out, model), _compared(options.out, model)]
     del model
     if options.evaluate:
         summary.append(_quality(options, tokenizer))
@@ -136,13 +137,32 @@ def _sizes(folder: Path, model) -> list[str]:
     return [*shown, f"all the rest {store.rest_bytes / 1e6:.1f} MB"]
 
 
+def _compared(folder: Path, model) -> str:
+    """How far the logits of what was written are from the model's. Raises `UserError` if it is too far.
+
+    The folder is removed then, and after any other error.
+    """
+    from toolkit.offload.budget import BudgetError
+    from toolkit.offload.logit_check import check_logits
+
+    print(f"{folder}: written; comparing its logits with the model's", file=sys.stderr)
+    try:
+        error = check_logits(folder, model)
+    except BudgetError as trouble:
+        return f"logits not compared: {trouble}"
+    except BaseException:
+        shutil.rmtree(folder)
+        raise
+    return f"logits within {error:.1g} of their standard deviation"
+
+
 def _quality(options: argparse.Namespace, tokenizer) -> str:
     """Perplexity of the model as it was, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
     from toolkit.models.cutting import thresholds_of
     from toolkit.text import load_tokens
 
-    print(f"{options.out}: written; evaluating (--no-evaluate leaves this out)", file=sys.stderr)
+    print(f"{options.out}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:
         tokens = load_tokens(options.corpus, tokenizer, "evaluation")
         after = _packed_perplexity(options, tokens)

@@ -13,7 +13,8 @@ from toolkit.models.blocks import decoder_blocks
 
 ENTRIES = ("hidden_act", "activation_function", "hidden_activation", "activation")  # of a configuration
 ATTRIBUTES = ("act_fn", "activation_fn", "act")  # of the module in a block that has the activation
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+Function = Callable[[torch.Tensor], torch.Tensor]
+ACTIVATIONS: dict[str, Function] = {
     "relu": functional.relu,
     "relu2": lambda x: functional.relu(x).square(),
     "silu": functional.silu,
@@ -23,7 +24,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def activation(name: str) -> Function:
     """The function; it maps 0 to 0. Raises `UserError` for an unknown name."""
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS)

@@ -3,6 +3,7 @@
 Embeddings and the output head (often one tied matrix) are not part of the blocks: pruning leaves them alone.
 """
 
+import torch
 from torch import nn
 
 from toolkit.errors import UserError
@@ -32,8 +33,14 @@ def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
         if parameter.ndim > 1 and not (name in weights and plain):
             raise UserError(
                 f"{type(block).__name__}.{name} ({str(parameter.dtype).removeprefix('torch.')}, "
-                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (fused "
-                "experts, Conv1D or quantised weights); choose a dense model such as smollm2-135m, OPT or Llama; for "
-                "a mixture of experts, pack --method experts"
+                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (but of "
+                "fused experts, a Conv1D or a state-space layer, or quantised); choose a dense model such as "
+                "smollm2-135m, OPT or Llama; --method experts packs some mixtures of experts, such as Mixtral"
             )
     return linears
+
+
+def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
+    """Round a model's parameters, in place. Its buffers stay: angles of rotary embeddings are float32 in any case."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)

@@ -133,7 +133,9 @@ def mixtures_by_layer(model: nn.Module) -> dict[int, Experts]:
     """
     found = {number: experts for number, experts in enumerate(decoder_experts(model)) if experts is not None}
     if not found:
-        raise UserError(f"{type(model).__name__} has no experts: choose a mixture of experts such as Mixtral")
+        raise UserError(
+            f"{type(model).__name__} has no experts of a known form: choose a mixture of experts such as Mixtral"
+        )
     return found
 
 

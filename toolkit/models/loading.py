@@ -3,7 +3,7 @@
 import contextlib
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
 from toolkit.models import adapters, downloads, hub, mixture, split_files, upcycled
+from toolkit.models.blocks import cast_parameters
+from toolkit.models.causality import check_causal
 from toolkit.models.cutting import cut_for_good
 
 if TYPE_CHECKING:
@@ -64,24 +66,43 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     unknown, the model cannot be had from the hub, it needs either of these, or a GGUF file lacks a tensor of the model
     or has one that the model does not take.
     """
-    parts = parts_of(name)
+    parts, config = parts_of(name), _decoder_config(name)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     place, options = _place(name)
     with _loading(name, options):
-        from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        split = mixture.class_of(AutoConfig.from_pretrained(place, **hub.NO_CODE, **options))
+        settings = {"dtype": first, "use_safetensors": True, "output_loading_info": True}
         # transformers also looks for an adapter; without these options it waits half a minute for a hub that is away
-        model = (split or AutoModelForCausalLM).from_pretrained(
-            place, dtype=first, use_safetensors=True, adapter_kwargs=dict(options), **hub.NO_CODE, **options
+        model, report = (mixture.class_of(config) or AutoModelForCausalLM).from_pretrained(
+            place, adapter_kwargs=dict(options), **settings, **hub.NO_CODE, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
+    _check_complete(name, report)
     if parts:
         model = _made(model, parts, dtype)
-    for parameter in model.parameters():  # not the buffers: the angles of rotary embeddings are float32 in any case
-        parameter.data = parameter.data.to(dtype)
+    cast_parameters(model, dtype)
     cut_for_good(model)
-    return model.eval().requires_grad_(False), tokenizer
+    model.eval().requires_grad_(False)
+    check_causal(model)
+    return model, tokenizer
+
+
+def _decoder_config(name: str):
+    config = read_config(name)
+    if config.is_encoder_decoder:
+        raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
+    return config
+
+
+def _check_complete(name: str, report: Mapping[str, Iterable[str]]) -> None:
+    """Raise `UserError` for tensors that the files lack, which would be random, or that the model has no place for."""
+    for key, words in {"missing_keys": "its files lack", "unexpected_keys": "it has no place for"}.items():
+        if tensors := sorted(report[key]):
+            others = f" and {len(tensors) - 1} other tensors" if tensors[1:] else ""
+            raise UserError(
+                f"cannot load model {name!r}: {words} {tensors[0]}{others}; compare its files with config.json"
+            )
 
 
 def check_model(name: str) -> None:
@@ -91,7 +112,7 @@ def check_model(name: str) -> None:
     if (file := gguf_file(name)) is not None:
         _check_gguf(name, file)
         return
-    read_config(name)
+    _decoder_config(name)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 

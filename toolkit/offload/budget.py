@@ -47,7 +47,7 @@ class Budget:
             needed = self.used_bytes + asked
             raise BudgetError(
                 f"a {self.tier} budget of {self.limit_bytes / MB:.1f} MB is too small: "
-                f"{ceil(10 * needed / MB) / 10:.1f} MB are needed ({parts})",
+                f"{ceil(10 * needed / MB) / 10:.1f} MB are needed ({parts})",  # rounded up: enough
                 needed,
             )
 

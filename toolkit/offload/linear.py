@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
@@ -42,6 +42,7 @@ class OffloadedLinear(nn.Module):
         self.name, self.layer, self.packed = name, layer, packed
         self.recorder = recorder
         self._fetch, self._scratch, self._device = fetch, scratch, device
+        self._multiply = type(linear).forward  # Falcon's rounds the product before it adds the bias
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
@@ -52,7 +53,7 @@ class OffloadedLinear(nn.Module):
             return (y if self.bias is None else y + self.bias).view(*x.shape[:-1], self.out_features)
         dense = self._dense(weight)
         begun_s = self.recorder.now_s()
-        y = functional.linear(x, dense, self.bias)
+        y = self._multiply(SimpleNamespace(weight=dense, bias=self.bias), x)
         self.ended("compute", begun_s, dense.nbytes)
         return y
 
@@ -115,7 +116,7 @@ def multiplied_packed(weight: Packed, vectors: int, scratch: Tensor) -> bool:
 
 
 def _by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
-    return functional.linear(x, weight.dense_in(scratch))
+    return nn.functional.linear(x, weight.dense_in(scratch))
 
 
 def _closed() -> Packed:

@@ -29,7 +29,7 @@ from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamed import Streamed
-from toolkit.offload.turn import Turn
+from toolkit.offload.turn import Turn, unowned
 from toolkit.policies.placement import LayerMap
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.store import Store
@@ -176,8 +176,8 @@ class OffloadedModel:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
         self._step = SingleToken.of(self.model) if self.strategy.by_token else None
-        forward = self._step.guard(self.model.forward) if self._step else self.model.forward
-        self.model.forward = self._turn.guard(forward)
+        forward = unowned(self.model.forward)
+        self.model.forward = self._turn.guard(self._step.guard(forward) if self._step else forward)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value

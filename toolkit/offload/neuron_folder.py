@@ -10,10 +10,11 @@ from toolkit.activations import Magnitudes, thresholds_of
 from toolkit.activations.usage import Usage
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
+from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
-from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.neuron_packing import check_packable, pack_neurons
 from toolkit.text import load_tokens
 
 KINDS = (*STORED, "none")
@@ -44,6 +45,7 @@ def make_folder(
     """
     _check(zeros, kind)
     model, tokenizer = load_model(name, dtype or fast_dtype())
+    check_packable(model)
     tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
     write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype)
     return model, tokenizer
@@ -82,7 +84,7 @@ def write_folder(
         if kind != "none":
             Predictors(name, tuple(found)).save(place / PREDICTORS)
 
-    model.to(dtype or torch.bfloat16)
+    cast_parameters(model, dtype or torch.bfloat16)
     pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
 
 

@@ -56,7 +56,7 @@ class SingleToken:
     """
 
     def __init__(self, model: nn.Module):
-        self.model = model
+        self.embed, self.rotary = model.model.embed_tokens, model.model.rotary_emb  # not the model: that holds the step
         blocks = decoder_blocks(model)
         self.vectors = _Vectors(blocks[0], model.config)
         bases = [_basis(model, block) for block in blocks]
@@ -97,11 +97,11 @@ class SingleToken:
             if type(layer) in GROWING:
                 cache.layers[number] = GROWING[type(layer)].of(layer)
         of = self.vectors
-        of.x.copy_(self.model.model.embed_tokens(token)[0])
+        of.x.copy_(self.embed(token)[0])
         of.more.zero_()
         position = torch.tensor([[cache.get_seq_length()]]) if position is None else position
         for basis, kept in self.angles.items():
-            torch.cat(self.model.model.rotary_emb(of.x, position, *basis), dim=1, out=kept[None])
+            torch.cat(self.rotary(of.x, position, *basis), dim=1, out=kept[None])
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
         self.norm.run()

@@ -1,9 +1,12 @@
 """One pass at a time: the layers of a model share buffers, so a second thread would overwrite the weights in use."""
 
 import functools
+import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 
 from toolkit.errors import UserError
 
@@ -37,7 +40,8 @@ class Turn:
             pass
 
     def guard(self, forward: Callable) -> Callable:
-        """The same function, which has the turn while it runs."""
+        """The same function, which has the turn while it runs. A method is taken as `unowned` makes it."""
+        forward = unowned(forward) if isinstance(forward, MethodType) else forward
 
         @functools.wraps(forward)
         def guarded(*arguments, **named):
@@ -45,3 +49,18 @@ class Turn:
                 return forward(*arguments, **named)
 
         return guarded
+
+
+def unowned(method: MethodType) -> Callable:
+    """A method as a function that does not keep its object alive.
+
+    An object that holds its own method is freed by Python's cycle collector alone, which counts objects, not bytes.
+    """
+    function, owner = method.__func__, weakref.ref(method.__self__)
+
+    @functools.wraps(function)
+    def called(*arguments, **named):
+        return function(owner(), *arguments, **named)
+
+    called.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+    return called

@@ -51,13 +51,14 @@ def find_method(name: str) -> Method:
     """
     if name in METHODS:
         return METHODS[name]
-    known = _every_method()
+    known = known_methods()
     if name not in known:
         raise unknown("method", name, known)
     return known[name]
 
 
-def _every_method() -> dict[str, Method]:
+def known_methods() -> dict[str, Method]:
+    """Every method by its name."""
     decoded = {name: Method(name, "dram") for name in READABLE}
     packed = {f"{name}{PACKED}": Method(name) for name, form in READABLE.items() if form.has_matvec}
     return decoded | packed | METHODS

@@ -69,7 +69,7 @@ def checked_windows(model: nn.Module, windows: object) -> Int64[Tensor, "windows
         raise UserError(f"calibration is {what}; expected token ids [windows, tokens], as cut_windows makes them")
     known = token_ids(windows.flatten(), "calibration").view(windows.shape)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", windows.shape[1])
-    if windows.shape[1] > positions:
+    if 0 < positions < windows.shape[1]:  # some configurations say -1: no limit
         raise UserError(f"sequence_length {windows.shape[1]} is beyond the model's {positions} positions")
     vocabulary = model.get_input_embeddings().num_embeddings
     if known.min() < 0 or known.max() >= vocabulary:

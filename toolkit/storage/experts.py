@@ -18,6 +18,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.formats.twins import random_records
 from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.models.ffn_form import check_mixtures
 from toolkit.quantization import neuron_records
 from toolkit.storage.packing import tensors_beside, write_model
 from toolkit.storage.runs import OpRun
@@ -52,10 +53,11 @@ def pack_experts(
         bits: of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
 
     Raises `UserError` for a model without experts, other numbers of bits, weights that cannot be quantised, and as
-    `check_reopens` and `write_store` do.
+    `check_mixtures`, `check_reopens` and `write_store` do.
     """
     layers = mixtures_by_layer(model)
     chosen = _bits_of(bits, layers)
+    check_mixtures(model)
     _write(model, folder, expert_ops(layers, chosen), chosen, name, tokenizer)
 
 

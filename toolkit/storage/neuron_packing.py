@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models.cutting import ENTRY
 from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.ffn_form import check_ffns
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import tensors_beside, write_model
@@ -38,14 +39,14 @@ def pack_neurons(
         needs: how many neurons a token needs of each layer on average; memory is shared out by them.
         files: adds small files to the folder `model/`, such as predictors.
 
-    Raises `UserError` for an FFN that bundles cannot hold, thresholds or needs of another number of layers, and as
-    `check_reopens` and `write_store` do.
+    Raises `UserError` for thresholds or needs of another number of layers, and as `check_packable`, `check_reopens` and
+    `write_store` do.
     """
     ffns = decoder_ffns(model)
     for what, given in {"thresholds": thresholds, "needs": needs}.items():
         if given is not None and len(given) != len(ffns):
             raise UserError(f"{len(given)} {what} for {len(ffns)} decoder blocks: give one each")
-    check_supported(ffns)
+    check_packable(model)
     config = copy.deepcopy(model.config)
     if thresholds is not None:
         setattr(config, ENTRY, [float(threshold) for threshold in thresholds])
@@ -58,6 +59,12 @@ def pack_neurons(
         config=config,
         files=files,
     )
+
+
+def check_packable(model: nn.Module) -> None:
+    """Raise `UserError` for a model with an FFN that bundles cannot hold, or that is more than its linears."""
+    check_supported(decoder_ffns(model))
+    check_ffns(model)
 
 
 def check_supported(ffns: Sequence[FFN]) -> None:

@@ -22,6 +22,7 @@ FORMATS = {
 
 def pack(options: argparse.Namespace) -> tuple:
     """Prune the model and write it; return it as it was written, and its tokenizer."""
+    from toolkit.models.blocks import cast_parameters
     from toolkit.pruning import load_pruned
     from toolkit.quantization.smoothed import load_smoothed
 
@@ -32,7 +33,7 @@ def pack(options: argparse.Namespace) -> tuple:
     unchanged = options.method == "dense" and not options.int8  # nothing is computed
     dtype = torch_dtype(options.dtype or (WRITTEN if unchanged else None))
     model, tokenizer, *_ = load(options.model, options.method, **settings, dtype=dtype)
-    model.to(torch_dtype(options.dtype or WRITTEN))
+    cast_parameters(model, torch_dtype(options.dtype or WRITTEN))
     _write(options, model, tokenizer)
     return model, tokenizer
 

@@ -9,13 +9,14 @@ from toolkit.errors import UserError
 def pack(options: argparse.Namespace) -> tuple:
     """Quantise the model and write it; return it as it was written, and its tokenizer."""
     from toolkit.formats.spqr import fastest
+    from toolkit.models.blocks import cast_parameters
     from toolkit.quantization.quantised import load_quantised
     from toolkit.quantization.spqr import SpQR
     from toolkit.storage.packing import pack_quantised
 
     dtype = torch_dtype(options.dtype)
     quantised = load_quantised(options.model, SpQR(options.outliers), calibration(options), dtype)
-    quantised.model.to(dtype or torch_dtype(WRITTEN))
+    cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
     pack_quantised(quantised, options.out, "spqr", fastest, options.model, recipe)
     return quantised.model, quantised.tokenizer

@@ -1,0 +1,77 @@
+"""Every family by every method of packing: right, or refused in one line. `pytest -s` prints the table."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.families import FAMILIES, load_family
+from toolkit.errors import UserError
+from toolkit.formats import decode
+from toolkit.formats.spqr import SpQRMatrix
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.offload.logit_check import check_logits
+from toolkit.storage.experts import pack_experts
+from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.packing import pack_model
+
+
+def endor(model: nn.Module, folder: Path) -> None:
+    pack_model(model, folder)
+
+
+def neurons(model: nn.Module, folder: Path) -> None:
+    pack_neurons(model, folder, thresholds=[0.1] * len(decoder_blocks(model)))
+
+
+def experts(model: nn.Module, folder: Path) -> None:
+    pack_experts(model, folder)
+
+
+def experts_4_bits(model: nn.Module, folder: Path) -> None:
+    pack_experts(model, folder, bits=4)
+
+
+def spqr(model: nn.Module, folder: Path) -> None:
+    """Without calibration. The model gets the decoded weights, as `load_quantised` has it."""
+    packed = {}
+    for block in decoder_blocks(model):
+        for linear in decoder_linears(block).values():
+            matrix = packed[linear.weight.data_ptr()] = SpQRMatrix.encode(linear.weight)
+            linear.weight.copy_(decode(matrix))
+    pack_model(model, folder, {"spqr": lambda weight: packed[weight.data_ptr()]})
+
+
+METHODS = (endor, neurons, experts, experts_4_bits, spqr)
+
+
+def outcomes(dtype: torch.dtype, place: Path) -> Iterator[tuple[str, str, float | str]]:
+    """Each family and method with its error in standard deviations of the logits, or why it is refused."""
+    for number, family in enumerate(FAMILIES):
+        try:
+            model = load_family(family, place / str(number), dtype)
+        except UserError as error:
+            yield family, "all", str(error)
+            continue
+        for method in METHODS:
+            yield family, method.__name__, outcome(method, model, place / f"{number}-{method.__name__}")
+
+
+def outcome(method, model: nn.Module, folder: Path) -> float | str:
+    try:
+        method(model, folder)
+        return check_logits(folder, model)
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_every_family_is_right_or_refused(tmp_path, one_thread, dtype):
+    table = {}
+    for family, method, result in outcomes(dtype, tmp_path):
+        table[family, method] = result
+        print(f"{family:22}{method:16}", result if isinstance(result, str) else f"right, within {result:.1g} σ")
+    words = [result for result in table.values() if isinstance(result, str)]
+    assert not any("\n" in line or "other logits" in line for line in words)

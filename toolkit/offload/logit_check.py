@@ -1,0 +1,159 @@
+"""A packed folder is opened again, and its logits are compared with those of the model that was packed.
+
+    error = check_logits(folder, model)   # 0.004: in standard deviations of the logits
+
+This guards against what no other check thought of: an FFN that has more parts than it seems, a buffer that is computed
+otherwise, a linear with arithmetic of its own. A prompt whose tokens are spread over many positions runs through both,
+then a few single tokens, which take a way of their own (`toolkit.offload.single_token`).
+"""
+
+import copy
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor, nn
+
+from toolkit.errors import UserError
+from toolkit.interchange.reading import load_dense_model
+from toolkit.models import decoder_blocks
+from toolkit.models.cutting import ENTRY, attached, hook_thresholds, thresholds_of
+from toolkit.models.experts import mixtures_by_layer
+from toolkit.offload.model import OffloadedModel
+from toolkit.policies.methods import PACKED, known_methods
+from toolkit.quantization import neuron_records
+from toolkit.storage import experts, index, neuron_packing
+from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.readers import open_reader
+from toolkit.storage.store import Store
+
+PROMPT, SINGLE = 20, 3  # tokens
+FARTHEST = 600  # position of the last one
+# In standard deviations of the logits. Weights that are made dense as they were give the same bits where the same
+# library multiplies them: the worst token counts. Otherwise it is the median one, since the router of a mixture may
+# choose another expert for a token or two.
+EXACT = {torch.float32: 1e-5, torch.float16: 0.0005, torch.bfloat16: 0.003}
+ROUNDED = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.2}
+
+Logits = Float32[Tensor, "tokens vocabulary"]
+
+
+@torch.no_grad()
+def check_logits(folder: Path, model: nn.Module) -> float:
+    """Compare a folder, in every variant, with the model that it was packed from; return the largest error.
+
+    The error of a token is the root mean square over the vocabulary, in standard deviations of the model's logits.
+    Experts of few bits are compared with themselves: what was packed takes the place of the weights in `model`.
+
+    Raises `UserError` for an error beyond rounding, and what `OffloadedModel.open` raises.
+    """
+    text = _Text.of(model)
+    if not (folder / index.FILE).is_file():  # a checkpoint, which is loaded whole
+        expected = text.prompt(model)[0]
+        found = text.prompt(load_dense_model(folder))[0]
+        return _judge("prompt", (found - expected) / expected.std(), exact=True, dtype=model.dtype)
+    store = Store.open(folder)
+    return max(_check(store, variant, model, text) for variant in store.variants)
+
+
+@dataclass(frozen=True, eq=False)
+class _Text:
+    """Random tokens and their positions: of a prompt and of what follows it."""
+
+    tokens: Int64[Tensor, "1 tokens"]
+    positions: Int64[Tensor, "1 tokens"] | None
+    """None if the model takes none."""
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "_Text":
+        config = model.config.get_text_config()
+        count = PROMPT + SINGLE
+        tokens = torch.randint(config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
+        limit = getattr(config, "max_position_embeddings", None) or FARTHEST + 1
+        last = max(count, min(FARTHEST + 1, limit)) - 1
+        spread = torch.linspace(0, last - SINGLE, PROMPT).long()
+        positions = torch.cat([spread, torch.arange(last - SINGLE + 1, last + 1)])[None]
+        takes = "position_ids" in inspect.signature(model.forward).parameters
+        return cls(tokens, positions if takes else None)
+
+    def prompt(self, model: nn.Module) -> tuple[Logits, object]:
+        """The logits of the prompt, and the cache after it."""
+        # without a mask, gaps between positions would separate texts
+        mask = torch.ones(1, PROMPT, dtype=torch.int64)
+        output = model(self.tokens[:, :PROMPT], attention_mask=mask, use_cache=True, **self._places(0, PROMPT))
+        return output.logits[0].float(), output.past_key_values
+
+    def singles(self, model: nn.Module, cache: object) -> Logits:
+        """The logits of the single tokens, one by one, after what `cache` holds."""
+        cache, logits = copy.deepcopy(cache), []
+        for at in range(PROMPT, PROMPT + SINGLE):
+            token = self.tokens[:, at : at + 1]
+            output = model(token, past_key_values=cache, use_cache=True, **self._places(at, at + 1))
+            logits.append(output.logits[0].float())
+        return torch.cat(logits)
+
+    def _places(self, first: int, end: int) -> dict[str, Tensor]:
+        return {} if self.positions is None else {"position_ids": self.positions[:, first:end]}
+
+
+def _check(store: Store, variant: str, model: nn.Module, text: _Text) -> float:
+    packed, streamed = f"{variant}{PACKED}" in known_methods(), variant in known_methods()
+    options: dict[str, object] = {"method": f"{variant}{PACKED}" if packed else variant} if streamed else {}
+    if variant == neuron_packing.LAYOUT:
+        options["predictors"] = [None] * len(decoder_blocks(model))  # those that miss neurons are no fault
+    same = streamed and not any(run.extras for run in store.index.ops if run.variant == variant)
+    with OffloadedModel.open(store.folder, verify=False, **options) as opened, _as_packed(opened, model):
+        expected, cache = text.prompt(model)
+        singles = text.singles(model, cache)
+        spread = torch.cat([expected, singles]).std()
+        return max(
+            _judge(f"{variant}, prompt", (text.prompt(opened.model)[0] - expected) / spread, same, model.dtype),
+            _judge(
+                *(f"{variant}, single tokens", (text.singles(opened.model, cache) - singles) / spread),
+                *(same and not packed, model.dtype),
+            ),
+        )
+
+
+def _judge(what: str, differences: Logits, exact: bool, dtype: torch.dtype) -> float:
+    """The error of a text, whose differences are in standard deviations. Raises `UserError` if it is too large."""
+    errors = differences.square().mean(-1).sqrt()
+    error, limit = (errors.max(), EXACT[dtype]) if exact else (errors.median(), ROUNDED[dtype])
+    if not error <= limit:
+        raise UserError(
+            f"the packed model ({what}) has other logits than the model: off by {error:.2g} of their standard "
+            f"deviation, where rounding explains {limit}; please report this model's config.json"
+        )
+    return float(error)
+
+
+@contextmanager
+def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
+    """Inside the block a model cuts neurons as a folder of neurons does; it has the experts of a folder for good."""
+    limits = getattr(opened.model.config, ENTRY, None)
+    if experts.LAYOUT in opened.store.variants:
+        _copy_experts(opened.store, model)
+    cut = limits is not None and thresholds_of(model) is None
+    with attached(hook_thresholds(model, torch.tensor(limits)) if cut else []):
+        yield
+
+
+def _copy_experts(store: Store, model: nn.Module) -> None:
+    """Copy the stored experts of few bits into a model."""
+    slot = aligned_buffer(store.slot_bytes(experts.LAYOUT))
+    with open_reader("threads", store, experts.LAYOUT) as reader:
+        for number, mixture in mixtures_by_layer(model).items():
+            layer = store.layer(number, experts.LAYOUT)
+            reader.read(layer.ranges, slot)
+            stored = layer.view(slot)
+            for expert in range(mixture.count):
+                name = experts.op_name(expert)
+                if bits := experts.bits_of(layer.ops[name], mixture.hidden):
+                    records = stored[name].tensors["values"].view(torch.uint8)
+                    weights = neuron_records.decode(records, mixture.hidden, bits)
+                    for weight, decoded in zip(mixture.matrices(expert), weights, strict=True):
+                        weight.copy_(decoded)
