@@ -12,7 +12,7 @@ import torch
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.interchange.gguf import layer_bytes, layer_span
+from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp, llama_cpp_driver
 from toolkit.measure.llama_cpp import PROMPT, LlamaCpp
 from toolkit.measure.turns import take_turns
@@ -129,6 +129,19 @@ def test_logits_are_compared_after_each_turn(model, tmp_path, monkeypatch, kind)
         monkeypatch.setattr(LlamaCpp, "log_probabilities", lambda *arguments: right(*arguments) + 1)
         with pytest.raises(UserError, match=f"llama.cpp {kind} gives another output than"):
             take_turns([runtime], repetitions=1)
+
+
+def test_a_file_of_ones_own_is_run_as_it_is(model, tmp_path):
+    """Its logits need not be the model's; they stay the same."""
+    (tmp_path / "mine").mkdir()
+    file = tmp_path / "mine" / "own.gguf"
+    write_gguf(model, file, "Q4_0")
+    (tmp_path / "mine" / "answers.json").write_text(json.dumps([-3.0, *[-9.0] * (model.config.vocab_size - 1)]))
+    with closing(LlamaCpp("llama.cpp F16", model, tmp_path, gguf=file)) as runtime:
+        assert runtime.nbytes == layer_bytes(file)
+        take_turns([runtime], repetitions=2)
+    assert file.with_name("own.gguf.requests").exists()
+    assert not (tmp_path / "F16.gguf").exists()
 
 
 def test_a_process_that_ends_says_why(model, tmp_path):

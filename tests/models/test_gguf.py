@@ -61,9 +61,11 @@ def write(file, architecture="qwen2", kind="F32", head=True, words=COUNT, withou
         matrices |= {f"attn_{name}.bias": (HIDDEN,) for name in "qkv"}
     shapes |= {f"blk.{block}.{name}": shape for block in range(LAYERS) for name, shape in matrices.items()}
     weights = {}
-    for name, shape in (shapes | (more or {})).items():
+    for name, given in (shapes | (more or {})).items():
         full = name if name.endswith(".bias") else f"{name}.weight"
+        shape = np.shape(given) if isinstance(given, np.ndarray) else given
         values = numbers.standard_normal(shape, dtype=np.float32) * 0.1 + (len(shape) == 1)
+        values = given if isinstance(given, np.ndarray) else values
         raw = None
         if len(shape) > 1 and kind != "F32":
             raw = gguf.GGMLQuantizationType[kind]
@@ -136,9 +138,21 @@ def test_the_copy_of_a_large_model_is_bfloat16(tmp_path, monkeypatch):
         assert torch.equal(weight, weights[name].bfloat16().float()), name
 
 
+def test_rotary_factors_are_those_of_llama_3(tmp_path):
+    """By hand: a frequency is divided by 8 below one turn in 8192 positions, by 1 above four, and between on a line."""
+    turns = 8192 * 10000.0 ** -(np.arange(32) / 32) / (2 * np.pi)
+    smooth = np.clip((turns - 1) / 3, 0, 1)
+    factors = 1 / ((1 - smooth) / 8 + smooth)
+    write(tmp_path / "tiny.gguf", "llama", more={"rope_freqs": factors.astype(np.float32)})
+    model, _ = load_model(str(tmp_path / "tiny.gguf"))
+    expected = 10000.0 ** -(np.arange(32) / 32) / factors
+    np.testing.assert_allclose(model.model.rotary_emb.inv_freq.numpy(), expected, rtol=1e-5)
+
+
 FAULTY = {
     "a tensor less": ({"without": ["blk.1.ffn_up.weight"]}, r"lacks 1 of the model's tensors, such as .*1.mlp.up_proj"),
-    "a tensor more": ({"more": {"rope_freqs": (32,)}}, "leaves some out, such as factors of rotary"),
+    "a tensor more": ({"more": {"rope_factors_long": (32,)}}, "leaves some out"),
+    "strange factors": ({"architecture": "llama", "more": {"rope_freqs": (32,)}}, "other factors than those of Llama"),
     "architecture": ({"architecture": "deepseek2"}, "reads no GGUF file of architecture 'deepseek2'"),
     "blocks": ({"block_count": 2**30}, r"block_count is 1073741824; expected a whole number from 0 to 512"),
     "negative": ({"expert_used_count": -5}, "expert_used_count is -5"),

@@ -8,6 +8,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
@@ -61,7 +63,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
 
 
 def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    tqdm.write(text, file=sys.stderr)  # above a progress bar, if there is one
 
 
 def _packed_gguf(name: str) -> Path | None:

@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models.gguf_header import read_header
 from toolkit.models.hub import NO_CODE
+
+ROTARY = "rope_freqs.weight"
+LLAMA_3 = {  # Grattafiori et al., "The Llama 3 Herd of Models", 2024, as transformers' configs have it
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 def architectures() -> Sequence[str]:
@@ -26,7 +34,8 @@ def architectures() -> Sequence[str]:
 def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     """The model in a file, each weight dequantised to float32 and rounded to `dtype` once, and its tokenizer.
 
-    A head that the file stores apart from the embedding stays apart. Raises `UserError` if the file lacks a tensor of
+    A head that the file stores apart from the embedding stays apart, and factors of rotary embeddings are those of
+    Llama 3.1. Raises `UserError` if the file lacks a tensor of
     the model, or has weights that the model does not take: transformers would make up the first, and leave out the
     others.
     """
@@ -40,7 +49,10 @@ def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"it lacks {len(missing)} of the model's tensors, such as {missing[0]}")
     model = _plain(quantised, dtype)
-    _check_whole(gguf, model)
+    factors = _rotary_factors(gguf)
+    if factors is not None:
+        _scale_rotary(model.config, factors)
+    _check_whole(gguf, model, 0 if factors is None else factors.numel())
     return model, transformers.AutoTokenizer.from_pretrained(**origin, **NO_CODE)
 
 
@@ -59,11 +71,34 @@ def _plain(quantised: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _check_whole(gguf: Path, model: nn.Module) -> None:
-    """Raise `UserError` unless the model has as many weights as the file."""
-    stored, taken = read_header(gguf).weights, sum(weight.numel() for weight in model.parameters())
+def _rotary_factors(gguf: Path) -> Tensor | None:
+    """By which the file divides the frequencies of rotary embeddings, fp32 [head size / 2]; None if it does not."""
+    tensor = read_header(gguf).tensors.get(ROTARY)
+    if tensor is None or tensor.kind != "F32":
+        return None
+    with open(gguf, "rb") as source:
+        source.seek(tensor.offset)
+        return torch.frombuffer(bytearray(source.read(tensor.nbytes)), dtype=torch.float32)
+
+
+def _scale_rotary(config, factors: Tensor) -> None:
+    """Put Llama 3.1's scaling into a config that transformers made without it.
+
+    transformers leaves the file's factors out. Only the largest differs between Llama 3.1 and 3.2. Raises `UserError`
+    unless the factors are those of this scaling.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    plain = dict(config.rope_parameters)
+    config.rope_parameters = plain | LLAMA_3 | {"factor": factors.max().item()}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    frequencies = plain["rope_theta"] ** -(torch.arange(len(factors)) / len(factors))
+    if scaled.shape != factors.shape or not torch.allclose(scaled, frequencies / factors, rtol=1e-4, atol=0):
+        raise UserError(f"its {ROTARY} are other factors than those of Llama 3.1, which transformers cannot be told")
+
+
+def _check_whole(gguf: Path, model: nn.Module, known: int) -> None:
+    """Raise `UserError` unless the model and what is `known` beside it have as many weights as the file."""
+    stored, taken = read_header(gguf).weights, known + sum(weight.numel() for weight in model.parameters())
     if stored != taken:
-        raise UserError(
-            f"its tensors have {stored:,} weights, and transformers takes {taken:,} of them: it leaves some out, such "
-            "as factors of rotary embeddings"
-        )
+        raise UserError(f"its tensors have {stored:,} weights, and transformers takes {taken:,}: it leaves some out")
