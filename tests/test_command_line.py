@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -77,6 +78,21 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
         found = capfd.readouterr()
         assert found.out.strip() == tokenizer.decode(tokens[0]).strip()
         assert "6 tokens in" in found.err
+
+
+@pytest.mark.parametrize(
+    ("trouble", "status"), [(UserError("other logits: off by 5.2"), 2), (KeyboardInterrupt(), None)]
+)
+def test_a_folder_with_other_logits_is_not_left_behind(model, tmp_path, capfd, monkeypatch, trouble, status):
+    def check(folder, packed):
+        assert (folder / "index.json").is_file()
+        raise trouble
+
+    monkeypatch.setattr("toolkit.offload.logit_check.check_logits", check)
+    with nullcontext() if status else pytest.raises(KeyboardInterrupt):
+        assert pack(model, tmp_path / "packed") == status
+    assert not (tmp_path / "packed").exists()
+    assert status is None or "other logits: off by 5.2" in capfd.readouterr().err
 
 
 def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, monkeypatch):
