@@ -79,6 +79,20 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
         assert "6 tokens in" in found.err
 
 
+@pytest.mark.parametrize(
+    ("trouble", "status"), [(UserError("other logits: off by 5.2"), 2), (KeyboardInterrupt(), None)]
+)
+def test_a_folder_with_other_logits_is_not_left_behind(model, tmp_path, capfd, monkeypatch, trouble, status):
+    def check(folder, packed):
+        assert (folder / "index.json").is_file()
+        raise trouble
+
+    monkeypatch.setattr("toolkit.offload.logit_check.check_logits", check)
+    assert pack(model, tmp_path / "packed") == status
+    assert not (tmp_path / "packed").exists()
+    assert (str(trouble) or "nothing was left behind") in capfd.readouterr().err
+
+
 def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: torch.arange(500))
     calibration = ["--windows", "2", "--sequence-length", "32"]

@@ -1,0 +1,71 @@
+"""What is wrong with an opened folder shows in its logits, however small the model."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.families import load_family
+from toolkit.errors import UserError
+from toolkit.models import skeleton
+from toolkit.offload import linear
+from toolkit.offload.logit_check import check_logits
+from toolkit.offload.single_token import SingleToken
+from toolkit.storage import neuron_packing
+from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.packing import pack_model
+
+
+def buffers_of_the_models_type(patch):
+    patch.setattr(skeleton, "_compute_buffers", lambda model: None)
+
+
+def linears_that_add_at_once(patch):
+    make = linear.OffloadedLinear.__init__
+
+    def init(self, *arguments):
+        make(self, *arguments)
+        self._multiply = nn.Linear.forward
+
+    patch.setattr(linear.OffloadedLinear, "__init__", init)
+
+
+def ffns_that_are_not_run(patch):
+    patch.setattr(neuron_packing, "check_ffns", lambda model: None)
+
+
+def wrong_single_tokens(patch):
+    step = SingleToken.__call__
+
+    def wrong(self, token, cache, position=None):
+        return step(self, token, cache, position + 1)
+
+    patch.setattr(SingleToken, "__call__", wrong)
+
+
+FAULTS = {
+    buffers_of_the_models_type: ("GPT-J", pack_model, "endor, prompt"),
+    linears_that_add_at_once: ("Falcon, with biases", pack_model, "endor, prompt"),
+    ffns_that_are_not_run: ("BitNet", pack_neurons, "bundled, prompt"),
+    wrong_single_tokens: ("Qwen2", pack_model, "endor, single tokens"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_noticed(tmp_path, monkeypatch, fault):
+    family, pack, where = FAULTS[fault]
+    model = load_family(family, tmp_path / "model", torch.bfloat16)
+    fault(monkeypatch)
+    pack(model, tmp_path / "store")
+    with pytest.raises(UserError, match=rf"\({where}\) has other logits .* off by [\d.]+ of their") as caught:
+        check_logits(tmp_path / "store", model)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "factor"), [("model.norm.weight", 1.02), ("model.embed_tokens.weight", torch.nan)])
+def test_other_tensors_are_noticed(tmp_path, name, factor):
+    model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
+    pack_model(model, tmp_path / "store", ("dense", "zstd"))
+    assert check_logits(tmp_path / "store", model) < 0.05
+    model.get_parameter(name).mul_(factor)
+    with pytest.raises(UserError, match="other logits"):
+        check_logits(tmp_path / "store", model)
