@@ -23,6 +23,7 @@ from toolkit.interchange.reading import load_dense_model
 from toolkit.models import decoder_blocks
 from toolkit.models.cutting import ENTRY, attached, hook_thresholds, thresholds_of
 from toolkit.models.experts import mixtures_by_layer
+from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import PACKED, known_methods
 from toolkit.quantization import neuron_records
@@ -31,7 +32,7 @@ from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 
-PROMPT, SINGLE = 20, 3  # tokens
+PROMPT, SINGLE = MOST_VECTORS + 1, 3  # tokens; fewer of a prompt might be multiplied with packed weights
 FARTHEST = 600  # position of the last one
 # In standard deviations of the logits. Weights that are made dense as they were give the same bits where the same
 # library multiplies them: the worst token counts. Otherwise it is the median one, since the router of a mixture may
