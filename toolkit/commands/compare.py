@@ -116,10 +116,11 @@ class _Perplexities:
 
     def of_model(self, name: str) -> float:
         """Of a model by name; NaN if it cannot be loaded."""
-        from toolkit.models import fast_dtype, load_model
+        from toolkit.models import load_model
 
         def loaded() -> "nn.Module":
-            return self._original if self._original and name == self._name else load_model(name, fast_dtype())[0]
+            known = self._original if name == self._name else None
+            return known or load_model(name, self._packed.dtype)[0]  # large models stay in 16 bits
 
         try:
             return self._once(name, loaded)

@@ -183,7 +183,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--model",
         metavar="ID",
-        help="the model of every notebook that takes one: a name or a Hugging Face id; results in results/models/ID/",
+        help="the model of every notebook that takes one: a name, a folder, a GGUF file or a Hugging Face id; results "
+        "in results/models/ID/",
     )
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a notebook parameter; may be repeated")
     add(
