@@ -7,7 +7,7 @@ import torch
 import transformers
 from torch import nn
 
-from toolkit.models import load_model
+from toolkit.models import hub, load_model
 
 WORDS = 97
 WIDTH = {"vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -92,7 +92,8 @@ def write_family(name: str, folder: Path, dtype: torch.dtype) -> None:
     model = maker.from_config(config)
     for parameter in model.parameters():
         randomise(parameter.data)
-    model.to(dtype).save_pretrained(folder)
+    with hub.quiet():
+        model.to(dtype).save_pretrained(folder)
     _write_tokenizer(folder)
 
 

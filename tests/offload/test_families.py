@@ -49,9 +49,7 @@ MIXTURES = {"Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE"}
 # no decoders; no linears; a norm that is a matrix; experts of forms that are not known
 REFUSED = {"BERT", "RoBERTa", "BART", "GPT-2", "Mamba", "Cohere", "GptOss", "JetMoE"}
 # FFNs of forms that are not known, or with more than their linears
-NOT_BY_NEURON = {
-    "Llama, with biases", "Phi-3", "GPT-J", "CodeGen", "BitNet", "MPT", "Nemotron", "Bloom", "Starcoder2", "GLM4"
-}  # fmt: skip
+NOT_BY_NEURON = {"Llama, with biases", "Phi-3", "BitNet", "MPT", "Bloom", "GLM4"}
 
 
 def outcomes(dtype: torch.dtype, place: Path) -> Iterator[tuple[str, str, float | str]]:

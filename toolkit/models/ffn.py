@@ -10,7 +10,10 @@ from toolkit.models.blocks import decoder_blocks, decoder_linears
 # the last part of the names of gate, up and down projection; None where there is no gate
 FORMS = (
     ("gate_proj", "up_proj", "down_proj"),  # Llama, Mistral, Qwen, Gemma
+    (None, "up_proj", "down_proj"),  # Nemotron, Arcee
     (None, "fc1", "fc2"),  # OPT, Phi
+    (None, "fc_in", "fc_out"),  # GPT-J, CodeGen
+    (None, "c_fc", "c_proj"),  # Starcoder2, GPT-Neo
     (None, "dense_h_to_4h", "dense_4h_to_h"),  # Falcon, Persimmon
 )
 

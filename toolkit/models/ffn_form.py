@@ -61,11 +61,11 @@ def _compare(place: str, module: nn.Module, x: Tensor, expected: Float[Tensor, "
         raise UserError(f"{place} ({name}) cannot be replaced: {error}; choose another method of packing") from error
     if not isinstance(output, Tensor):
         raise UserError(f"{place} ({name}) gives more than its output; choose another method of packing")
-    errors = (output[0].float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
-    if not (errors <= ROUNDING).all():
+    errors, sizes = (output[0].float() - expected.float()).norm(dim=-1), expected.float().norm(dim=-1)
+    if not (errors <= ROUNDING * sizes).all():
         raise UserError(
             f"{place} ({name}) is more than its linears and their activation, which give an output that is off by "
-            f"{float(errors.max()):.0%}; choose another method of packing"
+            f"{float((errors / sizes).max()):.0%}; choose another method of packing"
         )
 
 

@@ -45,7 +45,6 @@ def make_folder(
     """
     _check(zeros, kind)
     model, tokenizer = load_model(name, dtype or fast_dtype())
-    check_packable(model)
     tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
     write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype)
     return model, tokenizer
@@ -67,6 +66,7 @@ def write_folder(
     The other arguments and the errors are those of `make_folder`.
     """
     _check(zeros, kind)
+    check_packable(model)
     cut = {"windows": calibration.windows, "sequence_length": calibration.sequence_length}
     if (thresholds := thresholds_of(model)) is None:
         thresholds = Magnitudes.measure(model, tokens, **cut).thresholds(zeros)
