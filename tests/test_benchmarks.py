@@ -31,9 +31,9 @@ SMALL = {
     "storage_read": "--folder {tmp} --layer-mib 16 --repetitions 1",
 }
 SIZES = {  # constants of the scripts
-    "neurons": {"COLD_BYTES": 1 << 20},
-    "neuron_records": {"COLD_BYTES": 1 << 20},
-    "spqr": {"OTHER_BYTES": 1 << 20},
+    "neurons": {"COLD_BYTES": 1},
+    "neuron_records": {"COLD_BYTES": 1},
+    "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
 NEEDS = {"bitmap_cuda", "spqr_cuda", "sparse_bitmask", "storage_fio", "storage_read"}
