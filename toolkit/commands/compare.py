@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
+from toolkit.files import replacing
 from toolkit.records import line
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     _tell_planner(store, table, budgets["dram_bytes"])
     print("evaluating", file=sys.stderr)
     table["perplexity"] = _perplexities(table["way"], packed, original or packed, tokenizer)
+    if options.csv:
+        named = table.assign(model=store.model["name"], limit=options.dram).rename(columns={"tokens_s": "tokens_per_s"})
+        with replacing(options.csv) as file:
+            named.to_csv(file, index=False)
     _show(table, left_out)
     print(_notes(options, table["way"], weights))
 

@@ -40,6 +40,7 @@ def add_parser(commands, **style) -> None:
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
     parser.add_argument("--reader", choices=early_checks.READERS, help=readers)
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table of --compare to this file, too")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
@@ -49,6 +50,8 @@ def run(options: argparse.Namespace) -> None:
     """Generate text with a packed model, printed as it comes."""
     budgets = _check_numbers(options)
     _check_prompt(options.prompt)
+    if options.csv and not options.compare:
+        raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
     kind = kind_of(options.folder, options.format)
     RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 
