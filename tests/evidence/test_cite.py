@@ -80,9 +80,9 @@ def test_the_numbers_of_a_page_are_those_of_the_kept_tables(page):
     reference = cite.reference_dir()
     names = cite.read_names(reference)
     stale = [
-        f"{each.cell} of {cite.address(each.cell, names)[0]}: {each.text} here, {kept} kept"
-        for each in cite.citations(page)
-        if (kept := cite.value(each.cell, reference, names)) != each.text
+        f"{citation.cell} of {cite.address(citation.cell, names)[0]}: {citation.text} here, {kept} kept"
+        for citation in cite.citations(page)
+        if (kept := cite.value(citation.cell, reference, names)) != citation.text
     ]
     assert stale == [], "run `python -m toolkit.evidence.cite`"
 
@@ -100,7 +100,7 @@ def test_a_number_of_readme_by_csv_alone():
 def test_every_named_cell_is_cited_and_has_a_value():
     reference = cite.reference_dir()
     names = cite.read_names(reference)
-    cited = {each.cell for page in cite.pages() for each in cite.citations(page)}
+    cited = {citation.cell for page in cite.pages() for citation in cite.citations(page)}
     assert names.keys() - {"machine"} <= cited
     assert names["machine"] in {folder.name for folder in reference.iterdir()}
 

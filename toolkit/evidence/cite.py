@@ -31,15 +31,13 @@ from toolkit.files import read_json, replacing
 PAGES = ("README.md", "docs/*.md", "results/reference/README.md")
 NAMES = "cells.yaml"
 CITED = re.compile(r"(<!--cell ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
-FORMAT = re.compile(r",?\.\d[fgex%]|,?\.?\d*[dgs]|\.\d%")
 HEADLINE = "headline."
 
 
 @dataclass(frozen=True)
 class Citation:
-    """A number in a page: the file, what its comment says, and the text between the comments."""
+    """A number in a page: the address or name in its comment, and the text between the comments."""
 
-    page: Path
     cell: str
     text: str
 
@@ -50,16 +48,17 @@ def pages() -> list[Path]:
 
 
 def citations(page: Path) -> Iterator[Citation]:
-    """What a page cites, in its order."""
+    """The citations of a page, in its order."""
     for match in CITED.finditer(page.read_text(encoding="utf-8")):
-        yield Citation(page, match[2], match[3])
+        yield Citation(match[2], match[3])
 
 
 def refresh(page: Path, reference: Path) -> int:
     """Put the kept values into a page. Returns how many of its numbers have changed. Raises what `value` raises."""
     text, names = page.read_text(encoding="utf-8"), read_names(reference)
     new = CITED.sub(lambda match: f"{match[1]}{value(match[2], reference, names)}{match[4]}", text)
-    changed = sum(one[3] != other[3] for one, other in zip(CITED.finditer(text), CITED.finditer(new), strict=True))
+    pairs = zip(CITED.finditer(text), CITED.finditer(new), strict=True)
+    changed = sum(before[3] != after[3] for before, after in pairs)
     if changed:
         with replacing(page) as file:
             file.write_text(new, encoding="utf-8")
@@ -76,11 +75,11 @@ def value(cell: str, reference: Path, names: Mapping[str, str]) -> str:
     machine, table, column, *rest = address(cell, names)
     if column.startswith(HEADLINE):
         return headline(reference / machine / table, column.removeprefix(HEADLINE), cell)
-    form = rest.pop() if rest and FORMAT.fullmatch(rest[-1]) else ".2f"
+    form = rest.pop() if rest and rest[-1].startswith(".") else ".2f"
     at = rest.index("over") if "over" in rest else len(rest)
     rows = read_table(reference / machine, table)
-    number, others = one(rows, column, rest[:at], cell), rest[at + 1 :]
-    return format(number / one(rows, column, others, cell) if others else number, form)
+    number, others = only_value(rows, column, rest[:at], cell), rest[at + 1 :]
+    return format(number / only_value(rows, column, others, cell) if others else number, form)
 
 
 def address(cell: str, names: Mapping[str, str]) -> list[str]:
@@ -101,7 +100,7 @@ def read_table(folder: Path, table: str) -> pd.DataFrame:
     raise UserError(f"{folder / table}: nothing is kept there; expected table.csv, or {table}.csv beside it")
 
 
-def one(rows: pd.DataFrame, column: str, where: Sequence[str], cell: str) -> object:
+def only_value(rows: pd.DataFrame, column: str, where: Sequence[str], cell: str) -> object:
     """The value of a column in the only row for which all `key=value` hold. Raises `UserError` otherwise."""
     for condition in where:
         key, _, wanted = condition.partition("=")
@@ -143,7 +142,7 @@ def refresh_all(reference: Path) -> None:
     """Refresh the numbers of all pages and print the machines that each page's are from."""
     names = read_names(reference)
     for page in pages():
-        machines = sorted({address(each.cell, names)[0] for each in citations(page)})
+        machines = sorted({address(citation.cell, names)[0] for citation in citations(page)})
         if machines:
             print(f"{page.name}: {refresh(page, reference)} numbers changed; cited: {', '.join(machines)}")
 

@@ -127,11 +127,12 @@ class _Renderer(mistune.HTMLRenderer):
     def image(self, text: str, url: str, title: str | None = None) -> str:
         return super().image(text, self._copied(url), title)
 
-    def inline_html(self, html: str) -> str:
+    def inline_html(self, text: str) -> str:
         """Thumbnails and line breaks as they are; all other HTML as text."""
-        if found := THUMBNAIL.fullmatch(html):
-            return f'<img src="{self._copied(found[1])}" width="{found[2]}" alt="{found[3]}">'
-        return html if html == LINE_BREAK else super().inline_html(html)
+        if thumbnail := THUMBNAIL.fullmatch(text):
+            source, width, alt = thumbnail.groups()
+            return f'<img src="{self._copied(source)}" width="{width}" alt="{alt}">'
+        return text if text == LINE_BREAK else super().inline_html(text)
 
     def _copied(self, url: str) -> str:
         """The address of a picture's copy beside the page."""
