@@ -110,7 +110,3 @@ def test_no_line_begins_with_a_cell(page):
     """Markdown would take it for a block of HTML, and end the paragraph there."""
     lines = page.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.lstrip().startswith("<!--cell")] == []
-
-
-def test_readme_is_short():
-    assert len((paths.root() / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
