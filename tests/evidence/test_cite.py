@@ -1,6 +1,7 @@
 """Numbers in pages are those of the kept tables."""
 
 import csv
+import json
 
 import pytest
 
@@ -21,6 +22,7 @@ ADDRESSES = {
     "toy/one share 'method=endor packed' .2f": "0.25",  # the other row has no value
     "toy/one seconds bits=16 over bits=9.0 place=dram .0f": "4",
     "toy/one/comparison published claim=x": "1.50",
+    "toy/one/card value 'label=endor, packed' over label=dense .1f": "0.5",
     "scores n paper=toy .0f": "7",
     "other:scores n paper=toy .0f": "8",
     "toy/one headline.gain": "It is 2.0 times as fast.",
@@ -44,7 +46,9 @@ def reference(tmp_path):
         folder.mkdir(parents=True)
         (folder / "table.csv").write_text(TABLE)
         (folder / "comparison.csv").write_text("claim,published\nx,1.5\ny,2\n")
-        (folder / "meta.json").write_text('{"headline": {"gain": "It is 2.0 times as fast."}}')
+        bars = {"dense": 8, "endor, packed": 4}
+        meta = {"headline": {"gain": "It is 2.0 times as fast."}, "card": {"bars": bars}}
+        (folder / "meta.json").write_text(json.dumps(meta))
         (tmp_path / machine / "scores.csv").write_text(f"paper,n\ntoy,{n}\n")
     (tmp_path / cite.NAMES).write_text("machine: here\nhalf: toy/one share method=dense .0%\n")
     return tmp_path

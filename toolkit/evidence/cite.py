@@ -5,7 +5,8 @@ A page has a number between two comments, which a reader of the page does not se
     Packed weights are <!--cell endor/tab_e2e speedup method=endor_packed mapping=storage-->1.87<!--/--> times as fast.
 
 The first comment is the address of a *cell*: table, column, and what tells its row apart. `endor/tab_e2e` is the
-notebook's `table.csv`, `endor/tab_e2e/comparison` its `comparison.csv`; `scores` is the machine's own `scores.csv`.
+notebook's `table.csv`, `endor/tab_e2e/comparison` its `comparison.csv`, and `endor/tab_e2e/card` the few numbers of its
+card in the report, by `label` and `value`; `scores` is the machine's own `scores.csv`.
 After `over`, the address of another row follows, by which the number is divided. A format of Python may come last
 (`.0%`; else `.2f`). `headline.gain` for a column is a sentence that the notebook has kept.
 
@@ -32,6 +33,7 @@ PAGES = ("README.md", "docs/*.md", "results/reference/README.md")
 NAMES = "cells.yaml"
 CITED = re.compile(r"(<!--cell ([^>]*?)-->)(.*?)(<!--/-->)", re.DOTALL)
 HEADLINE = "headline."
+CARD = "card"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,10 @@ def address(cell: str, names: Mapping[str, str]) -> list[str]:
 
 @cache
 def read_table(folder: Path, table: str) -> pd.DataFrame:
-    """The table of a notebook, or a file of the machine. Raises `UserError` if there is none."""
+    """The table of a notebook, its card, or a file of the machine. Raises `UserError` if there is none."""
+    notebook, _, kind = table.rpartition("/")
+    if kind == CARD and (card := read_json(folder / notebook / "meta.json").get("card")):
+        return pd.DataFrame(card["bars"].items(), columns=["label", "value"])
     for file in (folder / table / "table.csv", folder / f"{table}.csv"):
         if file.is_file():
             return pd.read_csv(file, low_memory=False)
