@@ -301,7 +301,8 @@ def _share(of_limit: float) -> str:
     return f"{of_limit:.0%}{fault}"
 
 
-def _main() -> None:
+def main() -> None:
+    """Measure, print and save; with `--from-json`, only print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=9216)
     parser.add_argument("--columns", type=int, default=9216)
@@ -334,4 +335,4 @@ def _write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    main()

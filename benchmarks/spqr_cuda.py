@@ -89,5 +89,10 @@ def _dense(operation: str, half: torch.Tensor, x: torch.Tensor, out: torch.Tenso
     return Contestant(operation, CUBLAS, nbytes, lambda: torch.mm(x, half.T, out=out))
 
 
+def main() -> int:
+    """Compare; 0 if all goals are met, 1 if not, 77 without a GPU."""
+    return compare("spqr_cuda", _contestants, GOALS, {"outliers": OUTLIERS}, options(__doc__, SHAPES))
+
+
 if __name__ == "__main__":
-    sys.exit(compare("spqr_cuda", _contestants, GOALS, {"outliers": OUTLIERS}, options(__doc__, SHAPES)))
+    sys.exit(main())

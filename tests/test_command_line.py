@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
@@ -168,7 +169,7 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
     assert pack(model, tmp_path / "packed") == 0
     capfd.readouterr()
     command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "3", "--compare"]
-    for more in ([], ["--dram", "20MB"]):
+    for more in ([], ["--dram", "20MB", "--csv", str(tmp_path / "race.csv")]):
         assert main([*command, *more]) == 0
         found = capfd.readouterr()
         lines, phases = found.out.splitlines(), found.err.splitlines()
@@ -182,6 +183,12 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
         assert lines[-1].startswith("3 tokens after the prompt")
         assert f"{model} as it was before it was packed: perplexity" in lines[-2]
         assert "llama.cpp" not in lines[-1], "nothing is said of the weights of one that took no part"
+    kept = pd.read_csv(tmp_path / "race.csv").set_index("way")
+    assert kept["limit"].eq("20MB").all()
+    shown = rows["endor"][1 + (rows["endor"][1] == "*")]
+    assert float(shown) == pytest.approx(kept["tokens_per_s"]["endor"], abs=0.06)
+    assert main([*command[:-1], "--csv", "race.csv"]) == 2
+    assert "add --compare" in capfd.readouterr().err
     assert main([*command, "--dram", "1MB"]) == 2
     assert "MB are needed" in capfd.readouterr().err
     assert main([*command, "--device", "cuda"]) == 2

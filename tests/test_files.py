@@ -190,6 +190,25 @@ def test_a_folder_replaces_whatever_has_its_name(tmp_path, there):
     assert names(tmp_path / "other") == ["file"]
 
 
+@pytest.mark.parametrize("after", [1, 2])
+def test_an_interrupt_between_two_renames_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch, after):
+    (tmp_path / "place").mkdir()
+    (tmp_path / "place" / "old").touch()
+    rename, calls = os.rename, []
+
+    def interrupted(source, target):
+        rename(source, target)
+        calls.append(target)
+        if len(calls) == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt), files.replacing_folder(tmp_path / "place") as made:
+        (made / "new").touch()
+    assert names(tmp_path / "place") == [["old"], ["new"]][after - 1]
+    assert names(tmp_path) == ["place"]
+
+
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
     (tmp_path / "place").mkdir()
     (tmp_path / "place" / "old").touch()

@@ -1,12 +1,15 @@
-"""The command line: `python -m toolkit plan`, `pack`, `run` and `notebooks`."""
+"""The command line: `sparse-offload plan`, `pack`, `run` and `notebooks`, or `python -m toolkit` in its place."""
 
 import argparse
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 from toolkit.commands import notebooks, pack, plan, run
 from toolkit.commands.packers import PACKERS
 from toolkit.errors import run_command
+
+SCRIPT = "sparse-offload"  # by pyproject.toml
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -21,7 +24,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m toolkit", description=__doc__)
+    called = Path(sys.argv[0]).name
+    parser = argparse.ArgumentParser(prog=called if called == SCRIPT else "python -m toolkit", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="plan | pack | run | notebooks")
     for command in (plan, pack, run, notebooks):
         command.add_parser(commands, formatter_class=argparse.RawDescriptionHelpFormatter)

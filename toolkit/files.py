@@ -113,16 +113,19 @@ def remove_leftovers(parent: Path) -> None:
 
 
 def put_in_place(made: Path, folder: Path) -> None:
-    """Rename a folder made in a scratch folder to `folder`. What has that name goes with the scratch folder."""
+    """Rename a folder made in a scratch folder to `folder`. The folder that had that name goes with the scratch folder.
+
+    After an error or an interrupt the old folder or the new one is in place.
+    """
     scratch = made.parent
     _make_accessible(made, scratch)
     replaced = scratch / ".replaced"
-    if os.path.lexists(folder):
-        os.rename(folder, replaced)
     try:
+        if os.path.lexists(folder):
+            os.rename(folder, replaced)
         os.rename(made, folder)
-    except OSError:
-        if os.path.lexists(replaced):
+    except BaseException:
+        if os.path.lexists(replaced) and not os.path.lexists(folder):
             os.rename(replaced, folder)
         raise
 

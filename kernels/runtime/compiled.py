@@ -25,6 +25,7 @@ from types import FunctionType
 
 import numba
 import torch
+from llvmlite import ir
 from numba.core import config
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import NullCache
@@ -43,7 +44,7 @@ OURS = "toolkit.kernels."
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
 LARGEST_BYTES = 64 << 20
 CHECKSUM_BYTES = hashlib.sha256().digest_size
-PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type)
+PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type, ir.Constant, ir.Type)
 
 log = logging.getLogger(__name__)
 

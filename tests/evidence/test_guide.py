@@ -14,8 +14,8 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence import guide
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.readme import TUTORIALS
 
+TUTORIALS = ("endor", "flash", "spqr", "hermes", "corm")
 TEXTS = [*guide.pages(), paths.root() / "README.md"]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)

@@ -257,6 +257,8 @@ def kernels():
         yield from (dense_product(dtype), multiply_rows(dtype), single_token.cpu.attention(dtype))
         for backend in neurons.BACKENDS.values():
             yield from (backend.product(dtype, name, gated) for name in ("relu", "silu") for gated in (False, True))
+    for backend in neurons.RECORD_BACKENDS.values():
+        yield from (backend.product(bits, name) for bits in (2, 4, 16) for name in ("relu", "silu"))
     yield from (backend.product for backend in int8.BACKENDS.values())
     yield from (single_token.normalise, single_token.add_and_normalise, single_token.rotate, neurons.add_up)
 

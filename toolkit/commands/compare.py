@@ -13,6 +13,7 @@ from tqdm import tqdm
 from toolkit.commands.pack import EVALUATED, brief_perplexity
 from toolkit.commands.text import prompt_of
 from toolkit.errors import UserError
+from toolkit.files import replacing
 from toolkit.records import line
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
+    if options.csv:
+        named = table.assign(model=name, limit=options.dram).rename(columns={"tokens_s": "tokens_per_s"})
+        with replacing(options.csv) as file:
+            named.to_csv(file, index=False)
     _show(table, left_out)
     print(f"{name} as it was before it was packed: perplexity {known.of_model(name):.1f}")
     print(_notes(options, table["way"], weights, files))

@@ -48,6 +48,7 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
     gguf = "a GGUF file that llama.cpp runs in --compare (default: the one that was packed, if it was one)"
     parser.add_argument("--gguf", type=Path, metavar="FILE", help=gguf)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the table of --compare to this file, too")
     parser.add_argument("--no-verify", dest="verify", action="store_false", help="trust the files' checksums unread")
     parser.add_argument("--sample", action="store_true", help="sample instead of taking the likeliest token")
     parser.add_argument("--seed", type=int, default=0, help="of --sample (default: 0)")
@@ -60,6 +61,8 @@ def run(options: argparse.Namespace) -> None:
     _check_draft(options)
     if options.gguf and not options.compare:
         raise UserError(f"--gguf {options.gguf}: a rival's file, of --compare alone; leave it out, or add --compare")
+    if options.csv and not options.compare:
+        raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
     kind = kind_of(options.folder, options.format)
     RUNNERS.get(kind, LAYERS)(options, kind, budgets)
 

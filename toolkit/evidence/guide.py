@@ -22,7 +22,9 @@ API = "api"
 INDEX = "index.html"
 TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 BRIEF = re.compile(r"Understand | in ten minutes|, one meaning each| in detail| that are kept")  # not in the contents
-GENERATED = re.compile(r"<!--.*?-->\n?", re.DOTALL)
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)  # addresses of cited numbers
+THUMBNAIL = re.compile(r'<img src="([^"]+)" width="(\d+)" alt="([^"]*)">')
+LINE_BREAK = "<br>"
 PACKAGES = {"toolkit": "toolkit", "kernels": "toolkit.kernels"}  # folder of the checkout -> package
 
 
@@ -94,7 +96,7 @@ def _write_api(names: Collection[str], folder: Path) -> None:
 
 
 def _markdown(renderer: "_Renderer", text: str) -> str:
-    return str(mistune.create_markdown(renderer=renderer, plugins=["table"])(GENERATED.sub("", text)))
+    return str(mistune.create_markdown(renderer=renderer, plugins=["table"])(COMMENT.sub("", text)))
 
 
 class _Renderer(mistune.HTMLRenderer):
@@ -123,10 +125,21 @@ class _Renderer(mistune.HTMLRenderer):
         return f'<a href="{page}">{code}</a>' if page else code
 
     def image(self, text: str, url: str, title: str | None = None) -> str:
+        return super().image(text, self._copied(url), title)
+
+    def inline_html(self, text: str) -> str:
+        """Thumbnails and line breaks as they are; all other HTML as text."""
+        if thumbnail := THUMBNAIL.fullmatch(text):
+            source, width, alt = thumbnail.groups()
+            return f'<img src="{self._copied(source)}" width="{width}" alt="{alt}">'
+        return text if text == LINE_BREAK else super().inline_html(text)
+
+    def _copied(self, url: str) -> str:
+        """The address of a picture's copy beside the page."""
         source = (self.file.parent / url).resolve()
         name = "-".join(source.relative_to(paths.checkout()).parts)
         shutil.copyfile(source, make_folder(self.folder / "pictures") / name)
-        return super().image(text, f"pictures/{name}", title)
+        return f"pictures/{name}"
 
     def block_code(self, code: str, info: str | None = None) -> str:
         from pygments import highlight

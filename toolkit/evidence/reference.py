@@ -1,4 +1,4 @@
-"""Kept results, and what is made from them, README's numbers and a page: `python -m toolkit.evidence.reference`."""
+"""Kept results, their scores, and the pages that cite them: `python -m toolkit.evidence.reference`."""
 
 import argparse
 import json
@@ -13,9 +13,10 @@ import pandas as pd
 from toolkit import paths
 from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.cite import reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
 from toolkit.evidence.machines import write_machines
-from toolkit.evidence.readme import write_readme
+from toolkit.evidence.scores import write_scores
 from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
@@ -70,11 +71,6 @@ def compare_again(machine: str) -> Path:
     return folder
 
 
-def reference_dir() -> Path:
-    """Where kept results are, one folder a machine."""
-    return paths.checkout() / "results" / "reference"
-
-
 def _check_one_commit(metas: Mapping[str, dict]) -> None:
     """Refuse results that one commit cannot make again."""
     commits = [meta["git"] for meta in metas.values()]
@@ -92,7 +88,7 @@ def _check_one_commit(metas: Mapping[str, dict]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Keep the last results and write README's numbers from them."""
+    """Keep the last results, and write their scores, the numbers that pages cite, and the page of all machines."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
@@ -100,7 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
     keep = compare_again if options.again else save
 
     def run() -> None:
-        write_readme(keep(options.machine))
+        write_scores(keep(options.machine))
+        refresh_all(reference_dir())
         write_machines(reference_dir())
 
     return run_command(run)

@@ -21,8 +21,8 @@ from toolkit.evidence.page import (
     render,
     write_page,
 )
-from toolkit.evidence.readme import comparisons, scores
 from toolkit.evidence.scatter import Panel, panels
+from toolkit.evidence.scores import comparisons, scores
 from toolkit.evidence.tables import write_tables
 from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from toolkit.errors import UserError
 from toolkit.measure import llama_cpp
 
 REPEATED_ROWS = 64
@@ -23,11 +24,16 @@ class GgufMatrix:
 
     @classmethod
     def encode(cls, weight: Float[Tensor, "rows columns"], kind: str) -> "GgufMatrix":
-        """Quantise a matrix by llama.cpp. Raises `UserError` if llama.cpp cannot be installed."""
+        """Quantise a matrix by llama.cpp. Raises `UserError` if llama.cpp cannot be installed.
+
+        So it does for rows that are no whole blocks of the type, beyond whose end llama.cpp would write.
+        """
         import gguf
 
         number, (rows, columns) = gguf.GGMLQuantizationType[kind], weight.shape
         block, nbytes = gguf.GGML_QUANT_SIZES[number]
+        if columns % block:
+            raise UserError(f"{kind}: rows of {columns} values; expected a multiple of {block}, the values of a block")
         values = np.ascontiguousarray(weight.float().numpy())
         data = np.zeros((rows, columns // block * nbytes), np.uint8)
         written = _quantize_chunk()(number, values.ctypes.data, data.ctypes.data, 0, rows, columns, None)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,11 @@ from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
-from toolkit.sweep.plan import STAMP, Job, cores, write_plan
+from toolkit.sweep.plan import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
+ENDED = "ended"  # the folder of Snakemake's marks, one a job that ended well in this sweep
 STOPPING_S = 10  # for an interrupted job to stop by itself
 FIRST = "quickstart"  # its result comes within two minutes
 Write = Callable[..., Path]  # (jobs, rebuild=False, running=False): writes a report on the jobs, and returns its index
@@ -65,14 +67,18 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
 def outcomes(jobs: list[Job]) -> dict[str, Outcome]:
     """How the last run of every notebook of the catalogue ended; those without a job count as fresh."""
     fresh = {job.id: job.is_fresh() for job in jobs}
-    return {id: outcome(id, fresh.get(id, True)) for id in rows()}
+    return {id: outcome(id, fresh.get(id)) for id in rows()}
 
 
-def outcome(id: str, fresh: bool) -> Outcome:
-    """How the last run of a job ended; `fresh` says whether its results still answer to it."""
+def outcome(id: str, fresh: bool | None) -> Outcome:
+    """How the last run of a job ended; `fresh` says whether the results answer to it, None that no job asks.
+
+    A failed run with other parameters does not count where the results are fresh.
+    """
     last = state.load(id)
-    if last is None:
-        return Outcome(fresh)
+    if last is None or (fresh and last.status == "failed"):
+        return Outcome(fresh is not False)
+    fresh = fresh is not False
     failed = state.failed_page(id) if last.status == "failed" else None
     return Outcome(fresh, last.error, last.seconds, failed)
 
@@ -107,8 +113,7 @@ def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
 
 def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, profile: Path | None) -> int:
     parallel, ids = expected.parallel, [job.id for job in stale]
-    for job in stale:
-        (job.folder / STAMP).unlink(missing_ok=True)
+    shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
     with log.open("w") as sink:
@@ -145,7 +150,7 @@ def _command(parallel: int, profile: Path | None, ids: list[str]) -> list[str]:
     command += ["--directory", str(state.folder())]
     command += ["--nolock", "--keep-going", "--rerun-incomplete", "--rerun-triggers", "mtime", "--show-failed-logs"]
     if FIRST in ids:
-        command += ["--prioritize", f"../{FIRST}/{STAMP}"]
+        command += ["--prioritize", f"{ENDED}/{FIRST}"]
     if profile:
         command += ["--workflow-profile", "none", "--profile", str(profile), *more_arguments(profile)]
         return [*command, "--resources", f"slots={10**6}"]

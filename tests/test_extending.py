@@ -1,4 +1,4 @@
-"""The examples of CONTRIBUTING.md do what it says, and the files that it names are there."""
+"""The examples of docs/extending.md do what it says, and the files that it names are there."""
 
 import re
 import textwrap
@@ -34,7 +34,7 @@ from toolkit.sparsity import Pattern
 from toolkit.storage.store import Store
 from toolkit.studies.forms import FORMS, store
 
-GUIDE = (paths.root() / "CONTRIBUTING.md").read_text(encoding="utf-8")
+GUIDE = (paths.root() / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 def example(word: str, **names):
@@ -42,7 +42,7 @@ def example(word: str, **names):
     blocks = map(textwrap.dedent, re.findall(r"^ *```python\n(.*?)^ *```$", GUIDE, re.MULTILINE | re.DOTALL))
     (block,) = (block for block in blocks if re.search(rf"^(class|def) {word}\b|^{word} = ", block, re.MULTILINE))
     names = {"__name__": __name__} | names
-    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    exec(compile(block, "extending.md", "exec"), names)
     return names[word]
 
 

@@ -1,0 +1,116 @@
+"""Numbers in pages are those of the kept tables."""
+
+import csv
+import json
+
+import pytest
+
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.evidence import cite
+
+TABLE = """method,place,seconds,share,bits
+dense,disk,2.0,0.5,16
+endor packed,disk,1.25,0.25,9
+endor packed,dram,0.5,,9
+"""
+ADDRESSES = {
+    "toy/one seconds method=dense": "2.00",
+    "toy/one seconds 'method=endor packed' place=disk .1f": "1.2",  # half to even
+    "toy/one share method=dense .0%": "50%",
+    "toy/one bits method=dense .0f": "16",
+    "toy/one share 'method=endor packed' .2f": "0.25",  # the other row has no value
+    "toy/one seconds bits=16 over bits=9.0 place=dram .0f": "4",
+    "toy/one/comparison published claim=x": "1.50",
+    "toy/one/card value 'label=endor, packed' over label=dense .1f": "0.5",
+    "scores n paper=toy .0f": "7",
+    "other:scores n paper=toy .0f": "8",
+    "toy/one headline.gain": "It is 2.0 times as fast.",
+    "half": "50%",
+}
+WRONG = {
+    "toy/two seconds method=dense": "toy/two: nothing is kept there",
+    "toy/one second method=dense": "method=dense: column 'second'; .*did you mean 'seconds'",
+    "toy/one seconds metod=dense": "column 'metod'",
+    "toy/one seconds place=disk": "2 rows have a value; expected one",
+    "toy/one seconds method=csr": "0 rows have a value",
+    "toy/one headline.cost": "headline 'cost'; choose from: gain",
+    "hal": "unknown cell 'hal'; .*did you mean 'half'",
+}
+
+
+@pytest.fixture
+def reference(tmp_path):
+    for machine, n in (("here", 7), ("other", 8)):
+        folder = tmp_path / machine / "toy" / "one"
+        folder.mkdir(parents=True)
+        (folder / "table.csv").write_text(TABLE)
+        (folder / "comparison.csv").write_text("claim,published\nx,1.5\ny,2\n")
+        bars = {"dense": 8, "endor, packed": 4}
+        meta = {"headline": {"gain": "It is 2.0 times as fast."}, "card": {"bars": bars}}
+        (folder / "meta.json").write_text(json.dumps(meta))
+        (tmp_path / machine / "scores.csv").write_text(f"paper,n\ntoy,{n}\n")
+    (tmp_path / cite.NAMES).write_text("machine: here\nhalf: toy/one share method=dense .0%\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("cell", "text"), ADDRESSES.items())
+def test_an_address_leads_to_one_number(reference, cell, text):
+    assert cite.value(cell, reference, cite.read_names(reference)) == text
+
+
+@pytest.mark.parametrize(("cell", "words"), WRONG.items())
+def test_an_address_that_names_no_row_or_several_is_refused(reference, cell, words):
+    with pytest.raises(UserError, match=words):
+        cite.value(cell, reference, cite.read_names(reference))
+
+
+def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
+    page = reference / "page.md"
+    page.write_text(
+        "A <!--cell half-->9%<!--/--> b <!-- a remark --> <!--cell toy/one bits method=dense .0f-->16<!--/-->.\n"
+    )
+    assert next(cite.citations(page)).text == "9%"
+    assert cite.refresh(page, reference) == 1
+    assert page.read_text() == (
+        "A <!--cell half-->50%<!--/--> b <!-- a remark --> <!--cell toy/one bits method=dense .0f-->16<!--/-->.\n"
+    )
+    assert cite.refresh(page, reference) == 0
+
+
+@pytest.mark.parametrize("page", cite.pages(), ids=lambda page: page.name)
+def test_the_numbers_of_a_page_are_those_of_the_kept_tables(page):
+    """README, docs and gallery; the message names the machine that a number is from."""
+    reference = cite.reference_dir()
+    names = cite.read_names(reference)
+    stale = [
+        f"{citation.cell} of {cite.address(citation.cell, names)[0]}: {citation.text} here, {kept} kept"
+        for citation in cite.citations(page)
+        if (kept := cite.value(citation.cell, reference, names)) != citation.text
+    ]
+    assert stale == [], "run `python -m toolkit.evidence.cite`"
+
+
+def test_a_number_of_readme_by_csv_alone():
+    """ENDOR's own protocol: 1.22 in README is a ratio of two rows of the kept table."""
+    folder = cite.reference_dir() / "epyc-zen4-2c"
+    with (folder / "endor" / "tab_e2e" / "table.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["mapping"] == "published" and row["stage"] == "total"]
+    seconds = {row["method"]: float(row["seconds"]) for row in rows if row["evidence"] == "measured"}
+    text = (paths.root() / "README.md").read_text(encoding="utf-8")
+    assert f"<!--cell endor-here-->{seconds['dense'] / seconds['endor']:.2f}<!--/-->" in text
+
+
+def test_every_named_cell_is_cited_and_has_a_value():
+    reference = cite.reference_dir()
+    names = cite.read_names(reference)
+    cited = {citation.cell for page in cite.pages() for citation in cite.citations(page)}
+    assert names.keys() - {"machine"} <= cited
+    assert names["machine"] in {folder.name for folder in reference.iterdir()}
+
+
+@pytest.mark.parametrize("page", cite.pages(), ids=lambda page: page.name)
+def test_no_line_begins_with_a_cell(page):
+    """Markdown would take it for a block of HTML, and end the paragraph there."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.lstrip().startswith("<!--cell")] == []

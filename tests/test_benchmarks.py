@@ -1,0 +1,78 @@
+"""Every benchmark runs to its end at a small size; goals of speed are not judged here."""
+
+import importlib
+import sys
+
+import pandas as pd
+import pytest
+
+from tests.models.test_twins import TOYS
+from toolkit import paths
+from toolkit.models import shapes
+
+FOLDER = paths.root() / "benchmarks"
+SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
+HELPERS = {"fio", "gpu_turns", "reports"}
+SMALL = {
+    "bitmap": "--rows 64 --columns 64 --repetitions 1",
+    "bitmap_cuda": "--shapes 64x64 --repetitions 1",
+    "compare_results": "{tmp}/before {tmp}/after",
+    "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
+    "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
+    "int8": "--rows 64 --columns 64 --repetitions 1",
+    "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
+    "neurons": "--repetitions 1",
+    "offload": "--folder {tmp} --layers 3 --repetitions 1",
+    "other_planners": "--help",
+    "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
+    "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
+    "spqr_cuda": "--shapes 64x64 --repetitions 1",
+    "storage_fio": "--folder {tmp} --file-mib 64 --read-s 0.01 --repetitions 1",
+    "storage_read": "--folder {tmp} --layer-mib 16 --repetitions 1",
+}
+SIZES = {  # constants of the scripts
+    "neurons": {"COLD_BYTES": 1},
+    "neuron_records": {"COLD_BYTES": 1},
+    "spqr": {"OTHER_BYTES": 1},
+    "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
+}
+NEEDS = {"bitmap_cuda", "spqr_cuda", "sparse_bitmask", "storage_fio", "storage_read"}
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Results and stores go to `tmp_path`; the twin of TinyLlama has the toy's layers."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
+    monkeypatch.setitem(shapes.SHAPES, "tinyllama-1.1b", TOYS["toy-llama"])
+    for side, nbytes in (("before", 8), ("after", 9)):
+        (tmp_path / side / "one").mkdir(parents=True)
+        pd.DataFrame({"way": ["dense"], "nbytes": [nbytes]}).to_csv(tmp_path / side / "one" / "table.csv")
+    return tmp_path
+
+
+def test_every_benchmark_is_here():
+    assert {file.stem for file in FOLDER.glob("*.py")} == SMALL.keys() | HELPERS
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_benchmark_runs(small, monkeypatch, capsys, name):
+    module = importlib.import_module(name)
+    for constant, value in SIZES.get(name, {}).items():
+        monkeypatch.setattr(module, constant, value)
+    if name == "offload":  # llama.cpp's environment would have to be made first
+        ways = module.software_ways
+        monkeypatch.setattr(module, "software_ways", lambda methods: ways(methods, rivals=()))
+    monkeypatch.setattr(sys, "argv", [name, *SMALL[name].format(tmp=small).split()])
+    if name == "other_planners":  # it asks programs that are installed by hand
+        with pytest.raises(SystemExit, match="0"):
+            module.main()
+        return
+    status = module.main()
+    printed = capsys.readouterr().out
+    if status == SKIPPED:
+        assert name in NEEDS
+        assert "skipped" in printed or "not installed" in printed
+    else:
+        assert status in (None, 0, 1)
+        assert name == "compare_results" or (small / "results" / "benchmarks" / f"{name}.json").is_file()

@@ -1,0 +1,83 @@
+"""How well the cost models predict, over all notebooks: the papers' numbers, and what was measured on this machine."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.comparison import COLUMNS, THIS_MACHINE, omission_words, prediction_words, score
+from toolkit.files import replacing
+from toolkit.timeline.tables import model_error
+
+READS = ("io_ms", "gb_s", "value")  # the number of a table of reads, and the columns that name its rows
+READ_KEYS = ("way", "window", "layout", "pattern", "chunk_bytes", "threads")
+ALL = "all together"
+
+
+def write_scores(folder: Path) -> None:
+    """Write two tables beside one machine's kept results: `scores.csv` and `model_error.csv`.
+
+    `scores` has a row a paper, with the fields of `toolkit.evidence.comparison.score`; `model_error` a row a notebook,
+    and one for all together, with those of `toolkit.timeline.tables.model_error`.
+    """
+    papers = comparisons(folder).groupby("paper", sort=False)
+    rows = [{"paper": paper} | score(rows) for paper, rows in papers]
+    for name, table in (("scores", pd.DataFrame(rows)), ("model_error", model_errors(folder))):
+        with replacing(folder / f"{name}.csv") as file:
+            table.to_csv(file, index=False)
+
+
+def scores(folder: Path) -> dict[str, str]:
+    """By paper, in words: the number of predictions, their errors beside the null model's, and what is left out."""
+    return {
+        paper: f"{prediction_words(rows)}; {omission_words(rows)}"
+        for paper, rows in comparisons(folder).groupby("paper", sort=False)
+    }
+
+
+def comparisons(folder: Path) -> pd.DataFrame:
+    """Every notebook's comparison, with its paper."""
+    tables = [
+        pd.read_csv(file).assign(paper=id.split("/")[0])
+        for id in notebooks()
+        if (file := folder / id / "comparison.csv").is_file()
+    ]
+    kept = [table.reindex(columns=[*COLUMNS, "paper"]) for table in tables if len(table)]
+    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=[*COLUMNS, "paper"])
+
+
+def model_errors(folder: Path) -> pd.DataFrame:
+    """A row a notebook whose table has both what was modelled for this machine and what was measured on it."""
+    predicted = dict(_predicted(folder))
+    if predicted:
+        predicted[ALL] = pd.concat(predicted.values())
+    return pd.DataFrame([{"notebook": id, **model_error(table)} for id, table in predicted.items()])
+
+
+def _predicted(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    for id in notebooks():
+        if (file := folder / id / "table.csv").is_file():
+            ratios = modelled_over_measured(pd.read_csv(file, low_memory=False))
+            if len(ratios):
+                yield id, ratios
+
+
+def modelled_over_measured(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows with `stage` and `modelled_over_measured`: of stages, of products beside their limits, or of reads.
+
+    The model of SpQR's products is the larger of their two limits, bytes and instructions.
+    """
+    if "modelled_over_measured" in table or "profile" not in table:
+        return table if "modelled_over_measured" in table else table[:0]
+    if "instructions_s" in table:
+        ratio = table[["bytes_s", "instructions_s"]].max(axis=1) / table["seconds"]
+        ratio = ratio[table["profile"].eq(THIS_MACHINE)].dropna()
+    else:
+        mine = table[table["profile"] == THIS_MACHINE]
+        number, keys = next((name for name in READS if name in mine), None), [key for key in READ_KEYS if key in mine]
+        if not number or not keys or {"measured", "modelled"} - set(mine["evidence"]):
+            return table[:0]
+        wide = mine.groupby([*keys, "evidence"], dropna=False)[number].first().unstack()
+        ratio = (wide["modelled"] / wide["measured"]).dropna()
+    return pd.DataFrame({"stage": "read or product", "modelled_over_measured": ratio})
