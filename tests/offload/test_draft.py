@@ -88,6 +88,17 @@ def test_text_ends_with_the_token_that_ends_it(folders):
     assert torch.equal(text, model.generate(PROMPT, **settings))
 
 
+def test_a_streamer_gets_the_prompt_and_each_token_as_it_comes(folders):
+    parts = []
+    streamer = type(
+        "Streamer", (), {"put": lambda self, ids: parts.append(ids), "end": lambda self: parts.append(None)}
+    )
+    text, _ = drafted(folders[1] / "dense", folders[1] / "endor", GREEDY | {"streamer": streamer()})
+    assert parts.pop() is None
+    assert torch.equal(parts[0], PROMPT)
+    assert torch.cat(parts[1:]).tolist() == text[0, PROMPT.shape[1] :].tolist()
+
+
 def test_settings_that_look_at_the_text_see_every_token_of_it(folders):
     model, folder = folders
     settings = GREEDY | {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2}

@@ -93,13 +93,14 @@ class Speculative:
     """A decoding method of transformers' `generate` (`custom_generate`), which brings logits processors and all else.
 
     `settle(tokens)` is called after each check with the number of tokens that count. `fixed` is how many tokens are
-    drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most.
+    drafted a pass; None drafts while a further token is worth its time, `MOST_DRAFTED` at most. `streamer` is that of
+    `generate`, which hands it no other way to a method that is not its own.
     """
 
-    def __init__(self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None):
+    def __init__(self, draft: nn.Module, settle: Callable[[int], None], fixed: int | None = None, streamer=None):
         if fixed is not None and fixed < 1:
             raise UserError(f"draft_tokens {fixed}: expected 1 or more, or None")
-        self.draft, self.settle, self.fixed = draft, settle, fixed
+        self.draft, self.settle, self.fixed, self.streamer = draft, settle, fixed, streamer
         self.counts = Speculation()
 
     def __call__(
@@ -109,21 +110,19 @@ class Speculative:
         logits_processor: Callable,
         stopping_criteria: Callable,
         generation_config,
-        synced_gpus: bool = False,
-        streamer=None,
         **inputs: object,
     ) -> Int64[Tensor, "texts more"]:
         """The prompt and the text after it. Raises `UserError` for several texts, padding, or scores to return."""
         cache = _checked_cache(input_ids, generation_config, inputs)
-        text = _Text(input_ids, logits_processor, stopping_criteria, generation_config.do_sample, streamer)
+        text = _Text(input_ids, logits_processor, stopping_criteria, generation_config.do_sample, self.streamer)
         given = input_ids[:, cache.get_seq_length() :]
         logits = model(input_ids=given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         _keep_past(cache, generation_config.max_length)
         text.add(text.choose(text.scores(logits[0, -1])), self.counts)
         while not text.ended:
             self._pass(model, text, cache, generation_config.max_length)
-        if streamer is not None:
-            streamer.end()
+        if self.streamer is not None:
+            self.streamer.end()
         return text.ids
 
     def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, most: int) -> None:

@@ -130,19 +130,19 @@ class OffloadedModel:
         Raises `UserError` if another thread runs or closes this model, and for a draft of another model.
         """
         if draft is not None:
-            named["custom_generate"] = self._with(draft, draft_tokens)
+            named["custom_generate"] = self._with(draft, draft_tokens, named.get("streamer"))
         with self._turn.taken(), torch.no_grad(), self.device.within_memory():
             moved = {name: self._on_device(value) for name, value in named.items()}
             return self.model.generate(*map(self._on_device, arguments), **moved)
 
-    def _with(self, draft: Self, tokens: int | None) -> Speculative:
+    def _with(self, draft: Self, tokens: int | None, streamer: object) -> Speculative:
         """The decoding method that has this draft. Raises `UserError` for one that cannot serve this model."""
         check_draft(self.model, draft.model)
         if draft.device.tier != self.device.tier:
             raise UserError("the draft is on another device than the model: open both on one device")
         if isinstance(self.strategy, ByNeuron) and self.strategy.learns:
             raise UserError("predictors with a state would learn from tokens that are not accepted: take others")
-        method = Speculative(draft.model, self.strategy.settle, tokens)
+        method = Speculative(draft.model, self.strategy.settle, tokens, streamer)
         self.speculation = method.counts
         return method
 
