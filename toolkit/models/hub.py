@@ -53,6 +53,8 @@ def reason(error: Exception) -> str:
         return "its config.json asks for code of its own (auto_map), which is never run here"
     if "safetensors" in words and "no file named" in words:
         return "it holds no safetensors files, and pickled weights are not read, since they can run code; convert it"
+    if "ignore_mismatched_sizes" in words:
+        return "its tensors have other shapes than its config says"
     return words.splitlines()[0].rstrip(".:") if words else type(error).__name__
 
 
