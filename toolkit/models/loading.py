@@ -59,7 +59,8 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
-    unknown, the model cannot be had from the hub, or it needs either of these.
+    unknown, the model cannot be had from the hub or needs either of these, its files lack a tensor or have one too
+    many, or it is no decoder.
     """
     place, options = _place(name)
     parts, config = parts_of(name), _decoder_config(name)
@@ -84,6 +85,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
 
 
 def _decoder_config(name: str):
+    """The configuration of a model. Raises `UserError` for an encoder-decoder, and what `read_config` raises."""
     config = read_config(name)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
