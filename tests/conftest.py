@@ -35,7 +35,7 @@ SLOW = {
     "machines": "disk",
     "measure": "end_to_end forward model_passes operations replay",
     "models": "models",
-    "offload": "int8 model neuron_model new_format single_token draft spqr uploader",
+    "offload": "close families int8 model neuron_model new_format single_token draft spqr uploader",
     "papers": "endor",
     "pruning": "prune",
     "quantization": "quantised smoothquant spqr",

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,9 +98,8 @@ def test_layers_that_stay_are_read_once_and_the_others_each_pass(packed):
 def test_the_next_layer_is_read_while_this_one_is_used(packed, monkeypatch):
     """Products take a while here, so that the reading thread has its turn on a busy machine as well."""
     _, folder = packed("llama")
-    linear = torch.nn.functional.linear
-    slow = SimpleNamespace(linear=lambda *given: (time.sleep(0.02), linear(*given))[1])
-    monkeypatch.setattr("toolkit.offload.linear.functional", slow)
+    forward = torch.nn.Linear.forward
+    monkeypatch.setattr(torch.nn.Linear, "forward", lambda *given: (time.sleep(0.02), forward(*given))[1])
     with OffloadedModel.open(folder, placement=LayerMap(0, 0, LAYERS)) as ours:
         logits(ours.model)
     table = ours.timeline.table()

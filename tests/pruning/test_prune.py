@@ -12,7 +12,7 @@ from tests import naive_pruning
 from tests.pruning.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.pruning import METHODS, prune
-from toolkit.pruning.calibration import cut_windows
+from toolkit.pruning.calibration import checked_windows, cut_windows
 from toolkit.pruning.sparsegpt import SparseGPT
 
 LENGTH = 16
@@ -211,6 +211,13 @@ REFUSED = {
     "embeddings": ({"calibration": torch.zeros(6, 16)}, "calibration is torch.float32"),
     "foreign tokens": ({"calibration": torch.full((6, 16), VOCABULARY)}, r"token ids outside \[0, 61\)"),
 }
+
+
+def test_minus_one_is_no_limit_of_positions(tiny):
+    model = tiny()
+    model.config.max_position_embeddings = -1
+    windows = torch.zeros(1, POSITIONS + 1, dtype=torch.int64)
+    assert torch.equal(checked_windows(model, windows), windows)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])

@@ -63,8 +63,8 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
 
     Code in a model's folder is never run, and pickled weights are never read. Raises `UserError` if the name is
-    unknown, the model cannot be had from the hub, it needs either of these, or a GGUF file lacks a tensor of the model
-    or has one that the model does not take.
+    unknown, the model cannot be had from the hub or needs either of these, its files lack a tensor or have one too
+    many, or it is no decoder.
     """
     parts, config = parts_of(name), _decoder_config(name)
     first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
@@ -89,6 +89,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
 
 
 def _decoder_config(name: str):
+    """The configuration of a model. Raises `UserError` for an encoder-decoder, and what `read_config` raises."""
     config = read_config(name)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")

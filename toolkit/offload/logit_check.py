@@ -72,10 +72,9 @@ class _Text:
     @classmethod
     def of(cls, model: nn.Module) -> "_Text":
         config = model.config.get_text_config()
-        count = PROMPT + SINGLE
-        tokens = torch.randint(config.vocab_size, (1, count), generator=torch.Generator().manual_seed(0))
-        limit = getattr(config, "max_position_embeddings", None) or FARTHEST + 1
-        last = max(count, min(FARTHEST + 1, limit)) - 1
+        tokens = torch.randint(config.vocab_size, (1, PROMPT + SINGLE), generator=torch.Generator().manual_seed(0))
+        limit = getattr(config, "max_position_embeddings", None) or 0  # some say -1: none
+        last = min(FARTHEST, limit - 1) if limit > 0 else FARTHEST
         spread = torch.linspace(0, last - SINGLE, PROMPT).long()
         positions = torch.cat([spread, torch.arange(last - SINGLE + 1, last + 1)])[None]
         takes = "position_ids" in inspect.signature(model.forward).parameters
@@ -111,12 +110,11 @@ def _check(store: Store, variant: str, model: nn.Module, text: _Text) -> float:
         expected, cache = text.prompt(model)
         singles = text.singles(model, cache)
         spread = torch.cat([expected, singles]).std()
+        first = (text.prompt(opened.model)[0] - expected) / spread
+        after = (text.singles(opened.model, cache) - singles) / spread
         return max(
-            _judge(f"{variant}, prompt", (text.prompt(opened.model)[0] - expected) / spread, same, model.dtype),
-            _judge(
-                *(f"{variant}, single tokens", (text.singles(opened.model, cache) - singles) / spread),
-                *(same and not packed, model.dtype),
-            ),
+            _judge(f"{variant}, prompt", first, same, model.dtype),
+            _judge(f"{variant}, single tokens", after, same and not packed, model.dtype),
         )
 
 
