@@ -99,7 +99,7 @@ def measure(options: argparse.Namespace) -> pd.DataFrame:
 def encoded(model: OffloadedModel, prompt: str, number: int) -> torch.Tensor:
     """The prompt's tokens; without a tokenizer any."""
     if not (model.store.model_folder / "tokenizer.json").is_file():
-        return torch.arange(8)[None] + 8 * number
+        return torch.arange(1, 9)[None] + 8 * number  # 0 pads
     return model.tokenizer(prompt, return_tensors="pt")["input_ids"]
 
 

@@ -1,4 +1,4 @@
-"""Every score of README from the files `comparison.csv` alone: a slow, obvious oracle without pandas or the toolkit.
+"""Every kept score from the files `comparison.csv` alone: a slow, obvious oracle without pandas or the toolkit.
 
 python tests/naive_score.py results/reference/xeon-sapphire-rapids-2c
 """

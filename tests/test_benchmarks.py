@@ -5,10 +5,13 @@ import sys
 
 import pandas as pd
 import pytest
+import torch
 
 from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.models import shapes
+from toolkit.models.twins import twin_model
+from toolkit.storage.packing import pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
@@ -18,6 +21,7 @@ SMALL = {
     "bitmap_cuda": "--shapes 64x64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
+    "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
@@ -60,6 +64,9 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
     module = importlib.import_module(name)
     for constant, value in SIZES.get(name, {}).items():
         monkeypatch.setattr(module, constant, value)
+    if name == "draft":
+        model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
+        pack_model(model, small / "packed", ("dense", "endor"), "twin")
     if name == "offload":  # llama.cpp's environment would have to be made first
         ways = module.software_ways
         monkeypatch.setattr(module, "software_ways", lambda methods: ways(methods, rivals=()))
