@@ -103,12 +103,14 @@ def decode(
     expect("words", words, torch.int64, (*tiles(shape), TILE), device)
     out = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
     expect("out", out, out.dtype, shape, device)
-    if out.dtype not in BITS:
-        raise ValueError(f"out is {out.dtype}; expected one of {', '.join(map(str, BITS))}")
+    if not out.is_floating_point():
+        raise ValueError(f"out is {out.dtype}; expected a floating-point type")
     kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
         _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
         return out if order is None else out.copy_(out.index_select(1, order.argsort()))
+    if out.dtype not in BITS:
+        return out.copy_(decode(words, outliers, None, backend, order))
     run = kernels.decode(outliers.name, column_bits(shape[1]), out.dtype, order is not None)
     bits = out.view(BITS[out.dtype]).numpy()
     over_rows(run, len(words), out.nbytes, *_arrays(words, outliers), _places(order), bits)

@@ -46,7 +46,13 @@ NEVER = (
     [-1],
 )
 
-ANY_MODEL = ("model", "second_model", "sharded_model", "quality_model")  # a folder or a Hugging Face id as well
+ANY_MODEL = (
+    "model",
+    "second_model",
+    "draft_model",
+    "sharded_model",
+    "quality_model",
+)  # a folder or a Hugging Face id as well
 
 
 def check(id, **parameters):

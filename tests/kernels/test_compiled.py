@@ -18,6 +18,7 @@ import torch
 from numba.core.bytecode import FunctionIdentity
 
 from toolkit.kernels import bitmap, csr, int8, neurons, single_token, spqr
+from toolkit.kernels.common.elements import FROM_FLOAT32
 from toolkit.kernels.common.products import dense_product, multiply_rows
 from toolkit.kernels.runtime import compiled, source_files
 
@@ -252,7 +253,9 @@ def kernels():
         for bits in (16, 32):
             yield from (csr._rows(backend.product, storage, bits) for backend in csr.BACKENDS.values())
             for backend in spqr.BACKENDS.values():
-                yield from (backend.decode(storage, bits), backend.product(storage, bits))
+                yield backend.product(storage, bits)
+                for dtype in FROM_FLOAT32:
+                    yield from (backend.decode(storage, bits, dtype, ordered) for ordered in (False, True))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         yield from (dense_product(dtype), multiply_rows(dtype), single_token.cpu.attention(dtype))
         for backend in neurons.BACKENDS.values():

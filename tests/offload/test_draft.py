@@ -162,6 +162,12 @@ def test_a_further_token_is_drafted_while_its_chance_exceeds_its_price():
     assert Speculation().worth() == 0
 
 
+def test_a_draft_that_promises_too_much_is_trusted_less():
+    """Of 9 tokens by its own probabilities 4 were accepted."""
+    assert Speculation(accepted=4, expected=9.0).trust() == pytest.approx(5 / 10)
+    assert Speculation().trust() == 1
+
+
 def test_both_keep_within_one_budget_and_hold_once_what_they_share(folders):
     folder = folders[1]
     with OffloadedModel.open(folder / "endor") as alone:

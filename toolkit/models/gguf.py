@@ -42,10 +42,10 @@ def read(gguf: Path, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     import transformers
 
     origin = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    options = {"dtype": dtype, "output_loading_info": True, **NO_CODE}
+    options = {"dtype": dtype, "output_loading_info": True}
     if hasattr(transformers, "GgufConfig"):  # versions without this argument always dequantise
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    quantised, info = transformers.AutoModelForCausalLM.from_pretrained(**origin, **options)
+    quantised, info = transformers.AutoModelForCausalLM.from_pretrained(**origin, **options, **NO_CODE)
     if missing := sorted(info["missing_keys"]):
         raise UserError(f"it lacks {len(missing)} of the model's tensors, such as {missing[0]}")
     model = _plain(quantised, dtype)

@@ -24,6 +24,7 @@ from transformers.cache_utils import DynamicCache
 from toolkit.errors import UserError
 
 MOST_DRAFTED = 24  # tokens a pass
+FIRST_DRAFTED = 4  # in the first pass, when no time and no acceptance is known: the paper's λ
 ROUNDING = 4  # units in the last place of a logit, by which passes over several tokens and over one may differ
 
 Scores = Float[Tensor, " vocabulary"]
@@ -41,6 +42,7 @@ class Speculation:
         close: tokens of the text whose logit exceeds the second largest by no more than rounding. There the full model
             might choose the other one in a pass over another number of tokens.
         draft_s, check_s: seconds of the draft and of the full model.
+        expected: tokens that would have been accepted if the draft's own probabilities were right.
     """
 
     passes: int = 0
@@ -50,6 +52,7 @@ class Speculation:
     close: int = 0
     draft_s: float = 0.0
     check_s: float = 0.0
+    expected: float = 0.0
 
     @property
     def acceptance(self) -> float:
@@ -62,15 +65,18 @@ class Speculation:
         return (self.accepted + self.passes) / self.passes if self.passes else float("nan")
 
     def worth(self) -> float:
-        """The least chance of acceptance at which drafting a further token pays.
+        """The least chance of acceptance at which a further drafted token pays.
 
         A further token costs the seconds of a draft's step, and gains one token with this chance. So it pays as long as
         the chance exceeds those seconds times the tokens a second so far.
         """
-        seconds = self.draft_s + self.check_s
-        if not self.drafted or not seconds:
+        if not self.drafted:
             return 0.0
-        return self.draft_s / self.drafted * (self.accepted + self.passes) / seconds
+        return self.draft_s / self.drafted * (self.accepted + self.passes) / (self.draft_s + self.check_s)
+
+    def trust(self) -> float:
+        """Accepted tokens over those that the draft's probabilities promised; 1 at first."""
+        return (self.accepted + 1) / (self.expected + 1)
 
 
 def check_draft(model: nn.Module, draft: nn.Module) -> None:
@@ -128,7 +134,7 @@ class Speculative:
     def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, most: int) -> None:
         """Draft some tokens, check them in one pass of the model, and add those that it accepts and one more."""
         counts, begun_s = self.counts, time.perf_counter()
-        drafted, chances = self._drafted(text, cache, most - text.ids.shape[1] - 1)
+        drafted, chances, promised = self._drafted(text, cache, most - text.ids.shape[1] - 1)
         counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
         given = torch.cat([text.ids[:, -1:], drafted], dim=1)
         logits = model(input_ids=given, past_key_values=cache, use_cache=True).logits[0]
@@ -143,25 +149,30 @@ class Speculative:
                 break
         cache.crop(added - drafted.shape[1])
         counts.passes, counts.drafted = counts.passes + 1, counts.drafted + drafted.shape[1]
-        counts.accepted += added
+        counts.accepted, counts.expected = counts.accepted + added, counts.expected + sum(promised[: added + 1])
         self.settle(added + 1)
         counts.check_s += time.perf_counter() - drafted_s
 
     def _drafted(
         self, text: "_Text", cache: DynamicCache, most: int
-    ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores]]:
-        """Tokens that may follow, and the distribution that each was drawn from. The cache is as it was afterwards."""
-        ids, chances, chance = text.ids, [], 1.0
-        most, worth = min(self.fixed or MOST_DRAFTED, most), 0.0 if self.fixed else self.counts.worth()
-        while len(chances) < most and chance > worth:
+    ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores], list[float]]:
+        """Tokens that may follow, the distribution that each was drawn from, and its probability by the draft alone.
+
+        The cache is as it was afterwards.
+        """
+        counts, ids, chances, promised, chance = self.counts, text.ids, [], [], 1.0
+        limit = self.fixed or (MOST_DRAFTED if counts.drafted else FIRST_DRAFTED)
+        worth, trust = (0.0 if self.fixed else counts.worth()), counts.trust()
+        while len(chances) < min(limit, most) and chance > worth:
             logits = self.draft(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
             scores = text.scores(logits, ids)
             token = text.choose(scores)
             chances.append(scores.softmax(-1))
-            chance *= float(logits.float().softmax(-1)[token])
+            promised.append(float(logits.float().softmax(-1)[token]))
+            chance *= min(1.0, promised[-1] * trust)
             ids = torch.cat([ids, ids.new_tensor([[token]])], dim=1)
         cache.crop(-len(chances))
-        return ids[:, text.ids.shape[1] :], chances
+        return ids[:, text.ids.shape[1] :], chances, promised
 
 
 class _Text:

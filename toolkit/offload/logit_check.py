@@ -27,6 +27,7 @@ from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import PACKED, known_methods
 from toolkit.quantization import neuron_records
+from toolkit.quantization.smoothquant import round_to_int8
 from toolkit.storage import experts, index, neuron_packing
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import open_reader
@@ -48,7 +49,8 @@ def check_logits(folder: Path, model: nn.Module) -> float:
     """Compare a folder, in every variant, with the model that it was packed from; return the largest error.
 
     The error of a token is the root mean square over the vocabulary, in standard deviations of the model's logits.
-    Experts of few bits are compared with themselves: what was packed takes the place of the weights in `model`.
+    Experts of few bits and int8 weights are compared with themselves: what was packed takes the place of the weights in
+    `model`.
 
     Raises `UserError` for an error beyond rounding, and what `OffloadedModel.open` raises.
     """
@@ -132,10 +134,12 @@ def _judge(what: str, differences: Logits, exact: bool, dtype: torch.dtype) -> f
 
 @contextmanager
 def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
-    """Inside the block a model cuts neurons as a folder of neurons does; it has the experts of a folder for good."""
+    """Inside the block a model cuts neurons as a folder of neurons does. It keeps a folder's experts and int8 weights."""
     limits = getattr(opened.model.config, ENTRY, None)
     if experts.LAYOUT in opened.store.variants:
         _copy_experts(opened.store, model)
+    if any(run.scales_dtype for run in opened.store.index.ops):
+        round_to_int8(model)
     cut = limits is not None and thresholds_of(model) is None
     with attached(hook_thresholds(model, torch.tensor(limits)) if cut else []):
         yield

@@ -175,12 +175,22 @@ class OffloadedModel:
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
+        if type(head := self.model.get_output_embeddings()) is nn.Linear:
+            head.__class__ = _Head
         self._step = SingleToken.of(self.model) if self.strategy.by_token else None
         forward = unowned(self.model.forward)
         self.model.forward = self._turn.guard(self._step.guard(forward) if self._step else forward)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value
+
+
+class _Head(nn.Linear):
+    """The output head. Of the last hidden states of a prompt, a slice, torch would take a product 20 times as slow."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., hidden] → [..., vocabulary]."""
+        return super().forward(x.flatten(0, -2).view(x.shape))
 
 
 def _budgets(options: Options, device: Cpu | Cuda, beside: OffloadedModel | None) -> Mapping[str, Budget]:
