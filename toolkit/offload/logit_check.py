@@ -134,7 +134,7 @@ def _judge(what: str, differences: Logits, exact: bool, dtype: torch.dtype) -> f
 
 @contextmanager
 def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
-    """Inside the block a model cuts neurons as a folder of neurons does. It keeps a folder's experts and int8 weights."""
+    """Inside the block a model cuts neurons as a folder does. It keeps a folder's experts and int8 weights."""
     limits = getattr(opened.model.config, ENTRY, None)
     if experts.LAYOUT in opened.store.variants:
         _copy_experts(opened.store, model)
