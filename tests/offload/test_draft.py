@@ -1,5 +1,6 @@
 """A packed draft changes how many passes there are, and not the text: greedy tokens, and the distribution of others."""
 
+import re
 from collections import Counter
 
 import pytest
@@ -9,6 +10,7 @@ from tests.offload.conftest import GEMMA3, LAYERS, pruned
 from tests.offload.test_neuron_model import Packed, least_bytes
 from toolkit.errors import UserError
 from toolkit.formats.scaled import Scaled
+from toolkit.offload.budget import BudgetError
 from toolkit.offload.draft import Speculation, Speculative
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
@@ -181,6 +183,12 @@ def test_both_keep_within_one_budget_and_hold_once_what_they_share(folders):
             mine, its = (found.model.state_dict(keep_vars=True) for found in (target, small))
             assert names
             assert all(mine[name].data_ptr() == its[name].data_ptr() for name in names)
+    with OffloadedModel.open(folder / "rough", dram_bytes=4 << 20) as small:
+        small.budgets["dram"].limit_bytes = small.budgets["dram"].used_bytes
+        with pytest.raises(BudgetError) as refused:
+            OffloadedModel.open(folder / "endor", beside=small)
+        listed = re.findall(r"\w+ ([\d.]+) MB", str(refused.value).partition("(")[2])
+        assert sum(map(float, listed)) == pytest.approx(refused.value.needed_bytes / 1e6, abs=0.05 * len(listed))
     with OffloadedModel.open(folder / "rough", dram_bytes=4 << 20) as small, pytest.raises(UserError, match="dram"):
         OffloadedModel.open(folder / "endor", beside=small, dram_bytes=1 << 20)
 

@@ -43,7 +43,8 @@ class Budget:
     def check(self, **pieces: int) -> None:
         """Raise `BudgetError` unless all of these bytes can be taken. The message lists what is needed in all."""
         if (asked := sum(pieces.values())) > self.left_bytes:
-            parts = ", ".join(f"{name} {nbytes / MB:.1f} MB" for name, nbytes in (self.taken | pieces).items())
+            all_of = {name: self.taken.get(name, 0) + pieces.get(name, 0) for name in self.taken | pieces}
+            parts = ", ".join(f"{name} {nbytes / MB:.1f} MB" for name, nbytes in all_of.items())
             needed = self.used_bytes + asked
             raise BudgetError(
                 f"a {self.tier} budget of {self.limit_bytes / MB:.1f} MB is too small: "
