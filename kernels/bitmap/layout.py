@@ -11,9 +11,10 @@ from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.runtime.contracts import expect
 
-BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16, torch.int8: torch.uint8}
+BITS = {**FLOAT_BITS, torch.int8: torch.uint8}
 
 
 @dataclass(frozen=True, eq=False)

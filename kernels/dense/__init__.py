@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.common.products import dense_product
 from toolkit.kernels.common.simd import host_has
 from toolkit.kernels.runtime.contracts import expect, operand
 from toolkit.kernels.runtime.program import Product, Task
 
-BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 FEATURES = ("avx2", "fma", "f16c")  # without them torch's product is the faster one
 
 
@@ -25,8 +25,8 @@ def matvec(
     """
     rows, columns = weight.shape
     cpu = torch.device("cpu")
-    if weight.dtype not in BITS:
-        raise ValueError(f"weight is {weight.dtype}; expected one of {', '.join(map(str, BITS))}")
+    if weight.dtype not in FLOAT_BITS:
+        raise ValueError(f"weight is {weight.dtype}; expected one of {', '.join(map(str, FLOAT_BITS))}")
     expect("weight", weight, weight.dtype, (rows, columns), cpu)
     expect("x", x, torch.float32, (columns,), cpu)
     out = torch.empty(rows, dtype=torch.float32) if out is None else out
@@ -49,6 +49,6 @@ def product(
 
 
 def _task(weight: Tensor, x: Tensor, out: Tensor) -> Task:
-    bits = weight.detach().view(BITS[weight.dtype]).numpy()
+    bits = weight.detach().view(FLOAT_BITS[weight.dtype]).numpy()
     arguments = bits, x[None].numpy(), out.detach()[None].numpy()
     return Task(dense_product(weight.dtype), arguments, len(weight), weight.nbytes)

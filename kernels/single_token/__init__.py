@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.runtime.threads import over_rows
 from toolkit.kernels.single_token.cpu import add_and_normalise, add_to, attention, gate, normalise, rotate
-
-BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
 __all__ = ["add_and_normalise", "add_to", "attend", "attend_stored", "bits", "gate", "normalise", "rotate"]
 
@@ -53,4 +52,4 @@ def attend_stored(
 
 def bits(tensor: Tensor) -> np.ndarray:
     """The memory of a float tensor on the CPU, as unsigned integers of its elements' width."""
-    return tensor.view(BITS[tensor.dtype]).numpy()
+    return tensor.view(FLOAT_BITS[tensor.dtype]).numpy()

@@ -35,6 +35,7 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from toolkit.kernels import csr
+from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.csr.layout import column_bits
 from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.contracts import expect, operand
@@ -48,8 +49,8 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 
 FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
+ROWS_AT_ONCE = 8 * TILE  # whose columns a GPU puts in order together
 VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
-BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,15 @@ def decode(
     kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
         _cuda().decode(words, outliers, out, FOR_GPUS[kernels])
-        return out if order is None else out.copy_(out.index_select(1, order.argsort()))
-    if out.dtype not in BITS:
+        if order is not None:
+            places = order.argsort()
+            for rows in out.split(ROWS_AT_ONCE):  # a GPU's memory has no room for a second matrix
+                rows.copy_(rows.index_select(1, places))
+        return out
+    if out.dtype not in FLOAT_BITS:
         return out.copy_(decode(words, outliers, None, backend, order))
     run = kernels.decode(outliers.name, column_bits(shape[1]), out.dtype, order is not None)
-    bits = out.view(BITS[out.dtype]).numpy()
+    bits = out.view(FLOAT_BITS[out.dtype]).numpy()
     over_rows(run, len(words), out.nbytes, *_arrays(words, outliers), _places(order), bits)
     return out
 

@@ -101,11 +101,11 @@ class SpQRMatrix(Packed):
     def _fill(self, out: Tensor) -> None:
         spqr.decode(self.words, self.outliers, out, order=self.permutation)
 
-    def _stored_rows(self, first: int, last: int, columns: int) -> Tensor:
-        """Rows in the order of the words' columns; more columns than the matrix has show what pads the words."""
+    def _padded_rows(self, first: int, last: int) -> Tensor:
+        """Rows in the order of the words' columns, with what pads the words behind them."""
         spans = self.row_slices(first, last, {"offsets": self.offsets})
         tensors = {name: self.tensors[name][span] for name, span in spans.items()}
-        return self.of_rows((last - first, columns), self.dtype, tensors).decode()
+        return self.of_rows((last - first, spqr.TILE * self.words.shape[1]), self.dtype, tensors).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
         """The matrix times `x` [*batch, columns] in fp32, read straight from the packed form."""
@@ -129,7 +129,7 @@ class SpQRMatrix(Packed):
                 raise ValueError(f"the permutation does not name each of {self.shape[1]} columns once")
         for first in range(0, self.shape[0], ROWS_AT_ONCE):
             last = min(first + ROWS_AT_ONCE, self.shape[0])
-            total = self._stored_rows(first, last, spqr.TILE * self.words.shape[1]).sum(dtype=torch.float32)
+            total = self._padded_rows(first, last).sum(dtype=torch.float32)
             if not bool(total.isfinite()):  # sums of fp16 numbers do not overflow fp32
                 raise ValueError(f"a weight of rows {first} to {last - 1} is too large for fp16: it is not finite")
 
