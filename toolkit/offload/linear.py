@@ -15,6 +15,7 @@ from toolkit.timeline.spans import Recorder
 
 MOST_VECTORS = 32  # of more, decoding is a small part of the product
 LARGE = 1 << 20  # elements; smaller matrices are not worth measuring
+_CHOICES: dict[tuple[str, int], bool] = {}  # of `multiplied_packed`, by operation and threads: asked for each matrix
 
 
 class OffloadedLinear(nn.Module):
@@ -103,16 +104,18 @@ def multiplied_packed(weight: Packed, vectors: int, scratch: Tensor) -> bool:
         return False
     if weight.shape[0] * weight.shape[1] < LARGE:
         return True
-    batch = 1 << (vectors - 1).bit_length()
+    batch, stored = 1 << (vectors - 1).bit_length(), weight.stored
+    operation = f"{stored.name} prompt {weight.dtype} {stored.dtype} {batch}".replace("torch.", "")
+    key = operation, torch.get_num_threads()
 
     def prepare() -> tuning.Runs:
         x = torch.ones(batch, weight.shape[1])
         return {"packed": partial(weight.matvec, x), "decoded": lambda: _by_torch(x.to(weight.dtype), weight, scratch)}
 
-    stored = weight.stored
-    operation = f"{stored.name} prompt {weight.dtype} {stored.dtype} {batch}".replace("torch.", "")
-    module = type(stored).__module__
-    return tuning.fastest(operation, ("packed", "decoded"), prepare, torch.get_num_threads(), module) == "packed"
+    if key not in _CHOICES:
+        names, module = ("packed", "decoded"), type(stored).__module__
+        _CHOICES[key] = tuning.fastest(operation, names, prepare, key[1], module) == "packed"
+    return _CHOICES[key]
 
 
 def _by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
