@@ -32,7 +32,7 @@ Scores = Float[Tensor, " vocabulary"]
 
 @dataclass
 class Speculation:
-    """What a text took, without the pass over its prompt.
+    """The counts of a text, without the pass over its prompt.
 
     Args:
         passes: of the full model.
@@ -134,13 +134,13 @@ class Speculative:
     def _pass(self, model: nn.Module, text: "_Text", cache: DynamicCache, most: int) -> None:
         """Draft some tokens, check them in one pass of the model, and add those that it accepts and one more."""
         counts, begun_s = self.counts, time.perf_counter()
-        drafted, chances, promised = self._drafted(text, cache, most - text.ids.shape[1] - 1)
+        drafted, proposed, promised = self._drafted(text, cache, most - text.ids.shape[1] - 1)
         counts.draft_s += (drafted_s := time.perf_counter()) - begun_s
         given = torch.cat([text.ids[:, -1:], drafted], dim=1)
         logits = model(input_ids=given, past_key_values=cache, use_cache=True).logits[0]
         added = 0
         for place, token in enumerate([*drafted[0].tolist(), None]):
-            chosen = text.checked(logits[place], token, chances[place] if token is not None else None)
+            chosen = text.checked(logits[place], token, proposed[place] if token is not None else None)
             counts.close += _is_close(logits[place])
             accepted = token is not None and chosen == token
             text.add(chosen, counts)
@@ -156,23 +156,22 @@ class Speculative:
     def _drafted(
         self, text: "_Text", cache: DynamicCache, most: int
     ) -> tuple[Int64[Tensor, "1 drafted"], list[Scores], list[float]]:
-        """Tokens that may follow, the distribution that each was drawn from, and its probability by the draft alone.
+        """Tokens that may follow, the scores that each was chosen by, and its probability by the draft alone.
 
         The cache is as it was afterwards.
         """
-        counts, ids, chances, promised, chance = self.counts, text.ids, [], [], 1.0
+        counts, ids, proposed, promised, chance = self.counts, text.ids, [], [], 1.0
         limit = self.fixed or (MOST_DRAFTED if counts.drafted else FIRST_DRAFTED)
         worth, trust = (0.0 if self.fixed else counts.worth()), counts.trust()
-        while len(chances) < min(limit, most) and chance > worth:
+        while len(proposed) < min(limit, most) and chance > worth:
             logits = self.draft(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
-            scores = text.scores(logits, ids)
-            token = text.choose(scores)
-            chances.append(scores.softmax(-1))
+            proposed.append(text.scores(logits, ids))
+            token = text.choose(proposed[-1])
             promised.append(float(logits.float().softmax(-1)[token]))
             chance *= min(1.0, promised[-1] * trust)
             ids = torch.cat([ids, ids.new_tensor([[token]])], dim=1)
-        cache.crop(-len(chances))
-        return ids[:, text.ids.shape[1] :], chances, promised
+        cache.crop(-len(proposed))
+        return ids[:, text.ids.shape[1] :], proposed, promised
 
 
 class _Text:
@@ -190,7 +189,7 @@ class _Text:
         """The likeliest token, or a sampled one."""
         return int(scores.softmax(-1).multinomial(1) if self._sampled else scores.argmax())
 
-    def checked(self, logits: Scores, drafted: int | None, chances: Scores | None) -> int:
+    def checked(self, logits: Scores, drafted: int | None, proposed: Scores | None) -> int:
         """The text's next token, by the full model's logits: the drafted one if it is accepted.
 
         A sampled one is accepted with the chance p/q, its probability by the model over that by the draft. Another
@@ -199,7 +198,7 @@ class _Text:
         scores = self.scores(logits)
         if not self._sampled or drafted is None:
             return self.choose(scores)
-        wanted = scores.softmax(-1)
+        wanted, chances = scores.softmax(-1), proposed.softmax(-1)
         if float(torch.rand(())) * float(chances[drafted]) < float(wanted[drafted]):
             return drafted
         return int((wanted - chances).clamp(min=0).multinomial(1))
