@@ -66,9 +66,9 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     unknown, the model cannot be had from the hub or needs either of these, its files lack a tensor or have one too
     many, or it is no decoder.
     """
-    parts, config = parts_of(name), _decoder_config(name)
-    first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     place, options = _place(name)
+    parts, config = parts_of(name), _decoder_config(name, place, options)
+    first = torch.float32 if parts else dtype  # the sums of weights and differences are rounded once
     with _loading(name, options):
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -88,9 +88,9 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     return model, tokenizer
 
 
-def _decoder_config(name: str):
+def _decoder_config(name: str, place: str, options: dict):
     """The configuration of a model. Raises `UserError` for an encoder-decoder, and what `read_config` raises."""
-    config = read_config(name)
+    config = _config(name, place, options)
     if config.is_encoder_decoder:
         raise UserError(f"model {name!r} is an encoder-decoder ({config.model_type}); choose a decoder-only model")
     return config
@@ -113,16 +113,19 @@ def check_model(name: str) -> None:
     if (file := gguf_file(name)) is not None:
         _check_gguf(name, file)
         return
-    _decoder_config(name)
+    _decoder_config(name, *_place(name))
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         raise UserError(f"cannot load model {name!r}: it holds no *.safetensors file; pickled weights are not read")
 
 
 def read_config(name: str):
     """The configuration of a model, as `load_model` would read it. Raises the `UserError` that that would raise."""
+    return _config(name, *_place(name))
+
+
+def _config(name: str, place: str, options: dict):
     from transformers import AutoConfig
 
-    place, options = _place(name)
     with _loading(name, options):
         return AutoConfig.from_pretrained(place, **hub.NO_CODE, **options)
 
