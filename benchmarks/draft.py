@@ -13,7 +13,6 @@ Writes results/benchmarks/draft.json.
 import argparse
 import contextlib
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -22,6 +21,7 @@ import torch
 
 from toolkit.commands.run import bytes_of
 from toolkit.offload.model import OffloadedModel
+from toolkit.papers.flash.generation import Clock
 
 PROMPTS = (
     "def quicksort(xs):",
@@ -34,23 +34,9 @@ PROMPTS = (
 GOAL = 3.0
 
 
-class Clock:
-    """A streamer that notes when the prompt and each token come."""
-
-    def __init__(self):
-        self.instants = []
-
-    def put(self, _) -> None:
-        """The prompt, or a token."""
-        self.instants.append(time.perf_counter())
-
-    def end(self) -> None:
-        """Nothing more comes."""
-
-
 def generated(model: OffloadedModel, prompt: torch.Tensor, tokens: int, **draft: object) -> tuple[dict, torch.Tensor]:
     """A greedy text, and what it took."""
-    clock, begun_s = Clock(), model.recorder.now_s()
+    clock, begun_s = Clock(model), model.recorder.now_s()
     settings = {"max_new_tokens": tokens, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     text = model.generate(prompt, streamer=clock, repetition_penalty=1.0, **settings, **draft)
     first, *others = clock.instants[1:]

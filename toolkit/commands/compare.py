@@ -107,7 +107,7 @@ class _Perplexities:
         self._packed, self._original, self._name = packed, original, name
 
     def of(self, way: str, file: str | None) -> float:
-        """Of a way; `file` names the model that llama.cpp's file holds, if it is not one that was written."""
+        """The perplexity of a way; `file` names the model of llama.cpp's file, if it is not one that was written."""
         from toolkit.policies.methods import LLAMA_CPP
 
         if file is not None:
@@ -120,7 +120,7 @@ class _Perplexities:
         return self._once(f"the weights in {kind}", lambda: _quantised(self._original or self._packed, kind))
 
     def of_model(self, name: str) -> float:
-        """Of a model by name; NaN if it cannot be loaded."""
+        """The perplexity of a model by name; NaN if it cannot be loaded."""
         from toolkit.models import load_model
 
         def loaded() -> "nn.Module":

@@ -64,7 +64,7 @@ class GgufHeader:
 
     @property
     def quantisation(self) -> str:
-        """What the file calls its type, such as "Q4_K_M"; else the type that most of its weights have."""
+        """The type that the file names, such as "Q4_K_M"; else the type that most of its weights have."""
         from gguf import LlamaFileType
 
         with contextlib.suppress(ValueError):

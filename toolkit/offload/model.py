@@ -186,7 +186,7 @@ class OffloadedModel:
 
 
 class _Head(nn.Linear):
-    """The output head. Of the last hidden states of a prompt, a slice, torch would take a product 20 times as slow."""
+    """The output head. torch would multiply a slice, such as a prompt's last hidden state, 20 times as slowly."""
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., hidden] → [..., vocabulary]."""

@@ -1,4 +1,4 @@
-"""What a token moves in each way, by bytes alone: known at once, before this machine is measured."""
+"""The bytes that a token moves in each way: known at once, before this machine is measured."""
 
 import pandas as pd
 

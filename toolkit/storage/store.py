@@ -120,7 +120,7 @@ class Store:
     def rest(self, without: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are no op's weight, with their names, one at a time. Each checksum is compared.
 
-        Those that `without` names are left out.
+        Tensors that `without` names are left out.
 
         Raises `FormatError` for a damaged tensor, and `ChangedError` if its shard was replaced or cut meanwhile.
         """
