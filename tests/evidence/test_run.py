@@ -31,7 +31,7 @@ def test_everything_is_saved_with_its_circumstances(run):
     comparison = comparison.assign(kind="prediction", stand_in=False, evidence="modelled", profile="paper")
     folder = run.save(TABLE, {"curve": figure}, evidence="measured", comparison=comparison)
     names = {file.name for file in folder.iterdir()}
-    assert names >= {"table.csv", "table.parquet", "comparison.csv", "curve.svg", "curve.png", "meta.json"}
+    assert names >= {"table.csv", "comparison.csv", "curve.svg", "curve.png", "meta.json"}
     assert not any(name.startswith(".") for name in names)
     pd.testing.assert_frame_equal(pd.read_csv(folder / "table.csv"), TABLE.assign(evidence="measured"))
     meta = json.loads((folder / "meta.json").read_text())

@@ -37,7 +37,6 @@ FILES = {
     "CSV": "table.csv",
     "beside the paper": "comparison.csv",
     "notebook": "notebook.ipynb",
-    "raw": "table.parquet",
     "provenance": "meta.json",
 }
 LONG_TEXT = 24  # characters: more may break into lines

@@ -105,7 +105,6 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
         tables=tables,
-        guide=(folder / "docs" / "index.html").is_file(),
         circumstances=_circumstances(entries),
         elsewhere=elsewhere,
         explorers=[_explorer(about) for about in explorers().values()],

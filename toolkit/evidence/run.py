@@ -132,7 +132,7 @@ class Run:
         card: Card | None = None,
         headline: Mapping[str, str] = MappingProxyType({}),
     ) -> Path:
-        """Write `table` (CSV and Parquet), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
+        """Write `table` (CSV), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
 
         Every row says its evidence: in a column of that name, or by `evidence` for all of them. The first figure is the
         one that the report shows on top of the notebook's page. `card` holds the numbers that the report's index draws;
@@ -247,5 +247,3 @@ def outside_ranges(table: pd.DataFrame) -> list[str]:
 def _write_table(stem: Path, table: pd.DataFrame) -> None:
     with replacing(stem.with_suffix(".csv")) as path:
         table.to_csv(path, index=False)
-    with replacing(stem.with_suffix(".parquet")) as path:
-        table.to_parquet(path, index=False)

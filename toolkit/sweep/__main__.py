@@ -65,12 +65,8 @@ def _main(arguments: list[str] | None) -> int:
         from toolkit.sweep import grid_report  # with what draws
 
         write = partial(grid_report.write_report, grid)
-    if options.docs:
-        from toolkit.evidence.guide import write_guide
-
-        print(f"docs: {write_guide()}", flush=True)
-    if options.docs or options.report_only:
-        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=options.report_only)}")
+    if options.report_only:
+        print(f"report: {write(jobs if grid else _of_any_preset(jobs, options), rebuild=True)}")
         return 0
     _fetch(names)
     return driver.run(jobs, options.jobs, profile, write)
@@ -200,7 +196,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--list", action="store_true", help="print the notebooks there are, and stop")
     add("--dry-run", action="store_true", help="print what would run with which parameters, and stop")
     add("--report-only", action="store_true", help="write the report anew from the results there are, and stop")
-    add("--docs", action="store_true", help="write tutorials and API as pages and the report that links them, and stop")
     told = "remove what the cache keeps, least recently used first, until GB are left, and stop; 0 removes all"
     add("--clean", metavar="GB", help=told)
     add(
