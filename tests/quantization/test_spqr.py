@@ -7,7 +7,8 @@ from tests import naive_spqr
 from tests import naive_spqr_quantiser as naive
 from toolkit.errors import UserError
 from toolkit.kernels.spqr import Codes, pack
-from toolkit.quantization.spqr import SpQR, decode, first_order, leave_one_out_gains, second_order
+from toolkit.kernels.spqr.search import best_pairs, leave_one_out_gains
+from toolkit.quantization.spqr import SpQR, decode, first_order, second_order
 
 
 def random(seed, *shape, dtype=torch.float64):
@@ -48,6 +49,19 @@ def test_gains_are_those_of_the_slow_oracle(columns):
     weight, diagonal = random(columns, 9, columns), random(1, columns).abs() + 0.1
     expected = [naive.gains(row, diagonal.tolist()) for row in weight.tolist()]
     torch.testing.assert_close(leave_one_out_gains(weight, diagonal), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_the_best_pair_of_codes_is_the_first_of_the_least_error():
+    weight, importance = random(0, 35, 16), random(1, 35, 16).abs()
+    scales, zeros = random(2, 35, 8) + 0.5, 4 * random(3, 35, 8)
+    scales[0, 1], scales[1] = torch.inf, scales[1, :1]  # too large; all scales of a row alike
+    codes = ((weight[:, None, None] / scales[:, :, None, None]) + zeros[:, None, :, None]).round().clamp(0, 7)
+    decoded = (codes - zeros[:, None, :, None]) * scales[:, :, None, None]
+    errors = ((decoded - weight[:, None, None]).square() * importance[:, None, None]).sum(-1)
+    errors[(scales < 0)[:, :, None].expand_as(errors) | errors.isnan()] = torch.inf
+    expected = errors.flatten(1).argmin(1)
+    scale_codes, zero_codes = best_pairs(weight, importance, scales, zeros)
+    assert (8 * scale_codes + zero_codes).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("reorder", [False, True])

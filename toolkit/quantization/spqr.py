@@ -17,6 +17,7 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import LEVELS, TILE, Codes
+from toolkit.kernels.spqr.search import best_pairs, leave_one_out_gains
 from toolkit.quantization.columns import check_range, quantise_columns
 from toolkit.quantization.hessian import damped_factor
 
@@ -204,26 +205,6 @@ class _Grid:
         return found
 
 
-def leave_one_out_gains(
-    weight: Float[Tensor, "rows group"], diagonal: Float[Tensor, " group"]
-) -> Float[Tensor, "rows group"]:
-    """How much a group's squared error falls when this weight is an outlier and the others are rounded without it.
-
-    Errors are over the diagonal of the Hessian's inverse factor, as GPTQ weighs them; scales and zero points are not
-    quantised here.
-    """
-    left = weight[:, None, :].repeat(1, weight.shape[1], 1).diagonal_scatter(torch.zeros_like(weight), dim1=1, dim2=2)
-    without = _squared_error(left, diagonal)
-    return _squared_error(weight, diagonal)[:, None] - without
-
-
-def _squared_error(weight: Float[Tensor, "... group"], diagonal: Float[Tensor, " group"]) -> Float[Tensor, "..."]:
-    """Of rounding each group to its own scale and zero point. A weight of zero costs next to nothing."""
-    scale, zero = (part[..., None] for part in first_order(*bounds(weight)))
-    rounded = ((weight / scale + zero).round().clamp(0, LARGEST) - zero) * scale
-    return ((rounded - weight) / diagonal).square().sum(-1)
-
-
 def bounds(weight: Float[Tensor, "... group"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
     """The smallest and the largest weight of each group; zero lies between them."""
     return weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
@@ -252,27 +233,6 @@ def second_order(
     codes = encode(tiles, step[:, None], zero[:, None])
     codes = torch.where(alike[:, None], 1, codes).to(torch.uint8)
     return codes.flatten()[:rows], step, zero
-
-
-def best_pairs(
-    weight: Float[Tensor, "rows group"],
-    importance: Float[Tensor, "rows group"],
-    scales: Float[Tensor, "rows 8"],
-    zeros: Float[Tensor, "rows 8"],
-) -> tuple[Int64[Tensor, " rows"], Int64[Tensor, " rows"]]:
-    """For each row the codes of scale and zero point that give the least sum of importance times squared error.
-
-    `scales` and `zeros` are what the codes stand for. Scales below zero and above fp16's range are left out, and the
-    first pair wins ties.
-    """
-    errors = torch.full((len(weight), LEVELS, LEVELS), torch.inf)
-    for code, scale in enumerate(scales.T[:, :, None, None]):
-        steps = weight[:, None] / torch.where(scale == 0, 1, scale)
-        rounded = ((steps + zeros[:, :, None]).round_().clamp_(0, LARGEST) - zeros[:, :, None]).mul_(scale)
-        lost = (rounded.sub_(weight[:, None]).square_() * importance[:, None]).sum(-1)
-        errors[:, code] = torch.where((scale[:, :, 0] < 0) | lost.isnan(), torch.inf, lost)
-    best = errors.flatten(1).argmin(1)
-    return best // LEVELS, best % LEVELS
 
 
 def encode(values: Tensor, scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]) -> UInt8[Tensor, "..."]:
