@@ -1,4 +1,4 @@
-"""A toy checkout: this project's code with three small notebooks of its own, safe to break."""
+"""A toy checkout: this project's code with two small notebooks of its own, safe to break."""
 
 import json
 import os
@@ -87,23 +87,31 @@ class Checkout:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    return make_checkout(tmp_path)
+    """For what this process does. Its toolkit is links, so a process that ran it would use the real checkout."""
+    (tmp_path / "toolkit").mkdir()
+    for entry in (paths.root() / "toolkit").iterdir():
+        (tmp_path / "toolkit" / entry.name).symlink_to(entry)
+    return _with_notebooks(Checkout(tmp_path))
 
 
 def make_checkout(place: Path, results: Path | None = None) -> Checkout:
+    """For what processes do: with a copy of the toolkit."""
     shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
-    (place / "data").mkdir()
-    shutil.copy(paths.root() / "data" / "columns.yaml", place / "data")
-    rows = [{"paper": "toy", "id": name, "slug": "toy", "title": name, "question": f"{name}?"} for name in "abcde"]
-    (place / "data" / "catalogue.yaml").write_text(yaml.safe_dump(rows))
-    for module in ("alpha", "beta"):
-        (place / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
     papers = place / "toolkit" / "evidence" / "literature.py"
     papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
-    toy = Checkout(place, results)
-    toy.notebook("a", "alpha")
-    toy.notebook("b", "beta")
-    (place / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
+    return _with_notebooks(Checkout(place, results))
+
+
+def _with_notebooks(toy: Checkout) -> Checkout:
+    data, rows = toy.root / "data", [dict.fromkeys(("id", "title"), name) for name in "abcde"]
+    data.mkdir()
+    shutil.copy(paths.root() / "data" / "columns.yaml", data)
+    rows = [row | {"paper": "toy", "slug": "toy", "question": f"{row['id']}?"} for row in rows]
+    (data / "catalogue.yaml").write_text(yaml.safe_dump(rows))
+    for name, module in {"a": "alpha", "b": "beta"}.items():
+        (toy.root / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
+        toy.notebook(name, module)
+    (toy.root / "notebooks" / "presets.yaml").write_text("toy/a:\n  quick: {value: 7}\n")
     return toy
 
 

@@ -37,7 +37,7 @@ def test_of_each_notebook_the_run_here_counts_before_that_of_a_reference(root):
     assert expected.seconds == {"toy/a": 11 + START_S, "toy/b": 91 + START_S}
     assert expected.left_s({}) == (20 + 100) * 3 / 2
     words = expected.words()
-    assert words.startswith("about 3 min (1 by earlier runs here, 1 by reference machine cold, 1 by the mean")
+    assert words.startswith("about 3 min (2 of 3 ran before with these parameters")
 
 
 def test_other_parameters_say_nothing(root):
@@ -58,7 +58,7 @@ def test_cores_are_shared_unless_a_notebook_has_the_machine_alone(root):
 
 def test_what_is_over_tells_the_pace_of_the_rest():
     jobs = [job("toy/a"), job("toy/b"), job("toy/c")]
-    expected = Forecast(jobs, 1, {"toy/a": 60.0, "toy/b": 60.0, "toy/c": 30.0}, {})
+    expected = Forecast(jobs, 1, {"toy/a": 60.0, "toy/b": 60.0, "toy/c": 30.0})
     begun = {"toy/a": State("toy/a", "done", 0.0, 180.0)}
     pace = (180 + STEADY_S) / (60 + STEADY_S)
     assert expected.left_s(begun) == pytest.approx(pace * 90)
@@ -71,7 +71,7 @@ def test_what_is_over_tells_the_pace_of_the_rest():
 
 
 def test_without_kept_durations_those_of_this_sweep_count():
-    expected = Forecast([job("toy/a"), job("toy/b")], 1, {}, {})
+    expected = Forecast([job("toy/a"), job("toy/b")], 1, {})
     assert expected.left_s({}) is None
     assert expected.left_s({"toy/a": State("toy/a", "done", 0.0, 40.0)}) == 40
 

@@ -7,10 +7,9 @@ import pytest
 
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import Notebook
-from toolkit.files import file_sha256
 from toolkit.sweep import state
 from toolkit.sweep.grid import ParameterGrid, read_grid
-from toolkit.sweep.grid_report import figure, grid_tables, points_table, read_cards
+from toolkit.sweep.grid_report import figure, grid_tables, numbers_table
 from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
@@ -105,15 +104,14 @@ def leave(tmp_path, monkeypatch):
         )
         card = {"caption": "perplexity, measured", "bars": bars}
         (job.folder / "meta.json").write_text(json.dumps(QUICK | {"card": card, "parameters": {"model": "tiny"}}))
-        sums = {name: file_sha256(job.folder / name) for name in ("table.csv", "meta.json")}
-        (job.folder / "done.json").write_text(json.dumps({"key": "key", "sha256": sums}))
+        (job.folder / "done.json").write_text(json.dumps({"key": "key"}))
         State(job.id, "done", 0.0, 3.0, 10**9, **state.this_process()).save()
         return job
 
     return write
 
 
-def test_a_row_a_point_with_labels_that_all_points_share(leave):
+def test_a_row_a_number_and_a_line_through_numbers_of_the_same_place(leave):
     grid = ParameterGrid({"sparsity": [0.25, 0.5], "method": ["wanda", "magnitude"]})
     numbers = {0.25: (20.0, 22.0), 0.5: (20.0, 44.0)}
     jobs = [
@@ -122,11 +120,16 @@ def test_a_row_a_point_with_labels_that_all_points_share(leave):
         for bars in [numbers[values["sparsity"]]]
         for label in [f"{values['method']} {values['sparsity']:.0%}"]
     ]
-    found = points_table(grid, jobs).set_index(["grid_sparsity", "grid_method"])
-    assert found["status"].str.split(":").str[0].tolist() == ["done", "failed", "done", "failed"]
-    assert found.loc[(0.5, "magnitude"), "error"] == "ValueError: on purpose"
-    assert found.loc[(0.5, "wanda"), ["dense", "method sparsity"]].tolist() == [20.0, 44.0]
-    assert found.loc[(0.5, "magnitude"), ["dense", "method sparsity"]].isna().all()
+    found = numbers_table(grid, jobs)
+    assert found[["grid_sparsity", "grid_method", "label", "value"]].dropna().to_numpy().tolist() == [
+        [0.25, "wanda", "dense", 20.0],
+        [0.25, "wanda", "wanda 25%", 22.0],
+        [0.5, "wanda", "dense", 20.0],
+        [0.5, "wanda", "wanda 50%", 44.0],
+    ]
+    failed = found[found["value"].isna()]
+    assert failed["status"].str.startswith("failed").tolist() == [True, True]
+    assert set(failed["error"]) == {"ValueError: on purpose"}
     tables = grid_tables(grid, jobs)
     assert set(tables) == {"perplexity", "quickstart"}
     shown = tables["perplexity"][["grid_sparsity", "grid_method", "notebook", "value", "method", "model"]]
@@ -136,18 +139,9 @@ def test_a_row_a_point_with_labels_that_all_points_share(leave):
         [0.5, "wanda", "quickstart", 20.0, "dense", "tiny"],
         [0.5, "wanda", "quickstart", 44.0, "wanda 50%", "tiny"],
     ]
-    (axes,) = figure(grid, jobs).axes
-    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines == {"dense": [[0.25, 20.0], [0.5, 20.0]], "method sparsity": [[0.25, 22.0], [0.5, 44.0]]}
-
-
-def test_a_label_that_all_points_have_stays(leave):
-    grid = ParameterGrid({"layer": [1, 2]})
-    first = leave("layer-1", {"friend 1": 5.0, "layer 1": 6.0, "at 1": 7.0})
-    second = leave("layer-2", {"friend 1": 5.0, "layer 2": 8.0, "at 2": 9.0})
-    assert list(read_cards(grid, [first, second])[second.id].bars) == ["friend 1", "layer layer", "at layer"]
-
-
-def test_no_figure_without_numbers(leave):
-    grid = ParameterGrid({"sparsity": [0.5]})
-    assert figure(grid, [leave("sparsity-0.5")]) is None
+    drawn = figure(grid, found.dropna(subset="value"))
+    (axes,) = drawn.axes
+    assert axes.get_title() == "wanda"
+    lines = [line.get_xydata().tolist() for line in axes.get_lines() if len(line.get_xydata())]
+    assert lines == [[[0.25, 20.0], [0.5, 20.0]], [[0.25, 22.0], [0.5, 44.0]]]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["dense", "wanda 25% / wanda 50%"]

@@ -8,6 +8,7 @@ import sys
 import nbformat
 import pytest
 
+from tests.sweep.conftest import make_checkout
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence.copies import copy_notebooks
@@ -67,8 +68,10 @@ def test_a_file_of_ones_own_in_the_place_of_a_copy_is_kept(toy, content):
     assert copy.read_text() == content
 
 
-def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(toy):
+def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(tmp_path, monkeypatch):
     """The copy runs as the Lab runs it, with another parameter."""
+    toy = make_checkout(tmp_path)
+    monkeypatch.setattr(paths, "root", lambda: toy.root)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(toy.root)]
     shutil.copyfile(GITIGNORE, toy.root / ".gitignore")
     kept = toy.results / "toy" / "a" / "table.csv"

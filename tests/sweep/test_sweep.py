@@ -52,6 +52,7 @@ def toy(tmp_path_factory):
     body = "print('Seen: packing helps. The rest is longer.')\nfrom toolkit import progress as bars\n"
     body += "import os\nos.environ.pop(bars.SWITCH)\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
     body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]\n"
+    body += "import time\ntime.sleep(600 * (value == 2))\n"
     body += "(run.folder / 'more').mkdir(parents=True)\n(run.folder / 'more' / 'log').write_text('kept')"
     toy.notebook("a", "alpha", body=body)
     toy.notebook("d", "alpha")
@@ -78,10 +79,22 @@ def first(toy) -> Step:
 
 
 @pytest.fixture(scope="module")
-def harmed(toy, first) -> Step:
-    """A digit of a kept result and a module have changed; three notebooks fail, each in its own way."""
-    table = toy.results / "toy" / "a" / "table.csv"
-    table.write_text(table.read_text().replace("1", "3", 1))
+def killed(toy, first) -> subprocess.CompletedProcess:
+    """A sweep with another parameter is killed while its notebook runs. Returns a second one that began beside it."""
+    driver = _start(toy)
+    _wait_for(lambda: _log(toy))
+    second, family = toy.sweep("--only", "toy/b"), _children(driver.pid)
+    driver.kill()
+    driver.wait()
+    _wait_for(lambda: not any(map(_is_alive, family)))
+    assert family
+    assert toy.executed() == ["toy/a"]
+    return second
+
+
+@pytest.fixture(scope="module")
+def harmed(toy, killed) -> Step:
+    """A module has changed; three notebooks fail, each in its own way."""
     (toy.root / "toolkit" / "beta.py").write_text("def helper():\n    return 2\n")
     toy.notebook("c", "alpha", body="import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
     toy.notebook("d", "alpha", body="raise RuntimeError('on purpose')")
@@ -124,13 +137,21 @@ def test_progress_goes_to_the_log_and_not_onto_the_page(first):
 
 
 def test_only_what_changed_runs_again(first, harmed, mended):
-    assert harmed.executed == ["toy/a", "toy/b", "toy/c", "toy/d", "toy/e"]
-    assert first.table("toy/a") == harmed.table("toy/a") == [1, 1]
+    assert harmed.executed == ["toy/b", "toy/c", "toy/d", "toy/e"]
     assert (first.table("toy/b"), harmed.table("toy/b")) == ([1, 1], [1, 2])
     assert mended.status == 0, mended.printed
     assert mended.executed == ["toy/a", "toy/c", "toy/e"]  # the results of toy/d are those of its notebook again
-    assert mended.table("toy/a") == [7, 1]  # by the preset
-    assert "5 to run: about " in harmed.printed.splitlines()[1]
+    assert (harmed.table("toy/a"), mended.table("toy/a")) == ([1, 1], [7, 1])  # by the preset
+    assert "4 to run: about " in harmed.printed.splitlines()[1]
+
+
+def test_a_killed_driver_leaves_nothing_running_and_no_harm(first, killed, harmed):
+    """A second sweep on the same results is refused as long as the first one runs."""
+    assert (killed.returncode, killed.stderr.count("\n")) == (2, 1)
+    assert "another sweep" in killed.stderr
+    assert "toy/a running" not in harmed.printed
+    assert _files(harmed.results / "toy" / "a") == _files(first.results / "toy" / "a")
+    assert list(harmed.results.rglob(".partial-*")) == []
 
 
 def test_a_failure_keeps_other_results_and_its_own_previous_ones(first, harmed):
@@ -153,6 +174,20 @@ def test_trouble_outside_the_cells_costs_neither_other_results_nor_the_report(ha
     assert (harmed.results / "toy" / "a" / "more" / "log").read_text() == "kept"
 
 
+def test_an_interrupted_driver_stops_its_job_at_once_and_the_results_stay(toy, mended):
+    """At two moments: Snakemake has just started, and the notebook runs."""
+    for moment in (_children, lambda _: _log(toy)):
+        driver = _start(toy)
+        _wait_for(partial(moment, driver.pid))
+        family = _children(driver.pid)
+        driver.send_signal(signal.SIGINT)  # to the driver alone
+        assert driver.wait(timeout=60) == 130
+        psutil.wait_procs(family, timeout=5)
+        assert not any(map(_is_alive, family))
+        assert _files(toy.results / "toy") == _files(mended.results / "toy")
+    toy.executed()
+
+
 def test_nothing_runs_where_nothing_changed(toy, mended, monkeypatch, capsys):
     """A report without a preset calls no results of another one out of date."""
     monkeypatch.setattr(paths, "root", lambda: toy.root)
@@ -162,6 +197,7 @@ def test_nothing_runs_where_nothing_changed(toy, mended, monkeypatch, capsys):
     assert main(["--preset", "quick"]) == 0
     assert "6 of 6 notebooks up to date, 0 to run" in capsys.readouterr().out
     assert toy.executed() == []
+    assert "was killed" not in index.read_text()
     assert main(["--report-only"]) == 0
     assert "out of date" not in index.read_text()
     assert main(["--report-only", "--preset", "standard"]) == 0
@@ -201,63 +237,20 @@ def test_relative_folders_of_the_environment_are_meant_where_the_command_was_cal
     assert (checkout.root / "of mine" / "report" / "index.html").is_file()
 
 
-def test_an_interrupted_driver_stops_its_job_at_once_and_keeps_the_results_of_other_parameters(checkout, told):
-    """At two moments: Snakemake has just started, and the notebook runs."""
-    checkout.notebook("a", "alpha", body="import time\ntime.sleep(600 * (value - 1))")
-    assert checkout.sweep("--only", "toy/a").returncode == 0
-    checkout.executed()
-    finished = {file: file.read_bytes() for file in (checkout.results / "toy").rglob("*") if file.is_file()}
-    command, quiet = checkout.command("--only", "toy/a", "--set", "value=2"), subprocess.DEVNULL
-    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
-    for moment in (_children, lambda _: _log(checkout)):
-        driver = subprocess.Popen(command, env=checkout.environment, stdout=quiet, preexec_fn=heed)
-        _wait_for(partial(moment, driver.pid))
-        family = _children(driver.pid)
-        driver.send_signal(signal.SIGINT)  # to the driver alone
-        assert driver.wait(timeout=60) == 130
-        psutil.wait_procs(family, timeout=5)
-        assert not any(member.is_running() and member.status() != "zombie" for member in family)
-        assert {file: file.read_bytes() for file in (checkout.results / "toy").rglob("*") if file.is_file()} == finished
-    assert "1 of 1 notebooks up to date" in told("--only", "toy/a").stdout
-    assert "was killed" not in (checkout.results / "report" / "index.html").read_text()
-
-
-def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(checkout):
+def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(tmp_path):
+    checkout = make_checkout(tmp_path)
     checkout.notebook("a", "alpha", body="if value == 2:\n    run.save = lambda *a, **k: None")
     done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout
     grid = checkout.results / "grid" / "value"
-    points = pd.read_csv(grid / "points.csv").set_index("grid_value")
-    assert points["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed"}
+    runs = pd.read_csv(grid / "grid.csv").set_index("grid_value")
+    assert runs["status"].str.split(":").str[0].to_dict() == {1: "done", 2: "failed"}
     assert pd.read_csv(grid / "tables" / "toy-a.csv")[["grid_value", "value"]].to_numpy().tolist() == [[1, 1], [1, 1]]
     assert sorted(page.name for page in (grid / "report").glob("value-*")) == [
         f"value-{value}-toy-a.html" for value in (1, 2)
     ]
     assert not (checkout.results / "toy").exists()
-
-
-def test_killed_driver_leaves_nothing_running_and_the_rest_completes(checkout, told):
-    """A second sweep on the same results is refused as long as the first one runs."""
-    gate = checkout.root / "gate"
-    wait = f"import pathlib, time\nwhile not pathlib.Path({str(gate)!r}).exists():\n    time.sleep(0.05)"
-    checkout.notebook("b", "beta", body=wait)
-    driver = subprocess.Popen(checkout.command("--jobs", "2"), env=checkout.environment, stdout=subprocess.DEVNULL)
-    _wait_for(lambda: (checkout.results / "toy" / "a" / "done.json").exists() and "toy/b" in _log(checkout))
-    second = told("--only", "toy/b")
-    assert second.returncode == 2
-    assert "another sweep" in second.stderr
-    family = psutil.Process(driver.pid).children(recursive=True)
-    assert family
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
-    _wait_for(lambda: not any(member.is_running() and member.status() != "zombie" for member in family))
-    assert not (checkout.results / "toy" / "b").exists()
-    assert checkout.executed() == ["toy/a", "toy/b"]
-    gate.touch()
-    assert checkout.sweep().returncode == 0
-    assert checkout.executed() == ["toy/b"]
-    assert list(checkout.results.rglob(".partial-*")) == []
 
 
 @pytest.mark.parametrize(
@@ -320,16 +313,30 @@ def test_list_and_dry_run_run_nothing(checkout, told):
     assert checkout.executed() == []
 
 
-def test_trouble_of_snakemake_itself_names_its_log(checkout):
-    (checkout.root / "profile").mkdir()
-    (checkout.root / "profile" / "config.yaml").write_text("executor: local\ncores: many\n")
-    refused = checkout.sweep("--profile", str(checkout.root / "profile"), "--only", "toy/b")
+def test_trouble_of_snakemake_itself_names_its_log(tmp_path):
+    (tmp_path / "config.yaml").write_text("executor: local\ncores: many\n")
+    refused = make_checkout(tmp_path / "checkout").sweep("--profile", str(tmp_path), "--only", "toy/b")
     assert refused.returncode == 2
     assert "snakemake.log" in refused.stderr
 
 
+def _start(toy) -> subprocess.Popen:
+    """A sweep whose notebook runs for ten minutes."""
+    heed = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # shells have background jobs ignore it
+    command = toy.command("--only", "toy/a", "--set", "value=2")
+    return subprocess.Popen(command, env=toy.environment, stdout=subprocess.DEVNULL, preexec_fn=heed)
+
+
 def _children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != "zombie"
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
 def _log(checkout) -> str:

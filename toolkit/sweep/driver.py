@@ -48,7 +48,7 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
     with locked(make_folder(state.folder()) / "lock", wait=False) as alone:
         if not alone:
             raise UserError(f"another sweep is writing to {state.folder().parent}; wait for it or stop it")
-        state.stop_leftovers()
+        state.remove_unfinished()
         stale = [job for job in jobs if not job.is_fresh()]
         expected = forecast(stale, parallel)
         takes = f": {expected.words()}" if stale else ""
@@ -176,7 +176,9 @@ def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport",
         for id, last in now.items():
             if told.get(id) != last.status:
                 told[id] = last.status
-                took = f" in {last.seconds:.0f} s" if last.seconds is not None else ""
+                took = "" if last.seconds is None else f" in {last.seconds:.0f} s"
+                if last.status == "running" and id in expected.seconds:
+                    took = f", about {duration(expected.seconds[id])}"
                 _say(f"{id} {last.status}{took}  ({_progress(now, expected)})")
                 if last.status != "running":
                     growing.add(id)

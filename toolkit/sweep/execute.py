@@ -21,7 +21,7 @@ from papermill.exceptions import PapermillExecutionError
 
 from toolkit.errors import UserError, disk_trouble, run_command
 from toolkit.evidence.page import write_page
-from toolkit.files import file_sha256, make_folder, put_in_place, read_json, scratch_folder, write_json
+from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
 from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
@@ -121,9 +121,7 @@ def _finish(job: Job, staging: Path) -> str | None:
     """Write the page and the stamp, and publish the results; what went wrong if that cannot be done."""
     try:
         write_page(staging / "notebook.ipynb", staging / "page.html", job.about())
-        written = [file for file in sorted(staging.rglob("*")) if file.is_file()]
-        digests = {file.relative_to(staging).as_posix(): file_sha256(file) for file in written}
-        write_json(staging / STAMP, {"id": job.id, "key": job.key, "sha256": digests})
+        write_json(staging / STAMP, {"id": job.id, "key": job.key})
         put_in_place(staging, job.folder)
     except Exception as error:  # a page that cannot be made, a full disk: the sweep goes on and reports it
         told = error if isinstance(error, UserError) else disk_trouble(error) or f"{type(error).__name__}: {error}"

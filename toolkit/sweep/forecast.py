@@ -1,89 +1,74 @@
 """How long a sweep takes: from what its notebooks took with the same parameters, here or on a reference machine."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.meta import read_meta
 from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
 START_S = 9  # of a job, beside its notebook's own clock: a kernel, imports, the page; 5 to 12 on three machines
-STEADY_S = 60  # jobs that took so long together say how this machine's pace differs from what is kept
-HERE = "earlier runs here"
+STEADY_S = 60  # jobs that took so long together say how this machine's pace differs from what is known
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is expected of jobs of which `parallel` run at once: `seconds` by id, where something is known.
-
-    `sources` counts the jobs by where their seconds are from.
-    """
+    """Expected `seconds` by id, of the jobs that ran before with the same parameters; `parallel` jobs run at once."""
 
     jobs: Sequence[Job]
     parallel: int
     seconds: Mapping[str, float]
-    sources: Mapping[str, int]
 
     def words(self) -> str:
-        """How long all of them take, and how that is known."""
+        """How long all jobs take, and for how many of them that is known."""
         if not self.seconds:
             return "how long it takes is not known: nothing is kept of these notebooks with these parameters"
-        known = ", ".join(f"{count} by {source}" for source, count in self.sources.items())
-        unknown = len(self.jobs) - len(self.seconds)
-        guessed = f", {unknown} by the mean of these" if unknown else ""
-        return f"about {duration(self.left_s({}))} ({known}{guessed}; kept results of a shared cache make it shorter)"
+        known = f"{len(self.seconds)} of {len(self.jobs)} ran before with these parameters"
+        where = "here or on a reference machine; kept results of a shared cache make it shorter"
+        return f"about {duration(self.left_s({}))} ({known}, {where})"
 
     def left_s(self, states: Mapping[str, State]) -> float | None:
         """Seconds until all jobs are over, by the states of those that have begun; None while nothing is known.
 
-        Jobs that are over say by how much this machine is slower or faster than expected.
+        Jobs that are over give the pace: by how much this machine is slower or faster than expected.
         """
-        known = dict(self.seconds)
         over = {id: last.seconds for id, last in states.items() if last.status == "done" and last.seconds is not None}
-        if not known and not over:
+        known = self.seconds or over
+        if not known:
             return None
-        mean_s = sum((known or over).values()) / len(known or over)
         both = [id for id in over if id in known]
         pace = (sum(over[id] for id in both) + STEADY_S) / (sum(known[id] for id in both) + STEADY_S)
-        left_s = 0.0
+        mean_s, left_s = sum(known.values()) / len(known), 0.0
         for job in self.jobs:
-            last, expected_s = states.get(job.id), pace * known.get(job.id, mean_s)
+            last = states.get(job.id)
             if last is None or last.status == "running":
                 elapsed_s = time.time() - last.started if last else 0.0
+                expected_s = pace * known.get(job.id, mean_s)
                 left_s += max(0.0, expected_s - elapsed_s) / (1 if job.alone else self.parallel)
         return left_s
 
 
 def forecast(jobs: Sequence[Job], parallel: int) -> Forecast:
-    """The forecast of these jobs. Of several reference machines the one counts whose notebooks took longest.
+    """The forecast of these jobs. One reference machine counts: the one that took longest, which had an empty cache."""
+    references = (paths.root() / "results" / "reference").glob("*/")
+    longest = max((_seconds(jobs, machine) for machine in references), key=lambda kept: sum(kept.values()), default={})
+    return Forecast(jobs, parallel, longest | _seconds(jobs))
 
-    That one began without a cache, as a first sweep does.
+
+def _seconds(jobs: Sequence[Job], machine: Path | None = None) -> dict[str, float]:
+    """What the jobs took with the same parameters, here or in a reference machine's folder.
+
+    A job that shares the machine needs as many seconds of its cores as it did there.
     """
-    found: dict[str, tuple[Meta, str]] = {}
-    folders = [folder for folder in sorted((paths.root() / "results" / "reference").glob("*")) if folder.is_dir()]
-    kept = {folder.name: _kept(jobs, lambda job, folder=folder: folder / job.row) for folder in folders}
-    longest = sorted(kept, key=lambda name: -sum(meta.wall_s or 0.0 for meta in kept[name].values()))
-    for source, metas in [(HERE, _kept(jobs, lambda job: job.folder)), *((name, kept[name]) for name in longest)]:
-        found = {id: (meta, source) for id, meta in metas.items()} | found
-    seconds = {job.id: _seconds(job, found[job.id][0]) for job in jobs if job.id in found}
-    names = (source if source == HERE else f"reference machine {source}" for _, source in found.values())
-    return Forecast(jobs, parallel, seconds, Counter(names))
-
-
-def _kept(jobs: Sequence[Job], place: Callable[[Job], Path]) -> dict[str, Meta]:
-    """What the results at each job's place say of the same notebook with the same parameters."""
-    metas = {job.id: (job, read_meta(place(job))) for job in jobs}
-    return {id: meta for id, (job, meta) in metas.items() if meta.wall_s and meta.parameters == job.parameters}
-
-
-def _seconds(job: Job, meta: Meta) -> float:
-    """What a job takes here. One that shares the machine needs as many seconds of its cores as it did there."""
-    threads = 1 if job.alone or not meta.threads else meta.threads / job.threads
-    return ((meta.wall_s or 0.0) + START_S) * threads
+    metas = [(job, read_meta(machine / job.row if machine else job.folder)) for job in jobs]
+    return {
+        job.id: (meta.wall_s + START_S) * (1 if job.alone or not meta.threads else meta.threads / job.threads)
+        for job, meta in metas
+        if meta.wall_s and meta.parameters == job.parameters
+    }
 
 
 def duration(seconds: float) -> str:

@@ -1,18 +1,17 @@
-"""What a grid leaves beside its points: `points.csv`, `tables/`, a figure, and a page with links to every notebook.
+"""What a grid leaves beside its points: one table, a figure a notebook, and a page with links to every run.
 
 Columns that begin with `grid_` are the grid's parameters.
 """
 
-import re
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from toolkit import paths
-from toolkit.evidence.cards import Card
 from toolkit.evidence.figures import COLUMN_IN, use_style
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.page import png_uri, render
@@ -23,58 +22,56 @@ from toolkit.sweep import driver, state
 from toolkit.sweep.grid import ParameterGrid
 from toolkit.sweep.plan import Job
 
-PANEL_IN = 3.2  # height
-LINEAR = 30  # largest over smallest number of a row of panels that a linear axis shows
+LINEAR = 30  # largest over smallest number of a figure that a linear axis shows
 
 
 def write_report(grid: ParameterGrid, jobs: list[Job], rebuild: bool = False, running: bool = False) -> Path:
-    """Write the grid's tables, its figure and `report/`, with a page a notebook and point; return the index.
+    """Write the grid's tables, its figures and `report/`, with a page a notebook and point; return the index.
 
-    `rebuild` converts the executed notebooks anew. While notebooks are `running`, the tables stay as they are.
+    `rebuild` converts the executed notebooks anew. While notebooks are `running`, `tables/` stays as it is.
     """
     results = paths.results_dir()
     folder = make_folder(results / "report")
-    points = points_table(grid, jobs)
-    with replacing(results / "points.csv") as path:
-        points.to_csv(path, index=False)
+    numbers = numbers_table(grid, jobs)
+    _write(numbers, results / "grid.csv")
     if not running:
         for name, table in grid_tables(grid, jobs).items():
-            with replacing(make_folder(results / "tables") / f"{name}.csv") as path:
-                table.to_csv(path, index=False)
-    picture = _draw(grid, jobs, results / "grid")
-    pages = [_page(job, folder, rebuild) for job in jobs]
+            _write(table, make_folder(results / "tables") / f"{name}.csv")
+    use_style()
+    pages = {(job.row, job.point): _page(job, folder, rebuild) for job in jobs}
     render(
         "grid.html",
         folder / "index.html",
         grid=grid.values,
-        columns=[name for name in points if name not in ("error", "numbers")],
-        rows=list(zip(points.to_dict("records"), pages, strict=True)),
-        captions=points[["notebook", "numbers"]].dropna().drop_duplicates("notebook").to_numpy().tolist(),
-        picture=picture,
+        runs=len(jobs),
+        columns=[name for name in numbers if name not in ("point", "error")],
+        rows=[(row, pages[row["notebook"], row["point"]]) for row in numbers.to_dict("records")],
+        pictures=_draw(grid, numbers, results / "figures"),
         tables=sorted(file.name for file in (results / "tables").glob("*.csv")),
     )
     return folder / "index.html"
 
 
-def points_table(grid: ParameterGrid, jobs: list[Job]) -> pd.DataFrame:
-    """A row a notebook and point: parameters, status, seconds, error, and the few numbers that stand for the notebook.
+def numbers_table(grid: ParameterGrid, jobs: list[Job]) -> pd.DataFrame:
+    """A row for each of the few numbers that stand for a notebook on the report's index, at each point.
 
-    `numbers` says what these are, with unit and evidence. Results that are out of date give none.
+    Columns: notebook, point, the grid's parameters, status, seconds, error; `quantity`, which says what the numbers are
+    with unit and evidence, `label` and `value`. A run without results, or with results out of date, has one row without
+    a number.
     """
-    rows, cards = [], read_cards(grid, jobs)
+    rows = []
     for job in jobs:
-        last, card = state.load(job.id), cards.get(job.id)
-        rows.append(
-            {
-                "notebook": job.row,
-                **_parameters(grid, job),
-                "status": driver.status(job, last),
-                "seconds": last and last.seconds,
-                "error": last and last.error,
-                "numbers": card and card.caption,
-                **(card.bars if card else {}),
-            }
-        )
+        last, card = state.load(job.id), read_meta(job.folder).card if job.is_fresh() else None
+        run = {
+            "notebook": job.row,
+            "point": job.point,
+            **_parameters(grid, job),
+            "status": driver.status(job, last),
+            "seconds": last and last.seconds,
+            "error": last and last.error,
+        }
+        bars = card.bars.items() if card else [(None, None)]
+        rows += [run | {"quantity": card and card.caption, "label": label, "value": value} for label, value in bars]
     return pd.DataFrame(rows)
 
 
@@ -92,64 +89,55 @@ def grid_tables(grid: ParameterGrid, jobs: list[Job]) -> dict[str, pd.DataFrame]
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
 
 
-def figure(grid: ParameterGrid, jobs: list[Job]) -> Figure | None:
-    """A row of panels a notebook, its card's numbers over the first parameter; a panel for each of the other values.
+def figure(grid: ParameterGrid, numbers: pd.DataFrame) -> Figure:
+    """One notebook's numbers over the first parameter, with a panel for each combination of the others.
 
-    None while no point has numbers to draw.
+    A line joins the numbers that have the same place in the notebook's list. Its name has all labels that they have.
     """
-    x, *others = grid.values
-    drawn = {}  # by notebook and words of its panel
-    cards = read_cards(grid, jobs)
-    for job in jobs:
-        if job.id in cards:
-            values = grid.points[job.point]
-            words = ", ".join([job.row, *(f"{name} = {values[name]}" for name in others)])
-            drawn.setdefault(job.row, {}).setdefault(words, []).append((values[x], cards[job.id]))
-    if not drawn:
-        return None
-    wide = max(map(len, drawn.values()))
-    size = (COLUMN_IN * (1 + wide) / 2, PANEL_IN * len(drawn))
-    made = Figure(figsize=size, layout="constrained")
-    rows = made.subplots(len(drawn), wide, squeeze=False, sharey="row")
-    for axes, panels in zip(rows, drawn.values(), strict=True):
-        for axis, (words, points) in zip(axes, panels.items(), strict=False):
-            _lines(axis, x, points, words)
-        heights = [height for points in panels.values() for _, card in points for height in card.bars.values()]
-        if min(heights) > 0 and max(heights) / min(heights) > LINEAR:
-            axes[0].set_yscale("log")
-        axes[0].set_ylabel(next(iter(panels.values()))[0][1].caption.replace(", ", ",\n"), fontsize=8)
-        axes[len(panels) - 1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-        for empty in axes[len(panels) :]:
-            empty.set_axis_off()
-    return made
-
-
-def _lines(axes: Axes, x: str, points: list[tuple[object, Card]], words: str) -> None:
-    """A line a label; values that are no numbers stand side by side, in the order of the command line."""
-    labels = list(dict.fromkeys(label for _, card in points for label in card.bars))
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value, _ in points)
-    points = sorted(points, key=lambda point: float(point[0])) if numeric else points
-    places = [value if numeric else str(value) for value, _ in points]
-    for label, colour in zip(labels, sns.color_palette("colorblind", len(labels)), strict=True):
-        heights = [card.bars.get(label, float("nan")) for _, card in points]
-        axes.plot(places, heights, marker="o", linestyle="-" if numeric else "", color=colour, label=label)
+    x, *others = (f"grid_{name}" for name in grid.values)
+    place = numbers.groupby("point", sort=False).cumcount()
+    names = numbers.groupby(place)["label"].transform(lambda labels: " / ".join(labels.unique()))
+    numeric = is_numeric_dtype(numbers[x]) and not is_bool_dtype(numbers[x])
+    shown = numbers.assign(**{" ": names, x: numbers[x] if numeric else numbers[x].astype(str)})
+    panels = numbers[others].astype(str).agg(", ".join, axis=1) if others else ""
+    axes = sns.relplot(
+        shown.assign(panel=panels),
+        x=x,
+        y="value",
+        hue=" ",
+        col="panel",
+        kind="line",
+        marker="o",
+        linestyle="-" if numeric else "",
+        estimator=None,
+        palette="colorblind",
+        height=COLUMN_IN,
+    )
+    axes.set_axis_labels(x.removeprefix("grid_"), numbers["quantity"].iloc[0].replace(", ", ",\n"))
+    axes.set_titles("{col_name}")
     if numeric:
-        axes.set_xticks(places)
-    axes.set_xlabel(x)
-    axes.set_title(words, fontsize=9)
+        axes.set(xticks=sorted(numbers[x].unique()))
+    if numbers["value"].min() > 0 and numbers["value"].max() > LINEAR * numbers["value"].min():
+        axes.set(yscale="log")
+    return axes.figure
 
 
-def _draw(grid: ParameterGrid, jobs: list[Job], stem: Path) -> str | None:
-    """Save the figure as SVG and PNG; the PNG as a data URI, None without a figure."""
-    use_style()
-    made = figure(grid, jobs)
-    for suffix in (".svg", ".png"):
-        if made is None:
-            stem.with_suffix(suffix).unlink(missing_ok=True)
-            continue
-        with replacing(stem.with_suffix(suffix)) as path:
-            made.savefig(path, bbox_inches="tight")
-    return png_uri(stem.with_suffix(".png")) if made else None
+def _draw(grid: ParameterGrid, numbers: pd.DataFrame, folder: Path) -> list[tuple[str, str]]:
+    """Save a figure a notebook as SVG and PNG; the notebooks' ids, and their PNGs as data URIs."""
+    pictures = []
+    for id, part in numbers.dropna(subset="value").groupby("notebook", sort=False):
+        drawn, stem = figure(grid, part), make_folder(folder) / str(id).replace("/", "-")
+        for suffix in (".svg", ".png"):
+            with replacing(stem.with_suffix(suffix)) as path:
+                drawn.savefig(path, bbox_inches="tight")
+        plt.close(drawn)
+        pictures.append((str(id), png_uri(stem.with_suffix(".png"))))
+    return pictures
+
+
+def _write(table: pd.DataFrame, file: Path) -> None:
+    with replacing(file) as path:
+        table.to_csv(path, index=False)
 
 
 def _page(job: Job, folder: Path, rebuild: bool) -> str | None:
@@ -157,35 +145,6 @@ def _page(job: Job, folder: Path, rebuild: bool) -> str | None:
     last = driver.outcome(job.id, job.is_fresh())
     executed = last.failed_notebook or job.folder / "notebook.ipynb"
     return publish_page(job.about(), executed, folder, rebuild, last.error if last.failed else None)
-
-
-def read_cards(grid: ParameterGrid, jobs: list[Job]) -> dict[str, Card]:
-    """The cards of the results there are, by job, with labels that the points of a notebook share.
-
-    In a label that other points lack, a parameter's name stands for its value: `wanda 30%` at method=wanda and
-    sparsity=0.3 is `method sparsity`.
-    """
-    found = {job.id: card for job in jobs if job.is_fresh() and (card := read_meta(job.folder).card)}
-    points = {job.id: (job.row, grid.points[job.point]) for job in jobs}
-    shared: dict[str, set[str]] = {}
-    for id, card in found.items():
-        shared.setdefault(points[id][0], set(card.bars)).intersection_update(card.bars)
-    relabelled = {}
-    for id, card in found.items():
-        row, values = points[id]
-        bars = {label if label in shared[row] else _general(label, values): bar for label, bar in card.bars.items()}
-        relabelled[id] = Card(card.caption, bars if len(bars) == len(card.bars) else card.bars)
-    return relabelled
-
-
-def _general(label: str, values: dict[str, object]) -> str:
-    """A label with the names of parameters in the place of their values."""
-    shown = {}
-    for name, value in values.items():
-        words = {str(value)} | ({f"{value:.0%}", f"{100 * value:g} %"} if isinstance(value, float) else set())
-        shown |= dict.fromkeys(words, name)
-    pattern = re.compile("|".join(rf"(?<![\w.]){re.escape(word)}(?![\w.%])" for word in sorted(shown, reverse=True)))
-    return pattern.sub(lambda match: shown[match[0]], label)
 
 
 def _parameters(grid: ParameterGrid, job: Job) -> dict[str, object]:

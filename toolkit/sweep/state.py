@@ -5,7 +5,6 @@ import os
 import socket
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import get_type_hints
 
 import psutil
 
@@ -40,9 +39,6 @@ class State:
         return replace(self, status="failed", error=KILLED)
 
 
-TYPES = get_type_hints(State)
-
-
 def folder() -> Path:
     """The sweep's own files: plan, states, logs."""
     return paths.results_dir() / ".sweep"
@@ -54,14 +50,14 @@ def failed_page(id: str) -> Path:
 
 
 def load(id: str) -> State | None:
-    """The last known state of a job. None if there is none, or its file is not one that `State.save` wrote.
+    """The last known state of a job; None if there is none.
 
     A job that was running and whose process is gone has failed: it was killed before it could say so.
     """
-    found = _sound(read_json(_file(id)))
-    if found is None or not _is_gone(found):
-        return found
-    ended = _sound(read_json(_file(id)))  # in case it ended well just now
+    last = _read(id)
+    if last is None or not _is_gone(last):
+        return last
+    ended = _read(id)  # in case it ended well just now
     return ended.killed() if ended and ended.status == "running" else ended
 
 
@@ -70,13 +66,11 @@ def this_process() -> dict[str, object]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "process_started": psutil.Process().create_time()}
 
 
-def stop_leftovers() -> None:
-    """End the processes that a killed sweep left on this machine, and remove its unfinished results."""
+def remove_unfinished() -> None:
+    """Forget the jobs of a killed sweep on this machine, which end with their driver, and remove their results."""
     for file in folder().glob("state/*.json"):
-        found = read_json(file)
-        if found.get("status") == "running" and found.get("host") == socket.gethostname():
-            if (last := _sound(found)) is not None:
-                _end(last.pid, last.process_started)
+        last = read_json(file)
+        if last.get("status") == "running" and last.get("host") == socket.gethostname():
             file.unlink(missing_ok=True)
     results = folder().parent
     for place in (*results.glob("*/"), *results.glob("*/*/")):  # of notebooks, and of notebooks at points of a grid
@@ -88,7 +82,7 @@ def is_alive(pid: int, process_started: float) -> bool:
     """Whether that process still runs, and not another one with the same pid."""
     try:
         return abs(psutil.Process(pid).create_time() - process_started) < 0.5
-    except (psutil.Error, ValueError, OverflowError):  # ended, or no number that a process can have
+    except psutil.Error:  # it has ended
         return False
 
 
@@ -98,23 +92,10 @@ def _is_gone(last: State) -> bool:
     return last.status == "running" and here and not is_alive(last.pid, last.process_started)
 
 
-def _sound(found: dict) -> State | None:
-    """A state file's content, if it has the fields of a `State`, each of its type."""
-    sound = found.keys() == TYPES.keys() and all(isinstance(found[name], type) for name, type in TYPES.items())
-    return State(**found) if sound else None
-
-
-def _end(pid: int, process_started: float) -> None:
-    if not is_alive(pid, process_started):
-        return
-    process = psutil.Process(pid)
-    family = [process, *process.children(recursive=True)]
-    for member in family:
-        try:
-            member.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(family, timeout=10)
+def _read(id: str) -> State | None:
+    with contextlib.suppress(TypeError):  # no file, or one of another version of the toolkit
+        return State(**read_json(_file(id)))
+    return None
 
 
 def _file(id: str) -> Path:
