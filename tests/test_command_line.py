@@ -73,11 +73,14 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
     pruned, tokenizer, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
     tokens = pruned.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)
     command = ["run", str(tmp_path / "packed"), "--prompt", PROMPT, "--max-new-tokens", "6"]
-    for more in ([], ["--format", "dense", "--policy", "sequential"], ["--dram", "20MB"]):
+    draft = ["--draft", str(tmp_path / "packed"), "--draft-tokens", "2"]
+    read = ["--reader", "aio", "--no-verify"]
+    for more in ([], ["--format", "dense", "--policy", "sequential"], ["--dram", "20MB"], read, draft):
         assert main([*command, *more]) == 0
         found = capfd.readouterr()
         assert found.out.strip() == tokenizer.decode(tokens[0]).strip()
         assert "6 tokens in" in found.err
+    assert main([*command, "--sample", "--seed", "1"]) == 0
 
 
 @pytest.mark.parametrize(
