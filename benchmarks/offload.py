@@ -8,7 +8,7 @@ Ours must give the logits of the model in memory; those of `endor_packed`, whose
 llama.cpp's F16 may differ by rounding. Ours read past the page cache, or, without direct reads, with their
 pages dropped before each token. Accelerate and llama.cpp map their files, whose pages are dropped before each token
 (`mode` says which). llama.cpp gets an environment of its own under the cache; where that cannot be made, the
-output says why. Ratios are of the medians over the turns, with quartiles of the turns. `dense, pipelined` is the fair
+output says why. Ratios are medians of the turns' own, with the least and the most. `dense, pipelined` is the fair
 baseline: the same reader, and the next layer is read while this one is used. A ratio above its byte limit is a fault of
 the measurement. Writes results/benchmarks/offload.json.
 """
@@ -21,7 +21,8 @@ import reports
 
 from toolkit.measure.end_to_end import PASS_METHODS, pairs_table, software_ways
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.model_passes import PLACED, pass_spans, turn_bytes, turn_seconds
+from toolkit.measure.model_passes import PLACED, pass_spans
+from toolkit.measure.summary import by_turn, summary
 from toolkit.models.workload import Workload
 from toolkit.papers.endor.passes import PAIRS
 from toolkit.policies.ways import all_ways
@@ -37,15 +38,14 @@ def main() -> int:
         (way, "storage") for way in all_ways(device="cpu", methods=["endor", "dense"])
     ]
     spans = pass_spans(WORKLOAD, options.layers, ways, options.repetitions, options.folder)
-    turns = turn_seconds(spans)
-    table = pd.DataFrame({"seconds": turns.median(), "read_bytes": turn_bytes(spans).median()})
-    table = table.join(spans.groupby(PLACED)["mode"].first()).sort_values("seconds").reset_index()
+    turns = by_turn(spans, PLACED)
+    table = summary(turns, PLACED).sort_values("seconds")[[*PLACED, "seconds", "read_bytes", "mode"]]
     goals = _judged(pairs_table(spans, PAIRS))
     print(_markdown(table, goals) if options.markdown else f"{table}\n\n{goals.T.to_string()}")
     if reason := missing():
         print(f"\nllama.cpp takes no part: {reason}")
     found = {"ways": table.to_dict("records"), "goals": goals.to_dict("records"), "llama_cpp_missing": reason}
-    found["seconds"] = turns.set_axis([", ".join(key) for key in turns], axis=1).to_dict("records")
+    found["seconds"] = turns[[*PLACED, "repetition", "seconds"]].to_dict("records")
     reports.save("offload", {"layers": options.layers, "load_per_core": reports.load_per_core(), **found})
     return int(not goals["met"].all() or goals["fault"].any())
 
@@ -65,11 +65,11 @@ def _markdown(table: pd.DataFrame, goals: pd.DataFrame) -> str:
     ]
     lines += [
         "",
-        "| ours | against | ratio of times | quartiles | byte limit | wanted | |",
+        "| ours | against | ratio of times | range | byte limit | wanted | |",
         "| --- | --- | ---: | --- | ---: | ---: | --- |",
     ]
     lines += [
-        f"| {row.ours} | {row.other} | {row.ratio:.2f} | {row.low:.2f} to {row.high:.2f} | "
+        f"| {row.ours} | {row.other} | {row.ratio:.2f} | {row.ratio_low:.2f} to {row.ratio_high:.2f} | "
         f"{'–' if pd.isna(row.byte_limit) else f'{row.byte_limit:.2f}'} | ≥ {row.wanted:.2f} | "
         f"{f'**fault:** {row.fault}' if row.fault else 'met' if row.met else 'missed'} |"
         for row in goals.itertuples()

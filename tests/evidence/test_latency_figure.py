@@ -72,7 +72,7 @@ def whisker_ends(axes):
 def test_a_total_has_a_whisker_from_the_least_to_the_most_where_they_differ():
     rows = [("dense", "total", 4.0, 3.5, 6.0), ("endor", "total", 2.0, None, None), ("zstd", "total", 5.0, 5.0, 7.0)]
     rows += [("dense", "read", 4.0, 1.0, 9.0), ("endor", "read", 2.0, None, None), ("zstd", "read", 5.0, None, None)]
-    table = pd.DataFrame(rows, columns=["way", "stage", "seconds", "low_s", "high_s"])
+    table = pd.DataFrame(rows, columns=["way", "stage", "seconds", "seconds_low", "seconds_high"])
     table = table.assign(profile="paper", evidence="modelled", model="toy")
     figure = machines_figure(table, COMPARISON.iloc[:0])
     assert whisker_ends(figure.axes[0]) == {(3.5, 6.0, 0), (5.0, 7.0, 2)}

@@ -25,7 +25,7 @@ def save(tmp_path):
 
 
 def test_times_are_in_seconds_with_the_statistic_beside_them(save, tmp_path):
-    stages = {"stage": ["read", "total"], "seconds": [1.0, 2.0], "low_s": [0.5, None], "evidence": "modelled"}
+    stages = {"stage": ["read", "total"], "seconds": [1.0, 2.0], "seconds_low": [0.5, None], "evidence": "modelled"}
     save("endor/fig02", pd.DataFrame(stages | {"profile": "paper", "model": "opt", "method": "dense"}))
     ours = {"way": ["all", "naive"], "total_ms": [250.0, 500.0], "total_ms_low": 200.0, "io_ms": [100.0, None]}
     save("flash/tab02", pd.DataFrame(ours | {"profile": "this-machine", "evidence": "measured", "layers": [1, 3]}))

@@ -79,8 +79,8 @@ def test_speed_ups_are_over_dense_weights_on_the_same_map_by_the_same_policy(tab
         base = "storage" if mapping == "storage" else "published"
         expected = seconds["dense", policy, base] / seconds[method, policy, mapping]
         assert speedup[method, policy, mapping] == pytest.approx(expected)
-    assert (total["low_s"] <= total["seconds"]).all()
-    assert (total["seconds"] <= total["high_s"]).all()
+    assert (total["seconds_low"] <= total["seconds"]).all()
+    assert (total["seconds"] <= total["seconds_high"]).all()
 
 
 def test_the_model_counts_layers_where_the_map_has_them(table):
@@ -135,17 +135,19 @@ def turns(read: float = 1.0, **seconds: list[float]) -> pd.DataFrame:
         for number, end_s in enumerate(ends, 1)
     ]
     shared = {"mapping": "storage", "stage": "read", "op": "fc1", "tier": "storage", "layer": 0, "start_s": 0.0}
-    table = pd.DataFrame(rows).assign(**shared, tokens=4, storage_layers=5)
+    shared |= {"memory_bytes": float("inf"), "mode": "direct", "disturbed": False, "measured_at": "now"}
+    tables = [pd.DataFrame(rows).assign(**shared, tokens=4, storage_layers=5, token=token) for token in range(4)]
+    table = pd.concat(tables, ignore_index=True)
     stored = table["method"].map(STORED)
     ours = table["method"].isin(METHODS)
     policy = ours.map({True: "pipelined", False: "sequential"})
-    return table.assign(policy=policy, stored_bytes=stored, nbytes=(4 * read * stored).astype(int))
+    return table.assign(policy=policy, stored_bytes=stored, nbytes=(read * stored).astype(int))
 
 
 def test_pairs_by_hand():
     pairs = pairs_table(turns(dense=[2, 4, 3], endor=[1, 4, 2], accelerate=[6, 4, 4.0]), PAIRS).set_index("other")
     assert pairs["ratio"].to_dict() == {"dense, pipelined": 1.5, "accelerate, sequential": 2}
-    assert pairs["low"].to_dict() == {"dense, pipelined": 1.25, "accelerate, sequential": 1.5}
+    assert pairs["ratio_low"].to_dict() == {"dense, pipelined": 1, "accelerate, sequential": 1}
     assert pairs["byte_limit"]["dense, pipelined"] == pytest.approx(160 / 90)
     assert pairs["fault"].tolist() == ["", ""]
 
@@ -158,7 +160,7 @@ def test_a_ratio_above_its_byte_limit_is_a_fault():
 
 
 def test_the_spread_of_turns_is_no_fault():
-    """Ratios 1.6, 1.9 and 2.2: the median is above 1.78 by less than half of the quartiles' 0.3."""
+    """Ratios 1.6, 1.9 and 2.2: not every turn is above 1.78."""
     spans = turns(dense=[1.6, 1.9, 2.2], endor=[1.0] * 3)
     assert pairs_table(spans, PAIRS)["fault"].tolist() == [""]
     assert pairs_table(turns(dense=[1.85, 1.9, 1.95], endor=[1.0] * 3), PAIRS)["fault"].tolist() != [""]

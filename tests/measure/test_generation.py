@@ -13,7 +13,6 @@ from toolkit.measure.generation import GenerationRace, generation_measurements, 
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
-from toolkit.timeline.spans import Span, Timeline
 
 PHASES = ("prompt", "generation")
 
@@ -58,26 +57,6 @@ def test_passes_give_what_one_pass_over_all_tokens_gives(toy):
             assert torch.equal(expected.argmax(-1, keepdim=True), text.inputs[step + 1])
 
 
-def test_numbers_of_a_window_by_hand():
-    """Two steps of 3 s for 4 tokens each: a step reads 40 bytes in 1.5 s, and is idle for 0.5 s."""
-    spans = [
-        Span("read", "a", "storage", 0, 3, 80),
-        Span("compute", "a", "dram", 2, 5),
-        Span("other", "", "dram", 5, 6),
-    ]
-    found = generation._numbers(Timeline(tuple(spans), "measured"), passes=2, tokens=4)
-    assert found == {
-        "seconds": 3,
-        "tokens_per_s": pytest.approx(4 / 3),
-        "read_bytes": 40,
-        "bytes_a_token": 10,
-        "read_s": 1.5,
-        "decode_s": 0,
-        "compute_s": 1.5,
-        "other_s": 0.5,
-    }
-
-
 def runs(**seconds: list[float]) -> pd.DataFrame:
     """Turns of a generation step, at 16 bytes dense and 9 packed."""
     rows = [
@@ -111,7 +90,7 @@ def test_passes_by_the_same_code_are_one_row():
     found = runs(dense=[5.0, 5.0], endor=[1.0, 3.0], endor_packed=[2.0, 4.0])
     merged = generation._summary(found.assign(phase="prompt")).set_index("method")
     assert merged["seconds"].to_dict() == {"dense": 5.0, "endor": 2.5}
-    assert merged.loc["endor", ["low_s", "high_s"]].tolist() == [1.0, 4.0]
+    assert merged.loc["endor", ["seconds_low", "seconds_high"]].tolist() == [1.0, 4.0]
     assert generation._summary(found)["method"].tolist() == ["dense", "endor", "endor_packed"]
 
 

@@ -1,5 +1,3 @@
-import numpy as np
-import pandas as pd
 import pytest
 import torch
 
@@ -10,15 +8,15 @@ from toolkit.measure import model_passes, streamed
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Decoding, Text
 from toolkit.measure.end_to_end import default_ways
-from toolkit.measure.model_passes import PLACED, pass_spans, race_table, read_shares, turn_bytes, turn_seconds
+from toolkit.measure.model_passes import PLACED, pass_spans
 from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import timeline_of
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.policies.methods import ACCELERATE, METHODS
 from toolkit.policies.ways import POLICIES, Way
-from toolkit.timeline.spans import Span, Timeline
 
 LAYERS = 4
 
@@ -47,10 +45,10 @@ def spans_of_turns(tmp_path_factory):
 
 
 def test_every_contestant_has_its_turns(spans_of_turns):
-    seconds = turn_seconds(spans_of_turns)
-    assert seconds.index.tolist() == [1, 2]
-    assert set(seconds) == {(way.method, way.policy, mapping) for way, mapping in EVERYONE}
-    assert (seconds > 0).all(axis=None)
+    turns = by_turn(spans_of_turns, PLACED)
+    ways = {(way.method, way.policy, mapping, turn) for way, mapping in EVERYONE for turn in (1, 2)}
+    assert set(turns[[*PLACED, "repetition"]].itertuples(index=False, name=None)) == ways
+    assert (turns["seconds"] > 0).all()
 
 
 def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
@@ -199,50 +197,11 @@ def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
         pass_spans(Workload("toy-opt"), 2, [placed("dense")], repetitions, tmp_path, tokens)
 
 
-def test_seconds_of_turns_by_hand():
-    """Windows over two tokens: 3 and 5 s for dense weights, 1 s for Endor."""
-    rows = [("dense", 1, 0.0, 2.0), ("dense", 1, 2.0, 3.0), ("endor", 1, 0.0, 1.0), ("dense", 2, 0.0, 5.0)]
-    spans = pd.DataFrame(rows, columns=["method", "repetition", "start_s", "end_s"]).assign(
-        policy="sequential", mapping="storage", stage="read", op="fc1", tier="storage", nbytes=1, layer=0, tokens=2
-    )
-    seconds = turn_seconds(spans)
-    assert seconds["dense", "sequential", "storage"].tolist() == [1.5, 2.5]
-    assert seconds["endor", "sequential", "storage"].dropna().tolist() == [0.5]
-
-
-def pipeline(tokens: int) -> Timeline:
-    """Two layers of 10 bytes, each read in 1 s while the one before is used; the first token starts at 1 s."""
-    reads = [Span("read", "layer", "storage", start, start + 1, 10) for start in range(2 * tokens + 2)]
-    products = [Span("compute", "fc1", "dram", start + 1, start + 2, 10) for start in range(2 * tokens)]
-    return Timeline((*reads, *products), "measured")
-
-
-@pytest.mark.parametrize("tokens", [1, 4])
-def test_bytes_in_a_window_by_hand(tokens):
-    """A window from the second token on has two reads a token, though none began in the token that it is for."""
-    window = pipeline(tokens + 1).window(3, 3 + 2 * tokens)
-    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
-    spans = window.table().assign(**labels, tokens=tokens, stored_bytes=20)
-    assert turn_seconds(spans).iloc[0].tolist() == [2]
-    assert turn_bytes(spans).iloc[0].tolist() == [20]
-    assert read_shares(spans).iloc[0].tolist() == [1]
-    assert read_shares(spans.assign(stored_bytes=0)).isna().all(axis=None)
-
-
-def test_a_read_that_the_window_cuts_counts_in_proportion():
-    """The first read ends 0.25 s after the window begins; the last one begins 0.5 s before it ends."""
-    reads = [Span("read", "layer", "storage", *times, 40) for times in ((0, 1.25), (2, 2.5), (3.5, 5.5))]
-    window = Timeline(tuple(reads), "measured").window(1, 4)
-    labels = {"method": "dense", "policy": "pipelined", "mapping": "storage", "repetition": 1}
-    assert turn_bytes(window.table().assign(**labels, tokens=2)).iloc[0].tolist() == [(8 + 40 + 10) / 2]
-
-
 def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
     """A layer's read may begin on either side of a window's end; with one thing at a time nothing is left to chance."""
-    shares = read_shares(spans_of_turns)
-    for method, policy, mapping in shares:
-        slack = 0 if policy == "sequential" else 1 / LAYERS
-        assert shares[method, policy, mapping].to_numpy() == pytest.approx(1, abs=slack)
+    for turn in by_turn(spans_of_turns, PLACED).itertuples():
+        slack = 0 if turn.policy == "sequential" else turn.stored_bytes / LAYERS
+        assert turn.read_bytes == pytest.approx(turn.stored_bytes, abs=slack)
 
 
 def test_a_budget_is_the_contestants_limit_of_memory():
@@ -258,11 +217,6 @@ def test_a_limit_holds_for_every_way_and_keeps_layers_in_memory(tmp_path):
     free = pass_spans(Workload("toy-opt"), 40, ours, 1, tmp_path, 1)
     spans = pass_spans(Workload("toy-opt"), 40, ours, 2, tmp_path, 1, memory_bytes=limit)
     assert set(spans["memory_bytes"]) == {limit}
-    assert 0 < turn_bytes(spans).to_numpy().min() < turn_bytes(free).to_numpy().min()
-    table = race_table(spans).set_index("way").loc["dense"]
-    assert table["memory_gb"] == limit / 1e9
-    assert table["gb_s"] == pytest.approx(table["read_gb"] / table["total_ms"] * 1e3)
-    assert table["total_ms_low"] <= table["total_ms"] <= table["total_ms_high"]
-    assert np.isnan(race_table(free)["memory_gb"].item())
+    assert 0 < by_turn(spans, PLACED)["read_bytes"].min() < by_turn(free, PLACED)["read_bytes"].min()
     with pytest.raises(UserError, match=f"{ACCELERATE} cannot be given a limit"):
         pass_spans(Workload("toy-opt"), LAYERS, [placed(ACCELERATE)], 1, tmp_path, memory_bytes=limit)

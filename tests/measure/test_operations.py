@@ -55,10 +55,10 @@ def test_operations_are_measured_and_modelled_alike():
 def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
     table = operations.operation_measurements(Workload("toy", "int8"), ["fc1"], repetitions=3)
     measured = table[table["evidence"] == "measured"]
-    assert (measured["low_s"] <= measured["seconds"]).all()
-    assert (measured["seconds"] <= measured["high_s"]).all()
-    assert (measured["low_s"] <= measured["median_s"]).all()
-    assert (measured["median_s"] <= measured["high_s"]).all()
+    assert (measured["seconds_low"] <= measured["seconds"]).all()
+    assert (measured["seconds"] <= measured["seconds_high"]).all()
+    assert (measured["seconds_low"] <= measured["median_s"]).all()
+    assert (measured["median_s"] <= measured["seconds_high"]).all()
     totals = measured[measured["stage"] == "total"]
     assert totals["seconds"].to_numpy() == pytest.approx(totals["median_s"].to_numpy())  # of an odd number
 

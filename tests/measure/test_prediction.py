@@ -20,8 +20,8 @@ def test_a_row_for_each_part(shapes):
     assert list(table.index) == ["predictor", "experts"]
     gate, expert = 64 * 96 * 2, 3 * 64 * 96 * 2
     assert table["nbytes"].tolist() == [4 * 64 * 2 + 2 * gate, 4 * 64 * 2 + 2 * expert]
-    assert (table["low_s"] <= table["seconds"]).all()
-    assert (table["seconds"] <= table["high_s"]).all()
+    assert (table["seconds_low"] <= table["seconds"]).all()
+    assert (table["seconds"] <= table["seconds_high"]).all()
 
 
 def test_the_parts_compute_what_they_say():

@@ -8,7 +8,7 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.turns import median_repetition, median_turns, take_turns, turn_rates
+from toolkit.measure.turns import median_repetition, take_turns
 from toolkit.timeline.spans import Recorder
 
 
@@ -47,21 +47,6 @@ def test_only_tokens_that_count_are_timed_and_nothing_between_them():
     constants = spans[["method", "stage", "tokens", "stored_bytes", "memory_bytes", "mode"]].drop_duplicates()
     assert constants.to_numpy().tolist() == [["a", "read", 2, 8, 64, "direct"]]
     assert median_repetition(spans) == 1
-
-
-def test_rates_of_a_turn_and_their_medians():
-    """Tokens 1 and 2 take 2 and 3 s and read 8 bytes each."""
-    spans = take_turns([Toy(name, []) for name in "ba"], repetitions=2, tokens=2, skipped=1)
-    turns = turn_rates(spans, "method")
-    assert turns[["method", "repetition"]].to_numpy().tolist() == [["b", 1], ["a", 1], ["b", 2], ["a", 2]]
-    constants = turns[["tokens_per_s", "read_mb", "memory_bytes", "mode", "disturbed"]].drop_duplicates()
-    assert constants.to_numpy().tolist() == [[2 / 5, 8e-6, 64, "direct", False]]
-    changed = turns.assign(tokens_per_s=[1.0, 2.0, 3.0, 6.0], disturbed=[False, False, False, True])
-    medians = median_turns(changed, "method")
-    assert medians.index.tolist() == ["b", "a"]
-    shown = medians[["tokens_per_s", "low", "high", "disturbed", "mode"]]
-    assert shown.to_numpy().tolist() == [[2, 1, 3, 0, "direct"], [4, 2, 6, 0.5, "direct"]]
-    assert "repetition" not in medians
 
 
 def test_each_repetition_begins_with_the_next_contestant():

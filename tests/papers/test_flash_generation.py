@@ -28,7 +28,9 @@ def test_token_times():
 def test_medians_and_ratios_over_turns():
     """Each turn is compared with the baseline of the same turn."""
     times = {"naive FFN": [8, 12, 30], "hybrid FFN": [4, 6, 6], "all": [1, 3, 2]}
-    runs = [{"way": way, "turn": turn, "total_ms": ms} for way, row in times.items() for turn, ms in enumerate(row)]
+    runs = [
+        {"way": way, "repetition": turn, "total_ms": ms} for way, row in times.items() for turn, ms in enumerate(row)
+    ]
     row = over_turns(pd.DataFrame(runs)).set_index("way").loc["all"]
     assert row[["total_ms", "total_ms_low", "total_ms_high"]].tolist() == [2, 1, 3]
     assert row[["speedup", "speedup_low", "speedup_high"]].tolist() == pytest.approx([8, 4, 15])

@@ -19,7 +19,8 @@ def test_a_winner_a_tie_and_a_miss_by_hand():
         ("two", 2.0, "b", 9.0, 5.0, 4.0, 6.0),
         ("three", 1.0, "a", 9.0, 10.0, 9.5, 10.5),  # nothing to choose from
     ]
-    columns = ["model", "dram_mb", "way", "predicted_per_s", "tokens_per_s", "low", "high"]
+    columns = ["model", "dram_mb", "way", "predicted_per_s", "tokens_per_s"]
+    columns += ["tokens_per_s_low", "tokens_per_s_high"]
     found = winners(pd.DataFrame(rows, columns=columns))
     assert found["named"].tolist() == ["a", "a", "b"]
     assert found["fastest"].tolist() == ["a", "b", "a"]

@@ -76,16 +76,16 @@ def test_seconds_and_speedups_by_hand():
     def endor(read, copy, decode):
         return packed_gb / read + packed_gb / copy + dense_gb / decode + dense_gb / 500
 
-    assert total["low_s"]["dense"] == pytest.approx(dense(4, 20))
-    assert total["high_s"]["dense"] == pytest.approx(dense(1, 5))
-    assert total["low_s"]["endor"] == pytest.approx(endor(4, 20, 100))
-    assert total["high_s"]["endor"] == pytest.approx(endor(1, 5, 25))
+    assert total["seconds_low"]["dense"] == pytest.approx(dense(4, 20))
+    assert total["seconds_high"]["dense"] == pytest.approx(dense(1, 5))
+    assert total["seconds_low"]["endor"] == pytest.approx(endor(4, 20, 100))
+    assert total["seconds_high"]["endor"] == pytest.approx(endor(1, 5, 25))
     # a slow link makes the most of fewer bytes: the best corner has slow links and a quick decoder
     assert total["speedup_high"]["endor"] == pytest.approx(dense(1, 5) / endor(1, 5, 100))
     assert total["speedup_low"]["endor"] == pytest.approx(dense(4, 20) / endor(4, 20, 25))
     assert total["time_over_dense_high"]["endor"] == pytest.approx(1 / total["speedup_low"]["endor"])
     # its own time has no range, the dense one beside it has
-    assert total.loc["endor_packed", ["low_s", "high_s"]].isna().all()
+    assert total.loc["endor_packed", ["seconds_low", "seconds_high"]].isna().all()
     assert total["speedup_high"]["endor_packed"] == pytest.approx(dense(1, 5) / total["seconds"]["endor_packed"])
     assert total["speedup_low"]["dense"] != total["speedup_low"]["dense"]  # dense over itself is 1 at every corner
 
@@ -97,19 +97,26 @@ def test_ranges_do_not_change_the_prediction_and_a_profile_without_them_has_none
         lambda m: layer_table(m, Workload("opt-66b")),
     ):
         ranged, plain = make(MACHINE), make(exact)
-        added = ["low_s", "high_s", "speedup_low", "speedup_high", "time_over_dense_low", "time_over_dense_high"]
+        added = [
+            "seconds_low",
+            "seconds_high",
+            "speedup_low",
+            "speedup_high",
+            "time_over_dense_low",
+            "time_over_dense_high",
+        ]
         assert plain[added].isna().all(axis=None)
         assert ranged.drop(columns=added).equals(plain.drop(columns=added))
-        within = ranged.dropna(subset=["low_s"])
+        within = ranged.dropna(subset=["seconds_low"])
         assert len(within)
-        assert (within["low_s"] < within["high_s"]).all()
-        assert within["seconds"].between(within["low_s"], within["high_s"]).all()
+        assert (within["seconds_low"] < within["seconds_high"]).all()
+        assert within["seconds"].between(within["seconds_low"], within["seconds_high"]).all()
 
 
 def test_what_a_layer_takes_beside_its_weights_has_a_range_too():
     table = layer_table(MACHINE, Workload("opt-66b"), ["device"], [Way("dense")]).set_index("stage")
-    assert (table["low_s"]["other"], table["high_s"]["other"]) == (0.01, 0.04)
-    assert table["high_s"]["total"] - table["low_s"]["total"] == pytest.approx(0.03)
+    assert (table["seconds_low"]["other"], table["seconds_high"]["other"]) == (0.01, 0.04)
+    assert table["seconds_high"]["total"] - table["seconds_low"]["total"] == pytest.approx(0.03)
 
 
 values = st.fixed_dictionaries({name: st.floats(*ends) for name, ends in RANGES.items()})

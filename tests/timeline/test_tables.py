@@ -64,7 +64,7 @@ def test_ways_are_named_by_labels_method_path_and_policy():
 def test_a_speed_up_has_the_range_of_its_repetitions():
     """Dense takes 8 to 12 s, packed 4 to 6: 8 / 6 = 1.33 to 12 / 4 = 3 times faster."""
     table = pd.DataFrame({"method": ["dense", "endor"], "path": "host", "stage": "total", "seconds": [10.0, 5.0]})
-    table = table.assign(nbytes=1, gb_s=1.0, low_s=[8.0, 4.0], high_s=[12.0, 6.0])
+    table = table.assign(nbytes=1, gb_s=1.0, seconds_low=[8.0, 4.0], seconds_high=[12.0, 6.0])
     packed = beside_dense(table).iloc[1]
     assert (packed["speedup_low"], packed["speedup"], packed["speedup_high"]) == pytest.approx((8 / 6, 2, 3))
     assert (packed["time_over_dense_low"], packed["time_over_dense_high"]) == pytest.approx((1 / 3, 0.75))

@@ -59,7 +59,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
     if options.csv:
-        named = table.assign(model=name, limit=options.dram).rename(columns={"tokens_s": "tokens_per_s"})
+        named = table.assign(model=name, limit=options.dram)
         with replacing(options.csv) as file:
             named.to_csv(file, index=False)
     _show(table, left_out)
@@ -154,9 +154,10 @@ def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
 
 def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
     shown = table.assign(way=table["way"] + table["disturbed"].ge(0.5).map({True: " *", False: ""}))
-    shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in zip(table["low"], table["high"], strict=True)]
-    columns = {"tokens_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
-    order = ["way", "tokens_s", "range", "predicted", "read_mb", "dram_mb", "perplexity", "mode"]
+    ends = zip(table["tokens_per_s_low"], table["tokens_per_s_high"], strict=True)
+    shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in ends]
+    columns = {"tokens_per_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
+    order = ["way", "tokens_per_s", "range", "predicted", "read_mb", "dram_mb", "perplexity", "mode"]
     if shown["predicted"].isna().all():
         order.remove("predicted")
     print(shown[order].rename(columns=columns).to_string(index=False, float_format="{:.1f}".format, na_rep="–"))

@@ -15,7 +15,8 @@ from toolkit.errors import UserError, run_command
 from toolkit.evidence.figures import COLUMN_IN, use_style
 from toolkit.files import replacing
 
-COLUMNS = ("way", "tokens_per_s", "low", "high", "perplexity", "model", "limit")
+ENDS = ["tokens_per_s_low", "tokens_per_s_high"]
+COLUMNS = ("way", "tokens_per_s", *ENDS, "perplexity", "model", "limit")
 LINE = 0.05  # of the fastest way's tokens a second: the height of a label
 RIVAL = "llama.cpp"  # how the ways of another program begin
 
@@ -30,7 +31,7 @@ def draw(table: pd.DataFrame) -> Figure:
     figure = Figure(figsize=(COLUMN_IN, COLUMN_IN * 0.6), layout="constrained")
     axes = figure.add_subplot()
     for ours, rows in table.groupby(~table["way"].str.startswith(RIVAL)):
-        ends = [rows["tokens_per_s"] - rows["low"], rows["high"] - rows["tokens_per_s"]]
+        ends = [(rows[end] - rows["tokens_per_s"]).abs() for end in ENDS]
         style = {"fmt": "o", "color": "C0"} if ours else {"fmt": "s", "color": "C1", "markerfacecolor": "white"}
         axes.errorbar(
             rows["perplexity"], rows["tokens_per_s"], yerr=ends, label="this toolkit" if ours else RIVAL, **style

@@ -339,14 +339,14 @@ def _effect(ratio: float) -> float:
 def _range(row: pd.Series, column: str) -> tuple[float, float]:
     """The range that repetitions of a row's value fall in: itself alone, where the table has no spread.
 
-    `<column>_low` and `<column>_high` give it, or low_s and high_s of `seconds`, or two standard errors of `value`.
+    `<column>_low` and `<column>_high` give it, or two standard errors of `value`.
     """
     value = float(row[column])
     if row.get("evidence", "measured") != "measured":  # a model has no runs
         return value, value
-    for low, high in ((f"{column}_low", f"{column}_high"), *([("low_s", "high_s")] if column == "seconds" else [])):
-        if low in row and pd.notna(row[low]) and pd.notna(row[high]):
-            return float(row[low]), float(row[high])
+    low, high = f"{column}_low", f"{column}_high"
+    if low in row and pd.notna(row[low]) and pd.notna(row[high]):
+        return float(row[low]), float(row[high])
     error = ERRORS * float(_or(row.get("standard_error"), 0.0)) if column == "value" else 0.0
     return value - error, value + error
 

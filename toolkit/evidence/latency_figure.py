@@ -37,8 +37,8 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
 
     Args:
         table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`way_names`, say).
-            Where a machine's bar was both measured and modelled, the modelled one stands below. Columns low_s and
-            high_s, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
+            Where a machine's bar was both measured and modelled, the modelled one stands below. Columns seconds_low and
+            seconds_high, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
             repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
         comparison: of `compare`. Claims in other units, and those without a number of ours, are left out.
     """
@@ -84,8 +84,8 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
     for place, (stacked, total) in enumerate(zip(seconds, totals["seconds"], strict=True)):
         if total < OVERLAPPING * stacked:
             axes.plot([total, total], [place - 0.45, place + 0.45], label=OVERLAPPED, **TOTAL)
-    if "low_s" in totals:
-        whiskers(axes, totals["low_s"], totals["high_s"])
+    if "seconds_low" in totals:
+        whiskers(axes, totals["seconds_low"], totals["seconds_high"])
 
 
 def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -> None:

@@ -19,8 +19,9 @@ from toolkit.files import make_folder
 from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.model_passes import PLACED, pass_spans, read_shares, turn_seconds
+from toolkit.measure.model_passes import PLACED, pass_spans
 from toolkit.measure.rates import this_machine
+from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, median_stages
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS, RIVALS
@@ -34,6 +35,7 @@ from toolkit.timeline.tables import beside_dense, beside_measured
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 REPETITIONS = 5
 PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
+WAY = ["method", "policy"]  # the labels of a way with all layers on disk
 Pairs = Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
 
@@ -89,7 +91,7 @@ def pair_ratios(passes: Passes, pairs: Pairs, fresh: bool = False) -> pd.DataFra
 
 
 def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
-    """How many times faster ours was: `ratio` of the median seconds, and its quartiles over the turns, low and high.
+    """How many times as fast ours was in the same turn: `ratio`, with its range (`summary`).
 
     `spans` are those of `pass_spans`. `pairs` are of (method, policy), ours and the other, with all layers on disk;
     pairs that are not among the spans are left out.
@@ -97,49 +99,44 @@ def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
     `byte_limit`, for two ways of our own with one policy, is the bytes that the other reads for a token over the bytes
     that ours reads: what moves weights from the same disk with the same reader cannot gain more. It is NaN beside
     other software, which is slower for more reasons. `read_share_ours` and `read_share_other` are the bytes read in the
-    window over those that its tokens need (medians over the turns). `fault` says what is wrong with a measurement, or
-    is empty: a ratio above `byte_limit` by more than half the distance of its quartiles, or reads in the window that
-    differ by more than one layer from what the tokens need.
+    window over those that its tokens need. `fault` says what is wrong with a measurement, or is empty: a ratio above
+    `byte_limit` in every turn, or reads in the window that differ by more than one layer from what the tokens need.
     """
-    seconds, shares = turn_seconds(spans), read_shares(spans)
-    first = spans.groupby(PLACED)[["stored_bytes", "storage_layers", "tokens"]].first()
-    rows = []
-    for pair in pairs:
-        ours, other = keys = [(*way, "storage") for way in pair]
-        if not {ours, other} <= set(seconds):
+    on_disk, rows = spans[spans["mapping"] == "storage"], []
+    turns = by_turn(on_disk, WAY)
+    turns["read_share"] = turns["read_bytes"] / turns["stored_bytes"]
+    counts = on_disk.groupby(WAY)[["storage_layers", "tokens"]].first()
+    for ours, other in pairs:
+        if not {ours, other} <= set(counts.index):
             continue
-        low, high = (seconds[other] / seconds[ours]).quantile([0.25, 0.75])
-        middle = seconds[other].median() / seconds[ours].median()  # as the table of seconds has it
-        names = {"ours": ", ".join(pair[0]), "other": ", ".join(pair[1])}
+        over = {"ratio": dict(zip(WAY, other, strict=True))}
+        ways = summary(turns, WAY, over=over).set_index(WAY).join(counts)
+        mine, theirs = ways.loc[ours], ways.loc[other]
         comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
-        limit = first["stored_bytes"][other] / first["stored_bytes"][ours] if comparable else float("nan")
-        read = [float(shares[key].median()) for key in keys]
-        faults = [f"above the byte limit {limit:.2f}"] if above_limit(middle, low, high, limit) else []
-        slack = [1 / (first["storage_layers"][key] * first["tokens"][key]) for key in keys]
+        limit = theirs["stored_bytes"] / mine["stored_bytes"] if comparable else float("nan")
+        row = {"ours": ", ".join(ours), "other": ", ".join(other)} | mine[
+            ["ratio", "ratio_low", "ratio_high"]
+        ].to_dict()
+        row |= {"byte_limit": limit, "read_share_ours": mine["read_share"], "read_share_other": theirs["read_share"]}
+        faults = [f"above the byte limit {limit:.2f}"] if row["ratio_low"] > limit else []
         faults += [
-            f"{name} read {share:.0%} of its bytes in the window"
-            for name, share, layer in zip(names.values(), read, slack, strict=True)
-            if abs(share - 1) > layer
+            f"{', '.join(name)} read {way['read_share']:.0%} of its bytes in the window"
+            for name, way in ((ours, mine), (other, theirs))
+            if abs(way["read_share"] - 1) > 1 / (way["storage_layers"] * way["tokens"])  # a layer
         ]
-        numbers = {"ratio": middle, "low": low, "high": high}
-        numbers |= {"byte_limit": limit, "read_share_ours": read[0], "read_share_other": read[1]}
-        rows.append(names | numbers | {"fault": "; ".join(faults)})
+        rows.append(row | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
-
-
-def above_limit(ratio: float, low: float, high: float, limit: float) -> bool:
-    """Whether a ratio exceeds its limit by more than half the distance of its quartiles; also for whole columns."""
-    return ratio > limit + (high - low) / 2
 
 
 def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
     """A row for each way measured with all layers on disk, the quickest first, from `pass_measurements`.
 
-    Columns: seconds a token (median), low_s, high_s, bytes_a_token that were read, gb_s of the whole pass, mode.
+    Columns: seconds a token (median), seconds_low, seconds_high, bytes_a_token that were read, gb_s of the whole pass,
+    mode.
     """
     chosen = (table["evidence"] == "measured") & (table["mapping"] == "storage") & (table["stage"] == "total")
     rows = table[chosen].set_index(["method", "policy"]).sort_values("median_s")
-    shown = rows[["median_s", "low_s", "high_s", "nbytes", "gb_s", "mode"]]
+    shown = rows[["median_s", "seconds_low", "seconds_high", "nbytes", "gb_s", "mode"]]
     return shown.rename(columns={"median_s": "seconds", "nbytes": "bytes_a_token"})
 
 
@@ -172,7 +169,7 @@ def _a_token(spans: pd.DataFrame) -> pd.DataFrame:
     """`median_stages` of windows over several tokens, for one of them."""
     shared = spans[["tokens", "stored_bytes"]].iloc[0]
     stages = median_stages(spans).assign(**shared)
-    summed = ["seconds", "low_s", "median_s", "high_s", "nbytes"]
+    summed = ["seconds", "seconds_low", "median_s", "seconds_high", "nbytes"]
     return stages.assign(**{name: stages[name] / shared["tokens"] for name in summed})
 
 

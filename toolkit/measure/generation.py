@@ -18,17 +18,16 @@ from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.decoding import Text, greedy_text
-from toolkit.measure.end_to_end import PASS_METHODS, above_limit
+from toolkit.measure.end_to_end import PASS_METHODS
 from toolkit.measure.model_passes import SLACK, contestants
-from toolkit.measure.turns import measured, take_turns, timeline_of
+from toolkit.measure.summary import by_turn, summary, times_as_fast
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, all_ways
-from toolkit.timeline.spans import Timeline
 
-STAGES = ("read", "decode", "compute", "other")
-TURN = ["method", "policy", "batch", "repetition", "mode", "disturbed", "measured_at"]
-LIMITED = ("speedup", "speedup_low", "speedup_high", "byte_limit")
+LABELS = ["method", "policy", "batch", "phase"]
+DENSE = {"method": "dense"}
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,11 @@ def generation_measurements(race: GenerationRace, fresh: bool = False) -> pd.Dat
     """A row for each way, batch and phase: "prompt", up to the first new token, and "generation", all later ones.
 
     Ways are the methods, pipelined from disk, and Accelerate for the smallest batch. Columns: seconds, of the prompt or
-    of one step of the generation (median over the turns, low_s and high_s their ends); tokens_per_s, of all texts
-    together; read_bytes of the prompt or a step, and bytes_a_token, the same over the tokens that it takes in; seconds
-    in which a stage was busy (read_s, decode_s, compute_s, other_s). speedup is over dense weights, speedup_low and
-    speedup_high its quartiles over the turns; byte_limit the bytes of dense weights over ours; fault, whether the
-    speed-up is above that (`above_limit`). Raises `UserError` for unknown names, a disk too small, or a way whose
-    logits are not those of the model in memory.
+    of one step of the generation; tokens_per_s, of all texts together; read_bytes of the prompt or a step, and
+    bytes_a_token, the same over the tokens that it takes in; seconds in which a stage was busy (read_s, decode_s,
+    compute_s, other_s). speedup is over dense weights; byte_limit the bytes of dense weights over ours; fault, whether
+    the speed-up is above that in every turn. seconds and speedup have their ranges (`summary`). Raises `UserError` for
+    unknown names, a disk too small, or a way whose logits are not those of the model in memory.
     """
     runs = _runs(race, fresh=fresh)
     return _summary(runs).assign(**asdict(race.workload), layers=race.layers, evidence="measured")
@@ -88,24 +86,17 @@ def _runs(race: GenerationRace) -> pd.DataFrame:
         contestants(race.workload, race.layers, race.ways, folder, texts) as racing,
     ):
         spans = take_turns(racing, race.repetitions, race.new_tokens)
-    rows = []
-    for turn, turn_spans in spans.groupby(TURN, sort=False):
-        labels = dict(zip(TURN, turn, strict=True))
-        is_prompt = turn_spans["token"] == 0
-        sizes = {"prompt": (1, race.prompt_tokens), "generation": (race.new_tokens - 1, 1)}
-        for phase, (passes, tokens) in sizes.items():
-            window = timeline_of(turn_spans[is_prompt == (phase == "prompt")])
-            rows.append(labels | {"phase": phase} | _numbers(window, passes, labels["batch"] * tokens))
-    return pd.DataFrame(rows)
-
-
-def _numbers(window: Timeline, passes: int, tokens: int) -> dict[str, float]:
-    """What a window over some passes says of one of them, which takes in so many tokens."""
-    seconds = window.total_s / passes
-    read_bytes = sum(span.nbytes for span in window.spans if span.stage == "read") / passes
-    busy = {f"{stage}_s": window.busy_s(stage) / passes for stage in STAGES}
-    rates = {"tokens_per_s": tokens / seconds, "read_bytes": read_bytes, "bytes_a_token": read_bytes / tokens}
-    return {"seconds": seconds} | rates | busy
+    is_prompt = spans["token"] == 0
+    taken_in = {"prompt": race.prompt_tokens, "generation": 1}
+    tables = []
+    for phase, rows in (("prompt", spans[is_prompt]), ("generation", spans[~is_prompt])):
+        turns = by_turn(rows, LABELS[:-1])
+        tokens = turns["batch"] * taken_in[phase]
+        rates = {"tokens_per_s": tokens / turns["seconds"], "bytes_a_token": turns["read_bytes"] / tokens}
+        tables.append(turns.assign(phase=phase, **rates))
+    columns = ["repetition", "mode", "disturbed", "measured_at", "seconds", "tokens_per_s", "read_bytes"]
+    columns += ["bytes_a_token", *(f"{stage}_s" for stage in ("read", "decode", "compute", "other"))]
+    return pd.concat(tables, ignore_index=True)[[*LABELS, *columns]]
 
 
 def _text(model: nn.Module, batch: int, prompt_tokens: int, new_tokens: int) -> Text:
@@ -128,19 +119,10 @@ def _same_code(runs: pd.DataFrame) -> pd.DataFrame:
 def _summary(runs: pd.DataFrame) -> pd.DataFrame:
     """Medians over the turns, and the speed-up over dense weights in the same turn."""
     runs = _same_code(runs)
-    labels = ["method", "policy", "batch", "phase"]
-    dense = runs[runs["method"] == "dense"].set_index(["repetition", "batch", "phase"])
-    places = pd.MultiIndex.from_frame(runs[["repetition", "batch", "phase"]])
-    beside = dense[["seconds", "read_bytes"]].reindex(places).to_numpy()
-    runs = runs.assign(speedup=beside[:, 0] / runs["seconds"], byte_limit=beside[:, 1] / runs["read_bytes"])
-    groups = runs.groupby(labels, sort=False)
-    medians = groups.median(numeric_only=True).drop(columns="repetition")
-    spread = {"low_s": groups["seconds"].min(), "high_s": groups["seconds"].max()}
-    spread |= {"speedup_low": groups["speedup"].quantile(0.25), "speedup_high": groups["speedup"].quantile(0.75)}
-    disturbed = groups["disturbed"].mean()
-    medians = medians.assign(**spread, disturbed=disturbed, **groups[["mode", "measured_at"]].first()).reset_index()
-    medians.loc[medians["method"] == ACCELERATE, "byte_limit"] = float("nan")
-    return medians.assign(fault=above_limit(*(medians[name] for name in LIMITED)))
+    runs = runs.assign(byte_limit=times_as_fast(runs, LABELS, DENSE, "read_bytes"))
+    table = summary(runs, LABELS, over={"speedup": DENSE})
+    table.loc[table["method"] == ACCELERATE, "byte_limit"] = float("nan")
+    return table.assign(fault=table["speedup_low"] > table["byte_limit"])
 
 
 def generation_headline(table: pd.DataFrame) -> dict[str, str]:

@@ -139,7 +139,7 @@ def load_times(loads: ExpertLoads) -> pd.DataFrame:
 
     Columns: model, neurons, tier ("disk", "dram", a link's name), bits, stored_bytes (of the whole expert), way
     (`WHOLE`, `GATHERED`), gap_bytes (disk), share, compress_s, load_s, decompress_s, seconds (their sum),
-    seconds_low, seconds_high (quartiles), mode, disturbed, evidence.
+    seconds_low, seconds_high (least and most), mode, disturbed, evidence.
 
     Tier "dram" gathers and scatters in memory and copies nothing between: it is what compression costs by itself.
     """
@@ -234,13 +234,11 @@ def _in_turns(loads: ExpertLoads, neurons: int, cases: list[tuple[Callable, floa
 
 
 def _typical(stages: Float[np.ndarray, "turns stages"]) -> dict[str, float]:
-    """Of the turn with the median sum; and the quartiles of the sums."""
+    """Of the turn with the median sum; and the least and the most of the sums."""
     sums = stages.sum(1)
     middle = np.argsort(sums)[(len(sums) - 1) // 2]
-    typical = float(sums[middle])
-    low, high = np.quantile(sums, (0.25, 0.75))
-    bounds = {"seconds_low": min(low, typical), "seconds_high": max(high, typical)}
-    return dict(zip(STAGES, stages[middle].tolist(), strict=True)) | {"seconds": typical} | bounds
+    numbers = {"seconds": sums[middle], "seconds_low": sums.min(), "seconds_high": sums.max()}
+    return dict(zip(STAGES, stages[middle].tolist(), strict=True)) | {name: float(s) for name, s in numbers.items()}
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -2,12 +2,11 @@
 
     ways = [(Way("dense", device="cpu"), "storage"), (Way("endor", policy="pipelined", device="cpu"), "storage")]
     spans = pass_spans(Workload("opt-1536"), 10, ways, 3, folder)
-    turn_seconds(spans)      # seconds a token
-    turn_bytes(spans)        # bytes that were read for a token
+    summary(by_turn(spans, PLACED), PLACED)      # seconds a token, and bytes that were read for it
 
 A turn is one window over `TOKENS` consecutive tokens. A pipeline reads for a token while it computes the one before, so
 a window over one token would leave a part of its reads out. A window over several tokens, after one that is not timed,
-has as many reads as its tokens need; `read_shares` shows it. Logits are compared with those of the model in memory.
+has as many reads as its tokens need. Logits are compared with those of the model in memory.
 Every token reads the disk: there are more layers than buffers, and where reads go through the page cache, the files'
 pages are dropped before each token.
 """
@@ -28,7 +27,7 @@ from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.streamed import StreamedModel
-from toolkit.measure.turns import take_turns, timeline_of
+from toolkit.measure.turns import take_turns
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
 from toolkit.policies.layer_maps import place_layers
@@ -134,44 +133,6 @@ def labels(way: Way, mapping: str, where: LayerMap, text: Text) -> dict[str, obj
     return {"method": way.method, "policy": way.policy} | placed | {"batch": len(text.inputs[0])}
 
 
-def turn_seconds(spans: pd.DataFrame) -> pd.DataFrame:
-    """Seconds a token: a row a turn, a column a (method, policy, mapping)."""
-    return _by_turn(spans, lambda rows: timeline_of(rows).total_s / rows["tokens"].iloc[0])
-
-
-def turn_bytes(spans: pd.DataFrame) -> pd.DataFrame:
-    """Bytes read a token, as `turn_seconds`. A read that the window cuts counts in proportion."""
-    return _by_turn(spans, lambda rows: rows.loc[rows["stage"] == "read", "nbytes"].sum() / rows["tokens"].iloc[0])
-
-
-def race_table(spans: pd.DataFrame) -> pd.DataFrame:
-    """A row for each method, of all its turns: way, total_ms with its range, read_gb, gb_s, memory_gb, mode.
-
-    total_ms is a token's, read_gb what is read for one, both medians over turns; gb_s is read_gb over total_ms.
-    memory_gb is the limit, NaN without one; disturbed the share of turns that other work disturbed. Methods must run in
-    one way each.
-    """
-    ms, nbytes = 1e3 * turn_seconds(spans), turn_bytes(spans)
-    table = pd.DataFrame({"total_ms": ms.median(), "total_ms_low": ms.min(), "total_ms_high": ms.max()})
-    table = table.assign(read_gb=nbytes.median() / 1e9).droplevel([*PLACED[1:]])
-    first = spans.groupby("method")[["memory_bytes", "mode"]].first()
-    limits = first["memory_bytes"].replace(float("inf"), float("nan")) / 1e9
-    table = table.assign(gb_s=table["read_gb"] / table["total_ms"] * 1e3, memory_gb=limits, mode=first["mode"])
-    table["disturbed"] = spans.groupby(["method", "repetition"])["disturbed"].first().groupby("method").mean()
-    return table.rename_axis("way").reset_index()
-
-
-def read_shares(spans: pd.DataFrame) -> pd.DataFrame:
-    """Bytes read a token over the bytes that it must read, as `turn_bytes`; NaN where all layers stay in memory."""
-    stored = _by_turn(spans, lambda rows: rows["stored_bytes"].iloc[0])
-    return turn_bytes(spans) / stored.where(stored > 0)
-
-
 def _placed(store: Store, way: Way, mapping: str) -> LayerMap:
     dense, form = store.layers_of("dense"), "dense" if way.method in RIVALS else way.stored.format
     return place_layers(way, mapping, len(dense), dense[0].nbytes, store.layer(0, form).nbytes)
-
-
-def _by_turn(spans: pd.DataFrame, value: Callable[[pd.DataFrame], float]) -> pd.DataFrame:
-    values = {key: value(rows) for key, rows in spans.groupby(["repetition", *PLACED])}
-    return pd.Series(values).rename_axis(["repetition", *PLACED]).unstack(PLACED)

@@ -38,10 +38,11 @@ def operation_measurements(
 
     With `accelerate`, Hugging Face Accelerate's disk offload of the same weights takes its turns as one more method.
 
-    More columns: low_s, median_s and high_s are the stage's least, median and most seconds of all repetitions.
-    `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC. `modelled_over_measured`, in
-    modelled rows, is their seconds over median_s, since a single repetition may hold a pause that no other has.
-    Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those written.
+    More columns: seconds_low, median_s and seconds_high are the stage's least, median and most seconds of all
+    repetitions. `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC.
+    `modelled_over_measured`, in modelled rows, is their seconds over median_s, since a single repetition may hold a
+    pause that no other has. Raises `UserError` for unknown names, a disk too small, or bytes read back that are not
+    those written.
     """
     choices = all_ways(device="cpu", methods=methods)
     rivals = [RIVAL] * accelerate

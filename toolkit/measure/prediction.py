@@ -16,7 +16,8 @@ from toolkit.errors import UserError
 from toolkit.kernels.dense import matvec
 from toolkit.kernels.neurons import ffn
 from toolkit.measure.contestant import Contestant
-from toolkit.measure.turns import measured, median_repetition, take_turns, timeline_of
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.timeline.spans import Recorder
 
@@ -50,10 +51,10 @@ class _Part(Contestant):
 
 @measured
 def prediction_times(model: str, repetitions: int = 5, tokens: int = 8) -> pd.DataFrame:
-    """A row for each of `PARTS`: one token of one layer of a model's shape, the median repetition.
+    """A row for each of `PARTS`: one token of one layer of a model's shape.
 
-    Columns: part, model, seconds, low_s, high_s, nbytes, disturbed, measured_at; evidence, profile. Raises `UserError`
-    for a model without experts.
+    Columns: part, model, seconds, seconds_low, seconds_high, nbytes, disturbed, measured_at; evidence, profile. Raises
+    `UserError` for a model without experts.
     """
     shape = ARCHITECTURES[model]
     if not shape.experts:
@@ -61,16 +62,9 @@ def prediction_times(model: str, repetitions: int = 5, tokens: int = 8) -> pd.Da
     inputs = torch.randn(tokens, shape.hidden, generator=torch.Generator().manual_seed(0))
     contestants = [_Part(name, shape, inputs) for name in PARTS]
     spans = take_turns(contestants, repetitions, tokens=tokens, skipped=1, warm_up=1, stay_open=True)
-    rows = []
-    for part, of in spans.groupby("part", sort=False):
-        each = {number: timeline_of(rows).total_s / tokens for number, rows in of.groupby("repetition")}
-        times = {"seconds": each[median_repetition(of)], "low_s": min(each.values()), "high_s": max(each.values())}
-        about = {
-            "nbytes": of["stored_bytes"].iloc[0],
-            "disturbed": of.groupby("repetition")["disturbed"].first().mean(),
-        }
-        rows.append({"part": part, "model": model} | times | about | {"measured_at": of["measured_at"].iloc[0]})
-    return pd.DataFrame(rows).assign(evidence="measured", profile="this-machine")
+    table = summary(by_turn(spans, ["part"]), ["part"]).rename(columns={"stored_bytes": "nbytes"})
+    columns = ["part", "seconds", "seconds_low", "seconds_high", "nbytes", "disturbed", "measured_at"]
+    return table[columns].assign(model=model, evidence="measured", profile="this-machine")
 
 
 def _drawn(rows: int, columns: int) -> Float[Tensor, "rows columns"]:

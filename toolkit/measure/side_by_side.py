@@ -24,8 +24,9 @@ from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.decoding import greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.model_passes import PLACED, race_table
+from toolkit.measure.model_passes import PLACED
 from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import take_turns
 from toolkit.models.gguf_header import read_header
 from toolkit.models.skeleton import CONFIG
@@ -96,7 +97,7 @@ def token_rates(
 
     `model` is the packed one in memory (`unpack_model`). `rival_model` is the model of the files that are written for
     llama.cpp; by default the packed one. `tell` is called with each phase and with each turn's result. Columns: way;
-    tokens_s, low and high (tokens a second: median, least and most of the turns); read_mb (from the disk, a token);
+    tokens_per_s, with its range over the turns (`summary`); read_mb (from the disk, a token);
     dram_mb (of weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns beside
     other work).
 
@@ -147,10 +148,9 @@ def token_rates(
             SKIPPED,
             tell=lambda way, tokens_s: tell(f"{way.labels['method']}: {tokens_s:.2f} tokens/s"),
         )
-    table = race_table(spans).set_index("way").loc[[*held_bytes]].reset_index()
-    rates = {"tokens_s": "total_ms", "low": "total_ms_high", "high": "total_ms_low"}
-    table = table.assign(**{name: 1e3 / table[column] for name, column in rates.items()})
-    table = table.assign(read_mb=1e3 * table["read_gb"], dram_mb=table["way"].map(held_bytes) / 1e6)
+    table = summary(by_turn(spans, ["method"]), ["method"], ["tokens_per_s"]).rename(columns={"method": "way"})
+    table = table.assign(read_mb=table["read_bytes"] / 1e6, dram_mb=table["way"].map(held_bytes) / 1e6)
+    rates = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
     return table[["way", *rates, "read_mb", "dram_mb", "mode", "disturbed"]], reasons
 
 

@@ -154,31 +154,6 @@ def timeline_of(spans: pd.DataFrame) -> Timeline:
     return Timeline(tuple(Span(**row) for row in spans[SPAN].to_dict("records")), "measured")
 
 
-def turn_rates(spans: pd.DataFrame, *labels: str) -> pd.DataFrame:
-    """A row for each turn, in the order of the spans, with the labels and the repetition.
-
-    Columns: tokens_per_s; read_mb of a token; memory_bytes, mode and disturbed of the turn.
-    """
-    keys, rows = [*labels, "repetition"], []
-    for of, turn in spans.groupby(keys, sort=False):
-        tokens, about = turn["tokens"].iloc[0], turn[["memory_bytes", "mode", "disturbed"]].iloc[0]
-        read_mb = turn.loc[turn["stage"] == "read", "nbytes"].sum() / tokens / 1e6
-        rates = {"tokens_per_s": tokens / timeline_of(turn).total_s, "read_mb": read_mb}
-        rows.append(dict(zip(keys, of, strict=True)) | rates | about.to_dict())
-    return pd.DataFrame(rows)
-
-
-def median_turns(turns: pd.DataFrame, *labels: str) -> pd.DataFrame:
-    """The medians over the turns of each contestant, indexed by its labels; `disturbed` is the share of turns.
-
-    `low` and `high` are the least and the most of tokens_per_s. What is no number is the first turn's.
-    """
-    groups = turns.groupby(list(labels), sort=False)
-    table = groups.first().assign(**groups.median(numeric_only=True)).drop(columns="repetition")
-    ends = {"low": groups["tokens_per_s"].min(), "high": groups["tokens_per_s"].max()}
-    return table.assign(disturbed=groups["disturbed"].mean(), **ends)
-
-
 def median_repetition(spans: pd.DataFrame) -> int:
     """The number of the repetition whose total is the median, the lower one of two."""
     totals = {number: timeline_of(rows).total_s for number, rows in spans.groupby("repetition")}
@@ -188,13 +163,13 @@ def median_repetition(spans: pd.DataFrame) -> int:
 def median_stages(spans: pd.DataFrame) -> pd.DataFrame:
     """`Timeline.stages()` of the median repetition, with the columns of `CIRCUMSTANCES`.
 
-    low_s, median_s and high_s are each stage's least, median and most seconds of all repetitions; `disturbed` is the
-    share of repetitions that other work disturbed.
+    seconds_low, median_s and seconds_high are each stage's least, median and most seconds of all repetitions;
+    `disturbed` is the share of repetitions that other work disturbed.
     """
     stages = {number: timeline_of(rows).stages() for number, rows in spans.groupby("repetition")}
     seconds = pd.concat(stages).groupby("stage")["seconds"]
     shown = stages[median_repetition(spans)]
-    spread = {"low_s": seconds.min(), "median_s": seconds.median(), "high_s": seconds.max()}
+    spread = {"seconds_low": seconds.min(), "median_s": seconds.median(), "seconds_high": seconds.max()}
     shown = shown.assign(**{name: shown["stage"].map(values) for name, values in spread.items()})
     disturbed = spans.groupby("repetition")["disturbed"].first().mean()
     return shown.assign(**spans[CIRCUMSTANCES].iloc[0], disturbed=disturbed)

@@ -29,6 +29,7 @@ from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.twins import twin_model
@@ -88,11 +89,10 @@ def twin_measurements(
     """Seconds a token of each way and of llama.cpp, kept.
 
     Columns: way, place, repetition, seconds, read_bytes (for a token, in `storage`), layer_bytes, weights, head_bytes,
-    mode, disturbed, measured_at. `seconds` is the median of a turn's tokens; in `storage` a turn has `STREAMED_TOKENS`,
-    and their mean counts, since the next token's first layers are read during this one. Ways take turns. `layer_bytes`
-    are those of the decoder linears, `weights` their number, `head_bytes` those of the head, which has 16 bits
-    everywhere. llama.cpp is left out where it cannot run. Raises `UserError` for unknown names, fewer than 4 tokens or
-    1 repetition, or a way that gives other logits from the disk than from memory.
+    mode, disturbed, measured_at. `seconds` is the mean of a turn's tokens, of which there are `STREAMED_TOKENS` in
+    `storage`. Ways take turns. `layer_bytes` are those of the decoder linears, `weights` their number, `head_bytes`
+    those of the head, which has 16 bits everywhere. llama.cpp is left out where it cannot run. Raises `UserError` for
+    unknown names, fewer than 4 tokens or 1 repetition, or a way that gives other logits from the disk than from memory.
     """
     for names, known in ((ways, WAYS), (rivals, LLAMA_CPP), (places, PLACES)):
         for name in names:
@@ -127,7 +127,7 @@ def _decoding(
                     rival.labels |= {"layer_bytes": rival.nbytes}
                     contestants.append(rival)
                 spans = take_turns(contestants, repetitions, *counts, warm_up=1, stay_open=True)
-                tables.append(_seconds(spans, "mean" if place == "storage" else "median"))
+                tables.append(_turns(spans))
     return pd.concat(tables, ignore_index=True).assign(**shared)
 
 
@@ -144,14 +144,12 @@ def _text(tokens: int, reference: Reference) -> Text:
     return Text([torch.tensor([[TOKEN]])] * tokens, reference)
 
 
-def _seconds(spans: pd.DataFrame, statistic: str) -> pd.DataFrame:
-    """Seconds a token of each turn; of ways from the disk also the bytes read for it (`nbytes` of their spans)."""
-    keys = ["way", "place", "repetition"]
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"])
-    groups = spans.groupby([*keys, "token"], sort=False)["seconds"].sum().groupby(keys, sort=False)
-    read = spans.groupby([*keys, "token"], sort=False)["nbytes"].sum().groupby(keys, sort=False).median()
-    rest = spans.groupby(keys, sort=False)[["layer_bytes", "mode", "disturbed", "measured_at"]].first()
-    return groups.agg(statistic).to_frame().join(rest).assign(read_bytes=read).reset_index()
+def _turns(spans: pd.DataFrame) -> pd.DataFrame:
+    """Seconds a token of each turn, and the bytes read for it: for ours all that lie on the disk."""
+    turns = by_turn(spans, ["way", "place", "layer_bytes"])
+    read = turns["read_bytes"].where(turns["read_bytes"] > 0, turns["stored_bytes"])
+    columns = ["way", "place", "repetition", "seconds", "layer_bytes", "mode", "disturbed", "measured_at"]
+    return turns[columns].assign(read_bytes=read)
 
 
 def _pack(model: nn.Module, twin: ModelTwin, ways: Sequence[str], folder: Path) -> None:

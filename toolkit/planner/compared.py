@@ -26,7 +26,7 @@ def remember(store: Store, table: pd.DataFrame, machine: Machine, limited: bool)
         if footprint.needed_bytes <= dram_bytes:
             found = speed(shape, way, replace(machine, dram_bytes=dram_bytes), 1)
             name = str(store.model.get("name"))
-            history.record(name, way, dram_bytes, found.tokens_s, row["tokens_s"], row["disturbed"])
+            history.record(name, way, dram_bytes, found.tokens_s, row["tokens_per_s"], row["disturbed"])
             predicted[row["way"]] = found.tokens_s
     return predicted
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
-from toolkit.measure.turns import measured, median_turns, take_turns, turn_rates
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models import load_model
 from toolkit.models.architectures import ModelShape
 from toolkit.models.shape_of import shape_of
@@ -57,9 +58,9 @@ def raced(trial: Trial) -> pd.DataFrame:
     """A row for each limit and way that fits: what was predicted, and what was measured after it.
 
     Columns: model, way, kind, dram_mb (the limit), predicted_per_s and tokens_per_s (tokens a second: predicted, and
-    the median of the turns), low, high, off_by (|measured / predicted − 1|), read_mb and predicted_mb (from the disk, a
-    token), held_share (of layers or experts, in memory), mode, disturbed, evidence. Raises `UserError` for an unknown
-    model or way, or if no way fits.
+    the median of the turns), tokens_per_s_low, tokens_per_s_high, off_by (|measured / predicted − 1|), read_mb and
+    predicted_mb (from the disk, a token), held_share (of layers or experts, in memory), mode, disturbed, evidence.
+    Raises `UserError` for an unknown model or way, or if no way fits.
     """
     shape = shape_of(_model(trial))
     chosen = {way.name: way for way in _ways(shape, trial)}
@@ -94,7 +95,8 @@ def winners(table: pd.DataFrame) -> pd.DataFrame:
     for (model, dram_mb), case in table.groupby(["model", "dram_mb"], sort=False):
         named, fastest = (case.loc[case[name].idxmax()] for name in ("predicted_per_s", "tokens_per_s"))
         row = {"model": model, "dram_mb": dram_mb, "named": named["way"], "fastest": fastest["way"]}
-        row |= {"tie": named["high"] >= fastest["low"], "reached": named["tokens_per_s"] / fastest["tokens_per_s"]}
+        row |= {"tie": named["tokens_per_s_high"] >= fastest["tokens_per_s_low"]}
+        row |= {"reached": named["tokens_per_s"] / fastest["tokens_per_s"]}
         rows += [row] if len(case) > 1 else []
     return pd.DataFrame(rows)
 
@@ -103,7 +105,7 @@ def winners(table: pd.DataFrame) -> pd.DataFrame:
 def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
     """A row for each limit in bytes and way; ways under one limit take turns.
 
-    Columns: dram_bytes, way, tokens_per_s, low, high, read_mb, disturbed, mode.
+    Columns: dram_bytes, way, tokens_per_s, tokens_per_s_low, tokens_per_s_high, read_mb, disturbed, mode.
     """
     model, rows = _model(trial), []
     shape = shape_of(model)
@@ -130,8 +132,10 @@ def _measured(trial: Trial, cases: tuple[tuple[int, str], ...]) -> pd.DataFrame:
 
 def _turns(spans: pd.DataFrame) -> pd.DataFrame:
     """The medians over the turns of each way."""
-    keys = ("dram_bytes", "way")
-    return median_turns(turn_rates(spans, *keys), *keys).drop(columns="memory_bytes").reset_index()
+    keys, rate = ["dram_bytes", "way"], "tokens_per_s"
+    table = summary(by_turn(spans, keys), keys, [rate])
+    table["read_mb"] = table["read_bytes"] / 1e6
+    return table[[*keys, rate, f"{rate}_low", f"{rate}_high", "read_mb", "disturbed", "mode"]]
 
 
 def _ways(shape: ModelShape, trial: Trial) -> list[PlannedWay]:

@@ -28,7 +28,8 @@ from toolkit.machines.machine import GB
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.turns import measured, take_turns, turn_rates
+from toolkit.measure.summary import by_turn
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
@@ -277,9 +278,7 @@ def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
             racing.append(stand_ins.contestant(place, way, SAME, labels))
         spans = _turns(racing, model)
     keys = ["bits", "layers", "used", "expert_bytes", "dense_bytes"]
-    turns = turn_rates(spans, *keys)
-    turns = turns.assign(seconds=1 / turns["tokens_per_s"])
-    return _medians(turns, keys).rename(columns={"expert_bytes": "nbytes"})
+    return _medians(by_turn(spans, keys), keys).rename(columns={"expert_bytes": "nbytes"})
 
 
 def _medians(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

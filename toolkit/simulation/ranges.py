@@ -27,7 +27,7 @@ from toolkit.simulation.cost_model import PlacedLayer, predict
 from toolkit.timeline.spans import Timeline
 
 RANGED = {  # a column, and those of its range
-    "seconds": ("low_s", "high_s"),
+    "seconds": ("seconds_low", "seconds_high"),
     "speedup": ("speedup_low", "speedup_high"),
     "time_over_dense": ("time_over_dense_low", "time_over_dense_high"),
 }

@@ -6,9 +6,9 @@
     pass_table(machine, Workload("opt-66b"), {"published": LayerMap(5, 8, 51)})
 
 All tables have the columns of `LABELS` that apply, those of `Timeline.stages()`, those of `beside_dense`, and the range
-that the profile's own ranges give (`toolkit.simulation.ranges`): low_s and high_s of seconds, speedup_low and
-speedup_high, time_over_dense_low and time_over_dense_high. `choices` are the ways to predict, `all_ways()` if none is
-given. On a machine without a GPU: `all_ways(device="cpu")`, and no layer in device memory.
+that the profile's own ranges give (`toolkit.simulation.ranges`): seconds_low and seconds_high of seconds, speedup_low
+and speedup_high, time_over_dense_low and time_over_dense_high. `choices` are the ways to predict, `all_ways()` if none
+is given. On a machine without a GPU: `all_ways(device="cpu")`, and no layer in device memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

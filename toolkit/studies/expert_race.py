@@ -25,7 +25,8 @@ from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.parts_model import PartsModel
-from toolkit.measure.turns import measured, median_turns, take_turns, turn_rates
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.experts import Experts
 from toolkit.models.twins import twin_mixture
@@ -94,20 +95,18 @@ class ExpertRace:
 def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     """A row for each way, measured.
 
-    Columns: way; tokens_per_s (median over the turns), low, high; over_demand (tokens a second over those of experts on
-    demand in the same turn, median), over_demand_low, over_demand_high; read_mb, prefetched_mb and wasted_mb a token;
-    expert_hits and neuron_hits (share of what is needed that was there: the same, since experts are whole); predicted
-    (share of an expert's neurons that look-ahead asks for: all); replayed_hits (hits by replay, without a disk);
-    limit_mb (of DRAM); mode; disturbed; evidence. Counts and bytes but those read are of all tokens of a turn.
+    Columns: way; tokens_per_s (median over the turns), tokens_per_s_low, tokens_per_s_high; over_demand (tokens a
+    second over those of experts on demand in the same turn, median), over_demand_low, over_demand_high; read_mb,
+    prefetched_mb and wasted_mb a token; expert_hits and neuron_hits (share of what is needed that was there: the same,
+    since experts are whole); predicted (share of an expert's neurons that look-ahead asks for: all); replayed_hits
+    (hits by replay, without a disk); limit_mb (of DRAM); mode; disturbed; evidence. Counts and bytes but those read are
+    of all tokens of a turn.
 
     Raises `UserError` for an unknown model, a share that does not hold one token's experts, or logits that differ.
     """
-    timed = _runs(race, fresh=fresh)
-    demand = timed["repetition"].map(timed[timed["way"] == next(iter(WAYS))].set_index("repetition")["tokens_per_s"])
-    timed = timed.assign(over_demand=timed["tokens_per_s"] / demand)
-    ends = timed.groupby("way")["over_demand"]
-    table = median_turns(timed, "way").assign(over_demand_low=ends.min(), over_demand_high=ends.max())
-    return table.join(_counted(race)).assign(evidence="measured").reset_index()
+    on_demand = {"over_demand": {"way": next(iter(WAYS))}}
+    table = summary(_runs(race, fresh=fresh), ["way"], ["tokens_per_s"], on_demand).drop(columns="seconds")
+    return table.set_index("way").join(_counted(race)).assign(evidence="measured").reset_index()
 
 
 def _weights(race: ExpertRace) -> dict[str, str]:
@@ -230,8 +229,9 @@ def _runs(race: ExpertRace) -> pd.DataFrame:
     with ExitStack() as stack:
         racing += [stack.enter_context(_rival(race, name)) for name in race.rivals if not _reason()]
         spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
-    turns = turn_rates(spans, "way")
-    return turns.assign(limit_mb=turns.pop("memory_bytes") / 1e6)
+    turns = by_turn(spans, ["way"])
+    sizes = {"read_mb": turns["read_bytes"] / 1e6, "limit_mb": turns["memory_bytes"] / 1e6}
+    return turns[["way", "repetition", "seconds", "tokens_per_s", "mode", "disturbed"]].assign(**sizes)
 
 
 def _reason() -> str | None:

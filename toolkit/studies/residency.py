@@ -19,7 +19,8 @@ from toolkit.errors import UserError, unknown
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.parts_model import PartsModel
-from toolkit.measure.turns import measured, median_turns, take_turns, timeline_of
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
@@ -46,6 +47,7 @@ from toolkit.studies.thresholded import (
 OPTIMUM = "belady"
 POLICIES = ("window", "lru", "hot_table", "static")
 FOLDER = "store"
+STAGES = {"io": "read", "manage": "manage", "compute": "compute"}  # columns, and stages of the timeline
 NEAR = 0.25  # of the largest logit: neurons near the threshold fall on either side of it, and policies differ by 0.1
 
 Active = Bool[np.ndarray, "tokens units"]
@@ -146,13 +148,13 @@ def _residency(
 def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
     """A row for each policy, measured, and one for the optimum, replayed.
 
-    Columns: policy; tokens_per_s (median over the turns), low, high; missed (share of the neurons that tokens need and
-    memory lacked); neurons_read, mb_a_token and io_ms, manage_ms, compute_ms of a token; replayed (neurons that a
-    replay of the recorded tokens reads: the measured number must be the same); evidence. Raises `UserError` for a
-    limit that is too small, or logits that differ.
+    Columns: policy; tokens_per_s (median over the turns), tokens_per_s_low, tokens_per_s_high; missed (share of the
+    neurons that tokens need and memory lacked); neurons_read, mb_a_token and io_ms, manage_ms, compute_ms of a token;
+    replayed (neurons that a replay of the recorded tokens reads: the measured number must be the same); evidence.
+    Raises `UserError` for a limit that is too small, or logits that differ.
     """
     runs = _runs(race, fresh=fresh)
-    table = median_turns(runs, "policy")
+    table = summary(runs, ["policy"], ["tokens_per_s"]).set_index("policy")
     needed = sum(int(layer[race.skipped :].sum()) for layer in race.active) / race.tokens
     rows, frequencies = held_rows(race), frequencies_of(race.setting)
     for policy in (*race.policies, OPTIMUM):
@@ -172,18 +174,13 @@ def _runs(race: ResidencyRace) -> pd.DataFrame:
     text = _text(race)
     racing = [_contestant(race, policy, text) for policy in race.policies]
     spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
-    store, rows = Store.open(_folder(race.setting)), []
+    store = Store.open(_folder(race.setting))
     (bundle,) = store.layer(0, LAYOUT).ops.values()
     neuron_bytes = store.layer(0, LAYOUT).nbytes // bundle.shape[0]
-    for (policy, repetition), turn in spans.groupby(["policy", "repetition"], sort=False):
-        window = timeline_of(turn)
-        nbytes = sum(span.nbytes for span in window.spans if span.stage == "read") / race.tokens
-        stages = {"io_ms": "read", "manage_ms": "manage", "compute_ms": "compute"}
-        busy = {name: 1e3 * window.busy_s(stage) / race.tokens for name, stage in stages.items()}
-        numbers = {"tokens_per_s": race.tokens / window.total_s, "mb_a_token": nbytes / 1e6}
-        numbers |= {"neurons_read": nbytes / neuron_bytes, "disturbed": float(turn["disturbed"].iloc[0])}
-        rows.append({"policy": policy, "repetition": repetition} | numbers | busy)
-    return pd.DataFrame(rows)
+    turns = by_turn(spans, ["policy"])
+    stages = {f"{name}_ms": 1e3 * turns[f"{stage}_s"] for name, stage in STAGES.items()}
+    numbers = {"mb_a_token": turns["read_bytes"] / 1e6, "neurons_read": turns["read_bytes"] / neuron_bytes}
+    return turns[["policy", "repetition", "tokens_per_s", "disturbed"]].assign(**numbers, **stages)
 
 
 def frequencies_of(setting: ThresholdedModel) -> list[Float64[np.ndarray, " neurons"]]:

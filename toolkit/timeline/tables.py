@@ -36,8 +36,8 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
 
     speedup (of the stage's seconds), time_over_dense (its inverse), bytes_over_dense, bandwidth_over_dense. Further
     labels of the baseline are given by name, for example `mapping="published"`. NaN for a stage that dense weights do
-    not have. If the table has low_s and high_s, speedup and time_over_dense get a low and a high too: the quickest
-    repetition over the baseline's slowest, and the slowest over its quickest.
+    not have. If the table has seconds_low and seconds_high, speedup and time_over_dense get a low and a high too: the
+    quickest repetition over the baseline's slowest, and the slowest over its quickest.
     """
     baseline = DENSE | baseline
     time = relative_to(table, "seconds", **baseline)
@@ -47,12 +47,14 @@ def beside_dense(table: pd.DataFrame, **baseline: object) -> pd.DataFrame:
         bytes_over_dense=relative_to(table, "nbytes", **baseline),
         bandwidth_over_dense=relative_to(table, "gb_s", **baseline),
     )
-    return table if "low_s" not in table else table.assign(**_ranges(table, baseline))
+    return table if "seconds_low" not in table else table.assign(**_ranges(table, baseline))
 
 
 def _ranges(table: pd.DataFrame, baseline: dict) -> dict[str, pd.Series]:
-    dense_low_s, dense_high_s = (table[name] / relative_to(table, name, **baseline) for name in ("low_s", "high_s"))
-    quickest, slowest = table["low_s"] / dense_high_s, table["high_s"] / dense_low_s
+    dense_low_s, dense_high_s = (
+        table[name] / relative_to(table, name, **baseline) for name in ("seconds_low", "seconds_high")
+    )
+    quickest, slowest = table["seconds_low"] / dense_high_s, table["seconds_high"] / dense_low_s
     over_dense = {"time_over_dense_low": quickest, "time_over_dense_high": slowest}
     return over_dense | {"speedup_low": 1 / slowest, "speedup_high": 1 / quickest}
 

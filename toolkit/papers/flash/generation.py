@@ -14,18 +14,18 @@ from torch import Tensor
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.measure.disturbance import Guard
+from toolkit.measure.summary import summary
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
-from toolkit.papers.flash.reads import ratios
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, loaded, samples, thresholds, tokens_of, weights_key
 from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
-BASELINES = {"speedup": "naive FFN", "over_hybrid": "hybrid FFN"}
+OVER = {"speedup": {"way": "naive FFN"}, "over_hybrid": {"way": "hybrid FFN"}}
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
 # unlike in the ways "naive" and "hybrid" of `toolkit.policies.neuron_ways`.
 WAYS = {
@@ -116,15 +116,8 @@ def mean_token(generation: Generation, way: str) -> dict[str, float]:
 
 
 def over_turns(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row a way, from runs of `mean_token` with their `way` and `turn`: medians over turns.
-
-    total_ms_low and total_ms_high are the least and the most; speedup and over_hybrid are those of `ratios`, over
-    `BASELINES`.
-    """
-    medians = runs.groupby("way", sort=False).median(numeric_only=True).drop(columns="turn")
-    turns = runs.pivot(index="turn", columns="way", values="total_ms")
-    spread = {"total_ms_low": turns.min(), "total_ms_high": turns.max()}
-    return medians.assign(**spread).join(ratios(turns, BASELINES)).reset_index()
+    """A row a way, from runs of `mean_token` with their `way` and `repetition`: `summary` with the ratios of `OVER`."""
+    return summary(runs.assign(seconds=runs["total_ms"]), ["way"], ["total_ms"], OVER).drop(columns="seconds")
 
 
 @dataclass(frozen=True)

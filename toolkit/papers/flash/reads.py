@@ -8,7 +8,7 @@ Tables have a row for each machine, way and kind of evidence, per token:
 - predictor_ms, predictor_gb: parts of compute_ms and memory_gb, measured only.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -17,11 +17,12 @@ from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.replay import Replay
+from toolkit.measure.summary import summary
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.neuron_reads import Reads, neuron_reads
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
-BASELINES = {"speedup": "naive", "over_hybrid": "hybrid"}
+OVER = {"speedup": {"way": "naive"}, "over_hybrid": {"way": "hybrid"}}
 
 
 def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(WAYS)) -> pd.DataFrame:
@@ -44,42 +45,21 @@ def reads_of(replay: Replay) -> Reads:
 def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
     """The rows of this machine, from the tokens of `toolkit.measure.replay.replay_measurements`.
 
-    Numbers of a repetition are medians over its tokens, those of the table medians over repetitions. total_ms_low and
-    total_ms_high are the least and the most that a repetition gave; `ratios` has speedup and over_hybrid. `disturbed`
-    is the share of repetitions that other work disturbed.
+    Numbers of a repetition are medians over its tokens, those of the table are `summary`'s over repetitions: total_ms,
+    and speedup and over_hybrid of `OVER`, have ranges.
     """
-    total = tokens[tokens["stage"] == "total"]
-    groups = total.groupby("way", sort=False)
-    table = groups[["memory_bytes", "predictor_bytes", "nbytes"]].median() / GB
-    table.columns = ["memory_gb", "predictor_gb", "read_gb"]
-    stages = _by_repetition(tokens, "seconds", ["way", "stage"]).unstack() * 1e3
-    table = table.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
-    table["predictor_ms"] = 1e3 * _by_repetition(total, "predictor_s", ["way"])
-    turns = 1e3 * total.groupby(["repetition", "way"], sort=False)["seconds"].median().unstack("way")
-    table = table.assign(total_ms_low=turns.min(), total_ms_high=turns.max(), mode=groups["mode"].first())
-    table = table.assign(disturbed=groups["disturbed"].mean())
-    table = table.join(ratios(turns)).assign(tokens_per_s=1e3 / table["total_ms"])
-    labels = {"profile": "this-machine", "evidence": "measured"} | total.iloc[0][["model", "layers"]].to_dict()
-    return table.assign(gb_s=table["read_gb"] / table["io_ms"] * 1e3, **labels).reset_index()
-
-
-def _by_repetition(tokens: pd.DataFrame, column: str, names: list[str]) -> pd.Series:
-    """The median over repetitions of each repetition's median over tokens."""
-    return tokens.groupby(["repetition", *names], sort=False)[column].median().groupby(names, sort=False).median()
-
-
-def ratios(turns: pd.DataFrame, baselines: Mapping[str, str] = BASELINES) -> pd.DataFrame:
-    """How many times as fast each way is as a baseline of the same repetition: median, least and most.
-
-    `turns` has a row a repetition and a column a way. The table has a row a way and, for each ratio of `baselines`
-    whose way took part, the ratio, <ratio>_low and <ratio>_high.
-    """
-    columns = {}
-    for name, way in baselines.items():
-        if way in turns:
-            times = turns.rdiv(turns[way], axis=0)
-            columns |= {name: times.median(), f"{name}_low": times.min(), f"{name}_high": times.max()}
-    return pd.DataFrame(columns, index=turns.columns)
+    keys = ["way", "repetition"]
+    total = tokens[tokens["stage"] == "total"].groupby(keys, sort=False)
+    turns = total[["seconds", "predictor_s", "memory_bytes", "predictor_bytes", "nbytes"]].median()
+    stages = tokens.groupby([*keys, "stage"], sort=False)["seconds"].median().unstack() * 1e3
+    turns = turns.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
+    turns = turns.join(total[["model", "layers", "mode", "disturbed"]].first()).reset_index()
+    table = summary(turns, ["way"], ["total_ms"], OVER)
+    sizes = {"memory_gb": "memory_bytes", "predictor_gb": "predictor_bytes", "read_gb": "nbytes"}
+    table = table.assign(**{name: table.pop(column) / GB for name, column in sizes.items()})
+    table = table.assign(predictor_ms=1e3 * table.pop("predictor_s"), tokens_per_s=1 / table.pop("seconds"))
+    rates = {"gb_s": table["read_gb"] / table["io_ms"] * 1e3, "profile": "this-machine", "evidence": "measured"}
+    return table.assign(**rates)
 
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:

@@ -35,7 +35,7 @@ LIMIT = {"color": "black", "linewidth": 1.6}
 def draw_bars(
     axes: Axes, table: pd.DataFrame, column: str, contestants: Sequence[str], limit: str | None = "byte_limit"
 ) -> None:
-    """A group of bars an operation, a bar a contestant, a whisker for the quartiles, a line at the column `limit`."""
+    """A group of bars an operation, a bar a contestant, a whisker for its range, a line at the column `limit`."""
     ops = list(dict.fromkeys(table["op"]))
     width, colours = 0.84 / len(contestants), dict(zip(ORDER, sns.color_palette("colorblind", len(ORDER)), strict=True))
     for number, contestant in enumerate(contestants):

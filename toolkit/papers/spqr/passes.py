@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from toolkit.machines.machine import GB, Profile
+from toolkit.measure.summary import summary
 from toolkit.measure.twin_forward import ModelTwin
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import twin_shapes
@@ -15,20 +16,17 @@ DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
 
 
 def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A row a method, from `forward_measurements`: low_s, mean_s and median_s of a pass, over all repetitions.
+    """A row a method, from `forward_measurements`: seconds_low, mean_s and median_s of a pass, over all repetitions.
 
-    speedup is the dense median over this one, of the same repetition: its median, with speedup_low and speedup_high,
-    the least and the most. byte_limit is the dense bytes over this one's; gb_s the bytes over the median.
-    bits_per_weight and dense_bits are those of the decoder linears, here and in the dense model: 16, or 32 on a CPU
-    that is quicker in float32, where a ratio over dense is one over 32 bits.
+    speedup is the dense median over this one, of the same repetition (`summary`). byte_limit is the dense bytes over
+    this one's; gb_s the bytes over the median. bits_per_weight and dense_bits are those of the decoder linears, here
+    and in the dense model: 16, or 32 on a CPU that is quicker in float32, where a ratio over dense is one over 32 bits.
     """
-    groups = tokens.groupby("method", sort=False)["seconds"]
-    table = pd.DataFrame({"low_s": groups.min(), "mean_s": groups.mean(), "median_s": groups.median()})
-    table["weight_bytes"] = tokens.groupby("method", sort=False)["weight_bytes"].first()
-    table["disturbed"] = tokens.groupby("method", sort=False)["disturbed"].mean()
-    medians = tokens.pivot_table(index="repetition", columns="method", values="seconds", aggfunc="median")
-    ratios = medians[[DENSE]].to_numpy() / medians[table.index]
-    table = table.assign(speedup=ratios.median(), speedup_low=ratios.min(), speedup_high=ratios.max())
+    turns = tokens.groupby(["method", "repetition"], sort=False)
+    turns = turns[["seconds", "disturbed"]].median().join(turns[["weight_bytes"]].first()).reset_index()
+    table = summary(turns, ["method"], (), {"speedup": {"method": DENSE}}).drop(columns="seconds").set_index("method")
+    seconds = tokens.groupby("method", sort=False)["seconds"]
+    table = table.assign(seconds_low=seconds.min(), mean_s=seconds.mean(), median_s=seconds.median())
     bits = pd.Series(stored_bits(tokens))
     table = table.assign(bits_per_weight=bits.reindex(table.index), dense_bits=bits[DENSE])
     return _finished(table.reset_index(), "median_s").assign(profile=MINE, model=model, evidence="measured")
@@ -43,7 +41,7 @@ def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
 def modelled_passes(
     bits: Mapping[str, float], model: str, machines: Mapping[str, Profile], dense_on: str
 ) -> pd.DataFrame:
-    """A row a machine and method, with low_s: the products of all weights and of the head, one after the other.
+    """A row a machine and method, with seconds_low: the products of all weights and of the head, one after the other.
 
     `bits` a weight of the decoder linears, by method; dense weights and the head have 16. Nothing else takes time: no
     attention, no norms. The dense model is asked for on the machine `dense_on` alone, since the other one cannot hold
@@ -56,12 +54,12 @@ def modelled_passes(
     tables = []
     for name, machine in machines.items():
         layer_s = [sum(product_s(machine, size, each) for size in sizes) for each in bits.values()]
-        table = pd.DataFrame({"method": list(bits), "low_s": layer_s}).assign(profile=name)
-        table["low_s"] = shape.layers * table["low_s"] + product_s(machine, head, DENSE_BITS)
+        table = pd.DataFrame({"method": list(bits), "seconds_low": layer_s}).assign(profile=name)
+        table["seconds_low"] = shape.layers * table["seconds_low"] + product_s(machine, head, DENSE_BITS)
         table = table.assign(bits_per_weight=bits.values(), dense_bits=DENSE_BITS)
         table["weight_bytes"] = [(shape.layers * sum(sizes) * each + head * DENSE_BITS) / 8 for each in bits.values()]
-        table["speedup"] = table.loc[table["method"] == DENSE, "low_s"].item() / table["low_s"]
-        table = _finished(table, "low_s")
+        table["speedup"] = table.loc[table["method"] == DENSE, "seconds_low"].item() / table["seconds_low"]
+        table = _finished(table, "seconds_low")
         tables.append(table if name == dense_on else table[table["method"] != DENSE])
     return pd.concat(tables, ignore_index=True).assign(model=model, evidence="modelled")
 
@@ -72,27 +70,16 @@ def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
 
 
 def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
-    """A row a way and place, from `twin_measurements`: median_s, low_s and high_s of a token, over the turns.
+    """A row a way and place, from `twin_measurements`: seconds of a token, with its range over the turns.
 
-    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the median, or from the
+    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the seconds, or from the
     disk those that were read (`read_bytes`): the head stays in memory, ours and llama.cpp's. `over_rival` is the
     seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
     """
-    groups = turns.groupby(["place", "way"], sort=False)
-    seconds = groups["seconds"].agg(["median", "min", "max"])
-    table = seconds.rename(columns={"median": "median_s", "min": "low_s", "max": "high_s"})
-    table = table.join(groups[["layer_bytes", "weights", "head_bytes", "mode"]].first())
-    table = table.join(groups["read_bytes"].median())
-    table = table.join(groups["disturbed"].mean()).reset_index()
+    table = summary(turns, ["place", "way"], over={"over_rival": {"way": RIVAL}})
+    table = table.drop(columns=["over_rival_low", "over_rival_high"]).rename(columns={"way": "method"})
     table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
     table["read_bytes"] = table["read_bytes"].where(table["place"] == "storage")
     moved = table["read_bytes"].fillna(table["layer_bytes"] + table["head_bytes"])
-    table["gb_s"] = moved / GB / table["median_s"]
-    table["over_rival"] = [_over_rival(turns, row.place, row.way) for row in table.itertuples()]
-    table = table.rename(columns={"way": "method"})
+    table["gb_s"] = moved / GB / table["seconds"]
     return table.assign(profile=MINE, model=twin.model, layers=twin.layers, evidence="measured")
-
-
-def _over_rival(turns: pd.DataFrame, place: str, way: str) -> float:
-    rows = turns[turns["place"] == place].pivot_table(index="repetition", columns="way", values="seconds")
-    return float((rows[RIVAL] / rows[way]).median()) if RIVAL in rows else float("nan")

@@ -8,11 +8,13 @@ import pandas as pd
 
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.products import FEW, MANY, READ
+from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
 
 DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
 MEAN = "geometric mean"
+PRODUCT = ["op", "contestant"]  # the labels of a product
 MINE = "this-machine"
 WORD_BYTES, WORD_WEIGHTS = 8, 16
 DENSE_BITS = 16  # on the thesis' GPUs, whatever this machine computes its dense products in
@@ -25,76 +27,46 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
     mean over the operations (`op` is `MEAN`), which has ratios only. Columns: profile, op, contestant, evidence;
 
     - nbytes, bits_per_weight, byte_limit (the baseline's bytes over this one's);
-    - seconds, low_s, high_s: the median and the quartiles of all repetitions; gb_s of stored bytes, and share_of_read,
+    - seconds, with its range over the repetitions (`toolkit.measure.summary`); gb_s of stored bytes, and share_of_read,
       over the rate at which the same run read a large buffer;
-    - speedup, speedup_low, speedup_high: the ratio of the two times of a repetition, its median and quartiles;
-    - over_other, over_other_low, over_other_high: the same for CSR over PTCSR, and for PTCSR over CSR;
+    - speedup, and over_other, which is that of CSR over PTCSR and of PTCSR over CSR, with their ranges;
     - disturbed: the share of turns that other work disturbed.
 
     With both storages there is the contestant `QUICKER`: for each operation the one that `over_other` favours.
     """
     products = seconds[~seconds["contestant"].isin([READ, FEW, MANY])]
+    over = {"speedup": {"contestant": baseline}}
     if set(STORAGES) <= set(products["contestant"]):
         products = pd.concat([products, _quicker(products)], ignore_index=True)
-    ratios = {"speedup": _against(products, baseline)}
-    if set(STORAGES) <= set(products["contestant"]):
-        ratios["over_other"] = _against(products, STORAGES)
-    rows = []
-    for contestant in dict.fromkeys(products["contestant"]):
-        for op in [*dict.fromkeys(products["op"]), MEAN]:
-            row = {"profile": MINE, "op": op, "contestant": contestant, "evidence": "measured"}
-            for name, values in ratios.items():
-                row |= _quartiles(name, values.get((op, contestant)))
-            rows.append(row)
-    sizes = _sizes(products, baseline)
+        over["over_other"] = {"contestant": STORAGES}
+    products = pd.concat([products, _means(products)], ignore_index=True)
+    table = summary(products, PRODUCT, over=over)
+    limit = table.set_index(PRODUCT)["nbytes"].xs(baseline, level="contestant")
+    table["byte_limit"] = table["op"].map(limit) / table["nbytes"]
+    table["bits_per_weight"] = 8 * table["nbytes"] / (table["rows"] * table["columns"])
+    table["gb_s"] = table["nbytes"] / table["seconds"] / 1e9
     read = seconds[seconds["contestant"] == READ]
     read_gb_s = (read["nbytes"] / read["seconds"] / 1e9).groupby(read["op"]).median()
-    table = pd.DataFrame(rows).merge(sizes, how="left", on=["op", "contestant"])
-    return table.assign(share_of_read=table["gb_s"] / table["op"].map(read_gb_s))
+    table["share_of_read"] = table["gb_s"] / table["op"].map(read_gb_s)
+    ratios = ["op", "contestant", "byte_limit", "disturbed", *(name for name in table if name.startswith(tuple(over)))]
+    table.loc[table["op"] == MEAN, table.columns.difference(ratios)] = np.nan
+    table = table.drop(columns=["threads", "measured_at"], errors="ignore")
+    return table.assign(profile=MINE, evidence="measured")
 
 
 def _quicker(products: pd.DataFrame) -> pd.DataFrame:
     """The rows of the storage that is quicker, for each operation."""
-    ratios = {
-        op: values.median() for (op, contestant), values in _against(products, STORAGES).items() if contestant == CSR
-    }
-    chosen = products["contestant"] == products["op"].map(
-        {op: CSR if ratio >= 1 else PTCSR for op, ratio in ratios.items()}
-    )
+    ratio = times_as_fast(products, PRODUCT, {"contestant": STORAGES})[products["contestant"] == CSR]
+    is_csr = products["op"].map(ratio.groupby(products["op"]).median() >= 1)
+    chosen = products["contestant"] == is_csr.map({True: CSR, False: PTCSR})
     return products[chosen].assign(contestant=QUICKER)
 
 
-def _against(products: pd.DataFrame, other: str | Mapping[str, str]) -> dict[tuple[str, str], pd.Series]:
-    """The other's seconds over a contestant's, by repetition, for each (operation, contestant); and for `MEAN`."""
-    times = products.pivot(index=["op", "repetition"], columns="contestant", values="seconds")
-    ratios = {}
-    for contestant in times:
-        against = other if isinstance(other, str) else other.get(contestant)
-        if against is None:
-            continue
-        ratio = times[against] / times[contestant]
-        ratios |= {(op, contestant): ratio.loc[op] for op in ratio.index.levels[0]}
-        ratios[MEAN, contestant] = np.exp(np.log(ratio).groupby("repetition").mean())
-    return ratios
-
-
-def _quartiles(name: str, values: pd.Series | None) -> dict[str, float]:
-    low, middle, high = [np.nan] * 3 if values is None else values.quantile([0.25, 0.5, 0.75])
-    return {name: middle, f"{name}_low": low, f"{name}_high": high}
-
-
-def _sizes(products: pd.DataFrame, baseline: str) -> pd.DataFrame:
-    """Bytes and seconds of each operation and contestant, and the mean byte limit of each contestant."""
-    groups = products.groupby(["op", "contestant"], sort=False)
-    quartiles = groups["seconds"].quantile([0.25, 0.5, 0.75]).unstack()
-    quartiles.columns = ["low_s", "seconds", "high_s"]
-    table = groups[["nbytes", "rows", "columns"]].first().join(quartiles).join(groups["disturbed"].mean()).reset_index()
-    dense = table[table["contestant"] == baseline].set_index("op")["nbytes"]
-    table["byte_limit"] = table["op"].map(dense) / table["nbytes"]
-    table["bits_per_weight"] = 8 * table["nbytes"] / (table["rows"] * table["columns"])
-    table["gb_s"] = table["nbytes"] / table["seconds"] / 1e9
-    means = table.groupby("contestant", sort=False).agg({"byte_limit": geometric_mean, "disturbed": "mean"})
-    return pd.concat([table, means.reset_index().assign(op=MEAN)], ignore_index=True)
+def _means(products: pd.DataFrame) -> pd.DataFrame:
+    """A row for each contestant and repetition: the geometric means over the operations."""
+    groups = products.groupby(["contestant", "repetition"], sort=False)
+    means = groups[["seconds", "nbytes"]].agg(geometric_mean).join(groups["disturbed"].mean())
+    return means.reset_index().assign(op=MEAN)
 
 
 def geometric_mean(values: pd.Series) -> float:
