@@ -3,7 +3,7 @@
     python benchmarks/offload.py [--folder DIR] [--layers 6] [--repetitions 7] [--markdown]
 
 The model is a twin of TinyLlama-1.1B (hidden 2048, FFN 5632) with random bfloat16 weights, half of them zero, and fewer
-layers; no layer stays in memory. Ways take turns, each a window over four tokens (`toolkit.measure.model_passes`).
+layers; no layer stays in memory. Ways take turns, each a window over four tokens (`toolkit.measure.race`).
 Ours must give the logits of the model in memory; those of `endor_packed`, whose sums run in another order, and of
 llama.cpp's F16 may differ by rounding. Ours read past the page cache, or, without direct reads, with their
 pages dropped before each token. Accelerate and llama.cpp map their files, whose pages are dropped before each token
@@ -19,12 +19,11 @@ import sys
 import pandas as pd
 import reports
 
-from toolkit.measure.end_to_end import PASS_METHODS, pairs_table, software_ways
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.model_passes import PLACED, pass_spans
+from toolkit.measure.race import PLACED, Race, run_race
 from toolkit.measure.summary import by_turn, summary
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.passes import PAIRS
+from toolkit.papers.endor.passes import PAIRS, PASS_METHODS, pairs_table, software_ways
 from toolkit.policies.ways import all_ways
 
 WORKLOAD = Workload("tinyllama-1.1b", "bfloat16")
@@ -37,7 +36,7 @@ def main() -> int:
     ways = software_ways(PASS_METHODS) + [
         (way, "storage") for way in all_ways(device="cpu", methods=["endor", "dense"])
     ]
-    spans = pass_spans(WORKLOAD, options.layers, ways, options.repetitions, options.folder)
+    spans = run_race(Race(WORKLOAD, options.layers, ways, options.repetitions), options.folder)
     turns = by_turn(spans, PLACED)
     table = summary(turns, PLACED).sort_values("seconds")[[*PLACED, "seconds", "read_bytes", "mode"]]
     goals = _judged(pairs_table(spans, PAIRS))

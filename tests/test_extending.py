@@ -23,7 +23,7 @@ from toolkit.evidence.interactive import Interactive
 from toolkit.formats import FORMATS, FormatError, decode, encode, load
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.decoding import Decoding
-from toolkit.measure.model_passes import RUNTIMES, pass_spans
+from toolkit.measure.race import RUNTIMES, Race, run_race
 from toolkit.models import load_model, shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.model import OffloadedModel
@@ -150,11 +150,11 @@ def test_the_contestant_takes_turns_and_may_not_be_wrong(monkeypatch, tmp_path):
         monkeypatch.delitem(RUNTIMES, name, raising=False)
         monkeypatch.setitem(RUNTIMES, name, runtime)
     ways = [(Way(name, device="cpu"), "storage") for name in ("dense", "torch, mapped", "accelerate")]
-    spans = pass_spans(Workload("toy-llama"), 3, ways, 2, tmp_path)
+    spans = run_race(Race(Workload("toy-llama"), 3, ways, 2), tmp_path)
     turns = spans.groupby("method")
     assert set(turns.groups) == {"dense", "torch, mapped", "accelerate"}
     assert turns["repetition"].nunique().eq(2).all()
     assert turns["stored_bytes"].first()["torch, mapped"] == turns["stored_bytes"].first()["accelerate"]
     monkeypatch.setattr(mapped, "token", lambda self, number: Decoding.token(self, number) + (number == 4))
     with pytest.raises(UserError, match="torch, mapped gives another output than the model in memory"):
-        pass_spans(Workload("toy-llama"), 3, ways, 1, tmp_path)
+        run_race(Race(Workload("toy-llama"), 3, ways, 1), tmp_path)

@@ -16,9 +16,8 @@ from toolkit.evidence.schema import check_parameters, rules
 from toolkit.formats.packed import DTYPES
 from toolkit.machines.hardware import profiles
 from toolkit.machines.probe import ProbeSettings
-from toolkit.measure.end_to_end import PASS_METHODS
 from toolkit.models import SHAPES
-from toolkit.papers.endor.passes import MAPS
+from toolkit.papers.endor.passes import MAPS, PASS_METHODS
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import POLICIES
 from toolkit.studies.forms import CALIBRATED, FORMS

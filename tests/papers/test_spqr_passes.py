@@ -5,7 +5,6 @@ import pytest
 
 from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.machines.hardware import profile
-from toolkit.measure.twin_forward import ModelTwin
 from toolkit.papers.spqr import passes
 from toolkit.papers.spqr.speedups import without_kernels
 
@@ -87,7 +86,7 @@ def test_twins_by_hand():
     ).assign(
         layer_bytes=50, weights=100, head_bytes=10, read_bytes=48, mode="memory", disturbed=[*[True] * 3, *[False] * 6]
     )
-    table = passes.twin_passes(turns, ModelTwin("toy", 5))
+    table = passes.twin_passes(turns, passes.ModelTwin("toy", 5))
     spqr, rival, streamed = table.to_dict("records")
     assert [spqr["seconds_low"], spqr["seconds"], spqr["seconds_high"]] == [2, 2, 4]
     assert table["disturbed"].tolist() == [1, 0, 0]

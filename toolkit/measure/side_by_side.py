@@ -24,7 +24,7 @@ from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.decoding import greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.model_passes import PLACED
+from toolkit.measure.race import PLACED
 from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import take_turns

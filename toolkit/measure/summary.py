@@ -67,5 +67,6 @@ def times_as_fast(turns: pd.DataFrame, by: Sequence[str], baseline: Baseline, co
     """
     keys = [*by, "repetition"]
     others = {name: turns[name].map(label) if isinstance(label, Mapping) else label for name, label in baseline.items()}
-    theirs = turns.set_index(keys)[column].reindex(pd.MultiIndex.from_frame(turns[keys].assign(**others)))
-    return theirs.to_numpy() / turns[column]
+    wanted = pd.MultiIndex.from_frame(turns[keys].assign(**others))
+    theirs = turns.set_index(keys)[column]
+    return theirs[theirs.index.isin(wanted)].reindex(wanted).to_numpy() / turns[column]

@@ -18,6 +18,7 @@ def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, La
     published = LayerMap(0, near, layers - near)
     return {
         "storage": LayerMap(0, 0, layers),
+        "dram": LayerMap(0, layers, 0),
         "published": published,
         "refilled": published.refilled(dense_bytes, packed_bytes),
     }

@@ -1,19 +1,38 @@
-"""ENDOR's passes through whole models: its maps of layers, the times in its text, our goals, and whether decoding pays.
+"""ENDOR's passes through whole models: on the paper's machine modelled, on this one measured and modelled.
 
 pass_table(profile("endor-rtx4080"), Workload("opt-66b"))
+race = Race(Workload("opt-1536"), layers=10, ways=default_ways(PASS_METHODS))
+pass_measurements(race)
+pairs_table(race_spans(race), PAIRS)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import pandas as pd
 
-from toolkit.errors import unknown
+from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import GB, Profile
+from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.llama_cpp import missing
+from toolkit.measure.race import PLACED, Race, race_spans
+from toolkit.measure.rates import this_machine
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import median_stages
 from toolkit.models.workload import Workload
-from toolkit.policies.methods import ACCELERATE
+from toolkit.policies.methods import ACCELERATE, METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way
+from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
 from toolkit.simulation import tables
+from toolkit.simulation.cost_model import predict
+from toolkit.simulation.tables import layer_of
+from toolkit.timeline.spans import Timeline
+from toolkit.timeline.tables import beside_dense, beside_measured
+
+PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
+PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
+WAY = ["method", "policy"]  # the labels of a way with all layers on disk
+Pairs = Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
 # Sections 3.3 and 5.1, C.1 and C.3. The 20 remapped layers of Llama2-70B take more than the 10 dense ones did: 17 fit
 MAPS = {
@@ -72,3 +91,119 @@ def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
         hides=rates["cpu_gb_s"] >= rates["pays_pipelined_gb_s"],
         basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
     )
+
+
+def pass_measurements(race: Race, fresh: bool = False) -> pd.DataFrame:
+    """One token as `pass_table` has it, measured, and for our own runtime modelled; more columns as in
+    `operation_measurements`.
+
+    Stages are those of a window over several tokens, divided by their number; `tokens` is that number and
+    `stored_bytes` what one token must read. `mapping` is `storage` with every layer on disk; `published`, the paper's
+    share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in which no weight is read, decoded or
+    multiplied is stage `other`, which the model leaves out. Raises `UserError` for a limit of memory, unknown names,
+    less than one repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not
+    those of the model in memory.
+    """
+    if race.memory_bytes is not None:
+        raise UserError(f"memory_bytes={race.memory_bytes}: passes under a limit are not modelled; `race_spans`")
+    workload, spans = race.workload, race_spans(race, fresh=fresh)
+    machine = this_machine(workload.dtype, workload.sparsity, fresh)
+    tables = []
+    for (way, mapping), rows in _by_way(spans):
+        where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
+        labels = {"profile": machine.id, **asdict(workload), "op": "pass", **asdict(way)}
+        labels |= {"mapping": mapping, "dram_layers": where.dram, "storage_layers": where.storage}
+        tables.append(_a_token(rows).assign(**labels))
+        if way.method not in RIVALS:
+            modelled = _predicted(machine, workload, way, where)
+            tables.append(modelled.stages().assign(**labels))
+    table = pd.concat(tables, ignore_index=True)
+    mapped = table["mapping"] != "storage"
+    compared = [beside_dense(table[~mapped])]
+    if mapped.any():
+        compared.append(beside_dense(table[mapped], mapping="published"))
+    return beside_measured(pd.concat(compared, ignore_index=True))
+
+
+def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
+    """How many times as fast ours was in the same turn: `ratio`, with its range (`summary`).
+
+    `spans` are those of `race_spans`. `pairs` are of (method, policy), ours and the other, with all layers on disk;
+    pairs that are not among the spans are left out.
+
+    `byte_limit`, for two ways of our own with one policy, is the bytes that the other reads for a token over the bytes
+    that ours reads: what moves weights from the same disk with the same reader cannot gain more. It is NaN beside
+    other software, which is slower for more reasons. `read_share_ours` and `read_share_other` are the bytes read in the
+    window over those that its tokens need. `fault` says what is wrong with a measurement, or is empty: a ratio above
+    `byte_limit` in every turn, or reads in the window that differ by more than one layer from what the tokens need.
+    """
+    on_disk, rows = spans[spans["mapping"] == "storage"], []
+    turns = by_turn(on_disk, WAY)
+    turns["read_share"] = turns["read_bytes"] / turns["stored_bytes"]
+    counts = on_disk.groupby(WAY)[["storage_layers", "tokens"]].first()
+    for ours, other in pairs:
+        if not {ours, other} <= set(counts.index):
+            continue
+        over = {"ratio": dict(zip(WAY, other, strict=True))}
+        ways = summary(turns, WAY, over=over).set_index(WAY).join(counts)
+        mine, theirs = ways.loc[ours], ways.loc[other]
+        comparable = {ours[0], other[0]} <= set(METHODS) and ours[1] == other[1]
+        limit = theirs["stored_bytes"] / mine["stored_bytes"] if comparable else float("nan")
+        row = {"ours": ", ".join(ours), "other": ", ".join(other)} | mine[
+            ["ratio", "ratio_low", "ratio_high"]
+        ].to_dict()
+        row |= {"byte_limit": limit, "read_share_ours": mine["read_share"], "read_share_other": theirs["read_share"]}
+        faults = [f"above the byte limit {limit:.2f}"] if row["ratio_low"] > limit else []
+        faults += [
+            f"{', '.join(name)} read {way['read_share']:.0%} of its bytes in the window"
+            for name, way in ((ours, mine), (other, theirs))
+            if abs(way["read_share"] - 1) > 1 / (way["storage_layers"] * way["tokens"])  # a layer
+        ]
+        rows.append(row | {"fault": "; ".join(faults)})
+    return pd.DataFrame(rows)
+
+
+def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each way measured with all layers on disk, the quickest first, from `pass_measurements`.
+
+    Columns: seconds a token (median), seconds_low, seconds_high, bytes_a_token that were read, gb_s of the whole pass,
+    mode.
+    """
+    chosen = (table["evidence"] == "measured") & (table["mapping"] == "storage") & (table["stage"] == "total")
+    rows = table[chosen].set_index(["method", "policy"]).sort_values("median_s")
+    shown = rows[["median_s", "seconds_low", "seconds_high", "nbytes", "gb_s", "mode"]]
+    return shown.rename(columns={"median_s": "seconds", "nbytes": "bytes_a_token"})
+
+
+def default_ways(methods: Sequence[str]) -> list[Placed]:
+    """Every method by both policies from disk, Accelerate, and every method through the paper's maps, sequentially."""
+    one_by_one = all_ways(device="cpu", methods=methods)
+    ways = [(way, "storage") for way in all_ways(POLICIES, "cpu", methods)] + [RIVAL]
+    ways += [(way, "published") for way in one_by_one]
+    return ways + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
+
+
+def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -> list[Placed]:
+    """Every method, pipelined from disk, Accelerate, and llama.cpp's `rivals` where it can run (`llama_cpp.missing`).
+
+    llama.cpp runs Llama decoders only.
+    """
+    ways = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
+    return ways + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])
+
+
+def _a_token(spans: pd.DataFrame) -> pd.DataFrame:
+    """`median_stages` of windows over several tokens, for one of them."""
+    shared = spans[["tokens", "stored_bytes"]].iloc[0]
+    stages = median_stages(spans).assign(**shared)
+    summed = ["seconds", "seconds_low", "median_s", "seconds_high", "nbytes"]
+    return stages.assign(**{name: stages[name] / shared["tokens"] for name in summed})
+
+
+def _by_way(spans: pd.DataFrame) -> Iterator[tuple[Placed, pd.DataFrame]]:
+    for (method, policy, mapping), rows in spans.groupby(PLACED, sort=False):
+        yield (Way(method, policy=policy, device="cpu"), mapping), rows
+
+
+def _predicted(machine: Profile, workload: Workload, way: Way, where: LayerMap) -> Timeline:
+    return predict(machine, [layer_of(workload, machine, way.method, tier) for tier in where.tiers], way)

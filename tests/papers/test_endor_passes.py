@@ -9,21 +9,21 @@ from tests.measure.test_operations import MACHINE
 from tests.models.test_twins import TOYS
 from toolkit import cache, paths
 from toolkit.errors import UserError
-from toolkit.measure import end_to_end
+from toolkit.measure import race as races
 from toolkit.measure import turns as measure_turns
-from toolkit.measure.end_to_end import (
+from toolkit.measure.race import Race, race_spans
+from toolkit.models import shapes
+from toolkit.models.workload import Workload
+from toolkit.papers.endor import passes
+from toolkit.papers.endor.passes import (
+    PAIRS,
     PLAIN_TYPES,
-    Passes,
     default_ways,
-    pair_ratios,
     pairs_table,
     pass_measurements,
     seconds_table,
     software_ways,
 )
-from toolkit.models import shapes
-from toolkit.models.workload import Workload
-from toolkit.papers.endor.passes import PAIRS
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.timeline.tables import LABELS
@@ -33,7 +33,7 @@ METHODS = ("dense", "endor", "endor_packed")
 
 
 def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=2):
-    return Passes(Workload(model), layers, default_ways(methods), repetitions)
+    return Race(Workload(model), layers, default_ways(methods), repetitions)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +42,7 @@ def toy(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        patch.setattr(end_to_end, "this_machine", lambda *arguments: RATED)
+        patch.setattr(passes, "this_machine", lambda *arguments: RATED)
         patch.setattr(measure_turns, "describe", lambda: {"cpu": "toy"})
         yield
 
@@ -93,25 +93,22 @@ def test_the_model_counts_layers_where_the_map_has_them(table):
 
 
 def test_what_was_measured_is_found_again_and_the_pairs_are_made_from_it(table, monkeypatch):
-    monkeypatch.setattr(end_to_end, "pass_spans", None)  # measuring again would fail
+    monkeypatch.setattr(races, "run_race", None)  # measuring again would fail
     pd.testing.assert_frame_equal(pass_measurements(toy_passes()), table)
-    pairs = pair_ratios(toy_passes(), PAIRS)
+    pairs = pairs_table(race_spans(toy_passes()), PAIRS)
     assert len(pairs) == 3  # llama.cpp is not among the default ways
-    total = table[table["stage"].eq("total") & table["evidence"].eq("measured") & table["mapping"].eq("storage")]
-    seconds = total[total["policy"] == "pipelined"].set_index("method")["median_s"]
-    assert pairs["ratio"].iloc[0] == pytest.approx(seconds["dense"] / seconds["endor"])  # one number on all pages
 
 
 def test_other_contestants_or_versions_are_measured_again(table, monkeypatch):
     keys = []
     monkeypatch.setattr(cache, "cached_table", lambda kind, key, *rest: keys.append(key))
-    spans = end_to_end.measured_spans
+    spans = race_spans
     spans(toy_passes())
     spans(replace(toy_passes(), ways=[(Way("dense", device="cpu"), "storage")]))
     monkeypatch.setattr(importlib.metadata, "version", lambda name: f"{name} of tomorrow")
     spans(toy_passes())
     assert len({json.dumps(key) for key in keys}) == 3
-    assert keys[1]["passes"]["Passes"]["ways"] == [[{"Way": asdict(Way("dense", device="cpu"))}, "storage"]]
+    assert keys[1]["race"]["Race"]["ways"] == [[{"Way": asdict(Way("dense", device="cpu"))}, "storage"]]
     assert {"torch", "numba"} <= keys[2]["versions"].keys()
     assert keys[2]["versions"]["numba"] == "numba of tomorrow"
 
@@ -195,7 +192,7 @@ def test_seconds_from_disk_in_one_table(table):
 
 @pytest.mark.parametrize("reason", [None, "no network"])
 def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
-    monkeypatch.setattr(end_to_end, "missing", lambda: reason)
+    monkeypatch.setattr(passes, "missing", lambda: reason)
     found = [way.method for way, _ in software_ways(["dense", "endor"])]
     assert found == ["dense", "endor", "accelerate", *([] if reason else PLAIN_TYPES)]
 

@@ -4,25 +4,31 @@ import torch
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.measure import model_passes, streamed
+from toolkit.measure import race as races
+from toolkit.measure import streamed
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Decoding, Text
-from toolkit.measure.end_to_end import default_ways
-from toolkit.measure.model_passes import PLACED, pass_spans
+from toolkit.measure.race import PLACED, Race, run_race
 from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import timeline_of
 from toolkit.models import shapes
+from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
 from toolkit.offload.linear import OffloadedLinear
+from toolkit.papers.endor.passes import default_ways
 from toolkit.policies.methods import ACCELERATE, METHODS
 from toolkit.policies.ways import POLICIES, Way
 
-LAYERS = 4
+LAYERS = TOKENS = 4
 
 
 def placed(method, policy="sequential", mapping="storage"):
     return Way(method, policy=policy, device="cpu"), mapping
+
+
+def pass_spans(layers, ways, repetitions, folder, tokens=TOKENS, **limit):
+    return run_race(Race(Workload("toy-opt"), layers, ways, repetitions, tokens, **limit), folder)
 
 
 EVERYONE = default_ways(("dense", "zstd", "endor", "endor_packed"))
@@ -39,7 +45,7 @@ def spans_of_turns(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
         folder = tmp_path_factory.mktemp("turns")
-        spans = pass_spans(Workload("toy-opt"), LAYERS, EVERYONE, 2, folder)
+        spans = pass_spans(LAYERS, EVERYONE, 2, folder)
         assert [*folder.iterdir()] == []
         return spans
 
@@ -54,8 +60,8 @@ def test_every_contestant_has_its_turns(spans_of_turns):
 def test_a_pass_moves_decodes_and_multiplies_what_its_map_says(spans_of_turns):
     dense_bytes = sum(rows * columns * 2 for rows, columns in TOYS["toy-opt"].values())
     for (method, policy, _, _), rows in spans_of_turns.groupby([*PLACED, "repetition"]):
-        assert set(rows["tokens"]) == {model_passes.TOKENS}
-        moved = rows.groupby("stage")["nbytes"].sum() / model_passes.TOKENS
+        assert set(rows["tokens"]) == {TOKENS}
+        moved = rows.groupby("stage")["nbytes"].sum() / TOKENS
         if method == ACCELERATE:
             assert LAYERS * dense_bytes < moved["read"] == rows["stored_bytes"].iloc[0]  # biases and norms as well
             continue
@@ -105,7 +111,7 @@ def test_wrong_logits_are_refused(tmp_path, monkeypatch, contestant):
     right = getattr(kind, function)
     monkeypatch.setattr(kind, function, lambda self, argument: right(self, argument) * 1.01)
     with pytest.raises(UserError, match=f"{contestant[0].method}, {contestant[0].policy}, gives another output"):
-        pass_spans(Workload("toy-opt"), 3, [contestant], 1, tmp_path)
+        pass_spans(3, [contestant], 1, tmp_path)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -130,9 +136,9 @@ def test_packed_products_may_differ_by_rounding_and_no_more():
 def test_a_second_token_that_would_read_nothing_is_refused_before_anything_is_written(
     tmp_path, monkeypatch, contestant, layers, words
 ):
-    monkeypatch.setattr(model_passes, "pack_model", None)  # packing would fail
+    monkeypatch.setattr(races, "pack_model", None)  # packing would fail
     with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), layers, [placed(ACCELERATE), contestant], 1, tmp_path)
+        pass_spans(layers, [placed(ACCELERATE), contestant], 1, tmp_path)
     assert [*tmp_path.iterdir()] == []
 
 
@@ -151,11 +157,11 @@ def test_the_timed_token_finds_no_pages_where_reads_are_buffered(tmp_path, monke
         return output
 
     monkeypatch.setattr(Decoding, "token", token)
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("dense")], 1, tmp_path)
+    spans = pass_spans(LAYERS, [placed("dense")], 1, tmp_path)
     assert set(spans["mode"]) == {"buffered"}
     if not after[1]:
         pytest.skip("this file system keeps no pages")
-    assert before == [0] * (1 + model_passes.TOKENS)
+    assert before == [0] * (1 + TOKENS)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -170,12 +176,12 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
     monkeypatch.setattr(Decoding, "token", lambda *arguments: events.append("token") or token(*arguments))
     monkeypatch.setattr(StreamedModel, "prepare", lambda self: events.append(prepare(self) or "prepared"))
     monkeypatch.setattr(streamed, "drop_pages", lambda path: events.append(path.name))
-    spans = pass_spans(Workload("toy-opt"), LAYERS, [placed("endor", policy)], 1, tmp_path)
+    spans = pass_spans(LAYERS, [placed("endor", policy)], 1, tmp_path)
     if not kind and set(spans["mode"]) != {"direct"}:
         pytest.skip("this file system knows no direct reads")
     shards = [f"layer-{number:03d}.endor.safetensors" for number in range(dropped)]
     before = [*shards, "prepared"] if policy == "sequential" else ["prepared", *shards]
-    assert events == (1 + model_passes.TOKENS) * [*before, "token"]
+    assert events == (1 + TOKENS) * [*before, "token"]
 
 
 @pytest.mark.parametrize(
@@ -188,13 +194,13 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
 )
 def test_unknown_names_are_refused(tmp_path, name, words):
     with pytest.raises(UserError, match=words):
-        pass_spans(Workload("toy-opt"), 2, [placed(**name)], 1, tmp_path)
+        pass_spans(2, [placed(**name)], 1, tmp_path)
 
 
 @pytest.mark.parametrize(("repetitions", "tokens"), [(0, 4), (1, 0)])
 def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
     with pytest.raises(UserError, match=f"repetitions={repetitions}, tokens={tokens}"):
-        pass_spans(Workload("toy-opt"), 2, [placed("dense")], repetitions, tmp_path, tokens)
+        pass_spans(2, [placed("dense")], repetitions, tmp_path, tokens)
 
 
 def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
@@ -214,9 +220,34 @@ def test_a_budget_is_the_contestants_limit_of_memory():
 def test_a_limit_holds_for_every_way_and_keeps_layers_in_memory(tmp_path):
     """Two buffers and about half of the 40 layers (9 MB) fit; the others are read for each token."""
     ours, limit = [placed("dense", "pipelined")], 8_000_000
-    free = pass_spans(Workload("toy-opt"), 40, ours, 1, tmp_path, 1)
-    spans = pass_spans(Workload("toy-opt"), 40, ours, 2, tmp_path, 1, memory_bytes=limit)
+    free = pass_spans(40, ours, 1, tmp_path, 1)
+    spans = pass_spans(40, ours, 2, tmp_path, 1, memory_bytes=limit)
     assert set(spans["memory_bytes"]) == {limit}
     assert 0 < by_turn(spans, PLACED)["read_bytes"].min() < by_turn(free, PLACED)["read_bytes"].min()
     with pytest.raises(UserError, match=f"{ACCELERATE} cannot be given a limit"):
-        pass_spans(Workload("toy-opt"), LAYERS, [placed(ACCELERATE)], 1, tmp_path, memory_bytes=limit)
+        pass_spans(LAYERS, [placed(ACCELERATE)], 1, tmp_path, memory_bytes=limit)
+
+
+def test_passes_give_what_one_pass_over_all_tokens_gives():
+    model = twin_model("toy-opt", 2, torch.float32)
+    (text,) = races._texts(Race(Workload("toy-opt"), 2, (), prompt_tokens=4, tokens=3, batches=(2,)), model)
+    assert [tuple(tokens.shape) for tokens in text.inputs] == [(2, 4), (2, 1), (2, 1)]
+    with torch.no_grad():
+        whole = model(torch.cat(text.inputs, 1)).logits
+    for step, expected in text.reference._outputs.items():
+        assert torch.allclose(whole[:, 3 + step], expected, atol=1e-5)
+        if step < 2:
+            assert torch.equal(expected.argmax(-1, keepdim=True), text.inputs[step + 1])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"prompt_tokens": -1}, "prompt_tokens=-1: 0 or more"),
+        ({"batches": [1, 0]}, r"batches=\[1, 0\]"),
+        ({"prompt_tokens": 250, "tokens": 32}, "a text of 282 tokens: expected no more than the model's 256"),
+    ],
+)
+def test_texts_that_make_no_sense_are_refused(tmp_path, sizes, words):
+    with pytest.raises(UserError, match=words):
+        pass_spans(3, [placed("dense")], 1, tmp_path, **sizes)

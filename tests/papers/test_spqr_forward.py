@@ -1,0 +1,92 @@
+"""Tokens of a real toy and of twins: every way runs in every place, and gives the same logits in all."""
+
+import pytest
+import torch
+
+from tests.models.test_twins import TOYS
+from tests.offload.conftest import pruned
+from toolkit import paths
+from toolkit.errors import UserError
+from toolkit.measure import turns
+from toolkit.measure.streamed import StreamedModel
+from toolkit.models import shapes
+from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
+from toolkit.pruning.calibration import Calibration
+from toolkit.quantization import quantised
+from toolkit.quantization.spqr import SpQR
+
+TWIN = ModelTwin("toy-llama", 3, 100)
+SETTINGS = {"quantiser": SpQR(0.05), "calibration": Calibration(windows=2, sequence_length=16)}
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    words = torch.randint(0, 61, (64,), generator=torch.Generator().manual_seed(1))
+    monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
+    monkeypatch.setattr(quantised, "load_model", lambda name, dtype: (pruned(name).to(dtype), "tokenizer"))
+    monkeypatch.setattr(quantised, "load_tokens", lambda corpus, tokenizer, split: words)
+    monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
+    monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
+
+
+def test_every_method_decodes_the_tokens_that_count_and_a_wrong_one_is_refused(monkeypatch):
+    table = forward_measurements("llama", **SETTINGS, tokens=5, dropped=2, repetitions=2)
+    assert (table["seconds"] > 0).all()
+    rows = table.groupby("method", sort=False)
+    assert list(rows.groups) == list(FORWARD)
+    for _, of in rows:
+        assert of[["repetition", "token"]].to_numpy().tolist() == [
+            [turn, token] for turn in (1, 2) for token in (2, 3, 4)
+        ]
+    nbytes = rows["linear_bytes"].first()
+    assert nbytes["dense"] >= 2 * table["weights"].iloc[0] > nbytes["spqr_packed"]
+    assert (rows["weight_bytes"].first() > nbytes).all()
+    right = StreamedModel.token
+    wrong = lambda self, number: right(self, number) + 10 * (self.way.method == "spqr_packed")  # noqa: E731
+    monkeypatch.setattr(StreamedModel, "token", wrong)
+    with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than dense weights"):
+        forward_measurements("llama", **SETTINGS, tokens=3, dropped=2, repetitions=1)
+
+
+def test_tokens_must_be_more_than_are_dropped():
+    with pytest.raises(UserError, match="tokens=3, dropped=3"):
+        forward_measurements("llama", **SETTINGS, tokens=3, dropped=3)
+
+
+def test_every_way_runs_in_every_place_and_is_kept():
+    table = twin_measurements(TWIN, list(TWINS), places=PLACES, tokens=4, repetitions=2)
+    assert len(table) == len(TWINS) * len(PLACES) * 2
+    assert (table["seconds"] > 0).all()
+    bits = (8 * table.groupby("way")["layer_bytes"].first() / table["weights"].iloc[0]).to_dict()
+    assert bits["dense"] == 16
+    assert 8 < bits["int8"] < 10  # with a scale for each short row
+    assert 4 < bits["spqr"] <= bits["spqr_ptcsr"] < 10
+    again = twin_measurements(TWIN, list(TWINS), places=PLACES, tokens=4, repetitions=2)
+    assert again["seconds"].tolist() == table["seconds"].tolist()
+
+
+def test_layers_that_are_alike_share_their_weights_and_have_their_own_codes():
+    table = twin_measurements(ModelTwin("toy-llama", 3, 100, alike=True), ["spqr"], tokens=4, repetitions=1)
+    assert len(table) == 1
+
+
+def test_other_logits_from_the_disk_are_refused(monkeypatch):
+    really = StreamedModel.token
+    monkeypatch.setattr(StreamedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
+    with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than the same weights"):
+        twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"ways": ["int2"]}, "unknown way 'int2'"),
+        ({"ways": ["spqr"], "rivals": ["llama.cpp Q1"]}, "unknown way 'llama.cpp Q1'"),
+        ({"ways": ["spqr"], "places": ["tape"]}, "unknown way 'tape'"),
+        ({"ways": ["spqr"], "tokens": 3}, "tokens=3, repetitions=3: expected 4 or more, and 1 or more"),
+        ({"ways": ["spqr"], "repetitions": 0}, "repetitions=0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_at_once(named, told):
+    with pytest.raises(UserError, match=told):
+        twin_measurements(TWIN, **named)
