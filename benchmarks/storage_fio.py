@@ -20,6 +20,7 @@ import reports
 from toolkit.files import scratch_folder
 from toolkit.machines import disk
 from toolkit.machines.probe import KIB, MIB
+from toolkit.measure.fio import read_gb_s
 from toolkit.storage.direct import OpenFile, open_file
 
 PATTERNS = [
@@ -106,7 +107,7 @@ def _fio(path: Path, file: OpenFile, pattern: str, chunk: int, threads: int, sec
     if pattern == "sequential":  # each thread its own stretch, as ours
         share = file.size_bytes // chunk // threads * chunk
         words |= {"offset_increment": share, "size": share}
-    return fio.read_gb_s(path, file.mode, words, huge)
+    return read_gb_s(path, file.mode, words, huge)
 
 
 def _options() -> argparse.Namespace:

@@ -25,6 +25,7 @@ import reports
 from toolkit.errors import UserError
 from toolkit.files import scratch_folder
 from toolkit.machines.probe import MIB
+from toolkit.measure.fio import read_gb_s
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.readers import READERS, Reader
@@ -106,7 +107,7 @@ def _contestants(path: Path, readers: dict[str, Reader], nbytes: int) -> dict[tu
     def rival(engine: str, block_mib: int, threads: int, depth: int) -> float:
         share = nbytes // threads
         words = {"rw": "read", "ioengine": engine, "bs": block_mib * MIB, "iodepth": depth, "numjobs": threads}
-        return fio.read_gb_s(path, mode, words | {"size": share, "offset_increment": share})
+        return read_gb_s(path, mode, words | {"size": share, "offset_increment": share})
 
     mode = readers["threads"].mode
     contestants = {(True, label): lambda setting=setting: rival(*setting) for label, setting in RIVALS.items()}

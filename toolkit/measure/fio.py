@@ -4,10 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
-from toolkit.storage.readers import Reader
 
 FLAGS = ("--readonly", "--thread", "--group_reporting", "--output-format=json", "--name=read", "--randrepeat=0")
 
@@ -17,17 +17,17 @@ def installed() -> bool:
     return shutil.which("fio") is not None
 
 
-def random_read_gb_s(file: Path, like: Reader, chunk_bytes: int, depth: int, seconds: float) -> float:
-    """GB/s of random reads of a file into huge pages, so many under way at once.
+def read_gb_s(file: Path, mode: str, words: Mapping[str, object], huge: bool = True) -> float:
+    """GB/s of one run of fio that reads a file, start-up not counted.
 
-    It reads in the mode of our reader `like`, and by the same interface: asynchronous I/O, or threads that each wait
-    for one chunk.
+    `words` are fio's options (rw, bs, numjobs, ioengine, ...), `mode` the one that our own reads really are in; `huge`
+    has it read into huge pages, as we do.
     """
-    words = {"filename": file, "rw": "randread", "bs": chunk_bytes, "direct": int(like.mode == "direct")}
-    words |= {"ioengine": "libaio", "iodepth": depth} if like.name == "aio" else {"ioengine": "psync", "numjobs": depth}
-    words |= {"iomem_align": HUGE_PAGE_BYTES}
-    words |= {"time_based": 1, "runtime": f"{seconds * 1000:.0f}ms"}
+    words = {"filename": file, "direct": int(mode == "direct")} | dict(words)
+    environment = dict(os.environ)
+    if huge:
+        environment["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+        words["iomem_align"] = HUGE_PAGE_BYTES
     command = ["fio", *FLAGS, *(f"--{name}={value}" for name, value in words.items())]
-    huge = os.environ | {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=huge)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]["read"]["bw_bytes"] / 1e9

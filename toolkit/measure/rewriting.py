@@ -5,22 +5,23 @@
 Nothing is read from a disk here: new rows are left as they are, and only the rows that stay are copied.
 """
 
-import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
+from jaxtyping import Int64
 
 from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.cache import kept
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
-from toolkit.measure.disturbance import Guard, Load
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.turns import take_turns
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.residency import Change
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.replay import most_held, units_of
 
@@ -48,48 +49,76 @@ class Rewriting:
 def rewriting(setting: Rewriting) -> pd.DataFrame:
     """A row for each way, window and timed token: held, changed and rewritten (rows), row_bytes, seconds, disturbed.
 
-    `changed` counts the rows that go; `disturbed` is 1 where other work disturbed the token, else 0. Two ways: the
-    manager of LLM in a flash (section 3.3), and a new matrix into which the rows that stay are copied. The first
-    `window` tokens fill the window and are left out.
+    `changed` counts the rows that go; `disturbed` says whether other work disturbed the turn. Two ways take turns: the
+    manager of LLM in a flash (section 3.3), and a new matrix into which the rows that stay are copied. The first tokens
+    fill the window and are left out.
     """
-    guard = Guard()
-    rows = list(_rows(setting, guard))
-    guard.close()
-    return pd.DataFrame([row | {"disturbed": float(load.disturbed)} for row, load in rows])
-
-
-def _rows(setting: Rewriting, guard: Guard) -> Iterator[tuple[dict, Load]]:
     count, hidden, gated = neuron_shape(setting.model)
     width, warm = hidden * (3 if gated else 2), max(setting.windows)
     law = UsageLaw.fit(setting.active, exponent=1, new=setting.new, tokens=5)
     active = draw(setting.model, [law], count, warm + setting.tokens, setting.seed).active(0)[0].numpy()
     needed = units_of(active)
-    for window in setting.windows:
-        rows = most_held(needed, SlidingWindow(count, window))
-        store = NeuronStore(SlidingWindow(count, window, rows), width, DTYPE, lambda neurons, rows: None)
-        matrix, stays = torch.zeros(rows, width, dtype=DTYPE), SlidingWindow(count, window, rows)
-        for number, token in enumerate(needed):
-            with guard.turn() as load:
-                moved, begun_s = store.rows_moved, time.perf_counter()
-                change = store.advance(token)
-                managed_s = time.perf_counter() - begun_s
-                begun_s = time.perf_counter()
-                matrix, copied = _reallocated(matrix, stays, token)
-                rebuilt_s = time.perf_counter() - begun_s
-            if number >= warm:
-                labels = {"model": setting.model, "window": window, "neurons": count, "held": store.num_used}
-                labels |= {"changed": len(change.dropped), "row_bytes": width * DTYPE.itemsize}
-                yield labels | {"way": MANAGER, "rewritten": store.rows_moved - moved, "seconds": managed_s}, load
-                yield labels | {"way": REALLOCATION, "rewritten": copied, "seconds": rebuilt_s}, load
+    racing = [kind(needed, count, width, window) for window in setting.windows for kind in (Swapping, Reallocating)]
+    spans = take_turns(racing, 1, setting.tokens, skipped=warm)
+    counts = [way.labels | {"token": token} | found for way in racing for token, found in way.counts.items()]
+    keys = ["way", "window", "token"]
+    table = spans.assign(seconds=spans["end_s"] - spans["start_s"])[[*keys, "seconds", "disturbed"]]
+    shared = {"model": setting.model, "neurons": count, "row_bytes": width * DTYPE.itemsize}
+    table = table.merge(pd.DataFrame(counts), on=keys).drop(columns="token")
+    return table.assign(**shared).astype({"disturbed": float})
 
 
-def _reallocated(matrix: torch.Tensor, window: SlidingWindow, token: np.ndarray) -> tuple[torch.Tensor, int]:
-    """A new matrix for what is held after this token, with the rows that stay copied into it, and their number."""
-    held = window.held.copy()
-    change: Change = window.step(token)
-    stay = held.copy()
-    stay[change.dropped] = False
-    places = torch.from_numpy(np.flatnonzero(stay[np.flatnonzero(held)]))  # a row for each neuron held, in rising order
-    rebuilt = torch.empty(len(places) + len(change.loaded), matrix.shape[1], dtype=matrix.dtype)
-    torch.index_select(matrix, 0, places, out=rebuilt[: len(places)])
-    return rebuilt, len(places)
+class _Rows(Contestant):
+    """A layer's neurons in the rows of a matrix, for one window. `counts` has those of each token."""
+
+    def __init__(self, needed: Sequence[Int64[np.ndarray, " needed"]], count: int, width: int, window: int):
+        self.needed, self.count, self.width, self.window_tokens = needed, count, width, window
+        self.rows = most_held(needed, SlidingWindow(count, window))
+        self.labels, self.counts = {"way": self.name, "window": window}, dict[int, dict[str, int]]()
+
+    def policy(self) -> SlidingWindow:
+        """The window, with nothing in it."""
+        return SlidingWindow(self.count, self.window_tokens, self.rows)
+
+
+class Swapping(_Rows):
+    """The manager: a neuron that goes is overwritten with the last one, and new ones are appended."""
+
+    name = MANAGER
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """An empty store."""
+        self.store = NeuronStore(self.policy(), self.width, DTYPE, lambda neurons, rows: None)
+        yield
+
+    def token(self, number: int) -> None:
+        """Hold what the token needs."""
+        moved = self.store.rows_moved
+        change = self.store.advance(self.needed[number])
+        counts = {"held": self.store.num_used, "changed": len(change.dropped)}
+        self.counts[number] = counts | {"rewritten": self.store.rows_moved - moved}
+
+
+class Reallocating(_Rows):
+    """A new matrix for each token, into which the rows that stay are copied."""
+
+    name = REALLOCATION
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """A matrix of zeros, and nothing that is held."""
+        self.matrix, self.stays = torch.zeros(self.rows, self.width, dtype=DTYPE), self.policy()
+        yield
+
+    def token(self, number: int) -> None:
+        """Hold what the token needs."""
+        held = self.stays.held.copy()
+        change = self.stays.step(self.needed[number])
+        stay = held.copy()
+        stay[change.dropped] = False
+        places = torch.from_numpy(np.flatnonzero(stay[np.flatnonzero(held)]))  # rows of those held, in rising order
+        rebuilt = torch.empty(len(places) + len(change.loaded), self.width, dtype=DTYPE)
+        torch.index_select(self.matrix, 0, places, out=rebuilt[: len(places)])
+        self.matrix = rebuilt
+        self.counts[number] = {"held": len(rebuilt), "changed": len(change.dropped), "rewritten": len(places)}

@@ -3,8 +3,6 @@
 scattered_reads(Scattered("opt-6.7b", layers=4))
 """
 
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,13 +12,16 @@ import torch
 from toolkit.cache import kept
 from toolkit.machines.probe import describe
 from toolkit.measure import fio
-from toolkit.measure.disturbance import Guard, Load
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.summary import by_turn
+from toolkit.measure.turns import take_turns
 from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import neuron_bytes
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import LAYOUTS, read_neurons
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder
 
 TOOL, LONG, FIO = "toolkit", "toolkit, long bursts", "fio"
 LONG_SHARE = 0.25  # of a layer's neurons: so that a start and an end with few reads under way do not count
@@ -44,45 +45,79 @@ def scattered_reads(scattered: Scattered) -> pd.DataFrame:
     """A row for each tool (`TOOL`, `LONG`, `FIO`), layout and repetition: chunk_bytes, depth, mode, gb_s, disturbed.
 
     Ours reads bursts, one layer's neurons at a time, then `LONG_SHARE` of a layer; fio reads chunks of the same
-    size and file without a pause. Turns alternate. There are no rows of fio where it is not installed.
+    size and file without a pause. They take turns. There are no rows of fio where it is not installed.
     """
-    guard = Guard()
-    rows = list(_rows(scattered, guard))
-    guard.close()
-    return pd.DataFrame([row | {"disturbed": load.disturbed} for row, load in rows])
-
-
-def _rows(scattered: Scattered, guard: Guard) -> Iterator[tuple[dict, Load]]:
     store, generator = twin_bundles(scattered.model, scattered.layers), np.random.default_rng(scattered.seed)
     with open_scattered(store, *LAYOUTS, depth=scattered.depth) as reader:
-        for repetition in range(scattered.repetitions):
-            for layout in LAYOUTS:
-                chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
-                labels = {"layout": layout, "chunk_bytes": chunk, "depth": scattered.depth, "mode": reader.mode}
-                labels |= {"model": scattered.model, "repetition": repetition}
-                for tool, share in ((TOOL, scattered.share), (LONG, LONG_SHARE)):
-                    with guard.turn() as load:
-                        gb_s = _ours(replace(scattered, share=share), store, reader, layout, generator)
-                    yield labels | {"tool": tool, "gb_s": gb_s}, load
-                if fio.installed():
-                    file = store.shards[store.layer(0, layout).shard].path
-                    with guard.turn() as load:
-                        gb_s = fio.random_read_gb_s(file, reader, chunk, scattered.depth, scattered.read_s)
-                    yield labels | {"tool": FIO, "gb_s": gb_s}, load
+        racing: list[Contestant] = []
+        for layout in LAYOUTS:
+            racing += [
+                Bursts(replace(scattered, share=share), tool, layout, store, reader, generator)
+                for tool, share in ((TOOL, scattered.share), (LONG, LONG_SHARE))
+            ]
+            racing += [Fio(scattered, layout, store, reader)] if fio.installed() else []
+        spans = take_turns(racing, scattered.repetitions)
+    labels = list(racing[0].labels)
+    turns = by_turn(spans, labels)
+    gb_s = turns["read_bytes"] / turns["read_s"] / 1e9
+    return turns[[*labels, "repetition", "mode", "disturbed"]].assign(gb_s=gb_s)
 
 
-def _ours(scattered: Scattered, store: Store, reader: Reader, layout: str, generator: np.random.Generator) -> float:
-    """GB/s over the time that reads took."""
-    count, hidden, gated = neuron_shape(scattered.model)
-    width, chosen = hidden * (3 if gated else 2), max(1, round(scattered.share * count))
-    memory = torch.from_numpy(aligned_buffer(chosen * width * DTYPE.itemsize))
-    rows, nothing = memory.view(DTYPE).view(chosen, width), aligned_buffer(0)
-    elapsed_s, nbytes, layers = 0.0, 0, store.layers_of(layout)
-    while elapsed_s < scattered.read_s:
-        neurons = np.sort(generator.choice(count, chosen, replace=False))
-        layer = layers[generator.integers(len(layers))]
-        begun_s = time.perf_counter()
-        read_neurons(reader, layer, neurons, rows, nothing)
-        elapsed_s += time.perf_counter() - begun_s
-        nbytes += rows.nbytes
-    return nbytes / elapsed_s / 1e9
+def _labels(scattered: Scattered, tool: str, layout: str) -> dict[str, object]:
+    chunk = neuron_bytes(scattered.model, DTYPE.itemsize, layout)
+    return {"model": scattered.model, "tool": tool, "layout": layout, "chunk_bytes": chunk, "depth": scattered.depth}
+
+
+class Bursts(Contestant):
+    """Our reader: bursts of a layer's neurons, straight into the rows of a matrix, for `read_s` seconds of reading."""
+
+    def __init__(
+        self,
+        scattered: Scattered,
+        tool: str,
+        layout: str,
+        store: Store,
+        reader: Reader,
+        generator: np.random.Generator,
+    ):
+        self.name, self.labels, self.mode = tool, _labels(scattered, tool, layout), reader.mode
+        self.count, hidden, gated = neuron_shape(scattered.model)
+        chosen, width = max(1, round(scattered.share * self.count)), hidden * (3 if gated else 2)
+        self.rows = torch.from_numpy(aligned_buffer(chosen * width * DTYPE.itemsize)).view(DTYPE).view(chosen, width)
+        self.layers, self.reader, self.generator = store.layers_of(layout), reader, generator
+        self.read_s, self.nothing, self.recorder = scattered.read_s, aligned_buffer(0), Recorder()
+
+    def token(self, number: int) -> None:
+        """Bursts, each of another layer's neurons, which are drawn between two bursts."""
+        read_s = 0.0
+        while read_s < self.read_s:
+            neurons = np.sort(self.generator.choice(self.count, len(self.rows), replace=False))
+            layer, begun_s = self.layers[self.generator.integers(len(self.layers))], self.now_s()
+            read_neurons(self.reader, layer, neurons, self.rows, self.nothing)
+            self.recorder.record("read", "neurons", "storage", begun_s, self.rows.nbytes, None)
+            read_s += self.now_s() - begun_s
+
+
+class Fio(Contestant):
+    """fio, with chunks and reads under way as ours, by the same interface: asynchronous I/O, or a thread a read.
+
+    Its clock is fio's own, which leaves its start out.
+    """
+
+    name = FIO
+
+    def __init__(self, scattered: Scattered, layout: str, store: Store, reader: Reader):
+        self.labels, self.mode = _labels(scattered, FIO, layout), reader.mode
+        self.file, self.read_s = store.shards[store.layer(0, layout).shard].path, scattered.read_s
+        self.words = {"rw": "randread", "bs": self.labels["chunk_bytes"], "time_based": 1}
+        self.words |= {"runtime": f"{1000 * scattered.read_s:.0f}ms"}
+        threads = {"ioengine": "psync", "numjobs": scattered.depth}
+        self.words |= {"ioengine": "libaio", "iodepth": scattered.depth} if reader.name == "aio" else threads
+        self._clock_s = 0.0
+        self.recorder = Recorder(lambda: self._clock_s)
+
+    def token(self, number: int) -> None:
+        """One run."""
+        nbytes, begun_s = round(1e9 * self.read_s * fio.read_gb_s(self.file, self.mode, self.words)), self._clock_s
+        self._clock_s += self.read_s
+        self.recorder.record("read", "chunks", "storage", begun_s, nbytes, None)
