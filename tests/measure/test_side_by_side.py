@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.models.test_gguf import write
 from toolkit.errors import UserError
 from toolkit.measure import side_by_side
-from toolkit.measure.side_by_side import Race, planned_rivals, token_rates
+from toolkit.measure.side_by_side import SideBySide, planned_rivals, token_rates
 from toolkit.offload.unpacking import unpack_model
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
@@ -41,7 +41,7 @@ def test_an_unpacked_model_is_the_packed_one_to_the_bit(folder):
 def test_every_way_has_a_row_with_what_it_reads(folder):
     place, model = folder
     for limit in (None, 10_000_000):
-        table, reasons = token_rates(Race(place, "endor", PROMPT, 3, limit, repetitions=2), model)
+        table, reasons = token_rates(SideBySide(place, "endor", PROMPT, 3, limit, repetitions=2), model)
         assert table["way"].tolist() == ["dense", "dense_packed", "endor", "endor_packed"]
         assert (table["tokens_per_s_low"] <= table["tokens_per_s"]).all()
         assert (table["tokens_per_s"] <= table["tokens_per_s_high"]).all()
@@ -53,7 +53,7 @@ def test_every_way_has_a_row_with_what_it_reads(folder):
 
 def test_ways_that_do_not_fit_are_named_with_what_they_need(folder):
     with pytest.raises(UserError, match=r"llama.cpp: absent; dense: a DRAM budget .* MB are needed.*endor: "):
-        token_rates(Race(folder[0], "endor", PROMPT, 3, 1000), folder[1])
+        token_rates(SideBySide(folder[0], "endor", PROMPT, 3, 1000), folder[1])
 
 
 def test_a_way_with_other_outputs_is_not_timed(folder, monkeypatch):
@@ -65,7 +65,7 @@ def test_a_way_with_other_outputs_is_not_timed(folder, monkeypatch):
     greedy = side_by_side.greedy_text
     monkeypatch.setattr(side_by_side, "greedy_text", spoiled)
     with pytest.raises(UserError, match="another output than the model in memory"):
-        token_rates(Race(folder[0], "endor", PROMPT, 3), folder[1])
+        token_rates(SideBySide(folder[0], "endor", PROMPT, 3), folder[1])
 
 
 def test_rivals_are_known_before_anything_runs(folder, monkeypatch, tmp_path):

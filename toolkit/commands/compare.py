@@ -31,7 +31,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
         raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
     _tell("looking at the folder and for llama.cpp")
     from toolkit.interchange.reading import load_tokenizer
-    from toolkit.measure.side_by_side import Race, planned_rivals, token_rates
+    from toolkit.measure.side_by_side import SideBySide, planned_rivals, token_rates
     from toolkit.models import fast_dtype, load_model
     from toolkit.offload.unpacking import unpack_model
     from toolkit.storage.store import Store
@@ -52,7 +52,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
             written = load_model(name, fast_dtype())[0]
         except UserError as error:
             weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
-    race = Race(options.folder, form, prompt, options.max_new_tokens, dram_bytes, gguf=own)
+    race = SideBySide(options.folder, form, prompt, options.max_new_tokens, dram_bytes, gguf=own)
     table, left_out = token_rates(race, packed, written, _tell)
     table["predicted"] = table["way"].map(_predictions(store, table, dram_bytes)).astype(float)
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}

@@ -1,6 +1,6 @@
 """One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
 
-    race = Race(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000, gguf=Path("model.gguf"))
+    race = SideBySide(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000, gguf=Path("model.gguf"))
     rivals, reasons = planned_rivals(folder, race.dram_bytes, race.gguf)     # before anything is loaded
     table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
 
@@ -45,7 +45,7 @@ NEAR = 0.1  # of the largest logit: packed products add in another order, in fp3
 
 
 @dataclass(frozen=True, eq=False)
-class Race:
+class SideBySide:
     """What is compared: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
 
     `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory.
@@ -88,7 +88,7 @@ def planned_rivals(
 
 
 def token_rates(
-    race: Race,
+    race: SideBySide,
     model: nn.Module,
     rival_model: nn.Module | None = None,
     tell: Callable[[str], None] = lambda phase: None,
@@ -168,7 +168,7 @@ def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
     return ways
 
 
-def _used_bytes(name: str, store: Store, race: Race) -> int:
+def _used_bytes(name: str, store: Store, race: SideBySide) -> int:
     """What the way takes of the limit. Raises `BudgetError` if it does not fit."""
     settings = {"policy": POLICY, "verify": False, "dram_bytes": race.dram_bytes}
     with OffloadedModel.open(store.folder, name, **settings) as model:
