@@ -10,7 +10,7 @@ from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
-from toolkit.planner.elsewhere import limit_elsewhere, others_answers, resized
+from toolkit.planner.elsewhere import limit_elsewhere, resized
 from toolkit.planner.hits import unmapped_share
 from toolkit.planner.ways import ways
 
@@ -81,14 +81,3 @@ def test_a_mapped_mixture_keeps_what_each_token_needs(monkeypatch):
     assert unmapped_share(shape, 1 - experts / 2 / whole) == pytest.approx(used / 2 / needed)
     assert unmapped_share(shape, 1.0) == 0
     assert unmapped_share(SHAPE, 0.75) == 0.25
-
-
-def test_other_tools_answers_stand_beside_a_limit():
-    """M1 Max, 400 GB/s: Llama-2 7B in 16 bits passes all but the embedding for each token."""
-    table = others_answers()
-    asked = table.set_index(["tool", "model", "profile"]).loc[("sparkfit", "llama2-7b", "flash-m1-max")]
-    parts = SHAPE.parameters
-    assert asked["form"] == "FP16"
-    assert asked["limit_per_s"] == pytest.approx(400 * GB / 2 / (sum(parts.values()) - parts["embedding"]))
-    assert set(table["evidence"]) == {"published"}
-    assert table["command"].notna().all()

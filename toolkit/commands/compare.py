@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +18,6 @@ from toolkit.records import line
 if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
-
-    from toolkit.storage.store import Store
 
 CORPUS = "wiki-slice"
 
@@ -54,7 +51,6 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
             weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
     race = SideBySide(options.folder, form, prompt, options.max_new_tokens, dram_bytes, gguf=own)
     table, left_out = token_rates(race, packed, written, _tell)
-    table["predicted"] = table["way"].map(_predictions(store, table, dram_bytes)).astype(float)
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]
@@ -80,21 +76,6 @@ def _packed_gguf(name: str) -> Path | None:
         return None
     file = gguf_file(name)
     return file if file and file.is_file() else None
-
-
-def _predictions(store: "Store", table: "pd.DataFrame", dram_bytes: int | None) -> Mapping[str, float]:
-    """Tokens a second that the planner predicts, by way, if it has measured this machine and knows the model.
-
-    It keeps how far off it was.
-    """
-    from toolkit.planner.compared import remember
-    from toolkit.planner.rates import are_kept
-    from toolkit.planner.speed import this_machine
-
-    with suppress(UserError):
-        if are_kept():
-            return remember(store, table, this_machine(dram_bytes), limited=dram_bytes is not None)
-    return {}
 
 
 class _Perplexities:
@@ -157,9 +138,7 @@ def _show(table: "pd.DataFrame", reasons: list[str]) -> None:
     ends = zip(table["tokens_per_s_low"], table["tokens_per_s_high"], strict=True)
     shown["range"] = [f"{low:.1f} to {high:.1f}" for low, high in ends]
     columns = {"tokens_per_s": "tokens/s", "read_mb": "MB read a token", "dram_mb": "MB in DRAM"}
-    order = ["way", "tokens_per_s", "range", "predicted", "read_mb", "dram_mb", "perplexity", "mode"]
-    if shown["predicted"].isna().all():
-        order.remove("predicted")
+    order = ["way", "tokens_per_s", "range", "read_mb", "dram_mb", "perplexity", "mode"]
     print(shown[order].rename(columns=columns).to_string(index=False, float_format="{:.1f}".format, na_rep="–"))
     if table["disturbed"].ge(0.5).any():
         print("* other work disturbed half of these turns or more")

@@ -8,17 +8,13 @@ slowest of them decides; in llama.cpp one follows the other. What kernels reach 
 each number is the most that the way can reach there.
 """
 
-import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pandas as pd
 
-from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.machines.hardware import profile
 from toolkit.machines.machine import GB, Profile
-from toolkit.models.architectures import ARCHITECTURES, ModelShape
+from toolkit.models.architectures import ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
 from toolkit.planner.quality import price_of
@@ -27,10 +23,8 @@ from toolkit.planner.target import Target
 from toolkit.planner.ways import EXPERTS, RIVAL, STREAMED, PlannedWay, ways
 from toolkit.simulation.experts import RESERVED_BYTES
 
-READS = ("data/planners/answers.csv",)
 GPU, CUDA = "GPU", "--device cuda"  # what limits, and the option of `run`
 OF_DRAM = 0.9  # of its capacity, for weights
-PLAIN_BITS = {"FP16": 16.0, "FP8": 8.0}  # of forms that are no GGUF types
 
 
 @dataclass(frozen=True)
@@ -150,38 +144,3 @@ def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFram
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "relative", "within", "device", "dram", "storage"])
     table = table.sort_values(["within", "tokens_s"], ascending=False, kind="stable").reset_index(drop=True)
     return table.assign(model=target.name, profile=machine.id, evidence="modelled")
-
-
-def answers_file() -> Path:
-    """What other tools answered; `benchmarks/other_planners.py` asks them."""
-    return paths.root() / "data" / "planners" / "answers.csv"
-
-
-def others_answers() -> pd.DataFrame:
-    """What other tools answer to the map's questions, beside the limit by bytes of the form that they name.
-
-    Columns: tool, version, model, profile, fits, form, memory_gb, low_per_s and high_per_s (tokens a second; NaN
-    without a speed), answer (their words), command, limit_per_s (of a mapped file in that form; NaN where it needs a
-    disk that the machine lacks), evidence. A tool that refuses has one row without a model.
-    """
-    table = pd.read_csv(answers_file())
-    limits = [float("nan") if pd.isna(row.model) else _limit_of(row) for row in table.itertuples()]
-    return table.assign(limit_per_s=limits, evidence="published")
-
-
-def _limit_of(row) -> float:
-    """Tokens a second at most of llama.cpp with as many bits a weight."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    bits = PLAIN_BITS.get(row.form)
-    if bits is None:
-        weights, nbytes = GGML_QUANT_SIZES[GGMLQuantizationType[re.sub("_[SML]$", "", row.form)]]
-        bits = 8 * nbytes / weights
-    shape = ARCHITECTURES[row.model]
-    rival, parts = next(way for way in ways(bool(shape.experts)) if way.kind == RIVAL), shape.parameters
-    whole, ends = sum(parts.values()), parts["embedding"] + parts["head"]  # which have 16 bits in our files
-    bits = (whole * bits - ends * 16) / (whole - ends)
-    try:
-        return 1 / limit_elsewhere(shape, replace(rival, bits=bits), profile(row.profile)).seconds
-    except UserError:
-        return float("nan")

@@ -5,21 +5,22 @@
     found.why       # one sentence
     found.command   # what packs and runs the first way
 
-Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from what such
-predictions were off by on this machine so far (`toolkit.planner.history`). Quality is measured, of this model or of an
-embedded one that is named (`toolkit.planner.quality`).
+Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from the last run of
+the notebook `beyond/planner`, which measures how far off such predictions are. Quality is measured, of this model or of
+an embedded one that is named (`toolkit.planner.quality`).
 """
 
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil, inf
+from math import ceil, inf, nan
 
 import pandas as pd
 
+from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
-from toolkit.planner import history, sizes
+from toolkit.planner import sizes
 from toolkit.planner.elsewhere import CUDA, gpu_ways, limit_on_gpu
 from toolkit.planner.hits import hits_of
 from toolkit.planner.quality import Quality, price_of, why_unpriced
@@ -32,6 +33,8 @@ LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
 PROMPT_TOKENS = 64
 BUSY = 0.25  # share of disturbed turns from which rates are not to be trusted
 TEXT = "wiki-slice"
+ENDS = (0.1, 0.9)  # quantiles of a range
+FEWEST = 4  # measurements that make a range
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,12 @@ class Recommendation:
     """The ways for a model on a machine.
 
     table: a row a way, the way to take first, then those that no other way beats in both speed and quality, then the
-        rest. Columns: way; tokens_s, low and high (tokens a second; NaN where too few ways were measured here); first_s
-        (until the first token after a prompt); read_mb (from the disk, a token); dram_mb (of weights and buffers);
-        memory (share of layers or experts in memory); limit ("disk", "DRAM", "compute", "GPU" or "copies");
-        relative (perplexity over that of the dense model; NaN if nobody has measured it), relative_low, relative_high,
-        quality_of (the model that it was measured with, or why that does not count); at_best (the speed is a limit by
-        bytes, not a prediction); gpu; front; runs_here; evidence.
+        rest. Columns: way; tokens_s, low and high (tokens a second; the range is NaN where `beyond/planner` measured
+        too few such ways); first_s (until the first token after a prompt); read_mb (from the disk, a token); dram_mb
+        (of weights and buffers); memory (share of layers or experts in memory); limit ("disk", "DRAM", "compute", "GPU"
+        or "copies"); relative (perplexity over that of the dense model; NaN if nobody has measured it), relative_low,
+        relative_high, quality_of (the model that it was measured with, or why that does not count); at_best (the speed
+        is a limit by bytes, not a prediction); gpu; front; runs_here; evidence.
     left_out: for each way that does not fit, a sentence that says how much it takes.
     why: one sentence on the first way, and what limits it.
     commands: what packs and runs the first way; empty where the toolkit does not run it.
@@ -96,7 +99,7 @@ def plan(
         _check_fits(target, known.values(), machine.dram_bytes if machine else dram_for_weights(dram_bytes))
     here = machine or this_machine(dram_bytes, fresh, bool(target.shape.experts))
     on_gpu = {way.name: way for way in gpu_ways(bool(target.shape.experts))} if here.profile.device else {}
-    spreads = {kind: history.spread(kind) for kind in {way.kind for way in known.values()}}
+    ranges = measured_ranges()
     for way in (*known.values(), *on_gpu.values()):
         try:
             if way.name in on_gpu:
@@ -108,7 +111,8 @@ def plan(
             continue
         price = price_of(target, way, text, measure)
         of = price.model if price else why_unpriced(target, way, text)
-        rows.append(_row(way, found, price, spreads[way.kind]) | {"quality_of": of, "gpu": way.name in on_gpu})
+        row = _row(way, found, price, ranges.get(way.kind, (nan, nan)))
+        rows.append(row | {"quality_of": of, "gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
         _check_fits(target, known.values(), here.dram_bytes)
         raise UserError(f"{model}: no way fits: {'; '.join(left_out)}")
@@ -126,10 +130,23 @@ def plan(
     )
 
 
-def _row(way: PlannedWay, found: Speed, quality: Quality | None, spread: history.Spread | None) -> dict[str, object]:
-    off = None if found.at_best else spread
+def measured_ranges() -> dict[str, tuple[float, float]]:
+    """By kind of way, the ratios measured / predicted between which four of five measurements lie.
+
+    They are those of the last run of `beyond/planner`; kinds with fewer than `FEWEST` measurements are left out.
+    """
+    file = paths.results_dir() / "beyond" / "planner" / "table.csv"
+    if not file.is_file():
+        return {}
+    table = pd.read_csv(file, low_memory=False).query("part == 'race' and disturbed < 0.5")
+    ratios = (table["tokens_per_s"] / table["predicted_per_s"]).groupby(table["kind"])
+    return {kind: tuple(rows.quantile([*ENDS])) for kind, rows in ratios if len(rows) >= FEWEST}
+
+
+def _row(way: PlannedWay, found: Speed, quality: Quality | None, ratios: tuple[float, float]) -> dict[str, object]:
+    low, high = (nan, nan) if found.at_best else ratios
     row: dict[str, object] = {"way": way.name, "tokens_s": found.tokens_s}
-    row |= {name: found.tokens_s * getattr(off, name) if off else float("nan") for name in ("low", "high")}
+    row |= {"low": found.tokens_s * low, "high": found.tokens_s * high}
     row |= {"first_s": found.first_s, "read_mb": found.read_bytes / 1e6, "dram_mb": found.dram_bytes / 1e6}
     row |= {"memory": found.held, "limit": found.limit, "at_best": found.at_best, "runs_here": way.runs_here}
     for column, name in {"relative": "ratio", "relative_low": "low", "relative_high": "high"}.items():

@@ -2,7 +2,7 @@
 
     raced(Trial("smollm2-135m", dram_shares=(0.6,)))
 
-Only time is measured, with stand-ins (`toolkit.planner.stand_ins`). `toolkit.planner.history` keeps each measurement.
+Only time is measured, with stand-ins (`toolkit.planner.stand_ins`).
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from toolkit.models import load_model
 from toolkit.models.architectures import ModelShape
 from toolkit.models.shape_of import shape_of
 from toolkit.models.twins import twin_model
-from toolkit.planner import history, sizes, stand_ins
+from toolkit.planner import sizes, stand_ins
 from toolkit.planner.hits import hits_of
 from toolkit.planner.speed import speed, this_machine
 from toolkit.planner.target import open_target
@@ -77,7 +77,6 @@ def raced(trial: Trial) -> pd.DataFrame:
     for row in _measured(trial, tuple(planned)).to_dict("records"):
         limit = row.pop("dram_bytes")
         of, way = planned[limit, row["way"]], chosen[row["way"]]
-        history.record(trial.label, way, limit, of.tokens_s, row["tokens_per_s"], row["disturbed"])
         about = {"model": trial.label, "kind": way.kind, "dram_mb": limit / 1e6, "held_share": of.held}
         off_by = abs(row["tokens_per_s"] / of.tokens_s - 1)
         judged = {"predicted_per_s": of.tokens_s, "off_by": off_by, "predicted_mb": of.read_bytes / 1e6}
