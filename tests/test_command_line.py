@@ -14,17 +14,15 @@ from tests.offload.pretend import PretendGpu
 from toolkit import formats, paths
 from toolkit.__main__ import main
 from toolkit.activations.routing import record_routing
-from toolkit.commands.packers import PACKERS, neurons, pruning
-from toolkit.commands.packers.pruning import SPARSE_BITMASK
+from toolkit.commands import packers, run
+from toolkit.commands.packers import PACKERS, SPARSE_BITMASK
 from toolkit.commands.run import UNITS, bytes_of
-from toolkit.commands.runners import method_of
+from toolkit.commands.text import method_of
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
-from toolkit.offload import early_checks
-from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
@@ -329,37 +327,6 @@ def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
     assert "not evaluated: 9 tokens do not fill one window of 512" in capfd.readouterr().out
 
 
-def test_the_quick_look_agrees_with_the_slow_one(model, tmp_path):
-    """A budget is refused before the imports in the same words, and only where it would be refused later."""
-    folder = tmp_path / "packed"
-    assert pack(model, folder, "--format", "endor", "dense", "zstd") == 0
-    assert {name: policy.slots for name, policy in POLICIES.items()} == early_checks.POLICIES
-    assert set(early_checks.READERS) == set(READERS)
-    for form in ("endor", "dense", "zstd"):
-        for policy in POLICIES:
-            low, high = 0, 1 << 30
-            while high - low > 1:  # the least budget that the quick look lets pass
-                middle = (low + high) // 2
-                try:
-                    early_checks.check_dram(folder, form, policy, middle)
-                    high = middle
-                except UserError:
-                    low = middle
-            OffloadedModel.open(folder, form, policy=policy, dram_bytes=high).close()
-            with pytest.raises(UserError) as quick:
-                early_checks.check_dram(folder, form, policy, low)
-            with pytest.raises(UserError) as slow:
-                OffloadedModel.open(folder, form, policy=policy, dram_bytes=low)
-            assert str(quick.value) == str(slow.value)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"ops": 5}', '{"ops": [{"variant": []}]}', "[" * 100_000])
-def test_the_quick_look_leaves_strange_indices_to_the_slow_one(tmp_path, text):
-    (tmp_path / "index.json").write_text(text)
-    assert early_checks.format_to_run(tmp_path) == "endor"
-    early_checks.check_dram(tmp_path, "endor", "pipelined", 1)
-
-
 COMPLAINTS = [
     ["run", "FOLDER", "--prompt", "x"],
     ["run", "FOLDER", "--prompt", ""],
@@ -377,9 +344,10 @@ COMPLAINTS = [
 
 
 def test_the_names_that_complaints_know_without_torch_are_those_that_there_are():
-    assert {packer.name for packer in pruning.PACKERS} == {"dense", *METHODS}
-    assert set(pruning.FORMATS) == {*FORMATS, SPARSE_BITMASK}
-    assert neurons.PREDICTORS == KINDS
+    assert set(packers.PRUNING_METHODS) == {"dense", *METHODS}
+    assert set(packers.FORMATS) == {*FORMATS, SPARSE_BITMASK}
+    assert packers.PREDICTORS == KINDS
+    assert (set(run.POLICIES), set(run.READERS)) == (set(POLICIES), set(READERS))
 
 
 def test_help_lists_every_packer(capsys):

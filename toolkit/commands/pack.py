@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from toolkit.commands.packers import PACKERS, choose, option_owners
-from toolkit.commands.packers.packer import WRITTEN, Option, torch_dtype
-from toolkit.commands.packers.pruning import FORMATS
+from toolkit.commands.packers import FORMATS, PACKERS, WRITTEN, Option, choose, option_owners, torch_dtype
 from toolkit.errors import UserError, unknown
 from toolkit.files import new_folder
 

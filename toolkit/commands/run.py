@@ -7,12 +7,25 @@ import argparse
 import re
 from pathlib import Path
 
-from toolkit.commands.runners import LAYERS, RUNNERS, kind_of
+from toolkit.commands.compare import compare
+from toolkit.commands.text import generate_from_checkpoint, generate_timed, method_of, opened
 from toolkit.errors import UserError
-from toolkit.offload import early_checks
+from toolkit.offload.variant import variant_to_run
 
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SEEDS = 2**32
+POLICIES = ("pipelined", "sequential")
+READERS = ("threads", "aio", "io_uring", "kvikio")
+WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
+READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
+ABSENT = {  # by kind of folder: options that it does not have, and why
+    "checkpoint": (
+        ("--compare", "--draft", "--format", "--dram", "--device-memory", "--weights packed", "--device"),
+        "is a checkpoint, which is loaded whole on the CPU; pack endor for it",
+    ),
+    "bundled": (WHOLE_LAYERS, READ_IN_PARTS.format("neurons")),
+    "experts": ((*WHOLE_LAYERS, "--device-memory", "--device"), READ_IN_PARTS.format("experts")),
+}
 WEIGHTS_HELP = """\
 --weights decoded makes each matrix dense before its product: the text is that of the packed model in memory.
 --weights packed multiplies with the packed form where a single token is computed, which is quicker where memory limits.
@@ -40,9 +53,9 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--device-memory", help="hard limit for a GPU's memory, such as 8GB (default: most of it)")
     parser.add_argument("--format", help="one of those that were packed (default: endor, else the first by name)")
     parser.add_argument("--weights", choices=["decoded", "packed"], help="see below (default: decoded; spqr: packed)")
-    parser.add_argument("--policy", default="pipelined", choices=[*early_checks.POLICIES], help="default: pipelined")
+    parser.add_argument("--policy", default="pipelined", choices=POLICIES, help="default: pipelined")
     readers = "default: threads, or aio for neurons; kvikio reads straight into a GPU"
-    parser.add_argument("--reader", choices=early_checks.READERS, help=readers)
+    parser.add_argument("--reader", choices=READERS, help=readers)
     parser.add_argument("--draft", type=Path, metavar="FOLDER2", help="a packed copy of the same model; see below")
     parser.add_argument("--draft-tokens", type=int, help="drafted a pass (default: while a further one is worth it)")
     parser.add_argument("--compare", action="store_true", help="a table of all ways, and llama.cpp, instead of text")
@@ -64,7 +77,45 @@ def run(options: argparse.Namespace) -> None:
     if options.csv and not options.compare:
         raise UserError(f"--csv {options.csv}: the table of --compare goes there; add --compare, or leave it out")
     kind = kind_of(options.folder, options.format)
-    RUNNERS.get(kind, LAYERS)(options, kind, budgets)
+    _check_kind(options, kind)
+    if kind == "checkpoint":
+        generate_from_checkpoint(options)
+    elif options.compare:
+        compare(options, kind, budgets)
+    else:
+        method = None if kind in ABSENT else lambda: method_of(kind, options.weights, options.device)
+        with opened(options, method, budgets) as (model, draft):
+            generate_timed(options, model, kind, draft)
+
+
+def kind_of(folder: Path, form: str | None = None) -> str:
+    """What a folder holds: "checkpoint", "bundled" (neurons), "experts", or the format of its layers that is run.
+
+    Raises `UserError` for a folder that nothing runs, or a format that it does not have.
+    """
+    if (folder / "config.json").is_file() and not (folder / "index.json").is_file():
+        return "checkpoint"
+    return variant_to_run(folder, form)
+
+
+def _check_kind(options: argparse.Namespace, kind: str) -> None:
+    """Raise `UserError` for an option that this kind of folder does not have."""
+    given = {
+        "--compare": options.compare,
+        "--draft": options.draft,
+        "--format": options.format,
+        "--dram": options.dram,
+        "--weights": options.weights,
+        "--weights packed": options.weights == "packed",
+        "--device-memory": options.device_memory,
+        "--device": options.device != "cpu",
+        "--reader kvikio": options.reader == "kvikio",
+        "--policy": options.policy != "pipelined",
+    }
+    names, why = ABSENT.get(kind, ((), ""))
+    for name in names:
+        if given[name]:
+            raise UserError(f"{name}: {options.folder} {why}")
 
 
 def _check_numbers(options: argparse.Namespace) -> dict[str, int | None]:

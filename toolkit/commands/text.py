@@ -1,4 +1,4 @@
-"""What runners share: they open a packed model, print the text as it comes, and say where the time went."""
+"""Text from a packed model: open it, print the text as it comes, and say where the time went."""
 
 import gc
 import sys
@@ -33,11 +33,10 @@ def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mappin
 
 def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
     """The draft, which is whole in memory: reading it would cost what it saves. Raises `UserError` if it is not."""
-    from toolkit.commands.runners import method_of
-    from toolkit.offload import early_checks
     from toolkit.offload.model import STRATEGIES, OffloadedModel
+    from toolkit.offload.variant import variant_to_run
 
-    form = early_checks.format_to_run(options.draft)
+    form = variant_to_run(options.draft)
     method = None if form in STRATEGIES else method_of(form, None, options.device)
     draft = OffloadedModel.open(options.draft, method, verify=options.verify, device=options.device, **budgets)
     if draft.placement and draft.placement.storage:
@@ -47,6 +46,23 @@ def _opened_draft(options: Namespace, budgets: Mapping[str, int | None]):
             "expected memory for all of it; raise --dram or leave --draft out"
         )
     return draft
+
+
+def method_of(form: str, weights: str | None, device: str) -> str:
+    """The name that `toolkit.policies.methods` has for it. Raises `UserError` for a format without a product."""
+    from toolkit.formats import READABLE
+    from toolkit.policies.methods import PACKED
+
+    if weights is None:
+        weights = "packed" if form in READABLE and READABLE[form].multiplied_packed and device == "cpu" else "decoded"
+    if weights == "decoded":
+        return form
+    with_product = [name for name, known in READABLE.items() if known.has_matvec]
+    if form not in with_product:
+        raise UserError(
+            f"--weights packed: {form} has no product of its own, only {', '.join(with_product)}; leave --weights out"
+        )
+    return f"{form}{PACKED}"
 
 
 @contextmanager
@@ -96,15 +112,27 @@ def generate(options: Namespace, model, tokenizer, config, **drafting: object) -
     return count
 
 
-def generate_timed(options: Namespace, model, held: Callable[..., str], draft=None) -> None:
-    """Generate, then print how fast that was, what memory `held`, and where the time went."""
+def generate_from_checkpoint(options: Namespace) -> None:
+    """Generate with a checkpoint, whole in memory."""
+    from toolkit.interchange.reading import load_dense_model, load_tokenizer
+
+    model, tokenizer = load_dense_model(options.folder), load_tokenizer(options.folder)
+    generate(options, model, tokenizer, model.config)
+
+
+def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
+    """Generate, then print how fast that was, what memory held, and where the time went.
+
+    `kind` is "bundled", "experts", or any other for layers.
+    """
     tokenizer = model.tokenizer
     begun_s = model.recorder.now_s()
     drafting = {} if draft is None else {"draft": draft, "draft_tokens": options.draft_tokens}
     tokens = generate(options, model, tokenizer, model.model.config, **drafting)
     ended_s = model.recorder.now_s()
     seconds = ended_s - begun_s
-    print(f"\n{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second; {held(model)}", file=sys.stderr)
+    speed = f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second"
+    print(f"\n{speed}; {_held(model, kind)}", file=sys.stderr)
     if draft is not None:
         print(_drafted(model.speculation), file=sys.stderr)
     table = model.timeline.window(begun_s, ended_s).breakdown()
@@ -123,3 +151,32 @@ def _drafted(counts) -> str:
         f"accepted; {counts.draft_s:.1f} s drafting, {counts.check_s:.1f} s checking; {counts.close} tokens within "
         "rounding of another one"
     )
+
+
+def _held(model, kind: str) -> str:
+    """What memory holds of the layers, or of their neurons or experts, and its bytes."""
+    parts = {"bundled": _held_neurons, "experts": _held_experts}.get(kind, _held_layers)(model)
+    held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
+    return f"{parts}; {' and '.join(held)} held"
+
+
+def _held_layers(model) -> str:
+    where = model.placement
+    on_device = f"{where.device} layers on the device, " if model.device.tier == "device" else ""
+    return f"{on_device}{where.dram} layers in DRAM, {where.storage} on disk ({model.mode} reads)"
+
+
+def _held_neurons(model) -> str:
+    stores = [ffn.store for ffn in model.strategy.ffns]
+    share = sum(store.num_used for store in stores) / sum(store.residency.units for store in stores)
+    hot = sum(int(mask.sum()) for mask in model.strategy.hot) / sum(map(len, model.strategy.hot))
+    on_device = f"{hot:.0%} of the neurons on the device, " if model.device.tier == "device" else ""
+    return f"{on_device}{share:.0%} of the neurons in DRAM ({model.mode} reads)"
+
+
+def _held_experts(model) -> str:
+    caches = [ffn.slots.cache for ffn in model.strategy.ffns]
+    room = sum(cache.slots for cache in caches) / sum(cache.experts for cache in caches)
+    needed, late = (sum(getattr(cache.of_experts, name) for cache in caches) for name in ("needed", "late"))
+    hits = f"{1 - late / max(needed, 1):.0%} of the experts were there when needed"
+    return f"DRAM for {room:.0%} of the experts ({model.mode} reads), {hits}"

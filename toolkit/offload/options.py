@@ -10,8 +10,8 @@ from torch import Tensor
 from toolkit.errors import UserError, unknown
 from toolkit.models.experts import Experts
 from toolkit.offload.budget import check_bytes
-from toolkit.offload.early_checks import FAVOURITE
 from toolkit.offload.routing import Router
+from toolkit.offload.variant import FAVOURITE
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residency import Residency

@@ -8,13 +8,13 @@ from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
-from toolkit.offload.early_checks import favourite
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening, skeleton
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
+from toolkit.offload.variant import favourite
 from toolkit.storage.readers import open_reader
 
 

@@ -1,0 +1,34 @@
+"""The variant of a packed folder that is run, without torch: a format, "bundled" for neurons, or "experts".
+
+The index is read, and not judged: `Store.open` refuses one that is not as expected.
+"""
+
+import json
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from toolkit.errors import UserError, unknown
+
+FAVOURITE = "endor"
+STRANGE = (AttributeError, KeyError, TypeError, ValueError, RecursionError)
+
+
+def variant_to_run(folder: Path, asked: str | None = None) -> str:
+    """The format that is asked for; else `endor`, or the first by name. Raises `UserError` if it was not packed."""
+    if not folder.is_dir():
+        raise UserError(f"no folder {folder}: name one that `python -m toolkit pack` wrote")
+    if not (folder / "index.json").is_file():
+        raise UserError(f"{folder}: holds no index.json: name a folder that `python -m toolkit pack` wrote")
+    variants: set[str] = set()
+    with suppress(*STRANGE):
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        variants = {run["variant"] for run in index["ops"]}
+    if asked is not None and variants and asked not in variants:
+        raise unknown(f"format of {folder}", asked, variants)
+    return asked or favourite(variants or {FAVOURITE})
+
+
+def favourite(variants: Collection[str]) -> str:
+    """The variant that is run where none is named: `endor`, or the first by name."""
+    return FAVOURITE if FAVOURITE in variants else min(variants)
