@@ -11,7 +11,7 @@ from toolkit.evidence.comparison import (
     compare,
     count_verdicts,
     group,
-    omission_words,
+    omissions,
     prediction_words,
     score,
     score_sentence,
@@ -298,7 +298,7 @@ def test_limits_and_stand_ins_stay_out_of_the_score_and_are_counted(publish):
     found = compare(MACHINES, "toy/fig1")
     assert group(found).tolist() == ["values"] * 2 + ["stand-ins"] + ["limits"] * 2 + ["stand-ins"] + ["values"] * 2
     assert score(found)["n"] == 2
-    assert omission_words(found) == "left out: 2 limits, 2 stand-ins, 1 of 3 quantities not run"
+    assert omissions(found) == {"limits": 2, "stand_ins": 2, "not_run": 1, "quantities": 3}
 
 
 def test_a_figure_without_numbers_has_an_empty_comparison(publish):

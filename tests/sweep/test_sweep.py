@@ -49,7 +49,7 @@ def toy(tmp_path_factory):
     toy = make_checkout(folder / ODD, folder / f"a: {ODD}")
     rows = toy.root / "data" / "catalogue.yaml"
     rows.write_text(rows.read_text() + "- {id: quickstart, file: toy/first.ipynb, title: first, question: first}\n")
-    body = "print('Seen: packing helps. The rest is longer.')\nfrom toolkit import progress as bars\n"
+    body = "from toolkit import progress as bars\n"
     body += "import os\nos.environ.pop(bars.SWITCH)\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
     body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]\n"
     body += "import time\ntime.sleep(600 * (value == 2))\n"

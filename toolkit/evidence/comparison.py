@@ -192,14 +192,18 @@ def name_of(row: Mapping | pd.Series) -> str:
     return ": ".join(words).split(";")[0] or row["claim"]
 
 
-def omission_words(comparison: pd.DataFrame) -> str:
-    """What of a paper's predictions the score leaves out: limits, stand-ins, and quantities that were not run."""
+def omissions(comparison: pd.DataFrame) -> dict[str, int]:
+    """How many of a paper's predictions the score leaves out: limits, stand_ins, not_run; of how many quantities."""
     rows = comparison[comparison["kind"] == "prediction"].assign(group=group, quantity=_quantity)
     run = rows[rows["ours"].notna()]
     counted = run.drop_duplicates(["quantity", "profile", "group"])["group"].value_counts()
-    every, missing = set(rows["quantity"]), set(rows["quantity"]) - set(run["quantity"])
-    parts = [f"{counted.get(name, 0)} {name}" for name in (LIMITS, STAND_INS)]
-    return f"left out: {', '.join(parts)}, {len(missing)} of {len(every)} quantities not run"
+    every = set(rows["quantity"])
+    return {
+        "limits": int(counted.get(LIMITS, 0)),
+        "stand_ins": int(counted.get(STAND_INS, 0)),
+        "not_run": len(every - set(run["quantity"])),
+        "quantities": len(every),
+    }
 
 
 def score_sentence(comparison: pd.DataFrame) -> str:

@@ -23,7 +23,7 @@ class Meta:
 
     `verdicts` counts verdicts by kind of claim. `score` holds errors of the predictions, as shares. `headline` says
     what the notebook shows for a whole system: `gain`, `cost` and `negative`, a sentence each, of the paper `system`.
-    `disturbed` is `count_disturbed` of the table.
+    `seen` is the notebook's answer. `disturbed` is `count_disturbed` of the table.
     """
 
     id: str | None = None
@@ -35,6 +35,7 @@ class Meta:
     parameters: Mapping[str, object] = field(default_factory=dict)
     card: Card | None = None
     headline: Mapping[str, str] = field(default_factory=dict)
+    seen: str | None = None
     disturbed: tuple[int, int] = (0, 0)
     wall_s: float | None = None
     finished: str | None = None
@@ -57,6 +58,7 @@ def read_meta(folder: Path) -> Meta:
         parameters=_mapping(raw.get("parameters")),
         card=_card(_mapping(raw.get("card"))),
         headline={key: text for key, text in _mapping(raw.get("headline")).items() if _text(text)},
+        seen=_text(raw.get("seen")),
         disturbed=_disturbed(_mapping(raw.get("disturbed"))),
         wall_s=_number(raw.get("wall_s")),
         finished=_text(raw.get("finished")),

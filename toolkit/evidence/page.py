@@ -4,6 +4,7 @@ A page is one HTML file: figures embedded, maths as MathML, no script, nothing f
 """
 
 import base64
+import csv
 import json
 import re
 from dataclasses import dataclass
@@ -14,12 +15,10 @@ import jinja2
 from toolkit.errors import UserError
 from toolkit.evidence import wording
 from toolkit.evidence.catalogue import PRESETS, Notebook
-from toolkit.evidence.columns import column
-from toolkit.evidence.comparison import VERDICTS
+from toolkit.evidence.columns import Column, column
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
-from toolkit.evidence.parameters import INJECTED, PARAMETERS, read_parameters
-from toolkit.evidence.wording import NOTHING, three_digits
+from toolkit.evidence.parameters import INJECTED, PARAMETERS
 from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
 
@@ -27,19 +26,14 @@ TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
 QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
-SEEN = re.compile(r"^Seen:(.*)", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
 ENLARGED = r'<label class="enlarge" title="enlarge"><input type="checkbox">\g<0></label>'
-FLOAT = re.compile(r"-?(\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+|inf)")
-NUMBER = re.compile(r"[-+−]?([\d,]*\.?\d+(e[-+]?\d+|\s×\s10[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)?\s*%?|∞)")
-ABSENT = ("", "NaN", "None", "<NA>", "nan", NOTHING)
 FILES = {
     "CSV": "table.csv",
     "beside the paper": "comparison.csv",
     "notebook": "notebook.ipynb",
     "provenance": "meta.json",
 }
-LONG_TEXT = 24  # characters: more may break into lines
 BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
 
 
@@ -68,15 +62,15 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
         page,
         title=about.title + (" (failed)" if error else ""),
         question=about.question,
-        answer=answer(book),
         links=file_links(executed.parent, about),
         figure=main_figure(executed.parent, meta) or last_image(book),
         error=error,
         problem=problem,
         meta=meta,
-        parameters=effective_parameters(executed),
+        parameters=_parameters(about, book),
         preset=preset_words(matching_presets(about, meta)),
         reference=PAPERS[about.paper].reference if about.paper in PAPERS else None,
+        columns=_columns(executed.with_name("table.csv"), about.id),
         body=body,
     )
 
@@ -85,14 +79,6 @@ def read_book(executed: Path) -> dict:
     """An executed notebook's JSON; one without cells if it cannot be read."""
     book = read_json(executed)
     return book if isinstance(book.get("cells"), list) else {"cells": []}
-
-
-def answer(book: dict) -> str | None:
-    """What the notebook prints as its conclusion: the rest of an output from a line that begins with `Seen:`."""
-    for output in _outputs(book):
-        if conclusion := SEEN.search(_joined(output.get("text"))):
-            return " ".join(conclusion[1].split())
-    return None
 
 
 def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
@@ -111,13 +97,26 @@ def png_uri(file: Path) -> str:
     return _data_uri(base64.b64encode(file.read_bytes()).decode())
 
 
-def effective_parameters(executed: Path) -> list[Parameter]:
-    """The values that the run had: the notebook's defaults, and over them what papermill put in."""
-    defaults, given = (_parameters(executed, tag) for tag in (PARAMETERS, INJECTED))
+def _parameters(about: Notebook, book: dict) -> list[Parameter]:
+    """The values that a run had: the notebook's defaults, and over them what papermill put in."""
+    try:
+        defaults = about.parameters
+    except UserError:  # the notebook has changed since
+        defaults = {}
+    given = book.get("metadata", {}).get("papermill", {}).get("parameters", {})
     return [
         Parameter(name, _json(value), _json(defaults[name]) if defaults.get(name, value) != value else None)
         for name, value in (defaults | given).items()
     ]
+
+
+def _columns(table: Path, id: str) -> dict[str, Column]:
+    """Unit and meaning of the columns of a table, as far as the dictionary has them."""
+    if not table.is_file():
+        return {}
+    with table.open(encoding="utf-8", newline="") as file:
+        names = next(csv.reader(file), [])
+    return {name: known for name in names if (known := column(name, id))}
 
 
 def matching_presets(about: Notebook, meta: Meta) -> set[str]:
@@ -140,14 +139,14 @@ def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
     environment.globals |= {"highlighting": _highlighting, "wording": wording, "disturbed": disturbance_words}
-    environment.filters |= {"digits": three_digits, "cell": cell}
+    environment.filters |= {"digits": wording.three_digits, "cell": wording.cell}
     text = environment.get_template(template).render(**values)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def _cells(book: dict) -> str:
-    """All cells but the parameters', which the header shows; code folded, tables in boxes of their own."""
+    """All cells but the parameters', which the header shows; code folded."""
     import nbformat
     from nbconvert import HTMLExporter
 
@@ -163,9 +162,6 @@ def _cells(book: dict) -> str:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)
         cell.outputs = _without_bars(cell.get("outputs", []))
-        for output in cell.outputs:
-            if "text/html" in output.get("data", {}):
-                output.data["text/html"] = _tables(output.data["text/html"])
     exporter = HTMLExporter(template_name="notebook", extra_template_basedirs=[str(TEMPLATES)])
     return IMAGE.sub(ENLARGED, exporter.from_notebook_node(notebook)[0])
 
@@ -178,67 +174,6 @@ def _without_bars(outputs: list) -> list:
     return [output for output in outputs if output.get("name") != "stderr" or output.text.strip()]
 
 
-def _tables(text: str) -> str:
-    """Tables as pandas writes them, each in a box that scrolls, with columns of numbers aligned to the right."""
-    from bs4 import BeautifulSoup
-
-    soup = BeautifulSoup(text, "html.parser")
-    for table in soup.find_all("table"):
-        table.wrap(soup.new_tag("div", attrs={"class": "scroll"}))
-        del table["border"]
-        for row in table.find_all("tr"):
-            del row["style"]
-        _mark_columns(table)
-        for head in table.select("thead th"):
-            if known := column(head.get_text().strip()):
-                head["title"] = f"{known.meaning} [{known.unit}]"
-    for style in soup.find_all("style"):
-        style.decompose()
-    return str(soup)
-
-
-def _mark_columns(table) -> None:
-    """Classes for a table's columns, counted from the right, since cells that name the row stand on the left."""
-    rows = [row.find_all("td")[::-1] for row in table.find_all("tr")]
-    heads = [row.find_all("th")[::-1] for row in table.select("thead tr")]
-    for place in range(max(map(len, rows), default=0)):
-        cells = [row[place] for row in rows if place < len(row)]
-        for cell in cells:
-            _shorten(cell)
-        kinds = [_kind(cell.get_text().strip()) for cell in cells]
-        number = "number" in kinds and set(kinds) <= {"number", "nothing"}
-        for cell, kind in zip(cells, kinds, strict=True):
-            cell["class"] = [kind, "right"] if number else [kind]
-        for head in heads:
-            if number and place < len(head) and not any(cell.get("colspan") for cell in head[: place + 1]):
-                head[place]["class"] = ["right"]
-
-
-def _shorten(cell) -> None:
-    """Show a number that is not whole with three digits, and nothing as a dash; the CSV has them in full."""
-    text = cell.get_text().strip()
-    if text in ABSENT:
-        cell.string = NOTHING
-    elif FLOAT.fullmatch(text):
-        cell.string = three_digits(float(text))
-
-
-def cell(value: object) -> str:
-    """A value for a table: a number that is not whole with three digits, nothing as a dash."""
-    if value is None or value != value:
-        return NOTHING
-    return three_digits(value) if isinstance(value, float) else str(value)
-
-
-def _kind(text: str) -> str:
-    """What a cell holds, as the class that styles it."""
-    if text in ABSENT:
-        return "nothing"
-    if text in VERDICTS:
-        return f"verdict {text.replace(' ', '-')}"
-    return "number" if NUMBER.fullmatch(text) else "text" if len(text) > LONG_TEXT else "word"
-
-
 def _mathml(match: re.Match) -> str:
     """A formula as MathML; one that cannot be converted as it was written."""
     from latex2mathml.converter import convert
@@ -248,13 +183,6 @@ def _mathml(match: re.Match) -> str:
         return convert((block or match["inline"]).strip(), display="block" if block else "inline")
     except Exception:  # its parser raises whatever comes up
         return f"`{match[0]}`"
-
-
-def _parameters(executed: Path, tag: str) -> dict[str, object]:
-    try:
-        return read_parameters(executed, tag)
-    except UserError:
-        return {}
 
 
 def last_image(book: dict) -> str | None:

@@ -15,7 +15,6 @@ from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.cite import reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
-from toolkit.evidence.machines import write_machines
 from toolkit.evidence.scores import write_scores
 from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
@@ -88,7 +87,7 @@ def _check_one_commit(metas: Mapping[str, dict]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Keep the last results, and write their scores, the numbers that pages cite, and the page of all machines."""
+    """Keep the last results, and write their scores and the numbers that pages cite."""
     parser = argparse.ArgumentParser(prog="python -m toolkit.evidence.reference", description=__doc__)
     parser.add_argument("machine", help="a short name for this machine, such as epyc-milan-2c")
     parser.add_argument("--again", action="store_true", help="compare what is kept with changed claims; copy nothing")
@@ -98,7 +97,6 @@ def main(arguments: list[str] | None = None) -> int:
     def run() -> None:
         write_scores(keep(options.machine))
         refresh_all(reference_dir())
-        write_machines(reference_dir())
 
     return run_command(run)
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from toolkit import paths
 from toolkit.evidence.catalogue import Notebook, explorers, rows
 from toolkit.evidence.literature import PAPERS, Paper
-from toolkit.evidence.machines import PAGE
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
-    answer,
     file_links,
     last_image,
     main_figure,
@@ -21,10 +19,8 @@ from toolkit.evidence.page import (
     render,
     write_page,
 )
-from toolkit.evidence.scatter import Panel, panels
-from toolkit.evidence.scores import comparisons, scores
+from toolkit.evidence.scores import comparisons, score_table
 from toolkit.evidence.tables import write_tables
-from toolkit.evidence.wording import first_sentences
 from toolkit.files import make_folder
 from toolkit.measure.disturbance import disturbance_words
 
@@ -58,7 +54,6 @@ class Entry:
     note: str | None = None
     meta: Meta = field(default_factory=Meta)
     page: str | None = None
-    answer: str | None = None
     picture: str | None = None
     seconds: float | None = None
     files: tuple[tuple[str, str], ...] = ()
@@ -85,7 +80,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     folder = paths.results_dir() / "report"
     make_folder(folder)
     entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in rows().values()]
-    elsewhere = [*_machines(folder), *_grids()]
+    elsewhere = _grids()
     wanted = {entry.page for entry in entries} | {"index.html", *(address for _, address in elsewhere)}
     for old in folder.glob("*.html"):
         if old.name not in wanted and not old.is_dir():
@@ -100,7 +95,6 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         index,
         systems=[(id, paper, _counted(entries, id), _statements(entries, id)) for id, paper in PAPERS.items()],
         scores=_scores(),
-        panels=_panels(),
         names={id: paper.name for id, paper in PAPERS.items()},
         groups=[(id, PAPERS.get(id, Paper("")), group) for id, group in groups.items()],
         tally=_tally(entries),
@@ -110,12 +104,6 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
         explorers=[_explorer(about) for about in explorers().values()],
     )
     return index
-
-
-def _machines(folder: Path) -> list[tuple[str, str]]:
-    """Copy the page of all kept machines into the report: words and address of a link, if there is one."""
-    kept = paths.root() / "results" / "reference" / PAGE
-    return [("Kept machines side by side", shutil.copyfile(kept, folder / PAGE).name)] if kept.is_file() else []
 
 
 def _grids() -> list[tuple[str, str]]:
@@ -150,7 +138,6 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
         note,
         meta,
         publish_page(about, executed, folder, rebuild, outcome.error if outcome.failed else None),
-        first_sentences(answer(read_book(executed)) or ""),
         None if meta.card else main_figure(results, meta),
         meta.wall_s if outcome.seconds is None else outcome.seconds,
         file_links(results, about),
@@ -217,20 +204,12 @@ def _tables() -> list[tuple[str, str]]:
     return [(file.stem, f"../tables/{file.name}") for file in tables]
 
 
-def _scores() -> dict[str, str]:
-    """By system: its predictions beside the null model's, in words."""
+def _scores() -> list[dict[str, object]]:
+    """By system: its predictions beside the null model's; none where results of an older version have no score."""
     try:
-        return scores(paths.results_dir())
-    except Exception as error:  # results of an older version must not cost the report
-        return dict.fromkeys(PAPERS, f"no score: {type(error).__name__}: {error}")
-
-
-def _panels() -> dict[str, Panel]:
-    """By system: its published numbers against ours; none if they cannot be compared."""
-    try:
-        return panels(comparisons(paths.results_dir()))
+        return score_table(comparisons(paths.results_dir())).to_dict("records")
     except Exception:  # as above
-        return {}
+        return []
 
 
 def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:

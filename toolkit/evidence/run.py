@@ -34,7 +34,7 @@ from toolkit.evidence.comparison import (
 from toolkit.evidence.figures import note_disturbance, use_style
 from toolkit.evidence.meta import HEADLINES
 from toolkit.evidence.schema import check_parameters
-from toolkit.evidence.wording import without_empty_ranges
+from toolkit.evidence.wording import three_digits
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters
@@ -68,6 +68,7 @@ class Run:
             seed_everything(self.parameters["seed"])
         use_style()
         pd.set_option("display.max_colwidth", None)  # reasons stand in tables whole
+        pd.set_option("display.float_format", three_digits)
 
     @property
     def folder(self) -> Path:
@@ -117,10 +118,10 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline)
+        self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline, seen)
         if comparison is not None:
             print(score_sentence(comparison))
-        print(f"Seen: {without_empty_ranges(seen)}")
+        print(f"Seen: {seen}")
         return None if comparison is None else verdict_table(comparison)
 
     def save(
@@ -131,6 +132,7 @@ class Run:
         comparison: pd.DataFrame | None = None,
         card: Card | None = None,
         headline: Mapping[str, str] = MappingProxyType({}),
+        seen: str | None = None,
     ) -> Path:
         """Write `table` (CSV), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
 
@@ -138,12 +140,11 @@ class Run:
         one that the report shows on top of the notebook's page. `card` holds the numbers that the report's index draws;
         without one they are the measured totals of a table of latencies, or the first figure. `headline` is what the
         results say of a whole system: sentences by `gain`, `cost` and `negative`, and under `system` the system's id if
-        it is another than the notebook's paper.
+        it is another than the notebook's paper. `seen` is the notebook's answer.
         Raises `UserError` for an empty table, an unknown kind of evidence, a value outside its own range, or an unknown
         key of the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
-        headline = {kind: without_empty_ranges(sentence) for kind, sentence in headline.items()}
         _check(table, self.identifier)
         if stray := set(headline) - {*HEADLINES, "system"}:
             raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
@@ -159,7 +160,11 @@ class Run:
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
         card = card or latency_card(table)
-        meta = self._meta(table, figures, comparison) | {"card": card and asdict(card), "headline": headline}
+        meta = self._meta(table, figures, comparison) | {
+            "card": card and asdict(card),
+            "headline": dict(headline),
+            "seen": seen,
+        }
         write_json(self.folder / "meta.json", meta)
         if nameless := unknown_columns(table):
             print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.comparison import COLUMNS, THIS_MACHINE, omission_words, prediction_words, score
+from toolkit.evidence.comparison import COLUMNS, THIS_MACHINE, omissions, score
 from toolkit.files import replacing
 from toolkit.timeline.tables import model_error
 
@@ -18,22 +18,19 @@ ALL = "all together"
 def write_scores(folder: Path) -> None:
     """Write two tables beside one machine's kept results: `scores.csv` and `model_error.csv`.
 
-    `scores` has a row a paper, with the fields of `toolkit.evidence.comparison.score`; `model_error` a row a notebook,
-    and one for all together, with those of `toolkit.timeline.tables.model_error`.
+    `scores` is `score_table` of its comparisons; `model_error` has a row a notebook, and one for all together, with the
+    fields of `toolkit.timeline.tables.model_error`.
     """
-    papers = comparisons(folder).groupby("paper", sort=False)
-    rows = [{"paper": paper} | score(rows) for paper, rows in papers]
-    for name, table in (("scores", pd.DataFrame(rows)), ("model_error", model_errors(folder))):
+    for name, table in (("scores", score_table(comparisons(folder))), ("model_error", model_errors(folder))):
         with replacing(folder / f"{name}.csv") as file:
             table.to_csv(file, index=False)
 
 
-def scores(folder: Path) -> dict[str, str]:
-    """By paper, in words: the number of predictions, their errors beside the null model's, and what is left out."""
-    return {
-        paper: f"{prediction_words(rows)}; {omission_words(rows)}"
-        for paper, rows in comparisons(folder).groupby("paper", sort=False)
-    }
+def score_table(comparisons: pd.DataFrame) -> pd.DataFrame:
+    """A row a paper that has predictions: the fields of `score`, then what it leaves out, those of `omissions`."""
+    papers = comparisons.groupby("paper", sort=False)
+    rows = [{"paper": paper} | score(found) | omissions(found) for paper, found in papers]
+    return pd.DataFrame([row for row in rows if row["quantities"]])
 
 
 def comparisons(folder: Path) -> pd.DataFrame:

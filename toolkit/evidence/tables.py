@@ -15,6 +15,7 @@ from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.columns import SECONDS, Column, column, dictionary
 from toolkit.evidence.comparison import THIS_MACHINE
 from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.scores import comparisons
 from toolkit.files import make_folder, replacing
 
 COLUMNS = [
@@ -29,12 +30,13 @@ Numbers = Iterator[tuple[pd.Series, str, str, str]]  # values, and their quantit
 
 
 def write_tables(results: Path) -> Path:
-    """Write `tables/` in a folder of results: the three tables, and `columns.csv`, the dictionary of all columns.
+    """Write `tables/` in a folder of results: the three tables; `comparison.csv`, all published numbers beside
+    ours; and `columns.csv`, the dictionary of all columns.
 
     `results` is laid out as the sweep's results or as one machine's kept ones are: `<id>/table.csv` and `meta.json`.
     """
     folder = make_folder(results / "tables")
-    for name, table in combined_tables(results).items():
+    for name, table in (combined_tables(results) | {"comparison": comparisons(results)}).items():
         with replacing(folder / f"{name}.csv") as path:
             table.to_csv(path, index=False)
     with replacing(folder / "columns.csv") as path:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,7 @@ from toolkit.evidence import report
 from toolkit.evidence.catalogue import notebooks, rows
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
-from toolkit.evidence.page import answer, read_book
 from toolkit.evidence.report import Outcome
-from toolkit.evidence.wording import brief
 from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
@@ -30,6 +29,7 @@ from toolkit.sweep.profiles import cancel_jobs, more_arguments
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 ENDED = "ended"  # the folder of Snakemake's marks, one a job that ended well in this sweep
 STOPPING_S = 10  # for an interrupted job to stop by itself
+FOUND = 160  # characters of an answer in a line of the terminal
 FIRST = "quickstart"  # its result comes within two minutes
 Write = Callable[..., Path]  # (jobs, rebuild=False, running=False): writes a report on the jobs, and returns its index
 REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is next written after the other
@@ -196,8 +196,8 @@ class _GrowingReport:
     def add(self, id: str) -> None:
         """Print what a notebook found, and write the report unless that disturbs the others too much."""
         begun_s = time.monotonic()
-        if found := brief(answer(read_book(self.jobs[id].folder / "notebook.ipynb")) or ""):
-            print(f"          {found}", flush=True)
+        if seen := read_meta(self.jobs[id].folder).seen:
+            print(f"          {textwrap.shorten(seen, FOUND, placeholder=' …')}", flush=True)
         if begun_s < self.next_s:
             return
         with contextlib.suppress(OSError):  # a full disk, which the notebooks tell
