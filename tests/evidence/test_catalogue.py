@@ -1,7 +1,6 @@
-"""The catalogue: what is wrong with a row is told with the row's name."""
+"""The notebooks that there are: what their files say of them, and their presets."""
 
 import json
-import re
 
 import pytest
 import yaml
@@ -11,141 +10,93 @@ from toolkit.errors import UserError
 from toolkit.evidence import catalogue
 from toolkit.evidence.literature import PAPERS, Paper
 
-ROW = {"paper": "toy", "id": "fig01", "slug": "bytes", "title": "Figure 1", "question": "How many?"}
+
+def book(*sources):
+    """A notebook's JSON: the first cell is text, the others are code."""
+    kinds = ["markdown", *["code"] * len(sources[1:])]
+    return json.dumps(
+        {
+            "cells": [
+                {"cell_type": kind, "metadata": {}, "source": [text]} for kind, text in zip(kinds, sources, strict=True)
+            ]
+        }
+    )
 
 
 @pytest.fixture
-def listed(tmp_path, monkeypatch):
-    """`listed(*rows)` replaces the catalogue. There is one notebook, of the row `ROW`, and a paper "toy"."""
+def place(tmp_path, monkeypatch):
+    """`place(name, text)` writes a file below `notebooks/`. There is a notebook toy/fig_1, and a paper "toy"."""
     monkeypatch.setattr(paths, "root", lambda: tmp_path)
     monkeypatch.setitem(PAPERS, "toy", Paper("Toy"))
-    (tmp_path / "data").mkdir()
-    (tmp_path / "notebooks" / "toy").mkdir(parents=True)
-    (tmp_path / "notebooks" / "presets.yaml").write_text("")
-    (tmp_path / "notebooks" / "toy" / "fig01_bytes.ipynb").write_text("")
 
-    def write(*rows):
-        (tmp_path / "data" / "catalogue.yaml").write_text(yaml.safe_dump(list(rows)))
+    def write(name, text):
+        file = tmp_path / "notebooks" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
 
+    write("presets.yaml", "")
+    write("toy/fig_1_bytes.ipynb", book("# Bytes\n\n**Question.** How\nmany?\n\nMore.", 'Run("toy/fig_1", globals())'))
     return write
 
 
-def without(name):
-    return {key: value for key, value in ROW.items() if key != name}
+def test_a_notebook_says_its_id_title_and_question(place):
+    place("endor/fig02_b.ipynb", book("# B", 'Run("endor/fig02", globals())'))
+    place("endor/fig01_a.ipynb", book("# A", 'Run("endor/fig01", globals())'))
+    place("00_start.ipynb", book("# Start", "import x", "run = Run('start', globals())"))
+    found = catalogue.notebooks()
+    assert list(found) == ["start", "endor/fig01", "endor/fig02", "toy/fig_1"]
+    assert [each.paper for each in found.values()] == ["start", "endor", "endor", "toy"]
+    assert (found["toy/fig_1"].title, found["toy/fig_1"].question) == ("Bytes", "How many?")
+    assert catalogue.heading("# Bytes\n\n**Question.** How\nmany?\n\nMore.") == ("Bytes", "How many?", "More.")
 
 
-def test_rows_with_and_without_a_notebook(listed):
-    listed(ROW, ROW | {"id": "fig02"}, without("paper") | {"id": "start", "file": "toy/fig01_bytes.ipynb"})
-    assert list(catalogue.rows()) == ["toy/fig01", "toy/fig02", "start"]
-    assert list(catalogue.notebooks()) == ["toy/fig01", "start"]
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", r"new\.ipynb: not a readable notebook"),
+        (book("# No id"), r'new\.ipynb: no cell has Run\("<paper>/<id>", globals\(\)\)'),
+        (book("# Twice", 'Run("toy/fig_1", globals())'), r"new\.ipynb: fig_1_bytes\.ipynb has the id 'toy/fig_1', too"),
+        (book("# A paper", 'Run("tay/fig_1", globals())'), r"new\.ipynb: unknown paper 'tay'.*toy.*literature\.py"),
+    ],
+)
+def test_a_file_that_cannot_be_listed_is_named(place, text, told):
+    place("toy/new.ipynb", text)
+    with pytest.raises(UserError, match=told):
+        catalogue.notebooks()
 
 
-BROKEN = {
-    "no mapping": ("fig01", "row 2 ('fig01'): expected fields such as 'id: fig01'"),
-    "no id": (without("id"), "row 2 (toy): id is missing"),
-    "no title": (without("title"), "row 2 (toy/fig01): title is missing"),
-    "no question": (without("question"), "row 2 (toy/fig01): question is missing"),
-    "no slug": (without("slug"), "row 2 (toy/fig01): slug is missing"),
-    "a number": (ROW | {"id": 1}, "row 2 (toy/1): id is 1; expected text (in quotes"),
-    "a line end": (ROW | {"slug": "bytes\n"}, "row 2 (toy/fig01): slug 'bytes\\n': expected letters, digits, _ and -"),
-    "a file elsewhere": (ROW | {"file": "../x.ipynb"}, "row 2 (toy/fig01): file '../x.ipynb': expected letters"),
-    "empty": (ROW | {"title": " "}, "row 2 (toy/fig01): title is ' '; expected text"),
-    "a list": (ROW | {"paper": ["toy"]}, "row 2 (['toy']/fig01): paper is ['toy']; expected text"),
-    "unknown field": (ROW | {"colour": "red"}, "row 2 (toy/fig01): unknown field 'colour'; choose from: paper, id,"),
-    "unknown paper": (ROW | {"paper": "tay"}, "row 2 (tay/fig01): unknown paper 'tay'; choose from: endor,"),
-    "a path as id": (ROW | {"id": "../fig01"}, "row 2 (toy/../fig01): id '../fig01': expected small letters"),
-    "twice": (ROW | {"id": "start"}, "row 2 (toy/start): an earlier row has this id"),
-    "another slug": (ROW | {"slug": "byte"}, "fig01_byte.ipynb, but fig01_bytes.ipynb; file and slug must agree"),
-    "no such file": (ROW | {"file": "toy/other.ipynb"}, "row 2 (toy/fig01): there is no "),
-}
+def test_an_unknown_notebook_is_refused(place):
+    with pytest.raises(UserError, match="unknown notebook 'toy/fig_9'; choose from: toy/fig_1"):
+        catalogue.find("toy/fig_9")
 
 
-@pytest.mark.parametrize(("row", "told"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_row_is_named(listed, row, told):
-    listed(ROW | {"id": "start"}, row)
-    with pytest.raises(UserError, match=re.escape(told)) as caught:
-        catalogue.rows()
-    assert str(caught.value).startswith("data/catalogue.yaml: row 2 (")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_catalogue_that_is_no_list(listed, tmp_path):
-    (tmp_path / "data" / "catalogue.yaml").write_text("id: fig01")
-    with pytest.raises(UserError, match=r"data/catalogue\.yaml is no list"):
-        catalogue.rows()
-
-
-def test_a_notebook_without_a_row_and_a_row_without_a_notebook(listed):
-    listed(ROW, ROW | {"id": "fig02"})
-    with pytest.raises(UserError, match=r"unknown notebook 'toy/fig09'; choose from: toy/fig01; .* a row in data/cat"):
-        catalogue.find("toy/fig09")
-    with pytest.raises(UserError, match=r"toy/fig02 has no notebook yet; expected it at .*toy/fig02_bytes\.ipynb"):
-        catalogue.find("toy/fig02")
-
-
-def test_explorers_need_no_row_and_say_what_they_are(listed, tmp_path):
+def test_explorers_say_what_they_are(place):
     assert catalogue.explorers() == {}
-    (tmp_path / "notebooks" / "explore").mkdir()
-    for name, first in {"b": "# Explore: b\n\n**Question.** Which one?\n\nMore.", "a": "no heading"}.items():
-        cell = {"cell_type": "markdown", "metadata": {}, "source": [first]}
-        (tmp_path / "notebooks" / "explore" / f"{name}.ipynb").write_text(json.dumps({"cells": [cell]}))
+    place("explore/b.ipynb", book("# Explore: b\n\n**Question.** Which one?\n\nMore."))
+    place("explore/a.ipynb", book("no heading"))
     first, second = catalogue.explorers().values()
     assert (second.id, second.title, second.question) == ("explore/b", "Explore: b", "Which one?")
     assert (first.title, first.question) == ("no heading", "")
     assert (second.parameters, second.preset("quick"), second.paper) == ({}, {}, "explore")
-    (tmp_path / "notebooks" / "explore" / "c.ipynb").write_text("")
-    with pytest.raises(UserError, match=r"c\.ipynb: not a readable notebook"):
-        catalogue.explorers()
 
 
-# each of 13 lists names the one before nine times: 2.5 million million values in 500 bytes
-LAUGHS = b"- &a [x]\n" + b"".join(b"- &%c [%s]\n" % (c + 1, b",".join([b"*%c" % c] * 9)) for c in range(97, 110))
-
-
-@pytest.mark.parametrize(
-    ("content", "told"),
-    [
-        (b"- id: 2026-01-02", r"'2026-01-02' is read as a date: put it in quotes"),
-        (b"- {id: [", r"cannot be read"),
-        (b"- ? [a]\n  : b", r"cannot be read"),
-        (b"- !!set {a}", r"is read as a set"),
-        (b"- !!python/object:os.system {}", r"could not determine a constructor"),
-        (b"- id: \xe9", r"'utf-8' codec"),
-        (b"[" * 5000, r"nested more than 100 deep"),
-        (b"", r"is no list"),
-        (b"&a [*a, *a]", r"(nested more than|values)"),
-        (LAUGHS, r"more than 4000000 values"),
-    ],
-)
-def test_a_file_that_is_no_catalogue(listed, tmp_path, content, told):
-    (tmp_path / "data" / "catalogue.yaml").write_bytes(content)
-    with pytest.raises(UserError, match=rf"data/catalogue\.yaml.*{told}") as caught:
-        catalogue.rows()
-    assert "\n" not in str(caught.value)
-
-
-def test_presets_are_read(listed, tmp_path):
-    listed(ROW)
-    presets = {"toy/fig01": {"alone": True, "quick": {"layers": 1}, "paper": None}}
-    (tmp_path / "notebooks" / "presets.yaml").write_text(yaml.safe_dump(presets))
-    found = catalogue.rows()["toy/fig01"]
-    assert (found.paper, found.alone, found.presets["quick"]) == ("toy", True, {"layers": 1})
+def test_presets_are_read(place):
+    place("presets.yaml", yaml.safe_dump({"toy/fig_1": {"alone": True, "quick": {"layers": 1}, "paper": None}}))
+    found = catalogue.find("toy/fig_1")
+    assert (found.alone, found.presets["quick"]) == (True, {"layers": 1})
 
 
 @pytest.mark.parametrize(
     ("presets", "told"),
     [
         ([1], r"presets\.yaml: .*is not of type 'object'"),
-        ({"toy/fig01": [1]}, r"presets\.yaml: toy/fig01: \[1\] is not of type"),
-        ({"toy/fig01": {"quick": 3}}, r"presets\.yaml: toy/fig01/quick: 3 is not of type"),
-        ({"toy/fig01": {"alone": "yes"}}, r"presets\.yaml: toy/fig01/alone: 'yes' is not of type 'boolean'"),
-        ({"toy/fig02": {}}, r"presets\.yaml: toy/fig02 is not in data/catalogue\.yaml"),
-        ({"toy/fig01": {"slow": {}}}, "unknown preset of toy/fig01"),
-        ({1: {}}, r"presets\.yaml: cannot be read: a key 1: expected text"),
+        ({"toy/fig_1": {"quick": 3}}, r"presets\.yaml: toy/fig_1/quick: 3 is not of type"),
+        ({"toy/fig_1": {"alone": "yes"}}, r"presets\.yaml: toy/fig_1/alone: 'yes' is not of type 'boolean'"),
+        ({"toy/fig02": {}}, r"presets\.yaml: there is no notebook toy/fig02"),
+        ({"toy/fig_1": {"slow": {}}}, "unknown preset of toy/fig_1"),
     ],
 )
-def test_presets_that_are_wrong(listed, tmp_path, presets, told):
-    listed(ROW)
-    (tmp_path / "notebooks" / "presets.yaml").write_text(yaml.safe_dump(presets))
+def test_presets_that_are_wrong(place, presets, told):
+    place("presets.yaml", yaml.safe_dump(presets))
     with pytest.raises(UserError, match=told):
-        catalogue.rows()
+        catalogue.notebooks()

@@ -12,7 +12,7 @@ import pytest
 
 from toolkit import paths
 from toolkit.evidence import report
-from toolkit.evidence.catalogue import explorers, rows
+from toolkit.evidence.catalogue import explorers, notebooks
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.comparison import COLUMNS, VERDICTS
 from toolkit.evidence.literature import PAPERS
@@ -76,7 +76,7 @@ def systems(text):
 
 def test_each_row_has_its_card_and_unsound_results_say_why(results):
     found = cards(write_report({}).read_text())
-    assert found.keys() == rows().keys() | explorers().keys()
+    assert found.keys() == notebooks().keys() | explorers().keys()
     assert "2 within tolerance" in found["quickstart"]
     assert "quickstart works." in found["quickstart"]
     assert "schema 0" in found["endor/fig04"]

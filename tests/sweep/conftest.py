@@ -10,7 +10,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 
 from toolkit import paths
 from toolkit.evidence.literature import PAPERS, Paper
@@ -64,7 +63,7 @@ class Checkout:
         id = f"toy/{name}"
         log = f"import os\nwith open(os.environ['TOY_LOG'], 'a') as log:\n    print('{id}', file=log)"
         cells = [
-            nbformat.v4.new_markdown_cell(f"# {name}"),
+            nbformat.v4.new_markdown_cell(f"# {name}\n\n**Question.** {name}?"),
             nbformat.v4.new_code_cell(parameters, metadata={"tags": ["parameters"]}),
             *map(nbformat.v4.new_code_cell, (HEAD.format(id=id), f"from toolkit.{module} import helper\n{log}")),
             *map(nbformat.v4.new_code_cell, (body, SAVE)),
@@ -103,11 +102,9 @@ def make_checkout(place: Path, results: Path | None = None) -> Checkout:
 
 
 def _with_notebooks(toy: Checkout) -> Checkout:
-    data, rows = toy.root / "data", [dict.fromkeys(("id", "title"), name) for name in "abcde"]
+    data = toy.root / "data"
     data.mkdir()
     shutil.copy(paths.root() / "data" / "columns.yaml", data)
-    rows = [row | {"paper": "toy", "slug": "toy", "question": f"{row['id']}?"} for row in rows]
-    (data / "catalogue.yaml").write_text(yaml.safe_dump(rows))
     for name, module in {"a": "alpha", "b": "beta"}.items():
         (toy.root / "toolkit" / f"{module}.py").write_text("def helper():\n    return 1\n")
         toy.notebook(name, module)

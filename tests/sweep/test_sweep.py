@@ -47,8 +47,6 @@ def toy(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("toy")
     toy = make_checkout(folder / ODD, folder / f"a: {ODD}")
-    rows = toy.root / "data" / "catalogue.yaml"
-    rows.write_text(rows.read_text() + "- {id: quickstart, file: toy/first.ipynb, title: first, question: first}\n")
     body = "from toolkit import progress as bars\n"
     body += "import os\nos.environ.pop(bars.SWITCH)\nbars.DELAY_S = bars.ELSEWHERE_S = 0\n"
     body += "with bars.progress('toy work', 2, 'steps') as bar:\n    [bar.update() for _ in range(2)]\n"
@@ -111,7 +109,7 @@ def mended(toy, harmed) -> Step:
 
 
 def test_a_sweep_tells_at_once_what_it_found_and_how_long_it_takes(toy, first):
-    """The quickstart comes first, whatever the catalogue's order; the report is there from then on."""
+    """The quickstart comes first, whatever the notebooks' order; the report is there from then on."""
     assert first.status == 0, first.printed
     assert first.executed == ["quickstart", "toy/a", "toy/b", "toy/d"]
     lines = first.printed.splitlines()

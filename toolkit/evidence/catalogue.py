@@ -1,4 +1,7 @@
-"""The notebooks there are: one row of `data/catalogue.yaml` each, with the presets of `notebooks/presets.yaml`."""
+"""The notebooks there are, by what their files say, with the presets of `notebooks/presets.yaml`.
+
+A notebook's first cell has its title and its question; the first argument of its `Run` is its id, `<paper>/<row>`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -9,16 +12,13 @@ from pathlib import Path
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.parameters import read_cells, read_parameters
+from toolkit.evidence.parameters import Cell, read_cells, read_parameters
 from toolkit.records import check, load_yaml
 
 PRESETS = ("quick", "standard", "paper")
-CATALOGUE = "data/catalogue.yaml"
 EXPLORE = "explore"  # the folder of explorers, and the part of their ids before the slash
-REQUIRED = ("id", "title", "question")
-FIELDS = ("paper", *REQUIRED, "slug", "file")
-ID = re.compile("[a-z0-9_]+")
-NAMES = {"slug": re.compile("[A-Za-z0-9_-]+"), "file": re.compile(r"([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.ipynb")}
+RUN = re.compile(r"""\bRun\(["']([a-z0-9_/]+)["'], globals\(\)\)""")
+QUESTION = re.compile(r"^\*\*Question\.\*\* +((?:.+\n?)+)", re.MULTILINE)
 SETTINGS = {
     "type": "object",
     "additionalProperties": {
@@ -70,39 +70,28 @@ class Notebook:
 
 
 def notebooks() -> dict[str, Notebook]:
-    """Every row of the catalogue whose notebook is there, by id."""
-    return {id: row for id, row in rows().items() if row.path.is_file()}
+    """The notebooks by id: those of no paper first, then paper by paper in the order of `literature.PAPERS`.
+
+    Raises `UserError` for a file that is no notebook or gives no id to `Run`, for an id that two files have, an id of
+    an unknown paper, and presets of a notebook that is not there.
+    """
+    presets, folder = _presets(), paths.root() / "notebooks"
+    found: dict[str, Notebook] = {}
+    for file in [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("*/*.ipynb"))]:
+        if file.parent.name != EXPLORE:
+            notebook = _notebook(file, presets)
+            if notebook.id in found:
+                raise UserError(f"{file}: {found[notebook.id].path.name} has the id {notebook.id!r}, too")
+            found[notebook.id] = notebook
+    if stray := set(presets) - set(found):
+        raise UserError(f"notebooks/presets.yaml: there is no notebook {', '.join(sorted(stray))}")
+    order = [*PAPERS]
+    return dict(sorted(found.items(), key=lambda item: order.index(item[1].paper) if "/" in item[0] else -1))
 
 
 def explorers() -> dict[str, Notebook]:
-    """The notebooks of `notebooks/explore/`, by id. They have no row: their first cell says title and question.
-
-    Raises `UserError` for a file that is no notebook.
-    """
+    """The notebooks of `notebooks/explore/`, by id. Raises `UserError` for a file that is no notebook."""
     return {each.id: each for each in map(_explorer, sorted((paths.root() / "notebooks" / EXPLORE).glob("*.ipynb")))}
-
-
-def rows() -> dict[str, Notebook]:
-    """Every row of the catalogue, by id, also those that have no notebook yet.
-
-    Raises `UserError` that names the row for a field that is missing, unknown or no text, an id that comes twice, a
-    paper that `literature.PAPERS` does not have, and a notebook file of another name than the row says.
-    """
-    presets, listed = _presets(), load_yaml(paths.root() / CATALOGUE)
-    if not isinstance(listed, list):
-        raise UserError(f"{CATALOGUE} is no list; expected rows that begin with '- paper: ...' or '- id: ...'")
-    found: dict[str, Notebook] = {}
-    for number, row in enumerate(listed, 1):
-        fault = _fault(row)
-        notebook = None if fault else _notebook(row, presets)
-        if notebook and notebook.id in found:
-            fault = "an earlier row has this id"
-        if fault := fault or _misnamed(row, notebook.path):
-            raise UserError(f"{CATALOGUE}: row {number} ({_label(row)}): {fault}")
-        found[notebook.id] = notebook
-    if stray := set(presets) - set(found):
-        raise UserError(f"notebooks/presets.yaml: {', '.join(sorted(stray))} is not in data/catalogue.yaml")
-    return found
 
 
 def listing(books: Mapping[str, Notebook]) -> str:
@@ -112,16 +101,14 @@ def listing(books: Mapping[str, Notebook]) -> str:
 
 def find(id: str) -> Notebook:
     """The notebook of that id. Raises `UserError` that lists the ids there are."""
-    listed = rows()
-    if id in listed and not listed[id].path.is_file():
-        raise UserError(f"{CATALOGUE}: {id} has no notebook yet; expected it at {listed[id].path}")
-    if id not in listed:
-        raise UserError(f"{unknown('notebook', id, notebooks())}; a new one needs a row in {CATALOGUE}")
-    return listed[id]
+    known = notebooks()
+    if id not in known:
+        raise unknown("notebook", id, known)
+    return known[id]
 
 
 def select(names: list[str]) -> list[Notebook]:
-    """The notebooks with these ids or of these papers, in the catalogue's order; all of them for no names."""
+    """The notebooks with these ids or of these papers, in their order; all of them for no names."""
     known = notebooks()
     papers = {notebook.paper for notebook in known.values()}
     if stray := [name for name in names if name not in known and name not in papers]:
@@ -129,57 +116,38 @@ def select(names: list[str]) -> list[Notebook]:
     return [book for book in known.values() if not names or book.id in names or book.paper in names]
 
 
+def heading(first: str) -> tuple[str, str, str]:
+    """Title and question of a notebook's first cell, and the rest of its text."""
+    title, _, text = first.lstrip().partition("\n")
+    found = QUESTION.search(text)
+    if not found:
+        return title.lstrip("# "), "", text.strip()
+    return title.lstrip("# "), " ".join(found[1].split()), (text[: found.start()] + text[found.end() :]).strip()
+
+
 def _explorer(file: Path) -> Notebook:
-    first = next((cell.source for cell in read_cells(file)), "")
-    heading, _, text = first.partition("\n")
-    question = re.search(r"^\*\*Question\.\*\* (.*)$", text, re.MULTILINE)
-    title = heading.lstrip("# ") or file.stem
-    return Notebook(f"{EXPLORE}/{file.stem}", title, question[1] if question else "", file, interactive=True)
+    title, question = _about(read_cells(file))
+    return Notebook(f"{EXPLORE}/{file.stem}", title or file.stem, question, file, interactive=True)
 
 
-def _fault(row: object) -> str | None:
-    """What is wrong with a row by itself, in words."""
-    if not isinstance(row, dict):
-        return "expected fields such as 'id: fig01'"
-    place = () if "file" in row else ("slug",)
-    if missing := [name for name in (*REQUIRED, *place) if name not in row]:
-        return f"{', '.join(missing)} is missing"
-    if stray := [name for name in row if name not in FIELDS]:
-        return f"unknown field {stray[0]!r}; choose from: {', '.join(FIELDS)}"
-    if wrong := [name for name, value in row.items() if not isinstance(value, str) or not value.strip()]:
-        return f"{wrong[0]} is {row[wrong[0]]!r}; expected text (in quotes, where YAML reads something else)"
-    if not ID.fullmatch(row["id"]):
-        return f"id {row['id']!r}: expected small letters, digits and underscores"
-    if bad := [name for name, form in NAMES.items() if name in row and not form.fullmatch(row[name])]:
-        return f"{bad[0]} {row[bad[0]]!r}: expected letters, digits, _ and -" + ", with .ipynb" * (bad[0] == "file")
-    if (paper := row.get("paper")) and paper not in PAPERS:
-        return f"unknown paper {paper!r}; choose from: {', '.join(PAPERS)}, or add it to toolkit/evidence/literature.py"
-    return None
+def _about(cells: list[Cell]) -> tuple[str, str]:
+    return heading(cells[0].source if cells and cells[0].kind == "markdown" else "")[:2]
 
 
-def _misnamed(row: dict, expected: Path) -> str | None:
-    """What is wrong with the row's notebook file; one that is not there yet is fine, unless the row names it."""
-    if expected.is_file():
-        return None
-    others = sorted(file.name for file in expected.parent.glob(f"{row['id']}_*.ipynb"))
-    if "file" in row or others:
-        return f"there is no {expected}" + (f", but {others[0]}; file and slug must agree" if others else "")
-    return None
-
-
-def _label(row: object) -> str:
-    named = [str(row[key]) for key in ("paper", "id") if key in row] if isinstance(row, dict) else []
-    return "/".join(named) or repr(row)[:60]
-
-
-def _notebook(row: dict, presets: dict) -> Notebook:
-    id = "/".join(part for part in (row.get("paper"), row["id"]) if part)
-    file = row.get("file") or f"{id}_{row['slug']}.ipynb"
+def _notebook(file: Path, presets: dict) -> Notebook:
+    cells = read_cells(file)
+    id = next((run[1] for cell in cells if cell.kind == "code" and (run := RUN.search(cell.source))), None)
+    if id is None:
+        raise UserError(f'{file}: no cell has Run("<paper>/<id>", globals()), which names the notebook')
+    if "/" in id and id.split("/")[0] not in PAPERS:
+        paper = unknown("paper", id.split("/")[0], PAPERS)
+        raise UserError(f"{file}: {paper}; add a new one to toolkit/evidence/literature.py")
     settings = dict(presets.get(id) or {})
     alone = settings.pop("alone", False)
     if stray := set(settings) - set(PRESETS):
         raise unknown(f"preset of {id} in notebooks/presets.yaml", sorted(stray)[0], PRESETS)
-    return Notebook(id, row["title"], row["question"], paths.root() / "notebooks" / file, alone, settings)
+    title, question = _about(cells)
+    return Notebook(id, title or id, question, file, alone, settings)
 
 
 def _presets() -> dict[str, dict]:

@@ -14,7 +14,7 @@ import jinja2
 
 from toolkit.errors import UserError
 from toolkit.evidence import wording
-from toolkit.evidence.catalogue import PRESETS, Notebook
+from toolkit.evidence.catalogue import PRESETS, Notebook, heading
 from toolkit.evidence.columns import Column, column
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
@@ -24,8 +24,6 @@ from toolkit.measure.disturbance import disturbance_words
 
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
-HEADING = re.compile(r"\A\s*# .*\n")  # the page's header says the same
-QUESTION = re.compile(r"^\*\*Question\.\*\*.*(?:\n(?!\n).*)*\n*", re.MULTILINE)
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
 ENLARGED = r'<label class="enlarge" title="enlarge"><input type="checkbox">\g<0></label>'
 FILES = {
@@ -49,7 +47,7 @@ class Parameter:
 def write_page(executed: Path, page: Path, about: Notebook, error: str | None = None) -> None:
     """Write an executed notebook as a page.
 
-    `about` is its row of the catalogue; `meta.json` and figures are taken from beside `executed`. `error` says how a
+    `about` is the notebook; `meta.json` and figures are taken from beside `executed`. `error` says how a
     failed run ended. Cells that cannot be shown do not raise: the page says so in their place.
     """
     meta, book = read_meta(executed.parent), read_book(executed)
@@ -157,7 +155,7 @@ def _cells(book: dict) -> str:
         cell for cell in notebook.cells if not {PARAMETERS, INJECTED} & set(cell.metadata.get("tags", ()))
     ]
     if notebook.cells and notebook.cells[0].cell_type == "markdown":
-        notebook.cells[0].source = QUESTION.sub("", HEADING.sub("", notebook.cells[0].source + "\n")).strip()
+        *_, notebook.cells[0].source = heading(notebook.cells[0].source)  # the page's header has title and question
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = MATHS.sub(_mathml, cell.source)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from toolkit import paths
-from toolkit.evidence.catalogue import Notebook, explorers, rows
+from toolkit.evidence.catalogue import Notebook, explorers, notebooks
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.evidence.meta import HEADLINES, Meta, read_meta
 from toolkit.evidence.page import (
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure on the index; `status` is done, out of date, failed, not run or not yet."""
+    """One figure on the index; `status` is done, out of date, failed or not run."""
 
     about: Notebook
     status: str
@@ -79,7 +79,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     """
     folder = paths.results_dir() / "report"
     make_folder(folder)
-    entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in rows().values()]
+    entries = [_entry(about, outcomes.get(about.id, Outcome()), folder, rebuild) for about in notebooks().values()]
     elsewhere = _grids()
     wanted = {entry.page for entry in entries} | {"index.html", *(address for _, address in elsewhere)}
     for old in folder.glob("*.html"):
@@ -145,8 +145,6 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
 
 
 def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tuple[str, str | None]:
-    if not about.path.is_file():
-        return "not yet", None
     if not results.exists() or (results.is_dir() and not any(results.iterdir())):  # a stopped sweep leaves it empty
         return "not run", None
     if meta.id != about.id:
@@ -190,7 +188,7 @@ def _systems(entry: Entry) -> set[str]:
 
 
 def _counted(entries: Sequence[Entry], system: str) -> tuple[int, int]:
-    """How many of a system's notebooks have results, of how many rows in the catalogue."""
+    """How many of a system's notebooks have results, of how many."""
     ours = [entry for entry in entries if entry.about.paper == system]
     return sum(entry.status in ("done", "out of date") for entry in ours), len(ours)
 

@@ -15,7 +15,7 @@ import psutil
 
 from toolkit.errors import UserError
 from toolkit.evidence import report
-from toolkit.evidence.catalogue import notebooks, rows
+from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import DIFFERS
 from toolkit.evidence.meta import read_meta
 from toolkit.evidence.report import Outcome
@@ -36,7 +36,7 @@ REPORT_S, REPORT_PAUSE_S = 1, 120  # a report that takes longer than the one is 
 
 
 def write_report(jobs: list[Job], rebuild: bool = False, running: bool = False) -> Path:
-    """Write the report on every notebook of the catalogue; return its index."""
+    """Write the report on every notebook; return its index."""
     return report.write_report(outcomes(jobs), rebuild, running)
 
 
@@ -65,9 +65,9 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
 
 
 def outcomes(jobs: list[Job]) -> dict[str, Outcome]:
-    """How the last run of every notebook of the catalogue ended; those without a job count as fresh."""
+    """How the last run of every notebook ended; those without a job count as fresh."""
     fresh = {job.id: job.is_fresh() for job in jobs}
-    return {id: outcome(id, fresh.get(id)) for id in rows()}
+    return {id: outcome(id, fresh.get(id)) for id in notebooks()}
 
 
 def outcome(id: str, fresh: bool | None) -> Outcome:

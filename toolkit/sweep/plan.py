@@ -24,7 +24,7 @@ REQUIRED = ("table.csv", "meta.json")  # what a notebook must save
 class Job:
     """One notebook to run: `key` digests all that its results depend on.
 
-    `id` is that of its row in the catalogue; at a point of a grid, the point's name comes before it: `<point>/<row>`.
+    `id` is the notebook's; at a point of a grid, the point's name comes before it: `<point>/<row>`.
     """
 
     id: str
@@ -38,11 +38,11 @@ class Job:
 
     @property
     def row(self) -> str:
-        """The id of its row in the catalogue."""
+        """The id of its notebook."""
         return self.id.removeprefix(f"{self.point}/")
 
     def about(self) -> Notebook:
-        """Its row of the catalogue, under this job's own id and title. Raises `UserError` if there is no such row."""
+        """Its notebook, under this job's own id and title. Raises `UserError` if there is none."""
         return replace(find(self.row), id=self.id, title=self.title)
 
     @property
