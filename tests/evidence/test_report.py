@@ -162,7 +162,7 @@ def test_published_against_ours_stands_on_top_with_a_row_a_paper(results):
     pd.DataFrame([row]).to_csv(results / "endor" / "fig05" / "comparison.csv", index=False)
     text = write_report({}).read_text()
     (table,) = re.findall(r'<table class="scores">(.*?)</table>.*class="systems"', text, re.DOTALL)
-    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "10 %", "10 %", "x-1", *"–––", "0", "0", "0 of 1"]
+    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "10.0 %", "10.0 %", "x-1", *"–––", "0", "0", "0 of 1"]
     assert pd.read_csv(results / "tables" / "comparison.csv")["claim"].tolist() == ["x-1"]
 
 
