@@ -28,7 +28,7 @@ from toolkit.machines.provenance import provenance
 from toolkit.models.loading import MODELS, parts_of
 
 for notebook in notebooks().values():
-    check_parameters(notebook.id, notebook.preset("quick"), notebook.parameters)
+    check_parameters(notebook, notebook.preset("quick") | {"seed": 5})
 load_route_trace("gpt-oss-120b"), profile("endor-rtx4080"), claims("endor")
 assert all(parts_of(name).is_file() for name, model in MODELS.items() if model.parts)
 code = sources.dependencies("toolkit.kernels.bitmap", "toolkit.formats.endor")

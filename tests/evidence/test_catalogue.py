@@ -76,7 +76,7 @@ def test_explorers_say_what_they_are(place):
     place("explore/a.ipynb", book("no heading"))
     first, second = catalogue.explorers().values()
     assert (second.id, second.title, second.question) == ("explore/b", "Explore: b", "Which one?")
-    assert (first.title, first.question) == ("no heading", "")
+    assert (first.title, first.question) == ("a", "")
     assert (second.parameters, second.preset("quick"), second.paper) == ({}, {}, "explore")
 
 

@@ -18,6 +18,7 @@ from toolkit.records import check, load_yaml
 PRESETS = ("quick", "standard", "paper")
 EXPLORE = "explore"  # the folder of explorers, and the part of their ids before the slash
 RUN = re.compile(r"""\bRun\(["']([a-z0-9_/]+)["'], globals\(\)\)""")
+TITLE = re.compile(r"\A\s*# (.*)\n?")
 QUESTION = re.compile(r"^\*\*Question\.\*\* +((?:.+\n?)+)", re.MULTILINE)
 SETTINGS = {
     "type": "object",
@@ -117,12 +118,11 @@ def select(names: list[str]) -> list[Notebook]:
 
 
 def heading(first: str) -> tuple[str, str, str]:
-    """Title and question of a notebook's first cell, and the rest of its text."""
-    title, _, text = first.lstrip().partition("\n")
-    found = QUESTION.search(text)
-    if not found:
-        return title.lstrip("# "), "", text.strip()
-    return title.lstrip("# "), " ".join(found[1].split()), (text[: found.start()] + text[found.end() :]).strip()
+    """Title and question of a notebook's first cell, empty where it has none, and the rest of its text."""
+    title, text = TITLE.match(first), TITLE.sub("", first)
+    question = QUESTION.search(text)
+    rest = QUESTION.sub("", text, count=1).strip()
+    return title[1].strip() if title else "", " ".join(question[1].split()) if question else "", rest
 
 
 def _explorer(file: Path) -> Notebook:

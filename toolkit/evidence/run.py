@@ -55,14 +55,15 @@ class Run:
     """
 
     def __init__(self, identifier: str, namespace: Mapping[str, object]):
-        defaults = find(identifier).parameters
+        notebook = find(identifier)
+        defaults = notebook.parameters
         if absent := [name for name in defaults if name not in namespace]:
             raise UserError(
                 f"{identifier}: no value for {absent[0]}: run the cell tagged `parameters`, which assigns it"
             )
         self.identifier = identifier
         self.parameters = {name: namespace[name] for name in defaults}
-        check_parameters(identifier, self.parameters, defaults)
+        check_parameters(notebook, self.parameters)
         self.started, self.counters = time.time(), read_counters()
         if "seed" in self.parameters:
             seed_everything(self.parameters["seed"])

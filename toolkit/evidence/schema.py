@@ -1,25 +1,24 @@
 """What values a notebook's parameters may take: `notebooks/parameters.yaml`, checked before a notebook does any work.
 
-Names of methods, models or machines come from the toolkit's own tables, whose files are read and not run: the command
-line checks its parameters without importing torch.
+Only values that a user has set are checked: the notebook's own defaults and presets are the project's, and tests check
+them. So the tables that name choices, and torch with them, are imported only for a parameter that somebody changes.
 """
 
-import ast
+import importlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from toolkit import paths
-from toolkit.errors import UserError, did_you_mean, unknown
+from toolkit.errors import UserError, did_you_mean
+from toolkit.evidence.catalogue import PRESETS, Notebook
+from toolkit.records import load_yaml
 
 FILE = "notebooks/parameters.yaml"
-PARTS = ("parameters", "notebooks")
 TYPES = {"text": str, "integer": int, "number": int | float, "boolean": bool}
 WORDS = {
     "text": "text that is not empty",
@@ -37,10 +36,10 @@ class Rule:
     type: str = "text"
     choices: tuple[object, ...] = ()
     parts: bool = False
-    at_least: float | None = None
-    at_most: float | None = None
-    above: float | None = None
-    below: float | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
     list: bool = False
     holds: tuple[object, ...] = ()
     fewest: int = 1
@@ -49,17 +48,21 @@ class Rule:
     def check(self, label: str, value: object) -> None:
         """Raise `UserError` that names the label, the value and what is expected, unless the value is allowed."""
         if not self._allows(value):
-            raise UserError(f"{label} = {_shown(value)}: expected {self}{self._meant(value)}")
+            shown = json.dumps(value, default=str)
+            shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} …"
+            raise UserError(f"{label} = {shown}: expected {self}{self._meant(value)}")
+
+    def names(self) -> list[object]:
+        """The choices, with the names that a registry of the toolkit holds in the place of `module:NAME`."""
+        return [name for choice in self.choices for name in _names(choice)]
 
     def __str__(self) -> str:
         """What is expected, in words."""
-        one = WORDS[self.type]
-        if self.choices:
-            one = "one of " + ", ".join(map(str, _names(self.choices)))
+        one = "one of " + ", ".join(map(str, self.names())) if self.choices else WORDS[self.type]
         if self.parts:
             one += " (or a part of it: NAME/8 has an eighth of the rows)"
         bounds = {"from": self.at_least, "to": self.at_most, "above": self.above, "below": self.below}
-        one = " ".join([one, *(f"{word} {bound}" for word, bound in bounds.items() if bound is not None)])
+        one = " ".join([one, *(f"{word} {bound}" for word, bound in bounds.items() if math.isfinite(bound))])
         if not self.list:
             return one
         size = f"{self.fewest}" if self.most == self.fewest else f"{self.fewest} or more"
@@ -78,65 +81,49 @@ class Rule:
         )
 
     def _allows_item(self, value: object) -> bool:
-        return (
-            _is_of(self.type, value)
-            and (self.at_least is None or value >= self.at_least)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-            and (not self.choices or (_whole(value) if self.parts else value) in _names(self.choices))
-        )
+        if not _is_of(self.type, value):
+            return False
+        if self.type in ("integer", "number") and not (
+            self.at_least <= value <= self.at_most and self.above < value < self.below
+        ):
+            return False
+        return not self.choices or (_whole(value) if self.parts else value) in self.names()
 
     def _meant(self, value: object) -> str:
         """A hint at the choice that is like the first wrong one."""
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, str) and not self._allows_item(item):
-                return did_you_mean(item, map(str, _names(self.choices)))
+                return did_you_mean(item, map(str, self.names()))
         return ""
 
 
-def check_parameters(id: str, parameters: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Raise `UserError` that names notebook, parameter, value and expectation for the first value that is not allowed.
+def check_parameters(notebook: Notebook, parameters: Mapping[str, object]) -> None:
+    """Check the values that are in none of the notebook's presets.
 
-    A parameter without an entry in `notebooks/parameters.yaml` takes values like its default.
+    Raises `UserError` that names notebook, parameter, value and expectation for the first one that is not allowed. A
+    parameter without an entry in `notebooks/parameters.yaml` takes values like its default.
     """
-    known = rules(id)
+    known, presets = rules(notebook.id), [notebook.preset(name) for name in PRESETS]
     for name, value in parameters.items():
-        if rule := known.get(name) or _like(defaults.get(name)):
-            rule.check(f"{id}: {name}", value)
+        own = any(_same(preset.get(name), value) for preset in presets)
+        if not own and (rule := known.get(name) or _like(notebook.parameters.get(name))):
+            rule.check(f"{notebook.id}: {name}", value)
 
 
 def rules(id: str) -> dict[str, Rule]:
     """The rules of a notebook's parameters by name: those for all notebooks, with what this one asks beside that."""
-    common, special = _entries(paths.root() / FILE)
-    own = special.get(id, {})
-    return {name: _rule(name, common.get(name, {}) | own.get(name, {})) for name in common | own}
+    found = _entries(paths.root() / FILE)
+    common, own = found.get("parameters", {}), found.get("notebooks", {}).get(id, {})
+    return {name: _rule((common.get(name) or {}) | own.get(name, {})) for name in common | own}
 
 
-def _rule(name: str, entry: Mapping[str, object]) -> Rule:
-    keys = [field.name for field in fields(Rule)]
-    if stray := [key for key in entry if key not in keys]:
-        raise unknown(f"key of {name} in {FILE}", stray[0], keys)
-    if entry.get("type", "text") not in TYPES:
-        raise unknown(f"type of {name} in {FILE}", entry["type"], TYPES)
+def _rule(entry: Mapping[str, object]) -> Rule:
     return Rule(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
 
 
 @cache
-def _entries(file: Path) -> tuple[dict, dict]:
-    """The entries for all notebooks by name, and those of single notebooks by id and name; none without the file."""
-    if not file.is_file():
-        return {}, {}
-    try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-        common, special = (dict(found.get(part) or {}) for part in PARTS)
-        return _mappings(common), {id: _mappings(entries) for id, entries in special.items()}
-    except (OSError, ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {file}: {' '.join(str(error).split())}") from error
-
-
-def _mappings(entries: dict) -> dict[str, dict]:
-    return {name: dict(entry or {}) for name, entry in entries.items()}
+def _entries(file: Path) -> dict:
+    return load_yaml(file) if file.is_file() else {}
 
 
 def _like(default: object) -> Rule | None:
@@ -154,40 +141,21 @@ def _is_of(kind: str, value: object) -> bool:
     return isinstance(value, int) or math.isfinite(value)
 
 
+def _same(known: object, value: object) -> bool:
+    """Whether two values are equal and of one type: 1, 1.0 and true are three values, in a list as well."""
+    return repr(known) == repr(value)
+
+
 def _whole(name: str) -> str:
     """The name of which `name` is a part, such as opt-66b of opt-66b/8; `name` itself if it is no part."""
     return re.sub(r"/[1-9][0-9]*\Z", "", name)
 
 
-def _names(choices: tuple[object, ...]) -> list[object]:
-    """The choices, with the names that a table holds in the place of `FILE:TABLE`."""
-    names = []
-    for choice in choices:
-        table = re.fullmatch(r"(.+\.(?:py|yaml)):(\w+)", str(choice))
-        names += _table(paths.root(), paths.below_root(table[1]), table[2]) if table else [choice]
-    return names
-
-
-@cache
-def _table(root: Path, file: str, name: str) -> list[object]:
-    """The keys of the dict `name` in a Python file, or the field `name` of each record in YAML files (a pattern)."""
-    try:
-        if file.endswith(".yaml"):
-            texts = (path.read_text(encoding="utf-8") for path in sorted(root.glob(file)))
-            return [record[name] for text in texts for record in yaml.safe_load(text)]
-        for node in ast.parse((root / file).read_text(encoding="utf-8")).body:
-            match node:
-                case (
-                    ast.Assign(targets=[ast.Name(id=found)], value=ast.Dict(keys=keys))
-                    | ast.AnnAssign(target=ast.Name(id=found), value=ast.Dict(keys=keys))
-                ) if found == name:
-                    return [ast.literal_eval(key) for key in keys]
-    except (OSError, ValueError, TypeError, KeyError, SyntaxError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {root / file}: {' '.join(str(error).split())}") from error
-    raise UserError(f"{FILE}: no table {name} with literal keys in {file}")
-
-
-def _shown(value: object) -> str:
-    """A value as `--set` takes it, cut to a readable length."""
-    text = json.dumps(value, default=str)
-    return text if len(text) <= LONGEST else text[:LONGEST] + " …"
+def _names(choice: object) -> Iterator[object]:
+    """A choice, or the names in a registry: the keys of a table, or what a function returns."""
+    registry = re.fullmatch(r"(toolkit[\w.]*):(\w+)", str(choice))
+    if not registry:
+        yield choice
+        return
+    table = getattr(importlib.import_module(registry[1]), registry[2])
+    yield from table() if callable(table) else table

@@ -13,7 +13,7 @@ from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.ffn import FORMS
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
-SHAPES = {  # the keys are literals, since `notebooks/parameters.yaml` takes its choices from this source
+SHAPES = {
     "opt-1536": ARCHITECTURES["opt-1536"].matrices,
     "opt-1.3b": ARCHITECTURES["opt-1.3b"].matrices,
     "opt-2.7b": ARCHITECTURES["opt-2.7b"].matrices,

@@ -112,7 +112,7 @@ def _memory_mb(job: Job) -> int:
 def _job(notebook: Notebook, preset: str, settings: dict[str, object], parallel: int, point: str = "") -> Job:
     chosen = {name: value for name, value in settings.items() if name in notebook.parameters}
     parameters = notebook.preset(preset) | chosen
-    check_parameters(notebook.id, parameters, notebook.parameters)
+    check_parameters(notebook, parameters)
     threads = cores() if notebook.alone else max(1, cores() // parallel)
     key = sources.digest(notebook.code, json.dumps(parameters, sort_keys=True))
     id, title = (f"{point}/{notebook.id}", f"{notebook.title}: {point}") if point else (notebook.id, notebook.title)

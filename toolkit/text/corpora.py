@@ -161,7 +161,6 @@ def _hub_rows(corpus: str, **options):
         return datasets.load_dataset(**options)
 
 
-# the keys are literals, since `notebooks/parameters.yaml` takes its choices from this source
 CORPORA: dict[str, Callable[[str], str]] = {
     "wiki-slice": _wiki_slice,
     "python-sources": _python_sources,
