@@ -14,7 +14,7 @@ ROWS = [
 
 def test_the_bars_are_the_first_models_measured_totals():
     card = latency_card(pd.DataFrame(ROWS, columns=HEAD))
-    assert card == Card("ms a product of opt/8, measured, storage", {"dense": 200.0, "endor": 125.0})
+    assert card == Card(caption="ms a product of opt/8, measured, storage", bars={"dense": 200.0, "endor": 125.0})
 
 
 def test_what_all_bars_share_is_said_once():
@@ -22,7 +22,7 @@ def test_what_all_bars_share_is_said_once():
         ("llama", "layer", f"llama, {method}", "total", "measured", 2.5) for method in ("dense", "endor, pipelined")
     ]
     assert latency_card(pd.DataFrame(ways, columns=HEAD)) == Card(
-        "s a layer of llama, measured", {"dense": 2.5, "endor, pipelined": 2.5}
+        caption="s a layer of llama, measured", bars={"dense": 2.5, "endor, pipelined": 2.5}
     )
 
 

@@ -334,7 +334,7 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
     expected += "bandwidth and nothing else "
     assert prediction_words(found) == expected + "are off by 20% and 20%"
     assert score_sentence(found).startswith(
-        "input: 1 within tolerance; prediction: 1 same effect; prediction, limits: 1 within tolerance."
+        "prediction: 1 same effect; input: 1 within tolerance; prediction, limits: 1 within tolerance."
     )
     assert verdict_table(found)["reason"].tolist() == [""] * 5
 

@@ -1,25 +1,24 @@
 """The few numbers that stand for a notebook on the report's index, where a whole figure is too small to read."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import pandas as pd
+from pydantic import BaseModel, ConfigDict
 
 from toolkit.measure.disturbance import starred
 
 MOST_BARS = 9
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(BaseModel):
     """Numbers that the index draws as bars.
 
     `caption` says what they are, with unit and evidence: "ms a layer, measured here". `bars` are values from 0 by
     label, in the order in which they are drawn; the index has room for `MOST_BARS`.
     """
 
+    model_config = ConfigDict(frozen=True, strict=True)
+
     caption: str
-    bars: Mapping[str, float]
+    bars: dict[str, float]
 
 
 def latency_card(table: pd.DataFrame) -> Card | None:
@@ -45,7 +44,7 @@ def latency_card(table: pd.DataFrame) -> Card | None:
         "measured",
         *(word for word in shared if word != model),
     ]
-    return Card(", ".join(about), dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True)))
+    return Card(caption=", ".join(about), bars=dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True)))
 
 
 def _without_shared_start(names: list[str]) -> tuple[list[str], list[str]]:

@@ -21,7 +21,7 @@ from toolkit.errors import UserError
 from toolkit.records import check, load_yaml
 
 READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook reruns when its paper's claims change
-KINDS = ("input", "arithmetic", "prediction", "context")
+KINDS = ("prediction", "arithmetic", "input", "context")
 EVIDENCE = ("measured", "modelled")
 
 # `number` counts things (layers, tokens) or has no unit (a threshold); `points` is a difference of two percentages

@@ -149,8 +149,8 @@ def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tup
         return "not run", None
     if meta.id != about.id:
         return "not run", "its results folder has no meta.json of this notebook: run it again"
-    if meta.schema != paths.RESULTS_SCHEMA:
-        return "out of date", f"its results are of schema {meta.schema}, this is {paths.RESULTS_SCHEMA}: run it again"
+    if meta.version != paths.RESULTS_SCHEMA:
+        return "out of date", f"its results are of schema {meta.version}, this is {paths.RESULTS_SCHEMA}: run it again"
     absent = [f"{name}.png" for name in meta.figures if not (results / f"{name}.png").is_file()]
     if absent:
         return "out of date", f"{', '.join(absent)} is missing: run it again"
@@ -217,7 +217,7 @@ def _circumstances(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     if not metas:
         return []
     days = sorted({meta.finished[:10] for meta in metas})
-    count, known = (sum(numbers) for numbers in zip(*(meta.disturbed for meta in metas), strict=True))
+    count, known = (sum(meta.disturbed[key] for meta in metas) for key in ("rows", "of"))
     presets = set.intersection(*(matching_presets(entry.about, entry.meta) for entry in with_results))
     return [
         ("Machine", "; ".join(_distinct(meta.machine for meta in metas))),

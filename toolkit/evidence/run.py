@@ -10,7 +10,6 @@ import random
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 
@@ -119,7 +118,15 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        self.save(table, figures, None, comparison, card and Card(card[0], dict(card[1])), headline, seen)
+        self.save(
+            table,
+            figures,
+            None,
+            comparison,
+            card and Card(caption=card[0], bars={label: float(value) for label, value in card[1].items()}),
+            headline,
+            seen,
+        )
         if comparison is not None:
             print(score_sentence(comparison))
         print(f"Seen: {seen}")
@@ -162,7 +169,7 @@ class Run:
                     figure.savefig(path, bbox_inches="tight")
         card = card or latency_card(table)
         meta = self._meta(table, figures, comparison) | {
-            "card": card and asdict(card),
+            "card": card and card.model_dump(),
             "headline": dict(headline),
             "seen": seen,
         }

@@ -8,7 +8,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -52,7 +52,7 @@ class Rule:
             shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} …"
             raise UserError(f"{label} = {shown}: expected {self}{self._meant(value)}")
 
-    def names(self) -> list[object]:
+    def names(self) -> Sequence[object]:
         """The choices, with the names that a registry of the toolkit holds in the place of `module:NAME`."""
         return [name for choice in self.choices for name in _names(choice)]
 
