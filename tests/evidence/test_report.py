@@ -46,10 +46,10 @@ def save(results, id, meta, figure=True, html=None):
 def results(tmp_path, monkeypatch):
     """A results folder with two sound notebooks, one of an older schema, one foreign and one that lost its figure."""
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
-    kinds = {"context": {"not run": 1}, "prediction": {"within tolerance": 2, "differs": 1}}
+    kinds = {"prediction": {"within tolerance": 2, "differs": 1}, "context": {"not run": 1}}
     score = {"n": 3, "median_error": 0.04, "largest_error": 0.25, "null_median_error": 0.5}
     card = {"caption": "ms, measured", "bars": {"dense": 20.0, "packed": 10.0}}
-    save(tmp_path, "quickstart", SOUND | {"verdicts": {"within tolerance": 2, "not run": 1}})
+    save(tmp_path, "quickstart", SOUND | {"verdicts": {"arithmetic": {"within tolerance": 2, "not run": 1}}})
     more = {"headline": {"gain": "It is fast.", "negative": "It is <not> always."}, "card": card, "score": score}
     save(tmp_path, "endor/fig05", SOUND | more | {"verdicts": kinds}, html=WIDE)
     save(tmp_path, "flash/tab02", SOUND | {"disturbed": {"rows": 2, "of": 12}})
