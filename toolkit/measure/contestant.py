@@ -21,6 +21,7 @@ class Contestant(ABC):
     - memory: the bytes of memory that it may take at most, infinite without a limit;
     - mode: how it reads: "direct" past the page cache, "buffered" through it, "memory" not at all, or in words;
     - recorder: has the stages of each token; without one, a token is a single span of stage `compute`;
+    - turn: its own numbers of tokens that count and of those skipped before, where each of its tokens takes long;
     - reference, exact: what `check` compares outputs with, and whether all bits must agree.
     """
 
@@ -30,6 +31,7 @@ class Contestant(ABC):
     memory: float = float("inf")
     mode: str = "memory"
     recorder: Recorder | None = None
+    turn: tuple[int, int] | None = None
     reference: "Reference | None" = None
     exact: bool = True
 

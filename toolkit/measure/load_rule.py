@@ -18,7 +18,7 @@ and written. Rows of disk and memory are `measured`.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor
 
 from toolkit.cache import kept_folder
@@ -34,8 +34,9 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.kernels.neurons.records import ALIGNMENT, record_bytes
 from toolkit.machines.machine import GB
-from toolkit.measure.disturbance import Guard
-from toolkit.measure.turns import measured
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import buffer_bytes, buffered_chunks
@@ -44,13 +45,14 @@ from toolkit.storage.readers.base import HostReader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
+from toolkit.timeline.spans import Recorder
 
 WHOLE, GATHERED = "whole expert", "active neurons"
 DISK, DRAM = "disk", "dram"
 DECOMPRESSED, AS_THEY_COME = "decompressed", "as they come"
 OP = "expert"
 WORD = torch.int64  # torch copies rows of bytes one by one
-STAGES = ("compress_s", "load_s", "decompress_s")
+STAGES = {"compress_s": "manage", "load_s": "read", "decompress_s": "decode"}  # columns, and stages of a timeline
 
 
 @dataclass(frozen=True)
@@ -138,36 +140,65 @@ def load_times(loads: ExpertLoads) -> pd.DataFrame:
     """A row for each tier, number of bits, way and share: seconds of the stages, medians over the repetitions.
 
     Columns: model, neurons, tier ("disk", "dram", a link's name), bits, stored_bytes (of the whole expert), way
-    (`WHOLE`, `GATHERED`), gap_bytes (disk), share, compress_s, load_s, decompress_s, seconds (their sum),
-    seconds_low, seconds_high (least and most), mode, disturbed, evidence.
+    (`WHOLE`, `GATHERED`), gap_bytes (disk), share, compress_s, load_s, decompress_s, seconds (of all three, with its
+    range), mode, disturbed, evidence.
 
     Tier "dram" gathers and scatters in memory and copies nothing between: it is what compression costs by itself.
     """
     neurons, hidden = loads.shape
     store = Store.open(expert_store(loads.model, loads.bits) / "store")
-    guard, rows = Guard(), []
+    generator, tables = np.random.default_rng(loads.seed), []
     with ExitStack() as stack:
         readers = (
             stack.enter_context(open_reader("threads", store)),
             stack.enter_context(open_scattered(store, depth=loads.depth)),
         )
         for bits in loads.bits:
-            layer = store.layer(0, variant(bits))
-            cases = [
-                (run, share, {"tier": tier, "bits": bits, "way": way, "gap_bytes": gap, "share": share} | labels)
-                for tier, way, gap, run, labels in _ways(loads, layer, readers, neuron_bytes(hidden, bits))
-                for share in ((1.0,) if way == WHOLE else loads.shares)
+            layer, nbytes = store.layer(0, variant(bits)), neurons * neuron_bytes(hidden, bits)
+            racing = [
+                Loading(labels | {"bits": bits, "share": share}, mode, nbytes, share, neurons, run, generator)
+                for labels, mode, run in _ways(loads, layer, readers, neuron_bytes(hidden, bits))
+                for share in ((1.0,) if labels["way"] == WHOLE else loads.shares)
             ]
-            with guard.turn() as load:
-                found = _in_turns(loads, neurons, [case[:2] for case in cases])
-            rows += [(labels | stages, load) for (*_, labels), stages in zip(cases, found, strict=True)]
-    guard.close()
-    table = pd.DataFrame([row | {"disturbed": float(load.disturbed)} for row, load in rows])
-    return table.assign(model=loads.model, neurons=neurons)
+            labels = list(racing[0].labels)
+            turns = by_turn(take_turns(racing, loads.repetitions, warm_up=1), labels)
+            tables.append(summary(turns, labels).rename(columns={f"{of}_s": name for name, of in STAGES.items()}))
+    columns = [*labels, "stored_bytes", *STAGES, "seconds", "seconds_low", "seconds_high", "mode", "disturbed"]
+    return pd.concat(tables, ignore_index=True)[columns].assign(model=loads.model, neurons=neurons)
+
+
+class Loading(Contestant):
+    """One way of getting a share of an expert's neurons. A token is one load, of neurons drawn anew.
+
+    `run` gives the seconds of `STAGES` for some neurons. The clock goes on by these, some of which are modelled.
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, object],
+        mode: str,
+        nbytes: int,
+        share: float,
+        neurons: int,
+        run: Callable[[Int64[np.ndarray, " some"]], list[float]],
+        generator: np.random.Generator,
+    ):
+        self.labels, self.mode, self.nbytes, self.run = labels, mode, nbytes, run
+        self.neurons, self.chosen, self.generator = neurons, max(1, round(share * neurons)), generator
+        self._clock_s = 0.0
+        self.recorder = Recorder(lambda: self._clock_s)
+
+    def token(self, number: int) -> None:
+        """One load."""
+        ids = np.sort(self.generator.choice(self.neurons, self.chosen, replace=False))
+        for stage, seconds in zip(STAGES.values(), self.run(ids), strict=True):
+            begun_s = self._clock_s
+            self._clock_s += seconds
+            self.recorder.record(stage, OP, "storage", begun_s, 0, None)
 
 
 def _ways(loads: ExpertLoads, layer: Layer, readers: tuple, stride: int) -> Iterator[tuple]:
-    """Tier, way, gap, what runs for chosen neurons and gives the seconds of the stages, and labels."""
+    """Labels, how it reads, and what runs for chosen neurons and gives the seconds of the stages."""
     _, scattered = readers
     (run,) = layer.ops.values()
     neurons = run.shape[0]
@@ -175,8 +206,9 @@ def _ways(loads: ExpertLoads, layer: Layer, readers: tuple, stride: int) -> Iter
     rows = torch.from_numpy(aligned_buffer(neurons * stride)).view(WORD).view(neurons, stride // WORD.itemsize)
     rows.random_()
     compact, expert = torch.ones_like(rows), torch.ones_like(rows)  # touched
-    mode = f"{scattered.mode}, {scattered.name}"
-    disk = {"stored_bytes": neurons * stride, "mode": mode, "evidence": "measured"}
+
+    def labels(tier: str, way: str, reader: str = "", gap: int = 0, evidence: str = "measured") -> dict[str, object]:
+        return {"tier": tier, "way": way, "reader": reader, "gap_bytes": gap, "evidence": evidence}
 
     def read_whole(reader: HostReader) -> list[float]:
         return [0.0, _timed(lambda: reader.read(layer.ranges, buffer)), 0.0]
@@ -198,18 +230,18 @@ def _ways(loads: ExpertLoads, layer: Layer, readers: tuple, stride: int) -> Iter
         return run
 
     for reader in {each.name: each for each in readers}.values():
-        labels = disk | {"mode": f"{reader.mode}, {reader.name}"}
-        yield DISK, WHOLE, 0, lambda _, reader=reader: read_whole(reader), labels
+        whole = labels(DISK, WHOLE, reader.name)
+        yield whole, f"{reader.mode}, {reader.name}", lambda _, reader=reader: read_whole(reader)
     for gap in loads.gap_bytes:
-        yield DISK, GATHERED, gap, lambda ids, gap=gap: read_some(ids, gap), disk
+        some = labels(DISK, GATHERED, scattered.name, gap)
+        yield some, f"{scattered.mode}, {scattered.name}", lambda ids, gap=gap: read_some(ids, gap)
     arrived = torch.ones_like(rows)
-    memory = disk | {"mode": "copy"}
-    yield DRAM, WHOLE, 0, lambda _: [0.0, _timed(lambda: arrived.copy_(rows)), 0.0], memory
-    yield DRAM, GATHERED, 0, gathered(None), memory
+    yield labels(DRAM, WHOLE), "copy", lambda _: [0.0, _timed(lambda: arrived.copy_(rows)), 0.0]
+    yield labels(DRAM, GATHERED), "copy", gathered(None)
     for link in loads.links:
-        paced = disk | {"mode": "paced copy", "evidence": "modelled"}
-        yield link.name, WHOLE, 0, lambda _, link=link: [0.0, _timed(lambda: link.copy(rows, arrived)), 0.0], paced
-        yield link.name, GATHERED, 0, gathered(link), paced
+        whole = labels(link.name, WHOLE, evidence="modelled")
+        yield whole, "paced copy", lambda _, link=link: [0.0, _timed(lambda: link.copy(rows, arrived)), 0.0]
+        yield labels(link.name, GATHERED, evidence="modelled"), "paced copy", gathered(link)
 
 
 def _copied_out(buffer: UInt8[np.ndarray, " bytes"], places: Int64[np.ndarray, " some"], rows: Tensor) -> None:
@@ -218,27 +250,6 @@ def _copied_out(buffer: UInt8[np.ndarray, " bytes"], places: Int64[np.ndarray, "
     given = torch.from_numpy(buffer).view(WORD)
     windows = given.as_strided(((len(given) - words) // step + 1, words), (step, 1))
     torch.index_select(windows, 0, torch.from_numpy(places // ALIGNMENT), out=rows[: len(places)])
-
-
-def _in_turns(loads: ExpertLoads, neurons: int, cases: list[tuple[Callable, float]]) -> list[dict[str, float]]:
-    """Medians of each case, what runs with a share of neurons. Cases take turns; the first turns do not count.
-
-    Each turn draws its neurons anew. The stages are those of the turn whose sum is the median.
-    """
-    generator, found = np.random.default_rng(loads.seed), [[] for _ in cases]
-    for _ in range(loads.repetitions + 1):
-        for (run, share), stages in zip(cases, found, strict=True):
-            ids = np.sort(generator.choice(neurons, max(1, round(share * neurons)), replace=False))
-            stages.append(run(ids))
-    return [_typical(np.array(stages[1:])) for stages in found]
-
-
-def _typical(stages: Float[np.ndarray, "turns stages"]) -> dict[str, float]:
-    """Of the turn with the median sum; and the least and the most of the sums."""
-    sums = stages.sum(1)
-    middle = np.argsort(sums)[(len(sums) - 1) // 2]
-    numbers = {"seconds": sums[middle], "seconds_low": sums.min(), "seconds_high": sums.max()}
-    return dict(zip(STAGES, stages[middle].tolist(), strict=True)) | {name: float(s) for name, s in numbers.items()}
 
 
 def _timed(work: Callable[[], object]) -> float:

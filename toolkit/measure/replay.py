@@ -1,7 +1,7 @@
 """A trace replayed on a model whose FFNs lie on disk by neuron: what each token reads, manages and computes.
 
     replay = Replay("opt-6.7b", layers=4, ways=("naive", "bundling"))
-    replay_measurements(replay)        # a row for each way, token and stage
+    replay_spans(replay)        # of all turns
 
 The model is a shape-only twin (`toolkit.measure.twin_bundles`), the trace drawn by a law of usage
 (`toolkit.activations.synthetic`): a neuron of it is one that the predictor names, and a part of these really fires.
@@ -23,7 +23,7 @@ from typing import cast
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Float32
 from torch import Tensor
 
 from toolkit.activations.synthetic import UsageLaw, draw
@@ -33,20 +33,21 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
-from toolkit.measure.disturbance import Guard, Load
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.turns import take_turns
 from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import part_bytes
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.neuron_ways import WAYS, NeuronWay
+from toolkit.policies.neuron_ways import WAYS
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors.low_rank import LowRank
-from toolkit.simulation.replay import most_held
+from toolkit.simulation.replay import most_held, units_of
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Part
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder, Timeline
+from toolkit.timeline.spans import Recorder
 
 BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them
@@ -108,37 +109,17 @@ class Replay:
 
 
 @kept("replay", key=lambda: {"machine": describe()})
-def replay_measurements(replay: Replay) -> pd.DataFrame:
-    """A row for each way, repetition, token and stage of `Timeline.stages()`, measured here or from the cache.
+def replay_spans(replay: Replay) -> pd.DataFrame:
+    """The spans of all turns (`take_turns`), measured here or from the cache; a turn replays tokens by one way.
 
-    Columns more: neurons (read); memory_bytes (weights held or in buffers, predictors among them); predictor_bytes;
-    predictor_s, a part of the stage `compute`; mode and reader; and of each way and repetition others_cores,
-    stolen_cores and disturbed (`toolkit.measure.disturbance`). Raises `UserError` as `Replay` and `twin_bundles` do.
+    Labels: way, model, layers, reader, held_bytes (of weights held or in buffers, predictors among them) and
+    predictor_bytes. Raises `UserError` as `Replay` and `twin_bundles` do.
     """
-    guard = Guard()
-    turns = list(_turns(replay, guard))
-    guard.close()
-    return pd.concat([table.assign(**load.columns()) for table, load in turns], ignore_index=True)
-
-
-def _turns(replay: Replay, guard: Guard) -> Iterator[tuple[pd.DataFrame, Load]]:
-    """The tokens of each way and repetition, as they are read."""
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
-    with contextlib.ExitStack() as stack:
-        reader = stack.enter_context(open_scattered(store, depth=replay.depth))
+    with open_scattered(store, depth=replay.depth) as reader:
         twin = ReplayedTwin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
-        for repetition in range(1, replay.repetitions + 1):
-            for way in replay.ways:
-                first = (repetition - 1) * (replay.window + replay.tokens)
-                labels = {"model": replay.model, "layers": replay.layers, "way": way, "repetition": repetition}
-                labels |= {"mode": reader.mode, "reader": reader.name}
-                labels |= {"predictor_bytes": WAYS[way].predicted * twin.predictor_bytes}
-                with guard.turn() as load:
-                    tokens = list(twin.tokens(WAYS[way], first))
-                for number, (timeline, neurons_read, memory_bytes) in enumerate(tokens):
-                    numbers = {"token": number, "neurons": neurons_read, "memory_bytes": memory_bytes}
-                    numbers |= {"predictor_s": sum(s.seconds for s in timeline.spans if s.op == "predictor")}
-                    yield timeline.stages().assign(**labels, **numbers), load
+        racing = [(NeuronReplay if WAYS[way].predicted else LayerReplay)(twin, way) for way in replay.ways]
+        return take_turns(racing, replay.repetitions, replay.tokens, skipped=replay.window)
 
 
 class ReplayedTwin:
@@ -157,80 +138,26 @@ class ReplayedTwin:
         self.predictor_bytes = sum(predictor.nbytes for predictor in self.predictors)
         self._values = self._sampled_values()
 
-    def tokens(self, way: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
-        """Each timed token, from number `first` of the trace on: neurons read, and bytes of weights in memory."""
-        return self._by_neuron(way, first) if way.predicted else self._by_layer(way)
-
     def fetched(self, part: Part) -> dict[str, Tensor]:
         """The weights of a part of a layer, by op, in memory of their own."""
         buffer = aligned_buffer(part.nbytes)
         self.reader.read(part.ranges, buffer)
         return {op: cast(Dense, packed).values for op, packed in part.view(buffer).items()}
 
-    def _by_neuron(self, technique: NeuronWay, first: int) -> Iterator[tuple[Timeline, int, int]]:
-        window = self.replay.window if technique.windowed else 1
-        held = [HeldLayer(self, layer, technique.layout, window, first) for layer in range(self.replay.layers)]
-        memory = sum(layer.store.matrix.nbytes for layer in held) + sum(map(_nbytes, self.attention))
-        memory += self.predictor_bytes
-        threshold = self._threshold(max(len(layer.store.matrix) for layer in held))
-        for token in range(self.replay.window + self.replay.tokens):
-            recorder, before = Recorder(), sum(layer.store.rows_loaded for layer in held)
-            for number, layer in enumerate(held):
-                self._attend(recorder, self.attention[number], number)
-                self._predict(recorder, number)
-                layer.advance(recorder, layer.active[token], keep=technique.windowed)
-                self._ffn(recorder, layer.store.used[0], threshold, number)
-            if token >= self.replay.window:
-                yield recorder.timeline(), sum(layer.store.rows_loaded for layer in held) - before, memory
-
-    def _by_layer(self, technique: NeuronWay) -> Iterator[tuple[Timeline, int, int]]:
-        resident, parts = zip(*(self._split(technique, layer) for layer in range(self.replay.layers)), strict=True)
-        slots = [aligned_buffer(max(part.nbytes for part in parts)) for _ in range(2)]
-        memory, threshold = (
-            sum(map(_nbytes, resident)) + sum(slot.nbytes for slot in slots),
-            self._threshold(self.count),
-        )
-        for token in range(-1, self.replay.passes):  # the first one is not timed
-            recorder = Recorder()
-            coming = self._submit(recorder, parts, slots, 0)
-            for number, part in enumerate(parts):
-                coming.result()
-                weights = {op: packed.values for op, packed in part.view(slots[number % 2]).items()} | resident[number]
-                if number + 1 < len(parts):
-                    coming = self._submit(recorder, parts, slots, number + 1)
-                bundles = [weights.pop(op) for op in [*weights] if op.startswith(BUNDLE)]
-                self._attend(recorder, weights, number)
-                for matrix in bundles:
-                    self._ffn(recorder, matrix, threshold, number)
-            if token >= 0:
-                yield recorder.timeline(), 0, memory
-
-    def _split(self, technique: NeuronWay, layer: int) -> tuple[dict[str, Tensor], Part]:
-        """What of a layer stays in memory, attention first, and what is read for each token."""
-        bundle = self.store.layer(layer, technique.layout).ops[BUNDLE]
-        if not technique.resident:
-            return {}, Part({**self.store.layer(layer, ATTENTION).ops, BUNDLE: bundle})
-        sizes = part_bytes(self.replay.model, DTYPE.itemsize)
-        share = max(0.0, technique.resident * sum(sizes.values()) - sizes[ATTENTION]) / sizes["ffn"]
-        first = round(share * self.count)
-        kept = self.fetched(Part({f"{BUNDLE}, kept": bundle.rows(0, first)}))
-        return self.attention[layer] | kept, Part({BUNDLE: bundle.rows(first, self.count)})
-
-    def _submit(self, recorder: Recorder, parts: Sequence[Part], slots: list[np.ndarray], layer: int) -> Future:
-        span = recorder.span("read", "layer", "storage", parts[layer].nbytes, layer)
-        return self.reader.submit(parts[layer].ranges, slots[layer % 2], span)
-
-    def _attend(self, recorder: Recorder, weights: dict[str, Tensor], layer: int) -> None:
+    def attend(self, recorder: Recorder, weights: dict[str, Tensor], layer: int) -> None:
+        """The products of attention's weights."""
         with recorder.span("compute", "attention", "dram", _nbytes(weights), layer):
             for weight in weights.values():
                 dense.matvec(weight, self.x, self.outputs[len(weight)])
 
-    def _predict(self, recorder: Recorder, layer: int) -> None:
+    def predict(self, recorder: Recorder, layer: int) -> None:
+        """What a predictor computes; its answer is not used."""
         predictor = self.predictors[layer]
         with recorder.span("compute", "predictor", "dram", predictor.nbytes, layer):
             predictor.mask(self.x[None])[0].nonzero()
 
-    def _ffn(self, recorder: Recorder, matrix: Float[Tensor, "rows width"], threshold: float, layer: int) -> None:
+    def ffn(self, recorder: Recorder, matrix: Float[Tensor, "rows width"], threshold: float, layer: int) -> None:
+        """The FFN of the neurons in memory, of which some fire."""
         with recorder.span("compute", "ffn", "dram", matrix.nbytes, layer):
             neurons.ffn(matrix, self.x, self.activation, threshold=threshold, out=self.sum)
 
@@ -250,30 +177,107 @@ class ReplayedTwin:
         value = torch.nn.functional.silu(first) * rest[0] if rest else first.relu()
         return value.abs()
 
-    def _threshold(self, rows: int) -> float:
+    def threshold(self, rows: int) -> float:
         """Where, of so many neurons in memory, as many fire as fire of the whole layer."""
         share = min(1.0, self.replay.fired * self.replay.active * self.count / rows)
         return self._values.quantile(1 - share).item()
 
 
-class HeldLayer:
-    """One layer's neurons in memory, the neurons that each token from `first` on needs, and the reads between."""
+class Replayed(Contestant):
+    """One way through the twin. A token of the turn is one of the trace."""
 
-    def __init__(self, twin: ReplayedTwin, layer: int, layout: str, window: int, first: int):
+    def __init__(self, twin: ReplayedTwin, way: str):
+        self.name, self.twin, self.way, self.mode = way, twin, WAYS[way], twin.reader.mode
         replay = twin.replay
-        tokens = range(first, first + replay.window + replay.tokens)
-        self.active = [np.flatnonzero(twin.active[layer][token]) for token in tokens]
-        rows = most_held(self.active, SlidingWindow(twin.count, window))
-        self.reads = NeuronReads(twin.store.layer(layer, layout), layer, twin.reader, NO_BUFFER, Recorder())
-        self.store = NeuronStore(SlidingWindow(twin.count, window, rows), twin.width, DTYPE, self.reads)
+        self.labels = {"way": way, "model": replay.model, "layers": replay.layers, "reader": twin.reader.name}
+        self.labels |= {"predictor_bytes": self.way.predicted * twin.predictor_bytes}
 
-    def advance(self, recorder: Recorder, active: Int64[np.ndarray, " active"], keep: bool) -> None:
-        """Hold what the token needs; with `keep`, what the window keeps as well. What is no read is `manage`."""
-        self.reads.recorder = recorder
-        with self.reads.managing():
-            if not keep:
-                self.store.clear()
-            self.store.advance(active)
+
+class NeuronReplay(Replayed):
+    """A way with a predictor: what the window lacks is read, neuron by neuron. Each turn has a trace of its own."""
+
+    def __init__(self, twin: ReplayedTwin, way: str):
+        super().__init__(twin, way)
+        replay, active = twin.replay, twin.active
+        self.length = replay.window + replay.tokens
+        self.tokens = replay.window if self.way.windowed else 1
+        turns = [slice(at, at + self.length) for at in range(0, len(active[0]), self.length)]
+        self.needed = [[units_of(layer[turn]) for layer in active] for turn in turns]
+        self.rows = [
+            max(most_held(needed, SlidingWindow(twin.count, self.tokens)) for needed in of_layer)
+            for of_layer in zip(*self.needed, strict=True)
+        ]
+        held = sum(self.rows) * twin.width * DTYPE.itemsize + sum(map(_nbytes, twin.attention))
+        self.labels |= {"held_bytes": held + twin.predictor_bytes}
+        self.threshold, self.opened = twin.threshold(max(self.rows)), 0
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Memory without neurons."""
+        twin, self.recorder = self.twin, Recorder()
+        self.needs, self.opened = self.needed[self.opened % len(self.needed)], self.opened + 1
+        self.stores = []
+        for layer, rows in enumerate(self.rows):
+            part = twin.store.layer(layer, self.way.layout)
+            reads = NeuronReads(part, layer, twin.reader, NO_BUFFER, self.recorder)
+            self.stores.append(NeuronStore(SlidingWindow(twin.count, self.tokens, rows), twin.width, DTYPE, reads))
+        yield
+        del self.stores
+
+    def token(self, number: int) -> None:
+        """Every layer, one thing at a time. What is no read while neurons change is `manage`."""
+        for layer, store in enumerate(self.stores):
+            self.twin.attend(self.recorder, self.twin.attention[layer], layer)
+            self.twin.predict(self.recorder, layer)
+            with store.fetch.managing():
+                if not self.way.windowed:
+                    store.clear()
+                store.advance(self.needs[layer][number])
+            self.twin.ffn(self.recorder, store.used[0], self.threshold, layer)
+
+
+class LayerReplay(Replayed):
+    """A way that reads whole layers, or what does not stay of them, while it computes the layer before."""
+
+    def __init__(self, twin: ReplayedTwin, way: str):
+        super().__init__(twin, way)
+        parts = [self._split(layer) for layer in range(twin.replay.layers)]
+        self.resident, self.parts = zip(*parts, strict=True)
+        self.slots = [aligned_buffer(max(part.nbytes for part in self.parts)) for _ in range(2)]
+        self.nbytes, self.turn = sum(part.nbytes for part in self.parts), (twin.replay.passes, 1)
+        held = sum(map(_nbytes, self.resident)) + sum(slot.nbytes for slot in self.slots)
+        self.labels |= {"held_bytes": held}
+        self.threshold, self.recorder = twin.threshold(twin.count), Recorder()
+
+    def _split(self, layer: int) -> tuple[dict[str, Tensor], Part]:
+        """What of a layer stays in memory, attention first, and what is read for each token."""
+        twin = self.twin
+        bundle = twin.store.layer(layer, self.way.layout).ops[BUNDLE]
+        if not self.way.resident:
+            return {}, Part({**twin.store.layer(layer, ATTENTION).ops, BUNDLE: bundle})
+        sizes = part_bytes(twin.replay.model, DTYPE.itemsize)
+        share = max(0.0, self.way.resident * sum(sizes.values()) - sizes[ATTENTION]) / sizes["ffn"]
+        first = round(share * twin.count)
+        kept = twin.fetched(Part({f"{BUNDLE}, kept": bundle.rows(0, first)}))
+        return twin.attention[layer] | kept, Part({BUNDLE: bundle.rows(first, twin.count)})
+
+    def token(self, number: int) -> None:
+        """Every layer, while the next one is read."""
+        coming = self._submit(0)
+        for layer, part in enumerate(self.parts):
+            coming.result()
+            weights = {op: packed.values for op, packed in part.view(self.slots[layer % 2]).items()}
+            weights |= self.resident[layer]
+            if layer + 1 < len(self.parts):
+                coming = self._submit(layer + 1)
+            bundles = [weights.pop(op) for op in [*weights] if op.startswith(BUNDLE)]
+            self.twin.attend(self.recorder, weights, layer)
+            for matrix in bundles:
+                self.twin.ffn(self.recorder, matrix, self.threshold, layer)
+
+    def _submit(self, layer: int) -> Future:
+        span = self.recorder.span("read", "layer", "storage", self.parts[layer].nbytes, layer)
+        return self.twin.reader.submit(self.parts[layer].ranges, self.slots[layer % 2], span)
 
 
 def _nbytes(weights: dict[str, Tensor]) -> int:

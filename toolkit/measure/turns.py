@@ -84,9 +84,10 @@ def take_turns(
         def repetition() -> list[_Turn]:
             first, turns = next(firsts) % len(contestants), {}
             for contestant in [*contestants[first:], *contestants[:first]]:
-                turns[contestant] = _turn(contestant, tokens, skipped, stay_open, guard)
+                turns[contestant] = _turn(contestant, *(contestant.turn or (tokens, skipped)), stay_open, guard)
                 bar.update()
-                tell(contestant, tokens / timeline_of(turns[contestant].spans).total_s)
+                spans = turns[contestant].spans
+                tell(contestant, spans["token"].nunique() / timeline_of(spans).total_s)
             return [turns[contestant] for contestant in contestants]
 
         for _ in range(warm_up):
@@ -96,7 +97,7 @@ def take_turns(
         _take_again(rounds, repetition, guard)
     labels = [contestant.labels for contestant in contestants]
     tables = [
-        turn.spans.assign(**of, repetition=number, tokens=tokens, **turn.load.columns())
+        turn.spans.assign(**of, repetition=number, tokens=turn.spans["token"].nunique(), **turn.load.columns())
         for number, turns in enumerate(rounds, 1)
         for of, turn in zip(labels, turns, strict=True)
     ]

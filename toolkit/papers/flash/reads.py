@@ -17,11 +17,15 @@ from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.replay import Replay
-from toolkit.measure.summary import summary
+from toolkit.measure.summary import by_turn, summary
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.neuron_reads import Reads, neuron_reads
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
+COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]
+COLUMNS += ["total_ms", "total_ms_low", "total_ms_high", "tokens_per_s", "speedup", "speedup_low", "speedup_high"]
+COLUMNS += ["over_hybrid", "over_hybrid_low", "over_hybrid_high", "mode", "disturbed", "model", "layers"]
+COLUMNS += ["profile", "evidence"]
 OVER = {"speedup": {"way": "naive"}, "over_hybrid": {"way": "hybrid"}}
 
 
@@ -42,24 +46,25 @@ def reads_of(replay: Replay) -> Reads:
     return Reads(replay.model, replay.layers, depth=replay.depth, **shares)
 
 
-def measured_ways(tokens: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this machine, from the tokens of `toolkit.measure.replay.replay_measurements`.
+def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this machine, from the spans of `toolkit.measure.replay.replay_spans`: the `summary` of its turns.
 
-    Numbers of a repetition are medians over its tokens, those of the table are `summary`'s over repetitions: total_ms,
-    and speedup and over_hybrid of `OVER`, have ranges.
+    total_ms, and speedup and over_hybrid of `OVER`, have ranges.
     """
-    keys = ["way", "repetition"]
-    total = tokens[tokens["stage"] == "total"].groupby(keys, sort=False)
-    turns = total[["seconds", "predictor_s", "memory_bytes", "predictor_bytes", "nbytes"]].median()
-    stages = tokens.groupby([*keys, "stage"], sort=False)["seconds"].median().unstack() * 1e3
-    turns = turns.join(stages.rename(columns=STAGES).reindex(columns=[*STAGES.values()]))
-    turns = turns.join(total[["model", "layers", "mode", "disturbed"]].first()).reset_index()
+    turn = ["way", "repetition"]
+    turns = by_turn(spans, ["way", "model", "layers", "held_bytes", "predictor_bytes"])
+    predictors = spans[spans["op"] == "predictor"]
+    seconds = (predictors["end_s"] - predictors["start_s"]).groupby([predictors[name] for name in turn]).sum()
+    tokens = spans.groupby(turn)["tokens"].first()
+    turns = turns.join((seconds / tokens).fillna(0).rename("predictor_s"), on=turn)
+    milliseconds = {"io": "read_s", "manage": "manage_s", "compute": "compute_s", "total": "seconds"}
+    turns = turns.assign(**{f"{name}_ms": 1e3 * turns[column] for name, column in milliseconds.items()})
+    turns = turns.assign(predictor_ms=1e3 * turns["predictor_s"], read_gb=turns["read_bytes"] / GB)
+    turns["manage_ms"] = turns["manage_ms"].where(turns["manage_ms"] > 0)  # none where layers come whole
     table = summary(turns, ["way"], ["total_ms"], OVER)
-    sizes = {"memory_gb": "memory_bytes", "predictor_gb": "predictor_bytes", "read_gb": "nbytes"}
-    table = table.assign(**{name: table.pop(column) / GB for name, column in sizes.items()})
-    table = table.assign(predictor_ms=1e3 * table.pop("predictor_s"), tokens_per_s=1 / table.pop("seconds"))
-    rates = {"gb_s": table["read_gb"] / table["io_ms"] * 1e3, "profile": "this-machine", "evidence": "measured"}
-    return table.assign(**rates)
+    table = table.assign(memory_gb=table["held_bytes"] / GB, predictor_gb=table["predictor_bytes"] / GB)
+    table = table.assign(gb_s=1e3 * table["read_gb"] / table["io_ms"], profile="this-machine", evidence="measured")
+    return table[COLUMNS]
 
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
