@@ -5,15 +5,15 @@ from functools import cache
 from types import SimpleNamespace
 
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.parameters import read_cells
+from toolkit.evidence.parameters import PARAMETERS, read_cells
 
 
 @cache
 def functions_of(notebook: str) -> SimpleNamespace:
-    """What the cells of a notebook import and define, by name: functions, classes, and constants in capitals."""
+    """What a notebook imports and defines, by name: parameters, functions, classes, and constants in capitals."""
     path = notebooks()[notebook].path
-    code = [cell.source for cell in read_cells(path) if cell.kind == "code"]
-    body = [statement for source in code for statement in ast.parse(source).body if _defines(statement)]
+    cells = [cell for cell in read_cells(path) if cell.kind == "code"]
+    body = [one for cell in cells for one in ast.parse(cell.source).body if PARAMETERS in cell.tags or _defines(one)]
     names: dict[str, object] = {"__name__": f"notebook {notebook}"}
     exec(compile(ast.Module(body, []), str(path), "exec"), names)
     return SimpleNamespace(**names)
@@ -21,5 +21,6 @@ def functions_of(notebook: str) -> SimpleNamespace:
 
 def _defines(statement: ast.stmt) -> bool:
     if isinstance(statement, ast.Assign):
-        return all(isinstance(target, ast.Name) and target.id.isupper() for target in statement.targets)
+        names = [node.id for target in statement.targets for node in ast.walk(target) if isinstance(node, ast.Name)]
+        return all(name.isupper() for name in names)
     return isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
