@@ -5,30 +5,29 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.activations.route_traces import ROUTE_TRACES
 from toolkit.papers.corm import latency
 from toolkit.papers.corm.latency import (
-    CONCLUSIONS,
     LENGTHS,
     OFFLOAD,
-    conclusions,
     corners,
     ends,
     gains,
     latency_table,
     matters,
-    one_at_a_time,
     real_hits,
     routed_table,
-    ruled_table,
     seconds,
     texts,
     timeline,
+    token_row,
 )
 from toolkit.policies.expert_ways import BREAKDOWN, CORM, EXPERT_WAYS, ON_DEMAND, SPARSE
 from toolkit.simulation.experts import DEFAULTS, LoadingInputs
 
 MIXTRAL = "mixtral-8x7b"
+fig08 = functions_of("corm/fig08")
 
 
 @pytest.mark.parametrize("way", EXPERT_WAYS.values(), ids=lambda way: way.name)
@@ -56,19 +55,13 @@ def test_the_table_has_its_default_within_its_range():
     assert latency_table([MIXTRAL], BREAKDOWN, null=True)["compute_ms"].max() == 0
 
 
-def test_a_measured_rule_takes_the_place_of_the_papers():
+@pytest.mark.parametrize("limit", [1e-6, 0.3, 0.6, 0.75])
+def test_a_measured_rule_takes_the_place_of_the_papers(limit):
     """Over the limit experts are loaded whole, so that sparse loading gains nothing; at 75 % it is the paper's."""
-    limits = {MIXTRAL: {"disk": 0.3, "never": 0.0, "paper": 0.75, "link": 0.6}}
-    found = ruled_table(limits, [SPARSE]).set_index("tier")
-    assert found["loads"].to_dict() == {
-        "disk": "whole expert",
-        "never": "whole expert",
-        "paper": "active neurons",
-        "link": "active neurons",
-    }
-    assert found.loc[["disk", "never"], "speedup"].tolist() == [1, 1]
+    speedup = token_row(MIXTRAL, SPARSE, replace(DEFAULTS, limit=limit))["speedup"]
     paper = latency_table([MIXTRAL], {"+S": SPARSE})["speedup"][0]
-    assert found.loc["paper", "speedup"] == paper > found.loc["link", "speedup"] > 1
+    assert speedup == 1 if limit < DEFAULTS.active else 1 < speedup <= paper
+    assert (speedup == paper) == (limit == 0.75)
 
 
 def test_texts_add_a_prompt_and_its_tokens():
@@ -84,15 +77,15 @@ def test_texts_add_a_prompt_and_its_tokens():
 
 
 def test_one_input_at_a_time_starts_from_the_default():
-    table = one_at_a_time([MIXTRAL], BREAKDOWN).set_index(["way", "input", "setting"])["speedup"]
+    table = fig08.one_at_a_time([MIXTRAL], BREAKDOWN).set_index(["way", "input", "setting"])["speedup"]
     default = seconds(MIXTRAL, DEFAULTS, ON_DEMAND) / seconds(MIXTRAL, DEFAULTS, CORM)
     assert table["+C", "low_bits", "0.0"] == table["+C", "slots", "2"] == pytest.approx(default)
     assert ("+S", "slots", "2") not in table.index
 
 
 def test_conclusions_count_corners():
-    table = conclusions([MIXTRAL]).set_index("conclusion")
-    assert set(table.index) == set(CONCLUSIONS)
+    table = fig08.conclusions(MIXTRAL).set_index("conclusion")
+    assert set(table.index) == set(fig08.CONCLUSIONS)
     assert table["sets"].nunique() == 1
     assert table["holds_on"]["+S is faster than experts on demand"] == table["sets"].iloc[0]
     assert table["holds_on"]["CORM is faster than all experts in INT4 on the GPU"] == 0

@@ -1,13 +1,12 @@
 """What Hermes's figures of speed share: numbers worked by hand, and rules about speeds that are given."""
 
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.machines.hardware import profile
-from toolkit.papers.hermes import sensitivity, systems
-from toolkit.papers.hermes.sensitivity import CONCLUSIONS, first_steady
+from toolkit.papers.conclusions import count_sets
+from toolkit.papers.hermes import systems
 from toolkit.papers.hermes.systems import (
     HIGH_END,
     MACHINE,
@@ -20,6 +19,7 @@ from toolkit.papers.hermes.systems import (
 )
 
 LLAMA, OPT = "llama2-70b", "opt-13b"
+fig14 = functions_of("hermes/fig14")
 
 
 def case(system, batch=1, **others):
@@ -83,7 +83,7 @@ def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
     ],
 )
 def test_the_first_steady_number(speeds, first):
-    assert first_steady(pd.Series(speeds, index=[16, 32, 64, 128])) == first
+    assert fig14.first_steady(pd.Series(speeds, index=[16, 32, 64, 128])) == first
 
 
 PUBLISHED = {
@@ -116,28 +116,20 @@ OPPOSED = {
 }
 
 
-@pytest.mark.parametrize("text", CONCLUSIONS)
+@pytest.mark.parametrize("text", fig14.CONCLUSIONS)
 def test_conclusions_on_speeds_that_are_given(text):
-    needed, holds = CONCLUSIONS[text]
-    assert set(OPPOSED[text]) <= set(needed) <= set(PUBLISHED)
-    assert holds(PUBLISHED)
-    assert not holds(PUBLISHED | OPPOSED[text])
+    holds = fig14.CONCLUSIONS[text]
+    assert holds(PUBLISHED.__getitem__)
+    assert not holds((PUBLISHED | OPPOSED[text]).__getitem__)
 
 
-def test_conclusions_count_the_sets_on_which_they_hold(monkeypatch):
+def test_conclusions_count_the_sets_on_which_they_hold():
     """On the second of two sets Deja Vu is fast and nothing else changes."""
-    sets = [FittedSet(0.1, 40.0), FittedSet(0.3, 150.0)]
-    fast = OPPOSED["Hermes is more than 10 times as fast as Deja Vu"]
-
-    def run(asked, chosen, **sample):
-        return SimpleNamespace(tokens_per_s=(PUBLISHED | (fast if chosen is sets[1] else {}))[asked])
-
-    monkeypatch.setattr(sensitivity, "fitted_sets", lambda **sample: sets)
-    monkeypatch.setattr(sensitivity, "run", run)
-    found = sensitivity.conclusions(24, 2, 0).set_index("conclusion")
+    text = "Hermes is more than 10 times as fast as Deja Vu"
+    found = count_sets(fig14.CONCLUSIONS, [PUBLISHED.__getitem__, (PUBLISHED | OPPOSED[text]).__getitem__])
     assert set(found["sets"]) == {2}
-    expected = dict.fromkeys(CONCLUSIONS, 2) | {"Hermes is more than 10 times as fast as Deja Vu": 1}
-    assert found["holds_on"].to_dict() == expected
+    expected = dict.fromkeys(fig14.CONCLUSIONS, 2) | {text: 1}
+    assert found.set_index("conclusion")["holds_on"].to_dict() == expected
 
 
 def test_the_table_has_the_default_set_and_the_range_along_the_others(monkeypatch):

@@ -4,22 +4,14 @@ import numpy as np
 import pytest
 import torch
 
+from tests.notebook_code import functions_of
 from toolkit.activations.trace import Trace, pack
 from toolkit.papers.hermes import traces
-from toolkit.papers.hermes.traces import (
-    ATTENTION,
-    DRAWN,
-    Drawing,
-    correlation_table,
-    drawn_parents,
-    hot_cold_table,
-    layer_us,
-    quality_table,
-    similarity_table,
-)
+from toolkit.papers.hermes.traces import ATTENTION, Drawing, drawn_parents
 from toolkit.predictors import All, Context, CopyLast, Nothing
 from toolkit.predictors.layer_correlation import Parents
 
+fig03, fig04, fig07 = (functions_of(f"hermes/{name}") for name in ("fig03", "fig04", "fig07"))
 LABELS = {"trace": "by hand", "evidence": "measured"}
 
 
@@ -38,7 +30,7 @@ def test_hot_and_cold_by_hand():
     """Neuron 0 makes 8 of 10 activations of five neurons, neurons 1 and 2 one each."""
     layer = np.zeros((8, 5), int)
     layer[:, 0], layer[0, 1], layer[1, 2] = 1, 1, 1
-    table = hot_cold_table(trace_of(layer), LABELS)
+    table = fig03.hot_cold_table(trace_of(layer), LABELS)
     found = quantities(table)
     assert found["activation sparsity"] == pytest.approx(75)  # 30 of 40
     assert found["activations of the hot neurons"] == pytest.approx(80)  # one of five neurons is hot
@@ -52,7 +44,7 @@ def test_hot_and_cold_by_hand():
 def test_similarity_by_hand():
     """Tokens use {0, 1}, {0, 2}, {0, 1}, {0, 2}: neighbours share a half, tokens two apart everything."""
     layer = [[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0]]
-    found = similarity_table(trace_of(layer), [1, 2], LABELS).set_index("distance")
+    found = fig04.similarity_table(trace_of(layer), [1, 2], LABELS).set_index("distance")
     assert found["value"].to_dict() == pytest.approx({1: 50, 2: 100})
     assert found["chance"].to_numpy() == pytest.approx(100 * (1 + 0.25 + 0.25) / 2)  # Σ usage² / Σ usage
     assert set(found["unit"]) == {"percent"}
@@ -63,7 +55,7 @@ def test_correlation_by_hand():
     generator = np.random.default_rng(0)
     first = generator.random((400, 3)) < 0.3
     second = np.stack([first[:, 1], first[:, 2] | (np.arange(400) % 10 == 0)], 1)
-    table = correlation_table(trace_of(first, second), LABELS)
+    table = fig04.correlation_table(trace_of(first, second), LABELS)
     pairs = table[table["row"] == "pair"].set_index("neuron")
     assert pairs["given"].to_dict() == {0: 1, 1: 1}
     assert pairs.loc[0, "usage"] == pytest.approx(first[200:, 1].mean())
@@ -78,7 +70,7 @@ def test_correlation_by_hand():
 def test_neurons_that_fire_for_half_of_the_tokens_are_no_pairs():
     first = np.random.default_rng(1).random((100, 3)) < 0.4
     second = np.stack([np.ones(100, bool), first[:, 0], np.zeros(100, bool)], 1)
-    table = correlation_table(trace_of(first, second), LABELS)
+    table = fig04.correlation_table(trace_of(first, second), LABELS)
     assert table[table["row"] == "pair"]["neuron"].tolist() == [1]
 
 
@@ -86,7 +78,7 @@ def test_quality_by_hand():
     """One of four neurons is active, always the same: nothing is right for 75 %, all for 25 %, a copy for 100 %."""
     layer = [[1, 0, 0, 0]] * 6
     kinds = {"nothing": [Nothing(4, 0)], "all": [All(4, 0)], "copy": [CopyLast(4, 0)]}
-    found = quality_table(kinds, trace_of(layer), 2, LABELS).set_index("label")
+    found = fig07.quality_table(kinds, trace_of(layer), 2, LABELS).set_index("label")
     assert found["active"].tolist() == pytest.approx([0.25] * 3)
     assert found["accuracy"].tolist() == pytest.approx([0.75, 0.25, 1])
     assert found["predicted"].tolist() == pytest.approx([0, 1, 0.25])
@@ -102,7 +94,6 @@ def test_a_drawing_has_the_blocks_of_its_model():
     assert ffn.tokens.shape == (1, 12)
     assert np.isclose(float(ffn.active(0).float().mean()), small.law.active, atol=0.03)
     assert torch.equal(small.trace().active(1), ffn.active(1))
-    assert DRAWN["evidence"] == "modelled"
 
 
 def test_parents_are_found_behind_the_tokens_that_are_tried(monkeypatch, tmp_path):
@@ -125,4 +116,4 @@ def test_parents_are_found_behind_the_tokens_that_are_tried(monkeypatch, tmp_pat
 
 def test_times_are_of_a_layer():
     active = np.arange(3)
-    assert 0 < layer_us(CopyLast(10, 0), Context(0, ()), active) < 1e5
+    assert 0 < fig07.layer_us(CopyLast(10, 0), Context(0, ()), active) < 1e5

@@ -7,18 +7,18 @@ and the most over all corners: each open input that a way depends on at one of i
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import product
 
 import pandas as pd
 
 from toolkit.activations.route_traces import ROUTE_TRACES, load_route_trace
 from toolkit.machines.hardware import profile
-from toolkit.machines.machine import GB, Profile
+from toolkit.machines.machine import Profile
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.policies.expert_ways import CORM, EXPERT_WAYS, ON_DEMAND, PREFETCHED, RIVALS, SPARSE, ExpertWay
+from toolkit.policies.expert_ways import CORM, ON_DEMAND, RIVALS, ExpertWay
 from toolkit.simulation.experts import (
     DEFAULTS,
     INPUTS,
@@ -26,13 +26,10 @@ from toolkit.simulation.experts import (
     PREDICTOR,
     LoadingInputs,
     beside_s,
-    expert_bytes,
-    expert_weights,
     prompt,
     slots_that_fit,
     token,
     token_loads,
-    weight_bits,
 )
 from toolkit.simulation.null_model import links_only
 from toolkit.studies.routing import RoutedModel, own_policies, policy_table
@@ -44,9 +41,7 @@ OFFLOAD = RIVALS["mixtral-offload"]
 BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
 EXACT = replace(CORM, name="+C, exact", exact=True)
 OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
-LEAST_LIMIT = 1e-6  # in place of a measured 0, where gathering never pays
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
-Seconds = Callable[[ExpertWay], float]
 
 
 def matters(way: ExpertWay, name: str) -> bool:
@@ -92,7 +87,7 @@ def latency_table(models: Sequence[str], ways: Mapping[str, ExpertWay], null: bo
         base_s = timeline(model, ON_DEMAND, inputs, null).total_s
         over = [base_s / seconds(model, corner, way) for corner in corners(model, [way])]
         spread = {} if null else {"speedup_low": min(over), "speedup_high": max(over)}
-        rows.append(_token_row(model, way, inputs, null) | spread)
+        rows.append(token_row(model, way, inputs, null) | spread)
     return pd.DataFrame(rows).assign(part="latency", evidence="modelled", profile=MACHINE)
 
 
@@ -107,29 +102,12 @@ def routed_table(models: Sequence[str], ways: Iterable[ExpertWay] = (CORM, OFFLO
         shape = ARCHITECTURES[model]
         for found, way in product(real_hits([shape.experts_per_token / shape.experts]).itertuples(), ways):
             inputs = replace(DEFAULTS, hit_rate=found.expert_hits)
-            rows.append(_token_row(model, way, inputs) | {"routing": found.model})
+            rows.append(token_row(model, way, inputs) | {"routing": found.model})
     return pd.DataFrame(rows).assign(part="routed", evidence="modelled", profile=MACHINE)
 
 
-def ruled_table(limits: Mapping[str, Mapping[str, float]], ways: Iterable[ExpertWay]) -> pd.DataFrame:
-    """`latency_table` with the loading rule as measured in place of the paper's 75 %, without ranges.
-
-    `limits` are those of `toolkit.measure.load_rule.limits_by_tier` by model. Above a tier's limit, experts are loaded
-    whole. Columns: part "ruled", tier, limit_percent, loads (what the rule decides for the active neurons of
-    `INPUTS`: "whole expert" or "active neurons"), and those of `latency_table`.
-    """
-    rows = []
-    for model, of_model in limits.items():
-        for (tier, limit), way in product(of_model.items(), ways):
-            inputs = replace(DEFAULTS, limit=max(limit, LEAST_LIMIT))
-            loads = "whole expert" if inputs.wanted(1) == 1 else "active neurons"
-            row = {"tier": tier, "limit_percent": 100 * limit, "loads": loads}
-            rows.append(_token_row(model, way, inputs) | row)
-    return pd.DataFrame(rows).assign(part="ruled", evidence="modelled", profile=MACHINE)
-
-
-def _token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
-    """One token's times and bytes, and its speed over experts on demand."""
+def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = False) -> dict[str, str | float]:
+    """One token's times and bytes, and its speed over experts on demand: `latency_table` has the columns."""
     found = timeline(model, way, inputs, null)
     base_s = timeline(model, ON_DEMAND, inputs, null).total_s
     speedup = base_s / found.total_s if found.total_s else math.inf  # by the null model, where nothing is loaded
@@ -188,18 +166,6 @@ def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline)
     }
 
 
-def gpu_gb(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS) -> float:
-    """GB of weights on the GPU: all but routed experts in 4 bits, and the experts that there is room for.
-
-    Without a cache that is room for a token's experts, which one layer after another uses.
-    """
-    shape = ARCHITECTURES[model]
-    routed, one_gb = shape.layers - shape.dense_layers, expert_bytes(shape, way) / GB
-    others = sum(shape.parameters.values()) - routed * shape.experts * expert_weights(shape)
-    kept_experts = routed * (inputs.slots or shape.experts_per_token) if way.cached else shape.experts_per_token
-    return others * weight_bits(4) / 8 / GB + one_gb * (routed * shape.experts if way.resident else kept_experts)
-
-
 def texts(
     models: Sequence[str], ways: Mapping[str, ExpertWay], prompts: Sequence[int], null: bool = False
 ) -> pd.DataFrame:
@@ -234,50 +200,6 @@ def gains(table: pd.DataFrame, over: Sequence[str]) -> pd.DataFrame:
     means = each.groupby(["model", "over", "prompt_tokens"], as_index=False)["speedup"].mean()
     found = pd.concat([each.assign(part="gain"), means.assign(part="mean")], ignore_index=True)
     return found.assign(evidence="modelled", profile=MACHINE)
-
-
-def one_at_a_time(models: Sequence[str], ways: Mapping[str, ExpertWay]) -> pd.DataFrame:
-    """The speed-up over experts on demand with one open input at its other end, and all others at their defaults.
-
-    Columns: part "open", model, way, input, setting, speedup; evidence, profile.
-    """
-    rows = []
-    for model, way in product(models, ways.values()):
-        base_s = seconds(model, DEFAULTS, ON_DEMAND)
-        for name, pair in ends(model).items():
-            for value in pair:
-                if matters(way, name):
-                    over = base_s / seconds(model, replace(DEFAULTS, **{name: value}), way)
-                    rows.append(
-                        {"model": model, "way": way.name, "input": name, "setting": str(value), "speedup": over}
-                    )
-    return pd.DataFrame(rows).assign(part="open", evidence="modelled", profile=MACHINE)
-
-
-CONCLUSIONS: dict[str, Callable[[Seconds], bool]] = {
-    "+S is faster than experts on demand": lambda of: of(SPARSE) < of(ON_DEMAND),
-    "+P is faster than +S": lambda of: of(PREFETCHED) < of(SPARSE),
-    "+C is faster than +P": lambda of: of(CORM) < of(PREFETCHED),
-    "+S adds at least a quarter": lambda of: of(ON_DEMAND) >= 1.25 * of(SPARSE),
-    "CORM is at least twice as fast as experts on demand": lambda of: of(ON_DEMAND) >= 2 * of(CORM),
-    "CORM is at most 2.14 times as fast": lambda of: of(ON_DEMAND) <= 2.14 * of(CORM),
-    "CORM is faster than Mixtral-Offload with as many slots": lambda of: of(CORM) < of(OFFLOAD),
-    "CORM is faster than all experts in INT4 on the GPU": lambda of: of(CORM) < of(RIVALS["resident"]),
-}
-
-
-def conclusions(models: Sequence[str]) -> pd.DataFrame:
-    """On how many corners of the open inputs each conclusion holds.
-
-    Columns: part "conclusions", conclusion, model, holds_on, sets; evidence, profile.
-    """
-    rows = []
-    for model in models:
-        sets = corners(model, EXPERT_WAYS.values())
-        for text, holds in CONCLUSIONS.items():
-            count = sum(holds(partial(seconds, model, inputs)) for inputs in sets)
-            rows.append({"conclusion": text, "model": model, "holds_on": count, "sets": len(sets)})
-    return pd.DataFrame(rows).assign(part="conclusions", evidence="modelled", profile=MACHINE)
 
 
 @cache

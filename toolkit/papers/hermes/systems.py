@@ -108,19 +108,20 @@ def fitted_sets(sampled_tokens: int = TOKENS, sampled_layers: int = 2, seed: int
 def _ridge(sampled_tokens: int, sampled_layers: int, seed: int) -> pd.DataFrame:
     sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
     default = FittedSet(ACTIVE[0], profile(MACHINE).near_data.bandwidth_gb_s)
-    wanted = run(SystemCase("llama2-70b", "hermes"), default, **sample).tokens_per_s
+    case = SystemCase("llama2-70b", "hermes")
+    wanted = serving_times(case, default, **sample).tokens_per_s
     sets = [default]
     for active in ACTIVE[1:]:
         low, high = default.bandwidth_gb_s, 1000.0
         while high / low > 1.01:
             middle = (low * high) ** 0.5
-            reached = run(SystemCase("llama2-70b", "hermes"), FittedSet(active, middle), **sample).tokens_per_s
+            reached = serving_times(case, FittedSet(active, middle), **sample).tokens_per_s
             low, high = (low, middle) if reached > wanted else (middle, high)
         sets.append(FittedSet(active, high))
     return pd.DataFrame(sets)
 
 
-def run(case: SystemCase, chosen: FittedSet, null: bool = False, **sample: int) -> ServingTimes:
+def serving_times(case: SystemCase, chosen: FittedSet, null: bool = False, **sample: int) -> ServingTimes:
     """One case with one of the sets that fit; by the `null` model, only links and DIMMs take time."""
     machine = chosen.on(links_only(profile(case.machine)) if null else profile(case.machine))
     if near := machine.near_data:
@@ -141,7 +142,7 @@ def _row(
     null: bool = False,
 ) -> pd.DataFrame:
     sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
-    found = run(case, FittedSet(active, bandwidth_gb_s), null, **sample)
+    found = serving_times(case, FittedSet(active, bandwidth_gb_s), null, **sample)
     own = profile(case.machine).near_data
     dimms = case.dimms if case.dimms is not None else int(own.dimms) if own else 0
     labels = {"model": case.model, "system": case.system, "batch": case.batch, "profile": case.machine, "dimms": dimms}
