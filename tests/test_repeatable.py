@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from toolkit.evaluation.quality import evaluate
+from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.formats.sizes import twin_sizes
 from toolkit.models import load_model
 from toolkit.models.shapes import random_pruned
@@ -34,9 +34,10 @@ def test_pruning_repeats_to_the_bit(method):
 def test_evaluation_repeats_to_the_bit():
     tokenizer, tokens = load_model("smollm2-135m")[1], torch.arange(192) % 100
     model = pruned("magnitude", len(tokenizer))[1]
-    settings = {"tasks": ["local_agreement"], "sequence_length": 64, "task_limit": 4}
-    first, second = (evaluate(model, tokenizer, tokens, **settings)[0] for _ in range(2))
-    pd.testing.assert_frame_equal(without_times(first), without_times(second), check_exact=True)
+    first, second = (perplexity(model, tokens, sequence_length=64).window_nll for _ in range(2))
+    assert first == second
+    first, second = (evaluate_tasks(model, tokenizer, ["local_agreement"], limit=4) for _ in range(2))
+    pd.testing.assert_frame_equal(first, second, check_exact=True)
 
 
 def test_sizes_repeat_and_follow_the_seed():

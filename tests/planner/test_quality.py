@@ -155,14 +155,15 @@ def test_bad_treatments_and_levels_are_refused(curves, treatment, level, words):
 
 
 def test_measured_once_then_known(curves, monkeypatch):
-    """Windows that lose 0.1 and 0.3 nats: the mean is 0.2, its standard error 0.1."""
+    """A difference of 0.2 nats with a standard error of 0.1."""
     calls = []
 
-    def compare_variants(variants, settings):
-        calls.append((variants[1].method, variants[1].sparsity, settings.windows))
-        return None, pd.DataFrame({"nll": [1.0, 2.0, 1.1, 2.3]})
+    def compared(settings, alterations):
+        altered = alterations["altered"]
+        calls.append((altered.method, altered.sparsity, settings.windows))
+        return pd.DataFrame({"difference": [0, 0.2], "difference_error": [0, 0.1]})
 
-    monkeypatch.setattr(measured, "compare_variants", compare_variants)
+    monkeypatch.setattr(measured, "compared", compared)
     target = embedded("smollm2-135m")
     assert quality_of(target, "wanda", 0.4).model == "one"
     found = measure_quality(target, "wanda", 0.4)

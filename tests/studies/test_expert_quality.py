@@ -13,6 +13,7 @@ from toolkit.errors import UserError
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.studies import expert_quality
 from toolkit.studies.expert_quality import as_predicted, mixture_output
+from toolkit.studies.quality import EvaluationSettings
 
 TOKENS = torch.arange(1, 9)[None]
 
@@ -79,16 +80,17 @@ def test_each_mixture_sees_the_input_of_the_one_before(model):
     torch.testing.assert_close(outputs[last].reshape(expected.shape), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_rounding_is_undone(model):
+def test_rounding_is_undone(model, monkeypatch):
+    monkeypatch.setattr(expert_quality, "loaded", lambda name: (model, None, "checksum"))
+    monkeypatch.setattr(expert_quality, "GROUPS", {4: 8, 2: 4})  # that divide these sizes
     weights = expert_quality._matrices(model)
     dense = {name: [each.clone() for each in group] for name, group in weights.items()}
     expected = model(TOKENS).logits
     routers = {each.router.data_ptr() for each in mixtures(model)}
     assert not routers & {each.data_ptr() for group in weights.values() for each in group}
-    expert_quality._round(weights["experts"][:0], [], 4)
-    weights["experts"][0].mul_(0.5)
-    assert not torch.allclose(model(TOKENS).logits, expected)
-    expert_quality._round(weights["experts"], dense["experts"], expert_quality.HALF)
+    with expert_quality.ExpertVariant(None, bits=2).change(EvaluationSettings("tiny")):
+        assert not torch.allclose(model(TOKENS).logits, expected)
+        assert all(map(torch.equal, weights["attention"], dense["attention"]))
     assert torch.equal(model(TOKENS).logits, expected)
 
 
@@ -96,7 +98,7 @@ def test_rounding_is_undone(model):
 def test_weights_are_rounded_as_by_the_quantiser(bits, group):
     dense = torch.randn(6, 128)
     found = dense.clone()
-    expert_quality._round([found], [dense], bits)
+    expert_quality._round([found], bits)
     torch.testing.assert_close(found, RoundToNearest(bits, group)(dense).decode(), rtol=0, atol=0)
 
 
@@ -111,8 +113,8 @@ def test_a_quarter_of_the_experts_takes_two_bits(model, monkeypatch):
     dense = [each.clone() for each in weights]
     rounded = {bits: [each.clone() for each in dense] for bits in (2, 4)}
     for bits, each in rounded.items():
-        expert_quality._round(each, dense, bits)
-    expert_quality._round(weights, dense, expert_quality._by_usage(None))
+        expert_quality._round(each, bits)
+    expert_quality._round(weights, expert_quality._by_usage(None))
     matrices = [(layer, expert) for layer in range(found.layers) for _ in range(2) for expert in range(6)]
     for number, (layer, expert) in enumerate(matrices):
         bits = 2 if expert == int(usage[layer].argmin()) else 4
@@ -122,4 +124,4 @@ def test_a_quarter_of_the_experts_takes_two_bits(model, monkeypatch):
 
 def test_an_unknown_variant_is_refused():
     with pytest.raises(UserError, match="3 bits"):
-        expert_quality.quality_table.__wrapped__(None, ("3 bits",))
+        expert_quality.expert_variants(None, ("3 bits",))

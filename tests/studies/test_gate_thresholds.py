@@ -9,7 +9,9 @@ from toolkit.activations.thresholds import thresholded, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
-from toolkit.studies.gate_thresholds import SILU_MINIMUM, CutActivation, GateSetting, cut_quality, ignored_neurons
+from toolkit.studies import gate_thresholds
+from toolkit.studies.gate_thresholds import SILU_MINIMUM, Cut, CutActivation
+from toolkit.studies.quality import EvaluationSettings
 
 TOKENS = torch.arange(24).view(1, -1) % 64
 
@@ -62,8 +64,22 @@ def test_of_a_mixture_only_the_experts_used_count():
     assert decoder_experts(model)[0].per_token == 2
 
 
-def test_thresholds_below_zero_are_refused():
+@torch.no_grad()
+def test_facts_of_a_cut_model(monkeypatch):
+    model = small("Llama", **LLAMA | {"initializer_range": 0.3}).eval()
+    monkeypatch.setattr(gate_thresholds, "loaded", lambda name: (model, None, "checksum"))
+    plain = model(TOKENS).logits
+    with Cut(0.1).change(EvaluationSettings("tiny")) as facts:
+        logits = model(TOKENS).logits
+        model(TOKENS)
+    assert facts["next_token_accuracy"] == (logits[0, :-1].argmax(-1) == TOKENS[0, 1:]).double().mean().item()
+    assert 0.05 < facts["ignored"] < 0.9
+    assert not torch.equal(logits, plain)
+    assert torch.equal(model(TOKENS).logits, plain)
+
+
+def test_what_cannot_be_cut_is_refused():
     with pytest.raises(UserError, match=r"threshold -0\.1: expected a number of at least 0"):
-        ignored_neurons(GateSetting(), [-0.1])
+        Cut(-0.1)
     with pytest.raises(UserError, match="unknown lobe 'left'"):
-        cut_quality(GateSetting(), [0.1], "left")
+        Cut(0.1, "left")

@@ -1,25 +1,35 @@
-"""Groups along and across neurons: errors of a tiny model's FFNs, by the study's own parts."""
+"""Groups along and across neurons: what each axis quantises, and the errors of a tiny FFN."""
 
 import torch
 
-from toolkit.studies.group_axis import ACROSS, ALONG_INPUTS, ALONG_NEURON, AXES, RECORDS, _decoded, _errors
+from toolkit.studies.group_axis import AXES, RECORDS, _quantise, decoded
+
+
+def layer(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randn(128, 64, generator=generator) * 0.02 for _ in range(3))
 
 
 def test_what_each_axis_quantises():
-    generator = torch.Generator().manual_seed(0)
-    dense = [tuple(torch.randn(128, 64, generator=generator) * 0.02 for _ in range(3)) for _ in range(2)]
-    found = _decoded(dense, 4)
-    assert set(found) == set(AXES)
-    for one, other, mixed in zip(found[ALONG_NEURON], found[ACROSS], found[ALONG_INPUTS], strict=True):
-        assert all(map(torch.equal, mixed, (one[0], one[1], other[2])))
-    errors = {axis: _errors(dense, of_axis) for axis, of_axis in found.items()}
+    axes = ("along the neuron", "across neurons", "along the inputs")
+    one, other, mixed = (decoded(layer(0), axis, 4) for axis in axes)
+    assert all(map(torch.equal, mixed, (one[0], one[1], other[2])))
+
+
+def test_errors_of_each_axis():
+    errors = {
+        axis: _quantise([tuple(each.clone() for each in layer(seed)) for seed in (0, 1)], axis, 4) for axis in AXES
+    }
     assert all(0.05 < error < 0.12 for of_axis in errors.values() for error in of_axis.values())
     for part, error in errors[RECORDS].items():  # 8 bits for scales cost little
-        assert abs(error / errors[ALONG_NEURON][part] - 1) < 0.02
+        assert abs(error / errors["along the neuron"][part] - 1) < 0.02
 
 
-def test_the_error_by_hand():
-    """3 and 4 instead of 0: all of the norm, 5 of 5; nothing lost in the other matrices."""
-    weight, zeros = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 2)
-    errors = _errors([(weight, weight, weight)], [(zeros, weight, weight)])
-    assert errors == {"gate_error": 1.0, "up_error": 0.0, "down_error": 0.0}
+def test_the_matrices_become_what_they_decode_to():
+    matrices = layer(0)
+    dense = [each.clone() for each in matrices]
+    errors = _quantise([matrices], "across neurons", 2)
+    expected = decoded(tuple(dense), "across neurons", 2)
+    for found, wanted, weight, error in zip(matrices, expected, dense, errors.values(), strict=True):
+        assert torch.equal(found, wanted.float())
+        assert abs(error - ((wanted - weight).norm() / weight.norm()).item()) < 1e-6

@@ -10,15 +10,17 @@ import torch
 
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
 from toolkit.interchange.gguf import LINEARS
 from toolkit.measure import llama_cpp_quantiser
 from toolkit.measure.llama_cpp_quantiser import GgufMatrix
 from toolkit.models import decoder_blocks, decoder_linears, shapes
 from toolkit.models.twins import twin_model
-from toolkit.studies import variants
+from toolkit.studies import loaded, quality, variants
 from toolkit.studies.forms import store
 from toolkit.studies.mixtures import tensor_type, type_shares
-from toolkit.studies.variants import EvaluationSettings, ModelVariant, compare_variants
+from toolkit.studies.quality import EvaluationSettings
+from toolkit.studies.variants import ModelVariant, compare_variants
 
 OPS = {short: name for name, short in LINEARS.items()}
 # What `llama_model_quantize` (the build in the npm package node-llama-cpp 3.22.1) made of Llama models with these many
@@ -85,9 +87,9 @@ def test_weights_are_what_the_blocks_decode_to(model):
 def test_mixtures_are_evaluated_as_any_other_form(model, monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     tokens = torch.arange(96) * 7 % 61
-    monkeypatch.setattr(variants, "load_model", lambda *_: (twin_model("toy-llama", 2), "tokenizer"))
-    monkeypatch.setattr(variants, "load_pruned", lambda *_, **__: (twin_model("toy-llama", 2), "tokenizer", []))
-    monkeypatch.setattr(variants, "load_tokens", lambda *_: tokens)
+    for module in (variants, quality, loaded):
+        monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
+    monkeypatch.setattr(quality, "load_tokens", lambda *_: tokens)
     settings = EvaluationSettings("tiny", "text", sequence_length=16, windows=4)
     table, windows = compare_variants([ModelVariant("Q8_0, llama.cpp"), ModelVariant("Q4_0, llama.cpp")], settings)
     assert table["form"].tolist() == ["Q8_0, llama.cpp", "Q4_0, llama.cpp"]
@@ -95,7 +97,7 @@ def test_mixtures_are_evaluated_as_any_other_form(model, monkeypatch, tmp_path, 
     assert table["types"].tolist() == ["Q8_0 100.0 %", "Q4_0 100.0 %"]
     assert windows.groupby("form")["window"].count().tolist() == [4, 4]
     store(model, "Q4_0, llama.cpp")
-    assert table["value"][1] == pytest.approx(variants.evaluate(model, None, tokens, (), 16, 4)[1], rel=1e-6)
+    assert table["value"][1] == pytest.approx(perplexity(model, tokens, 16, 4), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from tests.models.test_experts import mixtures as mixture
+from tests.notebook_code import functions_of
 from toolkit.activations.synthetic import BetaLaw
 from toolkit.activations.trace import Trace, pack
-from toolkit.studies import routing, thresholded
+from toolkit.studies import loaded, routing
 from toolkit.studies.routing import RoutedModel
 
 
@@ -15,7 +16,7 @@ from toolkit.studies.routing import RoutedModel
 def setting(monkeypatch, tmp_path):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     model = mixture("Mixtral")
-    for module in (routing, thresholded):  # the latter makes the key of what is kept
+    for module in (routing, loaded):  # the latter makes the key of what is kept
         monkeypatch.setattr(module, "loaded", lambda name: (model, None, "checksum of " + name))
     tokens = {"calibration": torch.arange(90) * 5 % 31, "evaluation": torch.arange(90) * 7 % 31}
     monkeypatch.setattr(routing, "load_tokens", lambda corpus, tokenizer, split: tokens[split])
@@ -32,8 +33,13 @@ def random_trace(layers=3, tokens=60, experts=8, used=2, seed=0):
     return Trace("tiny", "random", ids, (experts,) * layers, tuple(map(pack, active)), "expert")
 
 
-def test_predictions_have_every_kind_and_a_perfect_control(setting):
-    experts, neurons = routing.expert_predictions(setting), routing.neuron_predictions(setting)
+def test_predictions_have_every_kind_and_a_perfect_control(setting, monkeypatch):
+    network = routing.loaded("tiny")[0]
+    notebook = functions_of("corm/fig05")
+    known = {"seed": 0, "loaded": lambda name: (network, None, "checksum")}
+    for name, value in known.items():
+        monkeypatch.setitem(notebook.expert_predictions.__globals__, name, value)
+    experts, neurons = notebook.expert_predictions(setting), notebook.neuron_predictions(setting)
     assert set(experts["predictor"]) == {"next_layer", "own_gate", "copy_last", "profile", "random"}
     assert set(neurons["predictor"]) == {"next_layer", "own_gate", "previous", "profile", "random"}
     for table in (experts, neurons):

@@ -6,10 +6,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
-from toolkit.models.ffn import decoder_ffns
 from toolkit.models.loading import SPARSE as SPARSE_MODELS
 from toolkit.studies import sparse_curve
-from toolkit.studies.variants import EvaluationSettings
+from toolkit.studies.quality import EvaluationSettings
 
 
 def toy():
@@ -31,10 +30,17 @@ def test_each_way_gives_the_share_of_zeros(one_thread, way):
     assert not any(module._forward_pre_hooks for module in model.modules())
 
 
-def test_bytes_of_a_model():
+def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
     model = toy()
-    assert sparse_curve.ffn_weights(model) == 3 * 3 * 32 * 48
-    assert sparse_curve.bundle_bytes(decoder_ffns(model)[0]) == 4096
+    monkeypatch.setattr(sparse_curve, "loaded", lambda name: (model, None, "checksum"))
+    monkeypatch.setattr(sparse_curve, "load_tokens", lambda *_: torch.arange(3000) * 7 % 61)
+    tokens = torch.arange(16)[None]
+    plain, facts = model(tokens).logits, {}
+    for alteration in (sparse_curve.OwnZeros(), sparse_curve.Zeros("threshold", 0.8)):
+        with alteration.change(EvaluationSettings("tiny")) as facts[alteration]:
+            model(tokens)
+        assert torch.equal(model(tokens).logits, plain)
+    assert [round(each["zeros"], 1) for each in facts.values()] == [0, 0.8]
 
 
 def test_recovered_versions_by_family():
@@ -46,8 +52,6 @@ def test_recovered_versions_by_family():
     assert sparse_curve.recovered("no such model") == []
 
 
-def test_an_unknown_way_is_refused(monkeypatch):
-    monkeypatch.setattr(sparse_curve, "dense_model", lambda _: (toy(), None, None))
-    monkeypatch.setattr(sparse_curve, "_row", lambda *_, **__: {})
+def test_an_unknown_way_is_refused():
     with pytest.raises(UserError, match="unknown way to get zeros 'magic'"):
-        sparse_curve.sparse_rows(EvaluationSettings("tiny"), ["magic"], [0.8])
+        sparse_curve.Zeros("magic", 0.8)

@@ -15,10 +15,11 @@ from toolkit.formats import encode
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.pruning import prune
 from toolkit.quantization.layerwise import quantise_blocks
+from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
 from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store
+from toolkit.studies.quality import EvaluationSettings
 from toolkit.studies.variants import (
-    EvaluationSettings,
     ModelVariant,
     by_variant,
     compare_variants,
@@ -50,17 +51,18 @@ def linears(model):
 
 @pytest.fixture
 def evaluated(monkeypatch, tmp_path, one_thread):
-    """A tiny model and text in place of the real ones, an empty cache, and how often a model was made."""
-    made = []
+    """A tiny model and text in place of the real ones, an empty cache, and what was pruned."""
+    made, model = [], tiny().requires_grad_(False)
 
-    def load_pruned(name, method, sparsity, pattern, **settings):
+    def prune_loaded(model, tokenizer, name, method, sparsity, pattern, calibration):
         made.append((method, sparsity, pattern))
-        return pruned(method, sparsity, pattern), "tokenizer", []
+        prune(model, method, sparsity, pattern, calibration=TOKENS.view(-1, 16))
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(study, "load_model", lambda name, dtype: (tiny(), "tokenizer"))
-    monkeypatch.setattr(study, "load_tokens", lambda *_: TOKENS)
-    monkeypatch.setattr(study, "load_pruned", load_pruned)
+    for module in (study, quality, loaded):
+        monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
+    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(study, "prune_loaded", prune_loaded)
     return made
 
 
@@ -113,7 +115,7 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
         ModelVariant("fp16, 2:4", "wanda", 0.5, "2:4"),
     ]
     table, windows = compare_variants(variants, SETTINGS)
-    assert evaluated == [("dense", 0.0, None), ("wanda", 0.6, None), ("wanda", 0.5, "2:4")]
+    assert evaluated == [("wanda", 0.6, None), ("wanda", 0.5, "2:4")]
     assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
     for variant, row in zip(variants, table.to_dict("records"), strict=True):
         model = pruned(variant.method, variant.sparsity, variant.pattern)
@@ -126,9 +128,9 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
         assert of_variant["window"].tolist() == [0, 1, 2, 3]
     again, _ = compare_variants(variants, SETTINGS)
     pd.testing.assert_frame_equal(table, again)
+    assert len(evaluated) == 2
+    compare_variants(variants[1:2], replace(SETTINGS, windows=2))
     assert len(evaluated) == 3
-    compare_variants(variants[:1], replace(SETTINGS, windows=2))
-    assert len(evaluated) == 4
 
 
 def test_paired_differences(evaluated):
@@ -148,25 +150,24 @@ def test_paired_differences(evaluated):
 
 
 def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
-    model = tiny().requires_grad_(False)
-    cut = TOKENS.view(-1, 16)[:4]
-    blocks = list(quantise_blocks(model, CALIBRATED["int3, gptq 16"], cut))
-    statistics = [record for block in blocks for record in block.statistics]
-    asked = []
+    expected, cut, asked = tiny().requires_grad_(False), TOKENS.view(-1, 16)[:4], []
+    list(quantise_blocks(expected, CALIBRATED["int3, gptq 16"], cut))
 
-    def load_quantised(name, quantiser, calibration, dtype):
+    def quantise_loaded(model, tokenizer, name, quantiser, calibration):
         asked.append((name, quantiser, calibration.corpus, calibration.windows, calibration.seed))
-        return SimpleNamespace(model=model, statistics=statistics)
+        blocks = list(quantise_blocks(model, quantiser, cut))
+        return SimpleNamespace(statistics=[record for block in blocks for record in block.statistics])
 
-    monkeypatch.setattr(study, "load_quantised", load_quantised)
+    monkeypatch.setattr(study, "quantise_loaded", quantise_loaded)
     table, windows = compare_variants([ModelVariant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
     assert asked == [("tiny", CALIBRATED["int3, gptq 16"], "text", 4, 2)]
     row = table.iloc[0]
-    assert row["value"] == pytest.approx(perplexity(model, TOKENS, 16, 4), rel=1e-9)
+    assert row["value"] == pytest.approx(perplexity(expected, TOKENS, 16, 4), rel=1e-9)
     grid_bytes = 8 * 7  # bits and group of each matrix, 7 of which a block has
-    elements = sum(linear.weight.numel() for linear in linears(model))
+    elements = sum(linear.weight.numel() for linear in linears(expected))
     assert row["bits_per_weight"] == pytest.approx(3 + 2 * 16 / 16 + 8 * grid_bytes / elements)
-    assert windows["nll"].tolist() == pytest.approx(list(perplexity(model, TOKENS, 16, 4).window_nll), rel=1e-9)
+    assert windows["nll"].tolist() == pytest.approx(list(perplexity(expected, TOKENS, 16, 4).window_nll), rel=1e-9)
+    assert all(map(torch.equal, quality.loaded("tiny")[0].parameters(), tiny().parameters()))  # as before
 
 
 def test_a_calibrated_form_is_for_a_dense_model():

@@ -7,16 +7,17 @@ import pandas as pd
 
 from toolkit.cache import kept
 from toolkit.errors import UserError
-from toolkit.evaluation import paired_difference, perplexity
 from toolkit.files import file_sha256
 from toolkit.models import MODELS, downloads
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.loading import gguf_file, parts_of
 from toolkit.planner.treatments import EXPERTS, TREATMENTS, ZEROS, variant_of
-from toolkit.studies.expert_quality import quality_table
+from toolkit.studies.expert_quality import expert_variants
+from toolkit.studies.loaded import loaded
+from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared
 from toolkit.studies.routing import RoutedModel
-from toolkit.studies.sparse_curve import WAYS, Fitted, dense_model
-from toolkit.studies.variants import EvaluationSettings, ModelVariant, compare_variants
+from toolkit.studies.sparse_curve import WAYS, Zeros
+from toolkit.studies.variants import ModelVariant
 
 
 def _identity(model: str) -> Mapping[str, object]:
@@ -44,34 +45,25 @@ def measured(model: str, treatment: str, level: str, settings: EvaluationSetting
     standard error over windows), corpus, windows, sequence_length. Raises `UserError` for a treatment or a level that
     this model cannot have, and what the studies raise.
     """
-    if treatment in ZEROS:
-        difference, error = _of_zeros(treatment, level, settings)
-    elif (treatment, level) in EXPERTS:
-        setting = RoutedModel(model, settings.corpus, settings.windows, settings.sequence_length)
-        row = quality_table(setting, (EXPERTS[treatment, level],)).iloc[-1]
-        difference, error = row["log_difference"], row["difference_error"]
-    else:
-        variant = variant_of(treatment, level)
-        if variant is None:
-            raise UserError(f"{treatment} at {level} is not measured here; known are {', '.join(TREATMENTS)}")
-        difference, error = _of_variant(variant, settings)
+    dense, altered = _alterations(model, treatment, level, settings)
+    row = compared(settings, {"dense": dense, "altered": altered}).iloc[-1]
+    difference, error = row["difference"], row["difference_error"]
     row = {"log_difference": difference, "difference_error": error, "corpus": settings.corpus}
     return pd.DataFrame([row | {"windows": settings.windows, "sequence_length": settings.sequence_length}])
 
 
-def _of_variant(variant: ModelVariant, settings: EvaluationSettings) -> tuple[float, float]:
-    _, windows = compare_variants([ModelVariant(), variant], settings)
-    nll = windows["nll"].to_numpy().reshape(2, -1)  # the variants one after the other
-    return paired_difference(nll[1].tolist(), nll[0].tolist())
-
-
-def _of_zeros(treatment: str, level: str, settings: EvaluationSettings) -> tuple[float, float]:
-    if ZEROS[treatment] not in WAYS:
-        raise UserError(f"{treatment}: a recovered model takes hours to make: `python -m toolkit.recovery`")
-    model, fitted, tokens = dense_model(settings)
-    if thresholds_of(model) is not None:
-        raise UserError(f"{settings.model} has thresholds of its own: ask for the share of zeros that they cut")
-    dense = perplexity(model, tokens, settings.sequence_length, settings.windows)
-    with WAYS[ZEROS[treatment]](Fitted(model, fitted), float(level)):
-        cut = perplexity(model, tokens, settings.sequence_length, settings.windows)
-    return paired_difference(cut.window_nll, dense.window_nll)
+def _alterations(model: str, treatment: str, level: str, settings: EvaluationSettings) -> tuple[Alteration, Alteration]:
+    """The model as the treatment has it without any loss, and treated."""
+    if (treatment, level) in EXPERTS:
+        setting = RoutedModel(model, settings.corpus, settings.windows, settings.sequence_length)
+        dense, altered = expert_variants(setting, ("16 bits", EXPERTS[treatment, level])).values()
+        return dense, altered
+    if treatment in ZEROS:
+        if ZEROS[treatment] not in WAYS:
+            raise UserError(f"{treatment}: a recovered model takes hours to make: `python -m toolkit.recovery`")
+        if thresholds_of(loaded(model)[0]) is not None:
+            raise UserError(f"{model} has thresholds of its own: ask for the share of zeros that they cut")
+        return AS_IS, Zeros(ZEROS[treatment], float(level))
+    if (variant := variant_of(treatment, level)) is None:
+        raise UserError(f"{treatment} at {level} is not measured here; known are {', '.join(TREATMENTS)}")
+    return ModelVariant(), variant

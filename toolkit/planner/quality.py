@@ -22,7 +22,7 @@ from toolkit.planner.target import Target
 from toolkit.planner.treatments import EXACT, EXPERTS, FORMS, TREATMENTS, ZEROS
 from toolkit.planner.ways import RIVAL, PlannedWay
 from toolkit.records import line
-from toolkit.studies.variants import EvaluationSettings
+from toolkit.studies.quality import EvaluationSettings
 
 HERE = "measured here"
 ONE_LEVEL = dict.fromkeys(FORMS, "") | {"dense": "16", "gguf F16": "16"}

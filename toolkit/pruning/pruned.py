@@ -52,10 +52,22 @@ def load_pruned(
     dtype = dtype or fast_dtype()
     if method == DENSE:
         return *load_model(model_name, dtype), []
-    if method not in METHODS:
-        raise unknown("pruning method", method, [*METHODS, DENSE])
-    sparsity_meant, _ = resolve(sparsity, pattern)
+    _checked(method, sparsity, pattern)
     model, tokenizer = load_model(model_name, dtype)
+    return model, tokenizer, prune_loaded(model, tokenizer, model_name, method, sparsity, pattern, calibration)
+
+
+def prune_loaded(
+    model: nn.Module,
+    tokenizer: object,
+    model_name: str,
+    method: str,
+    sparsity: float = 0.5,
+    pattern: str | None = None,
+    calibration: Calibration = DEFAULT,
+) -> list[LayerStatistics]:
+    """Prune a dense model that `load_model` gave, in place, as `load_pruned` does; one record per pruned linear."""
+    sparsity_meant = _checked(method, sparsity, pattern)
 
     def make(folder: Path) -> None:
         windows = None
@@ -64,14 +76,22 @@ def load_pruned(
         records = prune(model, method, sparsity, pattern, windows)
         save(folder, model, records)
 
-    key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern, "dtype": str(dtype)}
+    key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern}
+    key |= {"dtype": str(model.dtype)}
     if METHODS[method].needs_calibration:
         key |= asdict(calibration)
     key |= {"weights_sha256": weights_sha256(model), "settings": settings_of(METHODS[method])}
     unused = () if METHODS[method].needs_calibration else ("toolkit.text.corpora",)
     code = made_by("toolkit.pruning.pruned", METHODS[method], unused)
     folder = cached("pruned", key, code, make, fresh=not is_followed(METHODS[method]))
-    return model, tokenizer, restore(folder, model)
+    return restore(folder, model)
+
+
+def _checked(method: str, sparsity: float, pattern: str | None) -> float:
+    """The share of zeros that is meant. Raises `UserError` for an unknown method, and as `resolve` does."""
+    if method not in METHODS:
+        raise unknown("pruning method", method, [*METHODS, DENSE])
+    return resolve(sparsity, pattern)[0]
 
 
 def save(folder: Path, model: nn.Module, records: list[LayerStatistics]) -> None:

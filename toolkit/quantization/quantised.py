@@ -61,12 +61,22 @@ def load_quantised(
     in a notebook's cell works anew at each call, since no change of it would be seen. Raises `UserError` as
     `load_model`, `load_tokens` and `checked_windows` do, before the work starts, and as `quantise_blocks` does.
     """
-    dtype = dtype or fast_dtype()
-    model, tokenizer = load_model(model_name, dtype)
+    model, tokenizer = load_model(model_name, dtype or fast_dtype())
+    return quantise_loaded(model, tokenizer, model_name, quantiser, calibration)
+
+
+def quantise_loaded(
+    model: nn.Module,
+    tokenizer: object,
+    model_name: str,
+    quantiser: Quantiser,
+    calibration: Calibration = DEFAULT,
+) -> QuantisedModel:
+    """Quantise a model that `load_model` gave, in place, as `load_quantised` does."""
     draw = lambda: calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))  # noqa: E731
     work = _Work(model, quantiser, draw)
     key = {"model": model_name, "quantiser": type(quantiser).__name__, "settings": settings_of(quantiser)}
-    key |= asdict(calibration) | {"dtype": str(dtype), "weights_sha256": weights_sha256(model)}
+    key |= asdict(calibration) | {"dtype": str(model.dtype), "weights_sha256": weights_sha256(model)}
     code, fresh = made_by(__name__, quantiser, ("toolkit.pruning.layerwise",)), not is_followed(quantiser)
     blocks, folders = decoder_blocks(model), []
     with closing(work), progress(f"quantising by {type(quantiser).__name__}", len(blocks), "blocks") as bar:

@@ -1,6 +1,7 @@
 """What fewer bits, foretold experts and skipped neurons cost a mixture of experts (CORM, tables 1 and 2).
 
-    quality_table(RoutedModel("smollm2-135m-moe-upcycled"))
+    mixture = RoutedModel("smollm2-135m-moe-upcycled")
+    compared(mixture.text, expert_variants(mixture))
 
 With `as_predicted`, a model goes on with what the layer before foretells (section 4.2): its input through this layer's
 gate names the experts, and through their W1 the neurons whose |act(W1 · x)| exceeds θ. The first mixture is exact.
@@ -8,18 +9,16 @@ gate names the experts, and through their W1 the neurons whose |act(W1 · x)| ex
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
-import pandas as pd
 import torch
 from jaxtyping import Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.activations.routing import mixtures
-from toolkit.cache import kept
 from toolkit.errors import unknown
-from toolkit.evaluation.likelihood import paired_difference, perplexity
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
@@ -27,9 +26,9 @@ from toolkit.models.experts import Experts, SharedFFN
 from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.groups import encode, levels
+from toolkit.studies.loaded import loaded
+from toolkit.studies.quality import Alteration, EvaluationSettings, restored
 from toolkit.studies.routing import RoutedModel, limits, samples
-from toolkit.studies.thresholded import LOADING, loaded, weights_key
-from toolkit.text import load_tokens
 
 GROUPS = {4: 64, 2: 16}  # weights that share a scale (CORM, appendix)
 HALF = 16
@@ -100,40 +99,43 @@ def mixture_output(
     return total
 
 
-@kept("expert_quality", without=LOADING, key=weights_key)
-def quality_table(setting: RoutedModel, variants: tuple[str, ...] = tuple(VARIANTS)) -> pd.DataFrame:
-    """A row for each variant: the perplexity of a model's evaluation text.
+@dataclass(frozen=True)
+class ExpertVariant(Alteration):
+    """A mixture with fewer bits, rounded to nearest in groups of `GROUPS`, that goes on with what is foretold."""
 
-    Bits are rounded to nearest, in groups of `GROUPS`. Columns: model, variant, perplexity, relative (to 16 bits),
-    log_difference (mean over windows) and difference_error (its standard error); evidence, profile. Raises `UserError`
-    for an unknown variant, or a model without experts.
-    """
-    if unknown_ones := [name for name in variants if name not in VARIANTS]:
+    setting: RoutedModel
+    """The calibration text that says which experts are used least, and what limits skipped neurons have."""
+    bits: int | str = HALF
+    """Of the experts: 16, 4, 2, or `MIXED`."""
+    attention: int = HALF
+    """Bits of the blocks' other linears."""
+    foretold: bool = False
+    """Whether the layer before names the experts."""
+    skipped: bool = False
+    """Whether a share `setting.zeros` of the neurons is left out."""
+
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """There are no facts. Raises `UserError` for a model without experts."""
+        model = loaded(settings.model)[0]
+        weights, theta = _matrices(model), limits(self.setting) if self.skipped else None
+        wanted = {
+            "experts": _by_usage(self.setting) if self.bits == MIXED else self.bits,
+            "attention": self.attention,
+        }
+        rounded = [part for part, bits in wanted.items() if bits != HALF]
+        with restored([weight for part in rounded for weight in weights[part]]):
+            for part in rounded:
+                _round(weights[part], wanted[part])
+            with as_predicted(model, self.foretold, theta):
+                yield {}
+
+
+def expert_variants(setting: RoutedModel, names: Sequence[str] = tuple(VARIANTS)) -> dict[str, ExpertVariant]:
+    """Alterations by their names in `VARIANTS`. Raises `UserError` for an unknown one."""
+    if unknown_ones := [name for name in names if name not in VARIANTS]:
         raise unknown("variant", unknown_ones[0], VARIANTS)
-    model, tokenizer, _ = loaded(setting.model)
-    tokens = load_tokens(setting.corpus, tokenizer, "evaluation")
-    theta = limits(setting) if any(VARIANTS[name][3] for name in variants) else None
-    found, weights = {}, _matrices(model)
-    dense = {name: [each.clone() for each in group] for name, group in weights.items()}
-    try:
-        now: dict[str, int | str] = {"experts": HALF, "attention": HALF}
-        for name in dict.fromkeys(("16 bits", *variants)):
-            bits, attention_bits, foretold, skipped = VARIANTS[name]
-            for part, wanted in {"experts": bits, "attention": attention_bits}.items():
-                if wanted != now[part]:
-                    _round(weights[part], dense[part], _by_usage(setting) if wanted == MIXED else wanted)
-                    now[part] = wanted
-            with as_predicted(model, foretold, theta if skipped else None):
-                found[name] = perplexity(model, tokens, setting.sequence_length, setting.windows)
-    finally:
-        for part, group in weights.items():
-            _round(group, dense[part], HALF)
-    own, rows = found["16 bits"], []
-    for name, each in found.items():
-        difference, error = paired_difference(each.window_nll, own.window_nll)
-        row = {"variant": name, "perplexity": float(each), "relative": float(each) / float(own)}
-        rows.append(row | {"log_difference": difference, "difference_error": error})
-    return pd.DataFrame(rows).assign(model=setting.model, evidence="measured", profile="this-machine")
+    return {name: ExpertVariant(setting, *VARIANTS[name]) for name in names}
 
 
 def _matrices(model: nn.Module) -> dict[str, list[Tensor]]:
@@ -153,19 +155,16 @@ def _by_usage(setting: RoutedModel) -> list[int]:
     return [bits for of_layer in bits_by_usage(usage, LOW_SHARE) for _ in ("gate_up", "down") for bits in of_layer]
 
 
-def _round(weights: Sequence[Tensor], dense: Sequence[Tensor], bits: int | Sequence[int]) -> None:
-    """Write the dense weights in place, each the nearest of the levels of its group, as `RoundToNearest` has them.
+def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
+    """Round weights in place to the nearest of the levels of their groups, as `RoundToNearest` has them.
 
     `bits` are of all weights, or of each.
     """
     each = [bits] * len(weights) if isinstance(bits, int) else bits
-    for weight, original, bits in zip(weights, dense, each, strict=True):
-        if bits == HALF:
-            weight.copy_(original)
-            continue
-        groups = original.reshape(-1, GROUPS[bits]).float()
-        scale, zero = levels(groups, bits)
-        codes = encode(groups, scale, zero, bits)
+    for weight, number in zip(weights, each, strict=True):
+        groups = weight.reshape(-1, GROUPS[number]).float()
+        scale, zero = levels(groups, number)
+        codes = encode(groups, scale, zero, number)
         weight.copy_(((codes - zero.float()) * scale.float()).view_as(weight))
 
 

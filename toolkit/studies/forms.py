@@ -107,19 +107,20 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
         return mixtures.encoders(model, MIXED[form])
     if form not in FORMS:
         raise unknown("form", form, FORMS | MIXED)
-    return ((linear, FORMS[form]) for linear in _linears(model))
+    return ((linear, FORMS[form]) for linear in linears(model))
 
 
 def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dict[str, float]:
     """What `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
-    weights = [linear.weight for linear in _linears(model)]
+    weights = [linear.weight for linear in linears(model)]
     elements = sum(weight.numel() for weight in weights)
     share, bits = sum(int((weight == 0).sum()) for weight in weights) / elements, 8 * nbytes / elements
     limit = entropy_bits(share, value_bits) if value_bits else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}
 
 
-def _linears(model: nn.Module) -> list[nn.Linear]:
+def linears(model: nn.Module) -> list[nn.Linear]:
+    """All decoder linears of a model."""
     return [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
 
 

@@ -4,36 +4,24 @@ This is CORM's criterion (section 3): the activation function's value alone deci
 activation takes the place of the model's own, so experts that a token does not use are not counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional
+from transformers.utils import ModelOutput
 
-from toolkit.activations.thresholds import run_decoder
-from toolkit.cache import kept
 from toolkit.errors import UserError, unknown
 from toolkit.models.activation import activation, activation_name, replaced
 from toolkit.models.blocks import decoder_blocks
-from toolkit.pruning.calibration import cut_windows
-from toolkit.studies.thresholded import LOADING, loaded, weights_key
-from toolkit.text import load_tokens
+from toolkit.models.cutting import attached
+from toolkit.studies.loaded import loaded
+from toolkit.studies.quality import Alteration, EvaluationSettings
 
 SILU_MINIMUM = -0.27846  # of x · sigmoid(x), at x = −1.2785
 LOBES = {"both": 0, "negative": -1, "positive": 1}  # the sign of the values that a threshold cuts
-
-
-@dataclass(frozen=True)
-class GateSetting:
-    """A model and the evaluation text that its gates are watched on."""
-
-    model: str = "smollm2-135m"
-    corpus: str = "wiki-slice"
-    windows: int = 2
-    sequence_length: int = 1024
 
 
 class CutActivation(nn.Module):
@@ -61,75 +49,32 @@ class CutActivation(nn.Module):
         return values.masked_fill(sizes <= self.theta, 0) if self.theta else values
 
 
-def ignored_neurons(setting: GateSetting, thetas: Sequence[float]) -> pd.DataFrame:
-    """The share of neurons up to each θ in each layer, with nothing cut. Columns: model, layer, theta, ignored.
+@dataclass(frozen=True)
+class Cut(Alteration):
+    """All layers cut values up to θ, of one sign only if `lobe` names one. Raises `UserError` for a bad θ or lobe."""
 
-    Raises `UserError` for a threshold below 0.
-    """
-    return _ignored(setting, _checked(thetas)).assign(model=setting.model)
+    theta: float
+    lobe: str = "both"
 
+    def __post_init__(self):
+        """Refuse what cannot be cut."""
+        if not 0 <= self.theta < float("inf"):
+            raise UserError(f"threshold {self.theta}: expected a number of at least 0")
+        if self.lobe not in LOBES:
+            raise unknown("lobe", self.lobe, LOBES)
 
-def cut_quality(setting: GateSetting, thetas: Sequence[float], lobe: str = "both") -> pd.DataFrame:
-    """The model with each θ in all its layers; it cuts values of one sign only, if `lobe` names one.
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Facts: ignored (mean share of neurons), next_token_accuracy (next tokens that the model ranks first)."""
+        model, facts, right = loaded(settings.model)[0], {}, []
 
-    Columns: model, lobe, theta, ignored (mean share of neurons, with the cuts in place), perplexity, standard_error,
-    next_token_accuracy (share of next tokens that the model ranks first), relative and relative_accuracy (over θ = 0).
-    Raises as `ignored_neurons` does, and for an unknown lobe.
-    """
-    if lobe not in LOBES:
-        raise unknown("lobe", lobe, LOBES)
-    rows = pd.concat([_quality(setting, theta, lobe) for theta in _checked(sorted({0.0, *thetas}))], ignore_index=True)
-    uncut = rows.iloc[0]
-    relative = {f"relative{end}": rows[name] / uncut[name] for name, end in RELATIVE.items()}
-    return rows.assign(model=setting.model, lobe=lobe, **relative)
+        def see(_: nn.Module, args: tuple[Tensor], output: ModelOutput) -> None:
+            right.append((output.logits[0, :-1].argmax(-1) == args[0][0, 1:]).double().mean().item())
 
-
-RELATIVE = {"perplexity": "", "next_token_accuracy": "_accuracy"}
-
-
-def _checked(thetas: Sequence[float]) -> tuple[float, ...]:
-    if wrong := [theta for theta in thetas if not 0 <= theta < float("inf")]:
-        raise UserError(f"threshold {wrong[0]}: expected a number of at least 0")
-    return tuple(thetas)
-
-
-@kept("gate_thresholds", without=LOADING, key=weights_key)
-def _ignored(setting: GateSetting, thetas: tuple[float, ...]) -> pd.DataFrame:
-    model, windows = loaded(setting.model)[0], _windows(setting)
-    cuts = _cuts(model, 0.0, sorted(thetas))
-    with replaced(model, cuts), torch.no_grad():
-        for window in windows:
-            run_decoder(model, window)
-    rows = [
-        {"layer": layer, "theta": theta, "ignored": count / cut.total}
-        for layer, cut in enumerate(cuts)
-        for theta, count in zip(sorted(thetas), cut.counts.tolist(), strict=True)
-    ]
-    return pd.DataFrame(rows)
-
-
-@kept("gate_thresholds", without=LOADING, key=weights_key)
-def _quality(setting: GateSetting, theta: float, lobe: str) -> pd.DataFrame:
-    model, windows = loaded(setting.model)[0], _windows(setting)
-    cuts, losses, right = _cuts(model, theta, [theta], lobe), [], []
-    with replaced(model, cuts), torch.inference_mode():
-        for window in windows:
-            logits = model(window[None], use_cache=False).logits[0, :-1]
-            losses.append(functional.cross_entropy(logits.float(), window[1:]).double())
-            right.append((logits.argmax(-1) == window[1:]).double().mean())
-    mean = torch.stack(losses)
-    spread = mean.std().item() / len(mean) ** 0.5 if len(mean) > 1 else float("nan")
-    perplexity = mean.mean().exp().item()
-    ignored = sum(int(cut.counts[0]) for cut in cuts) / sum(cut.total for cut in cuts)
-    row = {"theta": theta, "ignored": ignored, "perplexity": perplexity, "standard_error": perplexity * spread}
-    return pd.DataFrame([row | {"next_token_accuracy": torch.stack(right).mean().item()}])
-
-
-def _windows(setting: GateSetting) -> Tensor:
-    tokens = load_tokens(setting.corpus, loaded(setting.model)[1], "evaluation")
-    return cut_windows(tokens, setting.windows, setting.sequence_length)
-
-
-def _cuts(model: nn.Module, theta: float, levels: Sequence[float], lobe: str = "both") -> list[CutActivation]:
-    name = activation_name(model)
-    return [CutActivation(name, theta, levels, lobe) for _ in decoder_blocks(model)]
+        cuts = [
+            CutActivation(activation_name(model), self.theta, [self.theta], self.lobe) for _ in decoder_blocks(model)
+        ]
+        with replaced(model, cuts), attached([model.register_forward_hook(see)]):
+            yield facts
+        facts["ignored"] = sum(int(cut.counts[0]) for cut in cuts) / sum(cut.total for cut in cuts)
+        facts["next_token_accuracy"] = sum(right) / len(right)

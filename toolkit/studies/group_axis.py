@@ -8,61 +8,48 @@ Groups of 64 weights in 4 bits and of 16 in 2 bits, chosen by `hqq`, in all FFNs
 - "across neurons": every group spans neurons, so that no neuron stands alone.
 """
 
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
-import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from toolkit import sources
-from toolkit.cache import cached_table
-from toolkit.evaluation import perplexity
+from toolkit.errors import unknown
 from toolkit.kernels.neurons.records import group_of
-from toolkit.models import load_model
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.pruned import weights_sha256
 from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.neuron_records import decode, encode, record_bytes
-from toolkit.studies.variants import EvaluationSettings
-from toolkit.text import load_tokens
+from toolkit.studies.loaded import loaded
+from toolkit.studies.quality import Alteration, EvaluationSettings, restored
 
-RECORDS, ALONG_NEURON, ALONG_INPUTS, ACROSS = "records", "along the neuron", "along the inputs", "across neurons"
-AXES = (RECORDS, ALONG_NEURON, ALONG_INPUTS, ACROSS)
-DENSE, HALF_BYTES = "dense", 2
+RECORDS = "records"
+AXES = (RECORDS, "along the neuron", "along the inputs", "across neurons")
 
 Matrices = tuple[Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"]]
 
 
-def group_axes(settings: EvaluationSettings, bits: tuple[int, ...] = (4, 2)) -> pd.DataFrame:
-    """A row for the dense model and for each axis and number of bits. Kept in the cache.
+@dataclass(frozen=True)
+class GroupAxis(Alteration):
+    """All FFNs of a dense model in few bits, with groups along an axis of `AXES`."""
 
-    Columns: axis, bits (0: dense), bits_per_weight (with scales and zero points), gate_error, up_error, down_error
-    (‖decoded − weight‖ / ‖weight‖ over all layers), perplexity, evidence.
-    """
-    model, tokenizer = load_model(settings.model, torch.float32)
-    tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
-    key = {"settings": vars(settings), "bits": bits, "weights_sha256": weights_sha256(model)}
-    code = sources.dependencies(__name__, without=("toolkit.models.loading",))  # the key has the weights
-    return cached_table("group_axis", key, code, partial(_measured, model, tokens, settings, bits))
+    axis: str
+    bits: int
 
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Facts: bits_per_weight (with scales and zero points) and gate_error, up_error, down_error.
 
-def _measured(model: nn.Module, tokens: Tensor, settings: EvaluationSettings, bits: tuple[int, ...]) -> pd.DataFrame:
-    lost = partial(perplexity, model, tokens, settings.sequence_length, settings.windows)
-    rows = [{"axis": DENSE, "bits": 0, "bits_per_weight": 8.0 * HALF_BYTES, "perplexity": float(lost())}]
-    layers = [_matrices(ffn) for ffn in decoder_ffns(model)]
-    dense = [tuple(weight.clone() for weight in matrices) for matrices in layers]
-    hidden = dense[0][0].shape[1]
-    for number in bits:
-        sizes = {RECORDS: 8 * record_bytes(hidden, number) / (3 * hidden)}
-        for axis, found in _decoded(dense, number).items():
-            for matrices, given in zip(layers, found, strict=True):
-                for target, weight in zip(matrices, given, strict=True):
-                    target.copy_(weight)
-            row = {"axis": axis, "bits": number, "bits_per_weight": sizes.get(axis, number + 32 / group_of(number))}
-            rows.append(row | _errors(dense, found) | {"perplexity": float(lost())})
-    return pd.DataFrame(rows).assign(evidence="measured")
+        An error is ‖decoded − weight‖ / ‖weight‖ over all layers.
+        """
+        layers = [_matrices(ffn) for ffn in decoder_ffns(loaded(settings.model)[0])]
+        with restored([weight for matrices in layers for weight in matrices]):
+            bits = self.bits + 32 / group_of(self.bits)
+            if self.axis == RECORDS:
+                bits = 8 * record_bytes(layers[0][0].shape[1], self.bits) / (3 * layers[0][0].shape[1])
+            yield {"bits_per_weight": bits} | _quantise(layers, self.axis, self.bits)
 
 
 def _matrices(ffn: FFN) -> Matrices:
@@ -70,29 +57,33 @@ def _matrices(ffn: FFN) -> Matrices:
     return ffn.gate.weight.data, ffn.up.weight.data, ffn.down.weight.data.T
 
 
-def _decoded(dense: list[Matrices], bits: int) -> dict[str, list[Matrices]]:
-    """What each layer's matrices decode to, by axis."""
+def _quantise(layers: Sequence[Matrices], axis: str, bits: int) -> dict[str, float]:
+    """Replace each layer's matrices by what they decode to; return the relative error of each of the three."""
+    lost, whole = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
+    with progress(f"quantising FFNs to {bits} bits", len(layers), "layers") as bar:
+        for matrices in layers:
+            for part, (weight, found) in enumerate(zip(matrices, decoded(matrices, axis, bits), strict=True)):
+                lost[part] += (found.float() - weight.float()).square().sum()
+                whole[part] += weight.float().square().sum()
+                weight.copy_(found)
+            bar.update()
+    return dict(zip(("gate_error", "up_error", "down_error"), (lost / whole).sqrt().tolist(), strict=True))
+
+
+def decoded(matrices: Matrices, axis: str, bits: int) -> Matrices:
+    """The matrices of an FFN as their quantised form decodes to."""
 
     def along(weight: Tensor) -> Tensor:
         return Groupwise.encode(weight.contiguous(), bits, group_of(bits)).decode()
 
-    found: dict[str, list[Matrices]] = {axis: [] for axis in AXES}
-    with progress(f"quantising FFNs to {bits} bits", len(dense), "layers") as bar:
-        for gate, up, down in dense:
-            rows = along(gate), along(up), along(down)
-            columns = along(gate.T).T, along(up.T).T, along(down.T).T
-            found[RECORDS].append(decode(encode(gate, up, down, bits), gate.shape[1], bits))
-            found[ALONG_NEURON].append(rows)
-            found[ALONG_INPUTS].append((*rows[:2], columns[2]))
-            found[ACROSS].append(columns)
-            bar.update()
-    return found
-
-
-def _errors(dense: list[Matrices], found: list[Matrices]) -> dict[str, float]:
-    """‖decoded − weight‖ / ‖weight‖ of each of the three matrices, over all layers."""
-    errors = {}
-    for part, name in enumerate(("gate_error", "up_error", "down_error")):
-        lost = sum(float((b[part] - a[part]).square().sum()) for a, b in zip(dense, found, strict=True))
-        errors[name] = (lost / sum(float(a[part].square().sum()) for a in dense)) ** 0.5
-    return errors
+    gate, up, down = matrices
+    match axis:
+        case "records":
+            return decode(encode(gate, up, down, bits), gate.shape[1], bits)
+        case "along the neuron":
+            return along(gate), along(up), along(down)
+        case "along the inputs":
+            return along(gate), along(up), along(down.T).T
+        case "across neurons":
+            return along(gate.T).T, along(up.T).T, along(down.T).T
+    raise unknown("axis", axis, AXES)

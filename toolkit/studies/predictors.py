@@ -1,7 +1,8 @@
 """Predictors of active neurons, trained and compared (LLM in a flash, sections 3.1, B and C)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -10,10 +11,8 @@ import numpy as np
 import pandas as pd
 import torch
 
-from toolkit.activations.thresholds import CRITERIA
 from toolkit.cache import kept, kept_folder
 from toolkit.errors import unknown
-from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.predictors import (
@@ -25,20 +24,13 @@ from toolkit.predictors import (
     Samples,
     StateAndParents,
     predicted,
-    quality,
     with_limits,
 )
+from toolkit.predictors import quality as quality_of_predictions
 from toolkit.predictors.layer_correlation import find_parents, load_parents, save_parents
-from toolkit.studies.thresholded import (
-    LOADING,
-    ThresholdedModel,
-    few_samples,
-    loaded,
-    samples,
-    thresholds,
-    tokens_of,
-    weights_key,
-)
+from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, quality, window_nll
+from toolkit.studies.thresholded import ThresholdedModel, few_samples, samples, thresholds
 
 FILE = "predictors.safetensors"
 
@@ -84,6 +76,24 @@ class PredictorVariant:
 
 ALONE = PredictorVariant()  # thresholds without a predictor, as if an oracle told which neurons to load
 RIVALS = (PredictorVariant("copy_last"), PredictorVariant("nothing"))  # what costs no byte, in every table
+
+
+@dataclass(frozen=True)
+class Predicted(Alteration):
+    """A model with thresholds and a variant's predictors in place."""
+
+    setting: ThresholdedModel
+    variant: PredictorVariant = ALONE
+    prompt: int = 0
+    """Tokens at the start of each sequence for which all neurons are loaded."""
+
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """There are no facts. Raises what `predictors` raises."""
+        limits, model = thresholds(self.setting), loaded(settings.model)[0]
+        used = limits if self.variant.cut else torch.full_like(limits, -1)
+        with predicted(model, used, _layers(self.setting, self.variant), self.setting.criterion, self.prompt):
+            yield {}
 
 
 def predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predictors:
@@ -166,10 +176,8 @@ def compare_predictors(
     variants = [*variants, *RIVALS]
     wanted = list(dict.fromkeys((ALONE, *variants)))
     layers = {variant: _by_layer(setting, variant.predictor, prompt) for variant in wanted}
-    losses = {
-        variant: _window_nll(setting, variant.named_once, evaluation_windows, prompt)["nll"].to_numpy()
-        for variant in wanted
-    }
+    text = setting.text(evaluation_windows)
+    losses = {each: np.array(window_nll(quality(text, Predicted(setting, each.named_once, prompt)))) for each in wanted}
     tables = [rows.assign(**_labels(setting, variant)) for variant, rows in layers.items()]
     ffns = decoder_ffns(loaded(setting.model)[0])
     whole = [
@@ -207,20 +215,14 @@ def compare_accuracy(
     Columns: `_labels` (the dense model's label is "dense"), those of `evaluate_tasks`, and evidence. Raises what
     `predictors` and `evaluate_tasks` raise.
     """
+    text = replace(setting.text(), tasks=tuple(tasks), task_limit=task_limit)
     dense = replace(setting, zeros=0.0)
     chosen = [(dense, ALONE, "dense"), *((setting, variant, variant.label) for variant in (ALONE, *variants, *RIVALS))]
     tables = []
     for of, variant, label in chosen:
-        rows = _accuracy(of, variant.named_once, list(tasks), task_limit)
+        rows = accuracy(text, Predicted(of, variant.named_once))
         tables.append(rows.assign(**_labels(of, variant) | {"label": label}))
     return pd.concat(tables, ignore_index=True).assign(evidence="measured")
-
-
-def _in_place(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0):
-    """The model with a variant's thresholds and predictors in place, as a block."""
-    limits = thresholds(setting)
-    used = limits if variant.cut else torch.full_like(limits, -1)
-    return predicted(loaded(setting.model)[0], used, _layers(setting, variant), setting.criterion, prompt)
 
 
 def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFrame) -> dict[str, float]:
@@ -238,19 +240,6 @@ def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFram
 def ffn_bytes(ffn: FFN) -> int:
     """Bytes of an FFN's weights."""
     return sum(linear.weight.nbytes for linear in (ffn.gate, ffn.up, ffn.down) if linear)
-
-
-def compare_criteria(setting: ThresholdedModel, evaluation_windows: int) -> pd.DataFrame:
-    """Perplexity dense, and with as many zeros by each criterion of thresholds; kept.
-
-    Columns: label ("dense" or the criterion), zeros, perplexity, sequence_length, windows, evidence.
-    """
-    rows = []
-    for label in ("dense", *CRITERIA):
-        chosen = replace(setting, criterion=label) if label in CRITERIA else replace(setting, zeros=0.0)
-        nll = _window_nll(chosen, ALONE, evaluation_windows)["nll"].to_numpy()
-        rows.append({"label": label, "zeros": chosen.zeros, "perplexity": np.exp(nll.mean()), "windows": len(nll)})
-    return pd.DataFrame(rows).assign(sequence_length=setting.sequence_length, evidence="measured")
 
 
 @kept("outputs", without=LOADING, key=weights_key)
@@ -274,29 +263,12 @@ def outputs_by_prediction(
     return pd.concat(tables, ignore_index=True).assign(label=variant.label, layer=layer)
 
 
-@kept("window_nll", without=LOADING, key=weights_key)
-def _window_nll(setting: ThresholdedModel, variant: PredictorVariant, windows: int, prompt: int = 0) -> pd.DataFrame:
-    """The loss of each evaluation window, in nats a token, with a variant in place."""
-    model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
-    with _in_place(setting, variant, prompt):
-        return pd.DataFrame({"nll": perplexity(model, tokens, setting.sequence_length, windows).window_nll})
-
-
 @kept("predictions", without=LOADING, key=weights_key)
 def _by_layer(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0) -> pd.DataFrame:
     """What the predictors of a variant say of some evaluation text, a row for each layer, as `quality` has it."""
-    rows = quality(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
+    rows = quality_of_predictions(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
     oracle = {"predicted": rows["active"], "accuracy": 1.0, "precision": 1.0, "false_positives": 0.0}
     return rows.assign(**oracle if variant == ALONE else {})
-
-
-@kept("predicted_tasks", without=LOADING, key=weights_key)
-def _accuracy(
-    setting: ThresholdedModel, variant: PredictorVariant, tasks: Sequence[str], task_limit: int | None
-) -> pd.DataFrame:
-    model, tokenizer, _ = loaded(setting.model)
-    with _in_place(setting, variant):
-        return evaluate_tasks(model, tokenizer, list(tasks), limit=task_limit)
 
 
 def _layers(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Foresight | None]:

@@ -23,21 +23,12 @@ from toolkit.policies.least_stale import LeastStale
 from toolkit.policies.residencies import RESIDENCIES
 from toolkit.policies.residency import Residency
 from toolkit.policies.two_level import Needed, TwoLevel
-from toolkit.predictors import CopyLast, Samples, quality
-from toolkit.predictors.next_layer import (
-    NextLayer,
-    OwnGate,
-    expert_samples,
-    from_layer_before,
-    gate_limits,
-    neuron_quality,
-    predict_experts,
-    predict_neurons,
-)
-from toolkit.predictors.weightless import Chance, MostUsed
+from toolkit.predictors import Samples
+from toolkit.predictors.next_layer import expert_samples, gate_limits, predict_experts, predict_neurons
 from toolkit.simulation.expert_replay import needed_of, rates, replay_experts, replay_global, with_drawn_neurons
 from toolkit.simulation.replay import replay, units_of
-from toolkit.studies.thresholded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.quality import EvaluationSettings
 from toolkit.text import load_tokens
 
 POLICIES = ("lru", "lfu", "hot_table", "static", "random", "belady")  # of a cache by layer; there least stale is LRU
@@ -55,6 +46,11 @@ class RoutedModel:
     sequence_length: int = 256
     zeros: float = 0.55
     """Share of the neurons of used experts whose |act(W1 · x)| a layer's limit θ cuts, on calibration text."""
+
+    @property
+    def text(self) -> EvaluationSettings:
+        """The evaluation text, to measure the model's quality on."""
+        return EvaluationSettings(self.model, self.corpus, self.sequence_length, self.windows)
 
 
 def trace_key(name: str) -> dict[str, str]:
@@ -85,34 +81,6 @@ def routing_of(source: RoutedModel | str) -> Trace:
     model, tokenizer, _ = loaded(source.model)
     tokens = load_tokens(source.corpus, tokenizer, "evaluation")
     return record_routing(model, source.model, tokens, source.corpus, source.windows, source.sequence_length)
-
-
-@kept("routing", without=LOADING, key=weights_key)
-def expert_predictions(setting: RoutedModel, seed: int = 0) -> pd.DataFrame:
-    """A row for each mixture and predictor of experts, as `quality` has it.
-
-    The static profile is of calibration text. The first token of each window starts the predictors and is not counted.
-    The first mixture has no layer before.
-    """
-    model, found = loaded(setting.model)[0], samples(setting, "evaluation")
-    fitted, layers = samples(setting, "calibration"), mixtures(model)
-    gates = OwnGate.of_model(model)
-    kinds: list[Sequence] = [
-        gates,
-        [CopyLast(each.count, each.hidden) for each in layers],
-        [MostUsed.of_tokens(fitted.active(n), each.per_token) for n, each in enumerate(layers)],
-        [Chance(each.count, 0, each.per_token, seed + n) for n, each in enumerate(layers)],
-    ]
-    ahead = quality(gates[1:], from_layer_before(found), prompt=1).assign(predictor=NextLayer.name)
-    tables = [quality(each, found, prompt=1) for each in kinds]
-    return pd.concat([ahead.assign(layer=ahead["layer"] + 1), *tables], ignore_index=True)
-
-
-@kept("routing", without=LOADING, key=weights_key)
-def neuron_predictions(setting: RoutedModel, seed: int = 0) -> pd.DataFrame:
-    """A row for each mixture and predictor of neurons, as `neuron_quality` has it."""
-    model, found, fitted = loaded(setting.model)[0], samples(setting, "evaluation"), samples(setting, "calibration")
-    return neuron_quality(model, found, limits(setting), activation_name(model), fitted, seed)
 
 
 def every(trace: Trace, step: int) -> Trace:

@@ -3,23 +3,21 @@
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol
 
 import pandas as pd
 import torch
 from jaxtyping import Float32
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit.activations import Magnitudes, Trace, record, thresholds_of
 from toolkit.cache import kept, kept_folder
-from toolkit.models import fast_dtype, load_model
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import Samples
-from toolkit.pruning.pruned import weights_sha256
+from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.quality import EvaluationSettings
 from toolkit.text import load_tokens
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
-LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
 TRACE = "trace.safetensors"
 
 
@@ -38,26 +36,9 @@ class ThresholdedModel:
     criterion: str = "output"
     """What thresholds look at: a key of `toolkit.activations.thresholds.CRITERIA`."""
 
-
-@cache
-def loaded(name: str) -> tuple[nn.Module, object, str]:
-    """A model, its tokenizer and the checksum of its weights; loaded once."""
-    model, tokenizer = load_model(name, fast_dtype())
-    return model, tokenizer, weights_sha256(model)
-
-
-class OfModel(Protocol):
-    """A setting of a study that is about one model."""
-
-    @property
-    def model(self) -> str:
-        """As `load_model` takes it."""
-        ...
-
-
-def weights_key(setting: OfModel) -> dict[str, str]:
-    """What a result depends on beside the setting, for the cache."""
-    return {"weights_sha256": loaded(setting.model)[2], "dtype": str(fast_dtype())}
+    def text(self, windows: int | None = None) -> EvaluationSettings:
+        """So much evaluation text, to measure the model's quality on."""
+        return EvaluationSettings(self.model, self.corpus, self.sequence_length, windows)
 
 
 def tokens_of(setting: ThresholdedModel, split: str) -> Tensor:

@@ -3,33 +3,30 @@
 The packed form is decoded into the model before it is evaluated, so the bytes counted are those that give the quality.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
 
 import numpy as np
 import pandas as pd
-from torch import Tensor, nn
 
-from toolkit.cache import cached_table
+from toolkit import sources
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation import paired_difference
-from toolkit.evaluation.quality import evaluate
-from toolkit.models import fast_dtype, load_model
-from toolkit.pruning import METHODS, Calibration, load_pruned
-from toolkit.pruning.pruned import DENSE, is_followed, made_by, settings_of, weights_sha256
-from toolkit.quantization.quantised import load_quantised
+from toolkit.pruning import METHODS, Calibration
+from toolkit.pruning.pruned import DENSE, is_followed, made_by, prune_loaded, settings_of
+from toolkit.quantization.quantised import quantise_loaded
 from toolkit.studies import mixtures
-from toolkit.studies.forms import CALIBRATED, FORMS, MIXED, size_of, store
-from toolkit.text import load_tokens
+from toolkit.studies.forms import CALIBRATED, FORMS, MIXED, linears, size_of, store
+from toolkit.studies.loaded import loaded
+from toolkit.studies.quality import WINDOW_NLL, Alteration, EvaluationSettings, quality, restored
 
-WINDOW_NLL = "window nll"
 LOG_DIFFERENCE = "difference of log-perplexity"
 FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrated"  # families of dense models
 
 
 @dataclass(frozen=True)
-class ModelVariant:
+class ModelVariant(Alteration):
     """A model made smaller: pruned as `load_pruned` does it, then its decoder linears stored in a form.
 
     `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`).
@@ -56,47 +53,61 @@ class ModelVariant:
         """How the zeros are laid out: "2:4" say, "50 %" without a pattern, "none" for a dense model."""
         return "none" if self.method == DENSE else self.pattern or f"{self.sparsity:.0%}".replace("%", " %")
 
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Prune and store the decoder linears. Facts are what `store` returns, and the types of llama.cpp's forms.
 
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """Which model, and what it is evaluated on: as in `evaluate`."""
+        Raises what `prune_loaded`, `quantise_loaded` and `store` raise.
+        """
+        model, tokenizer, _ = loaded(settings.model)
+        calibration = Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
+        with restored([linear.weight for linear in linears(model)]):
+            if self.form in CALIBRATED:
+                quantiser = CALIBRATED[self.form]
+                made = quantise_loaded(model, tokenizer, settings.model, quantiser, calibration)
+                yield size_of(model, sum(of.nbytes for of in made.statistics))
+                return
+            if self.method != DENSE:
+                sparsity = self.sparsity if self.pattern is None else 0.5
+                name = settings.model
+                prune_loaded(model, tokenizer, name, self.method, sparsity, self.pattern, calibration)
+            types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
+            yield store(model, self.form) | types
 
-    model: str
-    corpus: str = "wiki-slice"
-    sequence_length: int = 1024
-    windows: int | None = None
-    tasks: tuple[str, ...] = ()
-    task_limit: int | None = None
+    @property
+    def _method(self) -> object:
+        return CALIBRATED.get(self.form) or METHODS.get(self.method)  # None for a dense model
+
+    @property
+    def code(self) -> dict[str, object]:
+        """The code of the variant's own method, not of all of them, and the method's settings."""
+        mixed = self.form in MIXED
+        code = made_by(__name__, self._method, without=() if mixed else ("toolkit.studies.mixtures",))
+        found = {"code": sources.fingerprint(code), "method": settings_of(self._method)}
+        return found | (mixtures.LLAMA_CPP if mixed else {})
+
+    @property
+    def is_followed(self) -> bool:
+        """As for every alteration, of its method."""
+        return is_followed(self._method)
 
 
 def compare_variants(
     variants: Sequence[ModelVariant], settings: EvaluationSettings
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Quality and bytes of each variant, and the log-likelihoods of its windows. Kept: a second call reads them.
+    """Quality and bytes of each variant, and the log-likelihoods of its windows.
 
     The first table has one row a variant and metric. Columns: model, corpus, those of `ModelVariant` (`pattern` is its
     `zeros_pattern`), zeros (share really there), bits_per_weight (of all decoder linears; embeddings and head are not
-    counted), ratio (over 16 bits), entropy_bits (NaN for forms without a bitmap), those of `evaluate`, evidence, and
+    counted), ratio (over 16 bits), entropy_bits (NaN for forms without a bitmap), those of `quality`, evidence, and
     with forms of llama.cpp types (`mixtures.type_shares`).
     The second table has one row a variant and window: those of `ModelVariant`, window, and nll (mean negative
-    log-likelihood a token, nats). Raises what `load_pruned`, `encode` and `evaluate` raise.
+    log-likelihood a token, nats). Raises what `quality` raises.
     """
-    dense, tokenizer = load_model(settings.model, fast_dtype())
-    tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
-    weights = weights_sha256(dense)
-    del dense
-    tables = []
-    for variant in variants:
-        key = asdict(variant) | {"settings": asdict(settings), "weights_sha256": weights, "dtype": str(fast_dtype())}
-        method = CALIBRATED.get(variant.form) or METHODS.get(variant.method)  # None for a dense model
-        key |= {"method_settings": settings_of(method)}
-        without = ["toolkit.studies.mixtures"]
-        if variant.form in MIXED:
-            key |= mixtures.LLAMA_CPP
-            without = []
-        code, measure = made_by(__name__, method, without), partial(_measure, variant, settings, tokenizer, tokens)
-        rows = cached_table("quality", key, code, measure, fresh=not is_followed(method))
-        tables.append(rows.assign(**asdict(variant) | {"pattern": variant.zeros_pattern}))
+    tables = [
+        quality(settings, variant).assign(**asdict(variant) | {"pattern": variant.zeros_pattern})
+        for variant in variants
+    ]
     return _split(pd.concat(tables, ignore_index=True), settings)
 
 
@@ -116,7 +127,7 @@ def of_second_model(
 
 
 def _split(rows: pd.DataFrame, settings: EvaluationSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The two tables of `compare_variants`, from the rows of `_measure` with the labels of each variant."""
+    """The two tables of `compare_variants`, from the rows of `quality` with the labels of each variant."""
     of_windows = rows["metric"].eq(WINDOW_NLL)
     labels = [field.name for field in fields(ModelVariant)]
     windows = rows[of_windows].rename(columns={"items": "window", "value": "nll"})
@@ -185,27 +196,3 @@ def pareto_front(size: pd.Series, cost: pd.Series) -> pd.Series:
     points = np.stack([size.to_numpy(float), cost.to_numpy(float)], axis=1)
     beaten = [bool(((points <= point).all(1) & (points < point).any(1)).any()) for point in points]
     return pd.Series(np.logical_not(beaten), index=size.index)
-
-
-def _measure(variant: ModelVariant, settings: EvaluationSettings, tokenizer, tokens: Tensor) -> pd.DataFrame:
-    calibration = Calibration(settings.corpus, variant.calibration_windows, settings.sequence_length, variant.seed)
-    if variant.form in CALIBRATED:
-        quantised = load_quantised(settings.model, CALIBRATED[variant.form], calibration, fast_dtype())
-        size = size_of(quantised.model, sum(of.nbytes for of in quantised.statistics))
-        return _evaluated(quantised.model, size, settings, tokenizer, tokens)
-    sparsity = variant.sparsity if variant.pattern is None else 0.5
-    model, _, _ = load_pruned(
-        settings.model, variant.method, sparsity, variant.pattern, calibration=calibration, dtype=fast_dtype()
-    )
-    types = {"types": mixtures.type_shares(model, MIXED[variant.form])} if variant.form in MIXED else {}
-    return _evaluated(model, store(model, variant.form) | types, settings, tokenizer, tokens)
-
-
-def _evaluated(
-    model: nn.Module, size: dict[str, object], settings: EvaluationSettings, tokenizer, tokens: Tensor
-) -> pd.DataFrame:
-    """The rows of `evaluate` and one row a window, each with the size that `store` gave."""
-    length, windows = settings.sequence_length, settings.windows
-    table, lost = evaluate(model, tokenizer, tokens, settings.tasks, length, windows, settings.task_limit)
-    by_window = {"metric": WINDOW_NLL, "value": lost.window_nll, "items": range(lost.windows)}
-    return pd.concat([table, pd.DataFrame(by_window)], ignore_index=True).assign(**size)

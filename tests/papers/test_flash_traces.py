@@ -1,11 +1,11 @@
-"""What notebooks make of traces, by hand-worked cases."""
+"""What FLASH's notebooks make of traces, by hand-worked cases."""
 
 import numpy as np
 import pytest
 import torch
 
+from tests.notebook_code import functions_of
 from toolkit.activations.trace import Trace, pack
-from toolkit.studies import activations
 
 
 def of(active):
@@ -20,18 +20,18 @@ def test_friends_are_read_again_and_again():
     active = np.array([[[0, 1, 1], [1, 1, 0]]], dtype=bool)
     friend = np.array([1, 0, 0])
     # three neurons are lacking: 1, 2, then 0; each brings two
-    assert activations.friend_reads(active, friend, window=5) == (2.0, 2.0)
+    assert functions_of("flash/fig12").friend_reads(active, friend, window=5) == (2.0, 2.0)
 
 
 def test_who_came_as_a_friend_needs_no_read():
     active = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]]], dtype=bool)
     friend = np.array([1, 0, 3, 2])
-    assert activations.friend_reads(active, friend, window=1) == (2.0, 1.0)
+    assert functions_of("flash/fig12").friend_reads(active, friend, window=1) == (2.0, 1.0)
 
 
 def test_the_table_of_friends_counts_shared_tokens():
     trace = of([[[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1]]])
-    table = activations.friends_table(trace, 0, [1], window=2)
+    table = functions_of("flash/fig12").friends_table(trace, 0, [1], window=2)
     told = table[table["row"] == "quantity"].set_index("quantity")["value"]
     # 0 shares 2 of 3 tokens with 1; 1 both with 0; 2 and 3 half of theirs with another
     assert told["friend 1"] == pytest.approx(100 * (2 / 3 + 1 + 1 / 2 + 1 / 2) / 4)
@@ -40,17 +40,17 @@ def test_the_table_of_friends_counts_shared_tokens():
 
 def test_usage_is_measured_beside_the_law():
     trace = of([[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0]]])
-    table = activations.usage_table(trace, 5)
+    table = functions_of("flash/fig04").usage_table(trace, 5)
     measured = table[table["model"] == "tiny"].set_index("tokens")
     assert measured.loc[1, "used"] == pytest.approx(4 / 20)
     assert measured.loc[3, "used_percent"] == pytest.approx(100 * (3 + 3 + 1) / 12)
-    law = table[table["model"] == activations.OPT].set_index("tokens")
+    law = table[table["model"] == "opt-6.7b, drawn"].set_index("tokens")
     assert law.loc[1, "used"] == pytest.approx(0.10, rel=1e-3)
     assert law.loc[5, "new"] == pytest.approx(0.024, rel=2e-3)
     assert (table.groupby("model")["evidence"].nunique() == 1).all()
 
 
 def test_a_quantised_seven_billion_model_takes_what_its_bits_say():
-    told = activations.small_device().set_index("quantity")["value"]
+    told = functions_of("flash/tab06").small_device().set_index("quantity")["value"]
     assert told["memory, whole"] == pytest.approx(3.5)
     assert 1.5 < told["memory, all techniques"] < 2

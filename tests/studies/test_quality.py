@@ -1,0 +1,90 @@
+"""What alterations do to a tiny model: facts, rows, differences from the first by hand; the model is restored."""
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.studies.test_variants import TOKENS, tiny
+from toolkit.evaluation import perplexity
+from toolkit.studies import loaded, quality
+from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared, restored, window_nll
+
+SETTINGS = EvaluationSettings("tiny", "text", sequence_length=16, windows=4)
+
+
+@dataclass(frozen=True)
+class Scaled(Alteration):
+    factor: float
+
+    @contextmanager
+    def change(self, settings):
+        head = quality.loaded(settings.model)[0].lm_head.weight
+        facts = {"factor": self.factor}
+        with restored([head]):
+            head.mul_(self.factor)
+            yield facts
+        facts["seen"] = "afterwards"
+
+
+@pytest.fixture
+def model(monkeypatch, tmp_path, one_thread):
+    made = tiny().requires_grad_(False)
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    for module in (quality, loaded):
+        monkeypatch.setattr(module, "loaded", lambda name: (made, "tokenizer", "checksum"))
+    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    return made
+
+
+def test_rows_of_an_altered_model(model, monkeypatch):
+    on_tasks = pd.DataFrame({"task": ["a", "a"], "metric": ["acc", "acc_norm"], "value": [0.5, 0.25]})
+    monkeypatch.setattr(quality, "evaluate_tasks", lambda *_: on_tasks)
+    before = model.lm_head.weight.clone()
+    table = quality.quality(replace(SETTINGS, tasks=("a",)), Scaled(0.5))
+    assert torch.equal(model.lm_head.weight, before)
+    model.lm_head.weight.mul_(0.5)
+    expected = perplexity(model, TOKENS, 16, 4)
+    assert table["metric"].tolist() == ["perplexity", "a", "a, by length", *["window nll"] * 4]
+    assert table["value"][0] == pytest.approx(expected, rel=1e-9)
+    assert table["standard_error"][0] == pytest.approx(expected.standard_error, rel=1e-6)
+    assert window_nll(table) == pytest.approx(list(expected.window_nll), rel=1e-9)
+    assert (table["factor"] == 0.5).all()
+    assert (table["seen"] == "afterwards").all()
+
+
+def test_perplexity_and_tasks_are_kept_apart(model, monkeypatch):
+    calls = []
+    monkeypatch.setattr(quality, "perplexity", lambda *of: calls.append(of) or perplexity(*of))
+    first = quality.quality(SETTINGS)
+    monkeypatch.setattr(quality, "evaluate_tasks", lambda *_: pd.DataFrame({"task": ["a"], "metric": ["acc"]}))
+    second = quality.quality(replace(SETTINGS, tasks=("a",)))
+    assert len(calls) == 1
+    assert window_nll(first) == window_nll(second)
+
+
+def test_each_beside_the_first(model, monkeypatch):
+    accuracies = iter([0.8, 0.7])
+
+    def on_tasks(*_):
+        return pd.DataFrame({"task": ["a"], "metric": ["acc"], "value": [next(accuracies)], "standard_error": [0.03]})
+
+    monkeypatch.setattr(quality, "evaluate_tasks", on_tasks)
+    table = compared(replace(SETTINGS, tasks=("a",)), {"own": AS_IS, "half": Scaled(0.5)})
+    table = table.set_index(["variant", "metric"])
+    own, half = (table.loc[(name, "perplexity")] for name in ("own", "half"))
+    assert (own["difference"], own["relative"]) == (0, 1)
+    assert half["relative"] == pytest.approx(half["value"] / own["value"])
+    assert half["difference"] == pytest.approx(math.log(half["relative"]))
+    assert table.loc[("half", "a"), "difference"] == pytest.approx(-0.1)
+    assert table.loc[("half", "a"), "difference_error"] == pytest.approx(0.03 * math.sqrt(2))
+
+
+def test_weights_are_restored_after_an_error(model):
+    before = model.lm_head.weight.clone()
+    with pytest.raises(ZeroDivisionError), Scaled(0.5).change(SETTINGS):
+        raise ZeroDivisionError
+    assert torch.equal(model.lm_head.weight, before)

@@ -1,0 +1,36 @@
+"""The models that studies are about, each loaded once."""
+
+from functools import lru_cache
+from typing import Protocol
+
+from torch import nn
+
+from toolkit.models import fast_dtype, load_model
+from toolkit.models.cutting import thresholds_of
+from toolkit.pruning.pruned import weights_sha256
+
+LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
+AT_ONCE = 2  # models in memory: several notebooks set two beside each other
+
+
+@lru_cache(maxsize=AT_ONCE)
+def loaded(name: str) -> tuple[nn.Module, object, str]:
+    """A model, its tokenizer and the checksum of its weights. Who changes the model restores it."""
+    model, tokenizer = load_model(name, fast_dtype())
+    return model, tokenizer, weights_sha256(model)
+
+
+class OfModel(Protocol):
+    """A setting of a study that is about one model."""
+
+    @property
+    def model(self) -> str:
+        """As `load_model` takes it."""
+        ...
+
+
+def weights_key(setting: OfModel) -> dict[str, object]:
+    """What a result depends on beside the setting, for the cache: the model's weights, type and own thresholds."""
+    model, _, weights = loaded(setting.model)
+    own = thresholds_of(model)
+    return {"weights_sha256": weights, "dtype": str(fast_dtype()), "thresholds": None if own is None else own.tolist()}

@@ -1,0 +1,159 @@
+"""The quality of a model that is altered: perplexity and accuracy on tasks, measured once and kept.
+
+    quality(EvaluationSettings("smollm2-135m", windows=4), Cut(0.25))
+
+An `Alteration` changes a model inside a `with` block and restores it. Another kind is another subclass, with
+`change` and nothing else.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from toolkit import sources
+from toolkit.cache import kept
+from toolkit.evaluation import evaluate_tasks, paired_difference, perplexity
+from toolkit.evaluation.likelihood import Perplexity
+from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.text import load_tokens
+
+PERPLEXITY, WINDOW_NLL = "perplexity", "window nll"
+TASK_METRICS = {"acc": "", "acc_norm": ", by length"}
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """A model, and the text and tasks that it is evaluated on."""
+
+    model: str
+    corpus: str = "wiki-slice"
+    sequence_length: int = 1024
+    windows: int | None = None
+    """Of evaluation text; None for all."""
+    tasks: tuple[str, ...] = ()
+    task_limit: int | None = None
+    """Items of each task; None for all."""
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """A change of a model. This one changes nothing; a subclass is a frozen dataclass whose fields are plain values."""
+
+    @contextmanager
+    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
+        """Inside the block `loaded(settings.model)` is changed.
+
+        The block gets facts about the change, such as its bits per weight. Those that the evaluation shows are filled
+        in when the block ends. `quality` makes columns of them.
+        """
+        yield {}
+
+    @property
+    def code(self) -> dict[str, object]:
+        """What the change depends on beside its fields, as plain values: the code of its module."""
+        return {"code": sources.fingerprint(sources.dependencies(type(self).__module__, without=LOADING))}
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a change of its code is seen. That of a notebook's cell is not: its results are not kept."""
+        return bool(sources.dependencies(type(self).__module__))
+
+
+AS_IS = Alteration()
+
+
+@contextmanager
+def restored(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Copies of weights, which are written back when the block ends."""
+    copies = [weight.detach().clone() for weight in weights]
+    try:
+        with torch.no_grad():
+            yield copies
+    finally:
+        with torch.no_grad():
+            for weight, copy in zip(weights, copies, strict=True):
+                weight.copy_(copy)
+
+
+def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.DataFrame:
+    """A row for perplexity, one for each task and one for each window of text. Kept; perplexity and tasks apart.
+
+    Columns: metric ("perplexity", a task's name, with ", by length" where log-likelihoods are divided by the choices'
+    bytes, or "window nll"), value (of a window the mean negative log-likelihood a token, nats), standard_error, chance
+    (accuracy of guessing), items (windows, or items of a task; of a window its number), sequence_length, and the facts
+    of the alteration. Raises what the alteration, `perplexity` and `evaluate_tasks` raise.
+    """
+    text = replace(settings, tasks=(), task_limit=None)
+    windows = _windows(text, alteration, fresh=not alteration.is_followed)
+    lost = Perplexity.of(torch.tensor(windows["value"], dtype=torch.float64), settings.sequence_length)
+    whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "items": lost.windows}
+    facts = windows.drop(columns=["value"]).iloc[0].to_dict()
+    rows = [pd.DataFrame([whole | {"sequence_length": settings.sequence_length}])]
+    if settings.tasks:
+        on_tasks = accuracy(settings, alteration)
+        names = on_tasks["task"] + on_tasks["metric"].map(TASK_METRICS)
+        rows.append(on_tasks.assign(metric=names).drop(columns="task"))
+    by_window = {"metric": WINDOW_NLL, "value": windows["value"], "items": range(lost.windows)}
+    return pd.concat([*rows, pd.DataFrame(by_window)], ignore_index=True).assign(**facts)
+
+
+def accuracy(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.DataFrame:
+    """A row for each task and metric of the altered model, as `evaluate_tasks` gives them; kept."""
+    return _accuracy(replace(settings, windows=None), alteration, fresh=not alteration.is_followed)
+
+
+def compared(settings: EvaluationSettings, alterations: Mapping[str, Alteration]) -> pd.DataFrame:
+    """`quality` of some alterations by name, without the rows of windows, each beside the first.
+
+    Further columns: variant (the name), relative (value over the first's), difference and difference_error (its
+    standard error): of log-perplexities, window by window, or of accuracies as of independent items, which is more
+    than that of the same ones.
+    """
+    tables = {name: quality(settings, alteration) for name, alteration in alterations.items()}
+    first = next(iter(tables.values()))
+    rows = []
+    for name, table in tables.items():
+        for row, base in zip(_summary(table), _summary(first), strict=True):
+            if row["metric"] == PERPLEXITY:
+                difference, error = paired_difference(window_nll(table), window_nll(first))
+            else:
+                difference = row["value"] - base["value"]
+                error = math.hypot(row["standard_error"], base["standard_error"])
+            beside = {"difference": difference, "difference_error": error, "relative": row["value"] / base["value"]}
+            rows.append({"variant": name} | row | beside)
+    return pd.DataFrame(rows)
+
+
+def window_nll(table: pd.DataFrame) -> list[float]:
+    """The mean negative log-likelihood of each window, nats a token, out of what `quality` gives for one alteration."""
+    return table.loc[table["metric"] == WINDOW_NLL, "value"].tolist()
+
+
+def _summary(table: pd.DataFrame) -> list[dict]:
+    return table[table["metric"] != WINDOW_NLL].to_dict("records")
+
+
+def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, object]:
+    return weights_key(settings) | alteration.code
+
+
+@kept("perplexity", without=LOADING, key=_key)
+def _windows(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
+    """The loss of each window of evaluation text, in nats a token, and the alteration's facts."""
+    model, tokenizer, _ = loaded(settings.model)
+    tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
+    with alteration.change(settings) as facts:
+        lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
+    return pd.DataFrame({"value": lost.window_nll}).assign(**facts)
+
+
+@kept("accuracy", without=LOADING, key=_key)
+def _accuracy(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
+    model, tokenizer, _ = loaded(settings.model)
+    with alteration.change(settings):
+        return evaluate_tasks(model, tokenizer, list(settings.tasks), settings.task_limit)
