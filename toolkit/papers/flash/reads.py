@@ -51,20 +51,23 @@ def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
 
     total_ms, and speedup and over_hybrid of `OVER`, have ranges.
     """
-    turn = ["way", "repetition"]
     turns = by_turn(spans, ["way", "model", "layers", "held_bytes", "predictor_bytes"])
-    predictors = spans[spans["op"] == "predictor"]
-    seconds = (predictors["end_s"] - predictors["start_s"]).groupby([predictors[name] for name in turn]).sum()
-    tokens = spans.groupby(turn)["tokens"].first()
-    turns = turns.join((seconds / tokens).fillna(0).rename("predictor_s"), on=turn)
     milliseconds = {"io": "read_s", "manage": "manage_s", "compute": "compute_s", "total": "seconds"}
     turns = turns.assign(**{f"{name}_ms": 1e3 * turns[column] for name, column in milliseconds.items()})
-    turns = turns.assign(predictor_ms=1e3 * turns["predictor_s"], read_gb=turns["read_bytes"] / GB)
+    turns = turns.assign(predictor_ms=1e3 * predictor_seconds(spans, turns), read_gb=turns["read_bytes"] / GB)
     turns["manage_ms"] = turns["manage_ms"].where(turns["manage_ms"] > 0)  # none where layers come whole
     table = summary(turns, ["way"], ["total_ms"], OVER)
     table = table.assign(memory_gb=table["held_bytes"] / GB, predictor_gb=table["predictor_bytes"] / GB)
     table = table.assign(gb_s=1e3 * table["read_gb"] / table["io_ms"], profile="this-machine", evidence="measured")
     return table[COLUMNS]
+
+
+def predictor_seconds(spans: pd.DataFrame, turns: pd.DataFrame) -> pd.Series:
+    """Seconds a token that predictors took, a part of `compute`, for each turn of a way."""
+    turn, predictors = ["way", "repetition"], spans[spans["op"] == "predictor"]
+    seconds = (predictors["end_s"] - predictors["start_s"]).groupby([predictors[name] for name in turn]).sum()
+    found = seconds / spans.groupby(turn)["tokens"].first()
+    return found.reindex(pd.MultiIndex.from_frame(turns[turn])).fillna(0).set_axis(turns.index)
 
 
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
