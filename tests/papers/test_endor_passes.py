@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 import pandas as pd
 import pytest
 
-from tests.measure.test_operations import MACHINE
 from tests.models.test_twins import TOYS
+from tests.papers.test_operations import MACHINE
 from toolkit import cache, paths
 from toolkit.errors import UserError
 from toolkit.measure import race as races

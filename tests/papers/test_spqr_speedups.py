@@ -9,9 +9,9 @@ import pytest
 from toolkit.evidence.comparison import compare
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Memory, Profile, Software
-from toolkit.measure.products import FEW, MANY, READ
 from toolkit.models.shapes import twin_shapes
 from toolkit.papers.spqr.figures import draw_bars, draw_published
+from toolkit.papers.spqr.products import FEW, MANY, READ
 from toolkit.papers.spqr.speedups import (
     CSR,
     DENSE,

@@ -4,8 +4,7 @@
         tokens = model.generate(**model.tokenizer("Few experts", return_tensors="pt"), max_new_tokens=20)
 
 `toolkit.storage.experts` writes the folder. Experts are read whole: at CORM's 45 % of active neurons that is the
-quicker way from a disk, as `toolkit.measure.load_rule` measures it (notebook corm/fig09). Their neurons are gathered in
-the cost model and in replays only.
+quicker way from a disk (notebook corm/fig09). Their neurons are gathered in the cost model and in replays only.
 """
 
 from collections.abc import Mapping

@@ -3,8 +3,9 @@
     twin, part = Workload("opt-66b"), Workload("opt-66b/8")
     table, null = operation_times("endor-rtx4080", twin, part, ["fc1"], ["dense", "endor"])
 
-`table` has the rows of `toolkit.simulation.tables` for the paper's machine, then those of `toolkit.measure.operations`
-for this one. `null` is the null model's table of the paper's machine (`toolkit.simulation.null_model`).
+`table` has the rows of `toolkit.simulation.tables` for the paper's machine, then those of
+`toolkit.papers.endor.operations` for this one. `null` is the null model's table of the paper's machine
+(`toolkit.simulation.null_model`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +13,9 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from toolkit.machines.hardware import profile
-from toolkit.measure.operations import layer_measurements, operation_measurements
 from toolkit.measure.passes import PLACEMENTS
 from toolkit.models.workload import Workload
+from toolkit.papers.endor.operations import layer_measurements, operation_measurements
 from toolkit.policies.ways import all_ways
 from toolkit.simulation.null_model import with_null_model
 from toolkit.simulation.tables import layer_table, operation_table

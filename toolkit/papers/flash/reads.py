@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.disturbance import starred
-from toolkit.measure.replay import Replay
 from toolkit.measure.summary import by_turn, summary
+from toolkit.papers.flash.replay import Replay
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.neuron_reads import Reads, neuron_reads
 
@@ -47,7 +47,7 @@ def reads_of(replay: Replay) -> Reads:
 
 
 def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
-    """The rows of this machine, from the spans of `toolkit.measure.replay.replay_spans`: the `summary` of its turns.
+    """The rows of this machine, from the spans of `replay_spans`: the `summary` of its turns.
 
     total_ms, and speedup and over_hybrid of `OVER`, have ranges.
     """

@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 
 from toolkit.machines.machine import GB, Profile
-from toolkit.measure.products import FEW, MANY, READ
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
+from toolkit.papers.spqr.products import FEW, MANY, READ
 
 DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one

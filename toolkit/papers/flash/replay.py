@@ -3,7 +3,7 @@
     replay = Replay("opt-6.7b", layers=4, ways=("naive", "bundling"))
     replay_spans(replay)        # of all turns
 
-The model is a shape-only twin (`toolkit.measure.twin_bundles`), the trace drawn by a law of usage
+The model is a shape-only twin (`toolkit.papers.flash.twin_bundles`), the trace drawn by a law of usage
 (`toolkit.activations.synthetic`): a neuron of it is one that the predictor names, and a part of these really fires.
 Reads, the manager of neurons, and products are real, and so are those of a low-rank predictor with random weights,
 whose bytes stay in memory; what it gives is not used. Left out are attention over the context, norms, embeddings and
@@ -35,10 +35,10 @@ from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.turns import take_turns
-from toolkit.measure.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import part_bytes
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors.low_rank import LowRank

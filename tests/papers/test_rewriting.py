@@ -4,10 +4,11 @@ import pytest
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.measure import fio, rewriting, scattered
-from toolkit.measure.rewriting import MANAGER, REALLOCATION, Rewriting
-from toolkit.measure.scattered import Scattered, scattered_reads
+from toolkit.measure import fio
 from toolkit.models import shapes
+from toolkit.papers.flash import rewriting, scattered
+from toolkit.papers.flash.rewriting import MANAGER, REALLOCATION, Rewriting
+from toolkit.papers.flash.scattered import Scattered, scattered_reads
 
 TOY = {"q_proj": (8, 2048), "fc1": (512, 2048), "fc2": (2048, 512)}
 

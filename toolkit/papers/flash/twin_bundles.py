@@ -1,4 +1,4 @@
-"""A shape-only twin of a model on disk, by neuron: what `toolkit.measure.replay` reads.
+"""A shape-only twin of a model on disk, by neuron: what `toolkit.papers.flash.replay` reads.
 
     store = twin_bundles("opt-6.7b", layers=4)
     store.layer(0, "bundled"), store.layer(0, "split"), store.layer(0, "attention")
@@ -41,7 +41,7 @@ def twin_bundles(model: str, layers: int) -> Store:
         raise UserError(
             f"twin model {model!r}: its rows are no whole blocks of {BLOCK_BYTES} bytes; choose a wider one"
         )
-    code = sources.dependencies("toolkit.measure.twin_bundles")
+    code = sources.dependencies("toolkit.papers.flash.twin_bundles")
     folder = cached("twin_bundles", {"model": model, "layers": layers}, code, lambda to: _write(to, model, layers))
     return Store.open(folder / "store")
 

@@ -5,10 +5,10 @@ import pytest
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.measure import replay as replays
-from toolkit.measure.replay import Replay, replay_spans
-from toolkit.measure.twin_bundles import ATTENTION, neuron_shape, twin_bundles
 from toolkit.models import shapes
+from toolkit.papers.flash import replay as replays
+from toolkit.papers.flash.replay import Replay, replay_spans
+from toolkit.papers.flash.twin_bundles import ATTENTION, neuron_shape, twin_bundles
 from toolkit.policies.neuron_ways import WAYS
 from toolkit.storage.bundles import LAYOUTS
 

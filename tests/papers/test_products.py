@@ -5,8 +5,11 @@ import torch
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.measure import products, turns
-from toolkit.measure.products import (
+from toolkit.measure import turns
+from toolkit.measure.turns import take_turns
+from toolkit.models import shapes
+from toolkit.papers.spqr import products
+from toolkit.papers.spqr.products import (
     CONTESTANTS,
     FEW,
     MANY,
@@ -16,8 +19,6 @@ from toolkit.measure.products import (
     TimedProduct,
     product_measurements,
 )
-from toolkit.measure.turns import take_turns
-from toolkit.models import shapes
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.measure import prediction
 from toolkit.models.architectures import ModelShape
+from toolkit.papers.corm import prediction
 
 TINY = ModelShape(2, 64, 96, 2, 100, 2, 32, experts=4, experts_per_token=2)
 

@@ -20,8 +20,8 @@ from toolkit.errors import UserError
 from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.turns import take_turns
-from toolkit.measure.twin_bundles import DTYPE, neuron_shape
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.papers.flash.twin_bundles import DTYPE, neuron_shape
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.replay import most_held, units_of
 

@@ -15,8 +15,8 @@ from toolkit.measure import fio
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import take_turns
-from toolkit.measure.twin_bundles import DTYPE, neuron_shape, twin_bundles
 from toolkit.models.shapes import neuron_bytes
+from toolkit.papers.flash.twin_bundles import DTYPE, neuron_shape, twin_bundles
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import LAYOUTS, read_neurons
 from toolkit.storage.readers import Reader, open_scattered

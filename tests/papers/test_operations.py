@@ -7,10 +7,11 @@ import pytest
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.machine import Links, Memory, Profile, Storage
-from toolkit.measure import operations, passes, rates, turns
+from toolkit.measure import passes, rates, turns
 from toolkit.measure.accelerate import AcceleratedLinear
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
+from toolkit.papers.endor import operations
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.simulation.tables import layer_table, operation_table

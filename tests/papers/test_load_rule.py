@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
-from toolkit.measure import load_rule
-from toolkit.measure.load_rule import (
+from toolkit.models.architectures import ARCHITECTURES, ModelShape
+from toolkit.papers.corm import load_rule
+from toolkit.papers.corm.load_rule import (
     DISK,
     GATHERED,
     WHOLE,
@@ -20,7 +21,6 @@ from toolkit.measure.load_rule import (
     load_times,
     share_limit,
 )
-from toolkit.models.architectures import ARCHITECTURES, ModelShape
 
 
 @pytest.mark.parametrize(
