@@ -6,7 +6,7 @@ from pathlib import Path
 
 from toolkit.errors import UserError
 
-RESULTS_SCHEMA = 2  # of what `Run.save` writes; results of another schema are out of date
+RESULTS_SCHEMA = 2  # of what `Run.evidence` writes; results of another schema are out of date
 NAME = "sparse-offload-toolkit"  # of the distribution, and of its folder in the user's cache
 CONTENTS = "contents.ipynb"  # lists the notebooks that were copied into its folder
 PACKAGE = Path(__file__).resolve().parent

@@ -29,7 +29,8 @@ def test_everything_is_saved_with_its_circumstances(run):
     rows = [("x-1", None, "within tolerance", 1.05), ("x-2", "x-1", "same effect", 1.2), ("x-3", None, "not run", None)]
     comparison = pd.DataFrame(rows, columns=["claim", "same_as", "verdict", "ratio"]).reindex(columns=COLUMNS)
     comparison = comparison.assign(kind="prediction", stand_in=False, evidence="modelled", profile="paper")
-    folder = run.save(TABLE, {"curve": figure}, evidence="measured", comparison=comparison)
+    run.evidence(TABLE, "it works.", figures={"curve": figure}, evidence="measured", comparison=comparison)
+    folder = run.folder
     names = {file.name for file in folder.iterdir()}
     assert names >= {"table.csv", "comparison.csv", "curve.svg", "curve.png", "meta.json"}
     assert not any(name.startswith(".") for name in names)
@@ -41,6 +42,7 @@ def test_everything_is_saved_with_its_circumstances(run):
     assert meta["inputs"].keys() == {"smollm2-135m", "wiki-slice"}
     assert {"git", "git_dirty", "versions", "cpu", "gpu", "threads", "wall_s", "evidence"} <= meta.keys()
     assert meta["disturbed"] == {"rows": 0, "of": 0}
+    assert meta["seen"] == "it works."
     assert meta["load"].keys() == {"others_cores", "stolen_cores", "load_average"}
 
 
@@ -101,7 +103,7 @@ def test_the_seed_seeds_all_three_generators(run):
 )
 def test_a_table_that_does_not_say_what_it_is_is_refused(run, table, evidence, words):
     with pytest.raises(UserError, match=words):
-        run.save(table, evidence=evidence)
+        run.evidence(table, "nothing.", evidence=evidence)
     assert not run.folder.exists()
 
 
@@ -134,7 +136,9 @@ def test_a_run_outside_the_sweep_keeps_its_results_apart_and_says_so(tmp_path, m
     figure = Figure()
     figure.subplots().plot([1, 2])
     for figures in ({"first": figure}, {}):
-        folder = Run(ID, notebooks()[ID].parameters).save(TABLE, figures, evidence="measured")
+        again = Run(ID, notebooks()[ID].parameters)
+        again.evidence(TABLE, "it works.", figures=figures, evidence="measured")
+        folder = again.folder
         assert folder == tmp_path / "lab" / ID
         assert str(folder) in capsys.readouterr().out
     assert (folder / "meta.json").is_file()
@@ -149,7 +153,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
             raise OSError(28, "No space left on device")
 
     with pytest.raises(UserError, match="no space left"):
-        run.save(TABLE, {"curve": Broken()}, evidence="measured")
+        run.evidence(TABLE, "nothing.", figures={"curve": Broken()}, evidence="measured")
     assert not [file for file in run.folder.iterdir() if "curve" in file.name]
 
 
@@ -170,10 +174,10 @@ def test_no_value_lies_outside_its_range(run, columns, wrong):
     assert outside_ranges(table) == wrong
     if wrong:
         with pytest.raises(UserError, match=f"values of {wrong[0]} lie outside their own ranges"):
-            run.save(table)
+            run.evidence(table, "nothing.")
 
 
-# tables that were kept before `save` refused such values; to be renewed
+# tables that were kept before a run refused such values; to be renewed
 OUTSIDE = {f"xeon-sapphire-rapids-2c/flash/{name}/table.csv" for name in ("fig01", "tab02", "tab03")}
 
 

@@ -15,7 +15,7 @@ from toolkit import paths
 from toolkit.evidence.literature import PAPERS, Paper
 from toolkit.sweep.__main__ import main
 
-SAVE = "run.save(pd.DataFrame({'value': [value, helper()]}), evidence='measured', seen='packing helps.')"
+SAVE = "run.evidence(pd.DataFrame({'value': [value, helper()]}), 'packing helps.', evidence='measured')"
 HEAD = "import pandas as pd\nfrom toolkit.evidence.run import Run\nrun = Run('{id}', globals())"
 
 

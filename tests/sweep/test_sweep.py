@@ -237,7 +237,7 @@ def test_relative_folders_of_the_environment_are_meant_where_the_command_was_cal
 
 def test_a_point_of_a_grid_that_saves_nothing_has_failed_and_costs_only_itself(tmp_path):
     checkout = make_checkout(tmp_path)
-    checkout.notebook("a", "alpha", body="if value == 2:\n    run.save = lambda *a, **k: None")
+    checkout.notebook("a", "alpha", body="if value == 2:\n    run.evidence = lambda *a, **k: None")
     done = checkout.sweep("--only", "toy/a", "--grid", "value=1,2")
     assert done.returncode == 1
     assert "without saving table.csv" in done.stdout

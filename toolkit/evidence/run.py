@@ -98,18 +98,25 @@ class Run:
         """Compare with the paper, save everything, print the score and what was seen; the last call of a notebook.
 
         Args:
-            table: the results, a row a number, as `save` takes them.
+            table: the results, a row a number or a way. Every row says its evidence.
             seen: what the results say, in sentences made from the table. The report shows them as the answer.
-            figures: by the name of their file; the report shows the first one on top.
+            figures: by the name of their file; the report shows the first one on top of the notebook's page.
             evidence: of all rows, where `table` has no column of that name.
             comparison: of `compare`, where a figure or sentence needed it before. Without it,
                 the whole table is compared; if the paper prints no number of the figure, there is no comparison.
-            card: a caption and the numbers that the report's index draws: see `Card`.
-            headline: as `save` takes it.
+            card: a caption and the numbers that the report's index draws, see `Card`; without it, the measured totals
+                of a table of latencies, or the first figure.
+            headline: what the results say of a whole system: sentences by `gain`, `cost` and `negative`, and under
+                `system` the system's id if it is another than the notebook's paper.
 
-        Returns the verdicts as a table to look at, for the cell to show; None without a comparison.
+        Returns the verdicts as a table to look at, for the cell to show; None without a comparison. Raises
+        `UserError` for an empty table, an unknown kind of evidence, a value outside its own range, or an unknown key of
+        the headline.
         """
         table = table if evidence is None else table.assign(evidence=evidence)
+        _check(table, self.identifier)
+        if stray := set(headline) - {*HEADLINES, "system"}:
+            raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
         count, known = count_disturbed(table)
         if count:
             words = disturbance_words(count, known)
@@ -118,67 +125,32 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        self.save(
-            table,
-            figures,
-            None,
-            comparison,
-            card and Card(caption=card[0], bars={label: float(value) for label, value in card[1].items()}),
-            headline,
-            seen,
-        )
+        shown = _card(*card) if card else latency_card(table)
+        said = {"card": shown and shown.model_dump(), "headline": dict(headline), "seen": seen}
+        self._write(table, figures, comparison, said)
         if comparison is not None:
             print(score_sentence(comparison))
         print(f"Seen: {seen}")
         return None if comparison is None else verdict_table(comparison)
 
-    def save(
-        self,
-        table: pd.DataFrame,
-        figures: Mapping[str, Figure] = MappingProxyType({}),
-        evidence: str | None = None,
-        comparison: pd.DataFrame | None = None,
-        card: Card | None = None,
-        headline: Mapping[str, str] = MappingProxyType({}),
-        seen: str | None = None,
-    ) -> Path:
-        """Write `table` (CSV), `figures` (SVG and PNG), the comparison with the paper and `meta.json`.
-
-        Every row says its evidence: in a column of that name, or by `evidence` for all of them. The first figure is the
-        one that the report shows on top of the notebook's page. `card` holds the numbers that the report's index draws;
-        without one they are the measured totals of a table of latencies, or the first figure. `headline` is what the
-        results say of a whole system: sentences by `gain`, `cost` and `negative`, and under `system` the system's id if
-        it is another than the notebook's paper. `seen` is the notebook's answer.
-        Raises `UserError` for an empty table, an unknown kind of evidence, a value outside its own range, or an unknown
-        key of the headline.
-        """
-        table = table if evidence is None else table.assign(evidence=evidence)
-        _check(table, self.identifier)
-        if stray := set(headline) - {*HEADLINES, "system"}:
-            raise unknown("key of the headline", min(stray), (*HEADLINES, "system"))
+    def _write(self, table, figures, comparison, said: dict) -> None:
         if not self.in_sweep:
             shutil.rmtree(self.folder, ignore_errors=True)  # no figure of an earlier run stays beside the new table
         make_folder(self.folder)
-        _write_table(self.folder / "table", table)
-        if comparison is not None:
-            _write_table(self.folder / "comparison", comparison)
+        for name, frame in {"table": table, "comparison": comparison}.items():
+            if frame is not None:
+                with replacing(self.folder / f"{name}.csv") as path:
+                    frame.to_csv(path, index=False)
         for name, figure in figures.items():
             note_disturbance(figure, table)
             for suffix in (".svg", ".png"):
                 with replacing(self.folder / (name + suffix)) as path:
                     figure.savefig(path, bbox_inches="tight")
-        card = card or latency_card(table)
-        meta = self._meta(table, figures, comparison) | {
-            "card": card and card.model_dump(),
-            "headline": dict(headline),
-            "seen": seen,
-        }
-        write_json(self.folder / "meta.json", meta)
+        write_json(self.folder / "meta.json", self._meta(table, figures, comparison) | said)
         if nameless := unknown_columns(table):
             print(f"Without unit and meaning in {DICTIONARY}: {', '.join(nameless)}.")
         if not self.in_sweep:
             print(f"Saved to {self.folder}; the report shows what ./papermill_runs.sh --only {self.identifier} makes.")
-        return self.folder
 
     def _meta(self, table, figures, comparison) -> dict:
         return {
@@ -224,6 +196,10 @@ def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
     return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 
 
+def _card(caption: str, numbers: Mapping[str, float]) -> Card:
+    return Card(caption=caption, bars={str(label): float(value) for label, value in numbers.items() if value >= 0})
+
+
 def _check(table: pd.DataFrame, identifier: str) -> None:
     if table.empty:
         raise UserError(f"{identifier}: the table to save is empty")
@@ -255,8 +231,3 @@ def outside_ranges(table: pd.DataFrame) -> list[str]:
             if ((table[value] < table[low] - slack) | (table[value] > table[high] + slack)).any():
                 wrong.append(value)
     return wrong
-
-
-def _write_table(stem: Path, table: pd.DataFrame) -> None:
-    with replacing(stem.with_suffix(".csv")) as path:
-        table.to_csv(path, index=False)
