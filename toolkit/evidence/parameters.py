@@ -34,15 +34,14 @@ def read_cells(notebook: Path) -> list[Cell]:
         raise UserError(f"{notebook}: not a readable notebook ({type(error).__name__}: {error})") from error
 
 
-def read_parameters(notebook: Path, tag: str = PARAMETERS) -> dict[str, object]:
+def read_parameters(notebook: Path) -> dict[str, object]:
     """Names and default values of a notebook's `parameters` cell: assignments of plain literals and nothing else.
 
-    Another `tag` reads another cell of that kind.
     Raises `UserError` if there is no such cell or it holds anything else.
     """
-    tagged = [cell for cell in read_cells(notebook) if cell.kind == "code" and tag in cell.tags]
+    tagged = [cell for cell in read_cells(notebook) if cell.kind == "code" and PARAMETERS in cell.tags]
     if len(tagged) != 1:
-        raise UserError(f"{notebook}: expected one cell tagged {tag!r}, found {len(tagged)}")
+        raise UserError(f"{notebook}: expected one cell tagged {PARAMETERS!r}, found {len(tagged)}")
     try:
         return dict(_literal(statement) for statement in ast.parse(tagged[0].source).body)
     except (ValueError, SyntaxError) as error:
