@@ -8,7 +8,7 @@ import importlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -151,11 +151,11 @@ def _whole(name: str) -> str:
     return re.sub(r"/[1-9][0-9]*\Z", "", name)
 
 
-def _names(choice: object) -> Iterator[object]:
+@cache
+def _names(choice: object) -> tuple[object, ...]:
     """A choice, or the names in a registry: the keys of a table, or what a function returns."""
     registry = re.fullmatch(r"(toolkit[\w.]*):(\w+)", str(choice))
     if not registry:
-        yield choice
-        return
+        return (choice,)
     table = getattr(importlib.import_module(registry[1]), registry[2])
-    yield from table() if callable(table) else table
+    return tuple(table() if callable(table) else table)
