@@ -1,8 +1,9 @@
-"""Artefacts that take long to make, kept under `data/cache/` and checked when they are used.
+"""Artefacts that take long to make, kept under `data/cache/`.
 
-An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files, `key.json` (what it was made from, for
-people) and `checksums.json`. The digest covers the kind, the key and the code that made it. A changed parameter or
-function therefore makes a new artefact and never finds the old one.
+An artefact is a folder `<cache>/<kind>/<label>-<digest>/` that holds its files and `key.json`: what it was made from,
+for people, and the sizes of its files. The digest covers the kind, the key and the code that made it. A changed
+parameter or function therefore makes a new artefact and never finds the old one. It is made in a scratch folder and
+renamed, so that nobody sees half of it.
 
 `@kept("kind")` keeps what a function returns, `@kept_folder("kind")` the files that it writes: the arguments are the
 key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
@@ -24,7 +25,6 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ from toolkit.errors import UserError
 from toolkit.files import (
     disk_trouble_told,
     elsewhere,
-    file_sha256,
     locked,
     make_folder,
     read_json,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-KEY, CHECKSUMS = "key.json", "checksums.json"
+KEY = "key.json"
 TABLE = "table.csv"
 NAME = re.compile(r".+-[0-9a-f]{16}")
 LIMIT = "TOOLKIT_CACHE_GB"
@@ -57,9 +56,6 @@ SHELF_DAYS = 30
 WARN_GB = 20  # without a limit, say so when a new artefact takes the cache beyond this
 MOST_HELD = 200  # open descriptors; a process may have some 1000
 
-HASHED_AT_ONCE = 2  # files; a large artefact has several, and one thread hashes slower than a disk reads
-
-_hashed: dict[Path, tuple[tuple[int, ...], str]] = {}  # files that this process has read: what `stat` said, and SHA-256
 _held: dict[Path, int] = {}  # folders in use by this process, and the descriptors of their locks, latest last
 
 
@@ -88,12 +84,11 @@ def kept(kind: str, without: Iterable[str] = (), key: Callable[..., Mapping[str,
 
     def decorated(function: Callable[..., "pd.DataFrame"]) -> Callable[..., "pd.DataFrame"]:
         signature = inspect.signature(function)
-        _check_key(function, signature, key)
 
         @functools.wraps(function)
         def table(*args, fresh: bool = False, make: bool = True, **kwargs) -> "pd.DataFrame | None":
             of, code = _key(function, signature.bind(*args, **kwargs), key), _code(function, without)
-            if not make and not _sound(_place(kind, of, code)[0]):
+            if not make and not _is_whole(_place(kind, of, code)[0]):
                 return None
             return cached_table(kind, of, code, lambda: function(*args, **kwargs), fresh)
 
@@ -115,7 +110,6 @@ def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mappi
         signature = inspect.signature(function)
         _, *parameters = signature.parameters.values()
         signature = signature.replace(parameters=parameters)
-        _check_key(function, signature, key)
 
         @functools.wraps(function)
         def folder(*args, fresh: bool = False, **kwargs) -> Path:
@@ -125,14 +119,6 @@ def kept_folder(kind: str, without: Iterable[str] = (), key: Callable[..., Mappi
         return folder
 
     return decorated
-
-
-def _check_key(function: Callable, signature: inspect.Signature, key: Callable[..., Mapping[str, object]]) -> None:
-    """Refuses, when the module is imported, a key that asks for what the function does not take."""
-    asked = {} if key is dict else inspect.signature(key).parameters
-    required = [name for name, of in asked.items() if of.default is of.empty]
-    if missing := [name for name in required if name not in signature.parameters]:
-        raise TypeError(f"{function.__qualname__} has no parameter {missing[0]!r}, which {key.__qualname__} asks for")
 
 
 def _key(function: Callable, bound: inspect.BoundArguments, more: Callable[..., Mapping[str, object]]) -> dict:
@@ -167,7 +153,7 @@ def _code(function: Callable, without: Iterable[str]) -> list[Path]:
 
 
 def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], None], fresh: bool = False) -> Path:
-    """The folder of an artefact, made by `make(folder)` unless a sound one is there already.
+    """The folder of an artefact, made by `make(folder)` unless a whole one is there already.
 
     Args:
         kind: the name of a folder under the cache, such as `"pruned"`.
@@ -176,13 +162,25 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
         make: fills the empty folder that it is given. If it raises, nothing is kept and the error passes through.
         fresh: make it again, and replace the kept one once that has succeeded.
 
-    Two processes may ask for the same artefact: the second waits and uses what the first made. An artefact with an
-    altered, missing, unreadable or added file is made again, with a warning that names the file. Remains of a killed
-    process are removed. A cache that cannot be written, on a read-only file system say, serves what is sound in it.
+    Two processes may ask for the same artefact: the second waits and uses what the first made. An artefact with a
+    missing or shortened file is made again, with a warning that names the file. Remains of a killed process are
+    removed. A cache that cannot be written, on a read-only file system say, serves what is in it.
     Raises `UserError` when an artefact has to be made and no space is left or the folder cannot be written.
     """
-    with _artefact(kind, key, code, make, fresh) as folder:
+    folder, recipe = _place(kind, key, code)
+    limit_bytes = _limit_bytes()
+    if not fresh and _use(folder):
         return folder
+    make_folder(folder.parent)
+    with locked(_lock_file(folder)):
+        if not fresh and _use(folder):  # another process has just made it
+            return folder
+        if os.path.lexists(folder) and not fresh:
+            log.warning("cache: %s in %s; making it anew", _fault(folder), folder)
+        _make(folder, recipe, make)
+        _hold(folder)
+    _keep_limit(limit_bytes)
+    return folder
 
 
 def cached_table(
@@ -194,8 +192,10 @@ def cached_table(
     def make(target: Path) -> None:
         measure().to_csv(target / TABLE, index=False)
 
-    with _artefact(kind, key, code, make, fresh) as folder:
-        return pd.read_csv(folder / TABLE)
+    try:
+        return pd.read_csv(cached(kind, key, code, make, fresh) / TABLE)
+    except FileNotFoundError:  # another process has just replaced it by a fresh one
+        return pd.read_csv(cached(kind, key, code, make) / TABLE)
 
 
 def shelf(kind: str, key: dict) -> Path:
@@ -221,33 +221,6 @@ def shelf(kind: str, key: dict) -> Path:
         write_json(folder / KEY, key)
         _remove_unused(kind, SHELF_DAYS)
     return folder
-
-
-def fault(folder: Path) -> str | None:
-    """The fault of an artefact, in words that name the file. None if every file has the checksum that was kept."""
-    try:
-        sums, files = read_json(folder / CHECKSUMS), set(_files(folder)) - {CHECKSUMS}
-        if KEY not in sums:
-            return f"{CHECKSUMS} is missing or broken"
-        if missing := sorted(sums.keys() - files):
-            return f"{missing[0]} is missing"
-        if added := sorted(files - sums.keys()):
-            return f"{added[0]} was added"
-        with ThreadPoolExecutor(HASHED_AT_ONCE) as pool:
-            digests = pool.map(_sha256, (folder / name for name in sums))
-            found = zip(sums.items(), digests, strict=True)
-            return next((f"{name} was altered" for (name, kept), digest in found if digest != kept), None)
-    except OSError as error:
-        return f"a file is unreadable ({error})"
-
-
-def _sha256(file: Path) -> str:
-    """The checksum of a file, which is read again when `stat` says something else of it, such as another change."""
-    found = file.stat()
-    said = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-    if _hashed.get(file, ((), ""))[0] != said:
-        _hashed[file] = said, file_sha256(file)
-    return _hashed[file][1]
 
 
 @dataclass(frozen=True)
@@ -292,39 +265,11 @@ def _remove_unused(kind: str, days: float) -> None:
             _remove(one.folder)
 
 
-@contextlib.contextmanager
-def _artefact(kind: str, key: dict, code: Iterable[Path], make: Callable, fresh: bool) -> Iterator[Path]:
-    """The folder of `cached`, which nobody replaces or removes inside the block."""
-    folder, recipe = _place(kind, key, code)
-    limit_bytes, made = _limit_bytes(), False
-    with contextlib.ExitStack() as stack:
-        unwritable = _lock(folder, stack)
-        if fresh or not _sound(folder):
-            if unwritable:
-                raise unwritable
-            _make(folder, recipe, make)
-            made = True
-        _hold(folder)
-        yield folder
-    if made:
-        _keep_limit(limit_bytes)
-
-
 def _place(kind: str, key: dict, code: Iterable[Path]) -> tuple[Path, dict]:
     """The folder of an artefact, and what it is made from."""
     recipe = {"kind": kind, "key": key, "code": sources.fingerprint(code)}
     digest = sources.digest(json.dumps(recipe, sort_keys=True, allow_nan=False))
     return paths.cache_dir() / kind / f"{_label(key)}-{digest[:16]}", recipe
-
-
-def _lock(folder: Path, stack: contextlib.ExitStack) -> UserError | None:
-    """Lock an artefact. The error if no lock file can be made there; then nothing is made there, either."""
-    try:
-        make_folder(folder.parent)
-        stack.enter_context(locked(_lock_file(folder)))
-    except UserError as error:
-        return error
-    return None
 
 
 def _lock_file(folder: Path) -> Path:
@@ -341,29 +286,38 @@ def _leaves(key: dict) -> Iterator[object]:
         yield from _leaves(value) if isinstance(value, dict) else (value,)
 
 
-def _sound(folder: Path) -> bool:
-    if not os.path.lexists(folder):
-        return False
-    wrong = fault(folder) if folder.is_dir() else "no folder"
-    if wrong:
-        log.warning("cache: %s in %s; making it anew", wrong, folder)
-    return wrong is None
+def _use(folder: Path) -> bool:
+    """Hold an artefact, and say whether it is there and whole. In this order, so that nobody removes it in between."""
+    _hold(folder)
+    return _is_whole(folder)
+
+
+def _is_whole(folder: Path) -> bool:
+    return folder.is_dir() and not folder.is_symlink() and _fault(folder) is None
+
+
+def _fault(folder: Path) -> str | None:
+    """The file that is missing or has another size than when it was made, in words; None if there is none."""
+    made = read_json(folder / KEY)
+    if "code" not in made:
+        return f"{KEY} is missing or broken"
+    for name, nbytes in made.get("files", {}).items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != nbytes:
+            return f"{name} is missing or has another size"
+    return None
 
 
 def _make(folder: Path, recipe: dict, make: Callable[[Path], None]) -> None:
     start = time.perf_counter()
     with replacing_folder(folder) as made:
         make(made)
-        write_json(made / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3)})
-        sums = {name: _sha256(made / name) for name in sorted(_files(made))}
-        write_json(made / CHECKSUMS, sums)
-    for name in sums:
-        _hashed[folder / name] = _hashed.pop(made / name)
+        sizes = {file.relative_to(made).as_posix(): file.stat().st_size for file in _files(made)}
+        write_json(made / KEY, recipe | {"make_s": round(time.perf_counter() - start, 3), "files": sizes})
 
 
-def _files(folder: Path) -> Iterator[str]:
-    """The plain files in a folder, by their paths in it."""
-    return (file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _hold(folder: Path) -> None:
@@ -373,7 +327,7 @@ def _hold(folder: Path) -> None:
     _let_go(folder)
     while len(_held) >= MOST_HELD:
         _let_go(next(iter(_held)))
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # it is not there, or as above
         _held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(_held[folder], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -409,7 +363,7 @@ def _folders(folder: Path) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Whether a folder is an artefact, and not something of the user's: the cache may be anywhere."""
-    return bool(NAME.fullmatch(folder.name)) and any((folder / name).is_file() for name in (KEY, CHECKSUMS))
+    return bool(NAME.fullmatch(folder.name)) and (folder / KEY).is_file()
 
 
 def _artefact_at(folder: Path) -> Artefact:

@@ -7,24 +7,23 @@ writes beside it: a lock inside tells whether its process lives.
 """
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import json
 import os
-import re
-import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from toolkit import memory_limits, paths
 from toolkit.errors import UserError, disk_trouble
 
 SPARE_BYTES = 16 << 20  # left free beside what is written
-SCRATCH = re.compile(r"\.partial-[0-9a-f]{16}")
-LOCK = ".partial-lock"
+PREFIX = ".partial-"  # of the names of scratch folders
+LOCK = ".partial-lock"  # in a scratch folder
 LARGE_BYTES = 256 << 20  # less is not compared with free memory, which takes 50 µs to ask for
 PLACES = {"TOOLKIT_CACHE_DIR": paths.cache_dir, "TOOLKIT_RESULTS_DIR": paths.results_dir}
 
@@ -100,16 +99,16 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        lock.release()
 
 
 def remove_leftovers(parent: Path) -> None:
     """Remove the scratch folders in `parent` whose processes were killed."""
     for folder in _scratch_folders(parent):
-        with contextlib.suppress(OSError):  # it just went, or it is another user's
-            if folder.lstat().st_uid == os.geteuid() and (lock := _lock(folder / LOCK, wait=False)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+        with contextlib.suppress(OSError, Timeout):  # it just went, it is another user's, or its process lives
+            if folder.lstat().st_uid == os.geteuid():
+                with FileLock(folder / LOCK, blocking=False, fallback_to_soft=False):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def put_in_place(made: Path, folder: Path) -> None:
@@ -144,13 +143,13 @@ def locked(file: Path, wait: bool = True) -> Iterator[bool]:
     Gives False, without the lock, if another process or thread has it and `wait` is not set. Whoever holds the lock may
     remove the file. Raises `UserError` if the file cannot be opened; a link is refused.
     """
-    with disk_trouble_told(file):
-        lock = _lock(file, wait)
+    lock = FileLock(file, blocking=wait, fallback_to_soft=False)
+    with disk_trouble_told(file), contextlib.suppress(Timeout):
+        lock.acquire()
     try:
-        yield lock is not None
+        yield lock.is_locked
     finally:
-        if lock is not None:
-            os.close(lock)
+        lock.release()
 
 
 @contextlib.contextmanager
@@ -201,47 +200,27 @@ def check_space(folder: Path, nbytes: int) -> None:
         )
 
 
-def _new_scratch(parent: Path) -> tuple[Path, int]:
-    """A scratch folder and the descriptor that locks it."""
+def _new_scratch(parent: Path) -> tuple[Path, BaseFileLock]:
+    """A scratch folder and the lock that tells that its process lives."""
     while True:
-        folder = parent / f".partial-{secrets.token_hex(8)}"
-        folder.mkdir(0o700)  # an error where anything has this name, a link too
-        with contextlib.suppress(FileNotFoundError):  # another process removed it as a leftover, before it was locked
-            if (lock := _lock(folder / LOCK, wait=False)) is not None:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        try:
+            (folder / LOCK).touch()
+            lock = FileLock(folder / LOCK, blocking=False, fallback_to_soft=False)
+            lock.acquire()
+            if (folder / LOCK).exists():
                 return folder, lock
+        except BaseException as error:
+            removed = isinstance(error, Timeout) or not folder.exists()  # by another process, before it was locked
+            shutil.rmtree(folder, ignore_errors=True)
+            if not removed:
+                raise
 
 
 def _scratch_folders(parent: Path) -> list[Path]:
     with contextlib.suppress(PermissionError), os.scandir(parent) as entries:
-        return [Path(at.path) for at in entries if SCRATCH.fullmatch(at.name) and at.is_dir(follow_symlinks=False)]
+        return [Path(at.path) for at in entries if at.name.startswith(PREFIX) and at.is_dir(follow_symlinks=False)]
     return []  # one may write there, but not look
-
-
-def _lock(file: Path, wait: bool) -> int | None:
-    """A descriptor that holds the lock; None if another one does and `wait` is not set."""
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if _is_still(file, descriptor):
-                return descriptor
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        except BaseException as error:
-            os.close(descriptor)
-            if getattr(error, "errno", None) in (errno.ENOSYS, errno.EOPNOTSUPP):
-                raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK), str(file)) from error
-            raise
-        os.close(descriptor)  # whoever held the lock has removed the file: the next one is another
-
-
-def _is_still(path: Path, descriptor: int) -> bool:
-    """Whether a path leads to what is open."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _make_accessible(made: Path, scratch: Path) -> None:
@@ -272,7 +251,7 @@ def _check_free(folder: Path) -> None:
 def _shown(path: str | bytes | os.PathLike) -> Path:
     """The path that a user knows: where a file in a scratch folder will be."""
     parts = Path(os.fsdecode(path)).parts
-    return Path(*(part for part in parts if part != LOCK and not SCRATCH.fullmatch(part)))
+    return Path(*(part for part in parts if not part.startswith(PREFIX)))
 
 
 def elsewhere(path: Path) -> str:

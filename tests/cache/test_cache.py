@@ -41,43 +41,15 @@ def test_made_once_and_described(cache_folder):
     assert first.parent == cache_folder / "kind"
     assert first.name.startswith("wanda-0.5-")
     assert json.loads((first / "key.json").read_text())["key"] == {"method": "wanda", "sparsity": 0.5}
-    assert cache.fault(first) is None
 
 
-@pytest.mark.parametrize("other", [("kind", {"a": 2}), ("kind", {"a": 1, "b": None}), ("kind2", {"a": 1})])
-def test_another_key_is_another_artefact(other):
+def test_another_key_kind_or_code_is_another_artefact(monkeypatch):
     made = []
-    assert cached("kind", {"a": 1}, [], writer(made)) != cached(*other, [], writer(made))
-    assert len(made) == 2
-
-
-def test_changed_code_makes_anew(monkeypatch):
-    made, code = [], sources.dependencies("toolkit.cache")
-    before = cached("kind", {}, code, writer(made))
+    keys = [("kind", {"a": 1}), ("kind", {"a": 2}), ("kind", {"a": 1, "b": None}), ("kind2", {"a": 1})]
+    folders = [cached(*key, [], writer(made)) for key in keys]
     monkeypatch.setattr(sources, "fingerprint", lambda files: "changed")
-    assert cached("kind", {}, code, writer(made)) != before
-
-
-def _flip(file):
-    data = bytearray(file.read_bytes())
-    data[0] ^= 1
-    file.write_bytes(data)
-
-
-def _drop_sum(folder, name):
-    sums = json.loads((folder / "checksums.json").read_text())
-    del sums[name]
-    (folder / "checksums.json").write_text(json.dumps(sums))
-
-
-def _add_sum(folder, name):
-    sums = json.loads((folder / "checksums.json").read_text())
-    (folder / "checksums.json").write_text(json.dumps(sums | {name: "0" * 64}))
-
-
-def _make_pipe(file):
-    file.unlink()
-    os.mkfifo(file)
+    folders.append(cached(*keys[0], [], writer(made)))
+    assert len(made) == len(set(folders)) == 5
 
 
 def _replace(folder, make):
@@ -86,25 +58,10 @@ def _replace(folder, make):
 
 
 FAULTS = {
-    "a flipped bit": lambda folder: _flip(folder / "part" / "data.txt"),
     "a truncated file": lambda folder: (folder / "part" / "data.txt").write_text("soun"),
     "a missing file": lambda folder: (folder / "part" / "data.txt").unlink(),
-    "no checksums": lambda folder: (folder / "checksums.json").unlink(),
-    "broken checksums": lambda folder: (folder / "checksums.json").write_text('{"part'),
-    "foreign checksums": lambda folder: (folder / "checksums.json").write_text("[1]"),
-    "empty checksums": lambda folder: (folder / "checksums.json").write_text("{}"),
-    "deep checksums": lambda folder: (folder / "checksums.json").write_text("[" * 100_000),
-    "checksums of the key alone": lambda folder: _drop_sum(folder, "part/data.txt"),
-    "checksums without the key": lambda folder: _drop_sum(folder, "key.json"),
-    "odd checksums": lambda folder: (folder / "checksums.json").write_text('{"key.json": [[1]], "part/data.txt": 2}'),
-    "checksums of a file elsewhere": lambda folder: _add_sum(folder, "../../../../etc/hostname"),
-    "checksums that are a pipe": lambda folder: _make_pipe(folder / "checksums.json"),
-    "a pipe for a file": lambda folder: _make_pipe(folder / "part" / "data.txt"),
-    "a deep key": lambda folder: (folder / "key.json").write_text("[" * 100_000),
-    "an added file": lambda folder: (folder / "part" / "more.txt").write_text("more"),
-    "a folder for a file": lambda folder: ((folder / "key.json").unlink(), (folder / "key.json").mkdir()),
+    "a broken key": lambda folder: (folder / "key.json").write_text('{"part'),
     "a link that leads nowhere": lambda folder: _replace(folder, lambda: folder.symlink_to("nowhere")),
-    "a link to itself": lambda folder: _replace(folder, lambda: folder.symlink_to(folder.name)),
     "a file for the folder": lambda folder: _replace(folder, lambda: folder.write_text("a file")),
     "an empty folder": lambda folder: _replace(folder, folder.mkdir),
 }
@@ -123,17 +80,10 @@ def test_a_harmed_artefact_is_made_anew_with_a_warning(harm, caplog):
     assert len(caplog.messages) == 1
 
 
-class _DiskFull(Exception):
-    """What a library in Rust raises: no errno, only words."""
-
-
-@pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), _DiskFull("No space left on device (28)")]
-)
-def test_no_space_left_is_told_and_leaves_nothing(error, cache_folder):
+def test_no_space_left_is_told_and_leaves_nothing(cache_folder):
     def make(folder):
         (folder / "half").write_text("half")
-        raise error
+        raise OSError(errno.ENOSPC, "full")
 
     with pytest.raises(UserError, match=r"kind/.*: no space left.* TOOLKIT_CACHE_DIR"):
         cached("kind", {}, [], make)
@@ -196,60 +146,17 @@ def test_a_killed_maker_leaves_nothing_in_the_way(tmp_path):
     folder = cached("kind", {}, [], writer(made))
     assert len(made) == 1
     assert list(tmp_path.rglob("half")) == []
-    assert cache.fault(folder) is None
+    assert (folder / "part" / "data.txt").read_text() == "sound"
 
 
-def test_links_at_the_names_that_the_cache_uses_are_not_followed(cache_folder):
-    folder = cached("kind", {}, [], writer([]))
-    precious = cache_folder / "precious"
-    precious.mkdir()
-    (precious / "work").write_text("of years")
-    shutil.rmtree(folder)
-    folder.symlink_to(precious)  # a whole folder, but none of ours
-    folder.with_name(folder.name + ".partial").symlink_to(precious)
-    assert cached("kind", {}, [], writer([])) == folder
-    assert not folder.is_symlink()
-    assert [file.name for file in precious.iterdir()] == ["work"]
-    lock = folder.with_name(folder.name + ".lock")
-    lock.unlink()
-    lock.symlink_to(precious / "work")
-    (folder / "part" / "data.txt").unlink()
-    with pytest.raises(UserError, match=r"\.lock: a link is where"):
-        cached("kind", {}, [], writer([]))
-    assert (precious / "work").read_text() == "of years"
-
-
-@pytest.mark.parametrize("kind", ["file", "dangling"])
-@pytest.mark.parametrize("place", ["cache", "cache/kind"])
-def test_a_cache_folder_that_is_none(tmp_path, monkeypatch, place, kind):
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    if kind == "file":
-        (tmp_path / place).write_text("mine")
-    else:
-        (tmp_path / place).symlink_to("nowhere")
-    with pytest.raises(UserError, match=rf"{place}.*: .*; .*, or set TOOLKIT_CACHE_DIR to another folder$"):
-        cached("kind", {}, [], writer([]))
-    assert cache.shrink() == []
-
-
-def test_a_cache_folder_that_is_a_link_to_one_is_used(tmp_path, monkeypatch):
-    (tmp_path / "large-disk").mkdir()
-    (tmp_path / "link").symlink_to("large-disk")
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "link"))
-    assert cached("kind", {}, [], writer(made := [])) == cached("kind", {}, [], writer(made))
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
-def test_a_sound_artefact_is_used_where_nothing_can_be_written(monkeypatch, code):
+def test_a_whole_artefact_is_used_where_nothing_can_be_written(monkeypatch):
     made = []
     folder = cached("kind", {}, [], writer(made))
     really_open = os.open
 
     def refused(path, flags, *rest, **named):
         if flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
-            raise OSError(code, os.strerror(code), str(path))
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
         return really_open(path, flags, *rest, **named)
 
     monkeypatch.setattr(os, "open", refused)
@@ -259,9 +166,6 @@ def test_a_sound_artefact_is_used_where_nothing_can_be_written(monkeypatch, code
     for key, fresh in (({"other": 1}, False), ({}, True)):
         with pytest.raises(UserError, match=r"kind/.*: .*, or set TOOLKIT_CACHE_DIR to another folder"):
             cached("kind", key, [], writer(made), fresh)
-    (folder / "part" / "data.txt").write_text("altered")
-    with pytest.raises(UserError, match=r"kind/.*: .*, or set TOOLKIT_CACHE_DIR to another folder"):
-        cached("kind", {}, [], writer(made))
 
 
 def test_a_fresh_table_replaces_the_kept_one_once_it_is_measured():
@@ -450,43 +354,15 @@ def test_a_new_shelf_ends_those_unused_for_long():
     assert other.is_dir()
 
 
-@pytest.mark.parametrize("kind", ["file", "link", "open"])
-def test_a_shelf_that_is_not_the_users_own_is_refused(cache_folder, kind):
+def test_a_shelf_that_others_could_write_is_refused(cache_folder):
+    """Also one below a folder that anyone may write: somebody could put another folder in its place."""
     folder = cache.shelf("compiled", {})
-    shutil.rmtree(folder)
-    if kind == "open":
-        folder.mkdir(0o755)
-    elif kind == "file":
-        folder.touch()
-    else:
-        (cache_folder / "elsewhere").mkdir(0o700)
-        folder.symlink_to(cache_folder / "elsewhere")
-    with pytest.raises(UserError, match=str(folder)):
+    folder.chmod(0o755)
+    with pytest.raises(UserError, match=f"{folder} is open to others"):
         cache.shelf("compiled", {})
-
-
-def test_a_shelf_below_a_folder_that_anyone_may_write_is_refused(cache_folder):
-    """Somebody could put another folder in its place after it was looked at."""
-    cache.shelf("compiled", {})
+    folder.chmod(0o700)
     cache_folder.chmod(0o777)
     with pytest.raises(UserError, match=f"{cache_folder}: anyone may exchange what it holds: chmod o-w"):
         cache.shelf("compiled", {})
     cache_folder.chmod(0o1777)  # where it is sticky, only the owner may, as in /tmp
     cache.shelf("compiled", {})
-
-
-def test_a_file_is_hashed_again_only_when_it_changed(monkeypatch):
-    made, hashed = [], []
-    really = cache.file_sha256
-    monkeypatch.setattr(cache, "file_sha256", lambda file: hashed.append(file.name) or really(file))
-    folder = cached("kind", {}, [], writer(made))
-    assert sorted(hashed) == ["data.txt", "key.json"]
-    assert cached("kind", {}, [], writer(made)) == folder
-    assert len(hashed) == 2
-    data = folder / "part" / "data.txt"
-    before = data.stat()
-    data.write_text("SOUND")  # as long as before, and as old, but for the time of change, which nobody can set
-    os.utime(data, ns=(before.st_atime_ns, before.st_mtime_ns))
-    cached("kind", {}, [], writer(made))
-    assert hashed[2:3] == ["data.txt"]
-    assert len(made) == 2

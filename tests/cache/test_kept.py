@@ -114,15 +114,6 @@ def test_a_key_adds_to_the_arguments_and_stands_for_some(cache_folder):
     ]
 
 
-def test_a_key_is_asked_at_each_call():
-    """A machine may be another one after an import."""
-    machines = iter(["one", "two", "two"])
-    table, calls = counted(key=lambda: {"machine": next(machines)})
-    for _ in range(3):
-        table(1)
-    assert len(calls) == 2
-
-
 def test_code_is_that_of_the_module(monkeypatch):
     asked = []
 
@@ -134,14 +125,6 @@ def test_code_is_that_of_the_module(monkeypatch):
     table, _ = counted(without=("toolkit.models.loading",))
     table(1)
     assert asked == [(("toolkit.sparsity",), ("toolkit.models.loading",))]
-
-
-def test_changed_code_runs_again(monkeypatch):
-    table, calls = counted()
-    table(1)
-    monkeypatch.setattr(sources, "fingerprint", lambda files: "changed")
-    table(1)
-    assert len(calls) == 2
 
 
 def test_a_function_of_a_notebook_is_refused():
@@ -170,21 +153,3 @@ def test_a_folder_is_filled_once(cache_folder):
     assert trained({"a": 1}, fresh=True) == one
     assert calls == [8, 4, 8]
     assert (one.parent, trained.__doc__) == (cache_folder / "predictors", "Train.")
-
-
-def test_an_error_keeps_nothing(cache_folder):
-    def table(value: int) -> pd.DataFrame:
-        return pd.DataFrame({"value": [1 / value]})
-
-    table.__module__ = "toolkit.sparsity"
-    table = kept("kind")(table)
-    with pytest.raises(ZeroDivisionError):
-        table(0)
-    assert keys(cache_folder) == []
-    assert table(2)["value"].item() == 0.5
-
-
-def test_a_key_that_asks_for_another_parameter_is_refused_when_the_function_is_defined():
-    with pytest.raises(TypeError, match="no parameter 'setting'"):
-        counted(key=lambda setting: {"weights": setting})
-    counted(key=lambda setting=None: {"weights": setting})  # its default stands in

@@ -29,7 +29,7 @@ def test_what_a_killed_sweep_was_making_goes_at_points_of_a_grid_too(tmp_path, m
     for parent in (tmp_path / "toy", tmp_path / "value-1" / "toy"):
         parent.mkdir(parents=True)
         _, lock = files._new_scratch(parent)
-        os.close(lock)
+        lock.release()
     state.remove_unfinished()
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["toy", "toy", "value-1"]
 
