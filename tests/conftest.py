@@ -24,22 +24,27 @@ CHECKED = (
     "text",
 )
 
-# what `--fast` leaves out: files that take more than 5 seconds of a whole run on two cores
+# what `--fast` leaves out: files that take more than 2 seconds of CPU time
 SLOW = {
-    ".": "command_line explorers repeatable starts wheel",
+    ".": "benchmarks command_line explorers extending repeatable starts wheel",
     "evaluation": "tasks",
     "evidence": "reference report run schema",
     "formats": "contract files formats spqr",
     "hostile": "hostile",
+    "interchange": "gguf",
     "kernels": "ahead bitmap bitmap_cuda compiled csr cuda neurons neurons_cuda program spqr spqr_cuda",
     "machines": "disk",
     "measure": "race",
-    "models": "models",
-    "offload": "close families int8 model neuron_model new_format single_token draft spqr uploader",
+    "models": "gguf models",
+    "offload": "close draft expert_model families hot_neurons int8 model neuron_model new_format single_token spqr"
+    " uploader",
     "papers": "endor endor_passes operations replay spqr_forward",
+    "policies": "mapping residencies",
+    "predictors": "files kinds",
     "pruning": "prune",
     "quantization": "quantised smoothquant spqr",
     "recovery": "adapters distillation embedded",
+    "simulation": "hot_cold",
     "storage": "index readers store",
     "sweep": "lab state sweep",
     "text": "text",

@@ -94,7 +94,7 @@ def write_family(name: str, folder: Path, dtype: torch.dtype) -> None:
         randomise(parameter.data)
     with hub.quiet():
         model.to(dtype).save_pretrained(folder)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
 
 
 def randomise(tensor: torch.Tensor) -> None:
@@ -105,7 +105,8 @@ def randomise(tensor: torch.Tensor) -> None:
         tensor.normal_(std=1.5 * tensor.shape[-1] ** -0.5)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """A tokenizer whose words are numbers."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({str(number): number for number in range(WORDS)}, unk_token="0"))

@@ -4,10 +4,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from tests.families import write_family
 
 STARTS = {
     "loading a model": (
-        "from toolkit.models import load_model; load_model('smollm2-135m')",
+        "from toolkit.models import load_model; load_model('model')",
         ["hqq", "torch._inductor.compile_fx"],
     ),
     "running a notebook": ("import toolkit.sweep.execute", ["lark", "torch"]),
@@ -17,8 +20,11 @@ STARTS = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_no_package_is_imported_for_nothing(start):
+def test_no_package_is_imported_for_nothing(start, tmp_path):
     code, unused = STARTS[start]
+    if start == "loading a model":
+        write_family("Llama, tied", tmp_path / "model", torch.float32)
     check = f"{code}\nimport sys\nprint([name for name in {unused} if sys.modules.get(name)])"
-    done = subprocess.run([sys.executable, "-P", "-c", check], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-P", "-c", check]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[-2] == "[]"

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
+from tests.formats.test_files import places
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, FormatError, encode, expected_nbytes, load
 from toolkit.formats.spqr import fastest
@@ -129,7 +130,7 @@ def test_the_faster_storage_of_outliers_is_taken(monkeypatch):
 def test_truncated_and_altered_files_are_refused(form, tmp_path):
     form.from_quantised(permuted(quantiser.SpQR(0.2).round(weights((18, 20)))), torch.float16).save(tmp_path / "m")
     whole = bytearray((tmp_path / "m").read_bytes())
-    for place in range(len(whole)):
+    for place in places(whole):
         for data in (whole[:place], whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :]):
             (tmp_path / "m").write_bytes(data)
             with pytest.raises(FormatError):

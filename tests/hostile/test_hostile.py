@@ -21,8 +21,8 @@ STATES = ("PredictorFiles", "AdapterFiles", "Trainings", "Traces")
 @pytest.mark.parametrize(
     ("script", "cases", "ends"),
     [
-        ("stores", "450", {"file refused", "file used", "store refused", "store verified", "store not verified"}),
-        ("states", "250", {f"{kind} {end}" for kind in STATES for end in ("refused", "used")} | {"Kernels used"}),
+        ("stores", "240", {"file refused", "file used", "store refused", "store verified", "store not verified"}),
+        ("states", "160", {f"{kind} {end}" for kind in STATES for end in ("refused", "used")} | {"Kernels used"}),
     ],
 )
 def test_signed_files_of_any_contents(script, cases, ends):

@@ -18,9 +18,6 @@ from toolkit.kernels.common.simd import host_has
     [
         ("decompress", "avx512", "bfloat16", "icelake-server", "vpexpandw", "vmovdq[au]|vmovups"),
         ("matvec", "avx512", "float16", "icelake-server", "vpexpandw", "vcvtph2ps"),
-        ("decompress", "avx512", "float32", "icelake-server", "vpexpandd|vexpandps", "vmov"),
-        ("decompress", "avx512_widening", "float16", "skylake-avx512", "vpexpandd", "vpmovdw"),
-        ("matvec", "avx512_widening", "bfloat16", "skylake-avx512", "vpexpandd", "vpmovzxwd"),
         ("matvec", "avx512_widening", "int8", "skylake-avx512", "vpexpandd", "vpmovzxbd"),
     ],
 )

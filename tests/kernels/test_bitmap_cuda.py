@@ -1,10 +1,6 @@
 """The CUDA bitmap kernels: compiled to PTX (`test_cuda.py` runs them), launch sizes."""
 
 import re
-import subprocess
-import sys
-from itertools import product
-from pathlib import Path
 
 import numba
 import numpy as np
@@ -16,10 +12,9 @@ from toolkit.errors import UserError
 from toolkit.kernels import bitmap
 from toolkit.kernels.runtime import backends
 
-ROOT = Path(__file__).parents[2]
 WORDS = {torch.float32: "b32|u32|f32", torch.float16: "b16|u16", torch.bfloat16: "b16|u16", torch.int8: "b8|u8"}
-# no kernel has code for one kind of GPU alone, so the one in between is tried with one type
-TARGETS = [*product(WORDS, [(8, 0), (9, 0)]), (torch.float16, (8, 9))]
+# no kernel has code for one kind of GPU alone, so types have them in turns
+TARGETS = [*zip(WORDS, [(8, 0), (9, 0)] * 2, strict=True), (torch.float16, (8, 9))]
 
 
 @pytest.fixture
@@ -149,11 +144,3 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(UserError, match="works on a GPU; the tensors are on cpu: move them with"):
         bitmap.decompress(encoded, backend="cuda")
-
-
-def test_numba_cuda_is_imported_only_when_used():
-    code = (
-        "import sys; from toolkit.kernels import bitmap; bitmap.available();"
-        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.common.gpu')))"
-    )
-    subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=ROOT)

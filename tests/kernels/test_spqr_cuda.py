@@ -106,7 +106,7 @@ def test_without_a_gpu_the_error_says_so(monkeypatch):
 
 def test_numba_cuda_is_imported_only_when_used():
     code = (
-        "import sys; from toolkit.kernels import csr, spqr; spqr.available();"
+        "import sys; from toolkit.kernels import bitmap, csr, spqr; bitmap.available(), spqr.available();"
         "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.common.gpu')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=Path(__file__).parents[2])

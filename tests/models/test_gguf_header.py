@@ -26,7 +26,8 @@ def file(monkeypatch, tmp_path):
 
 def test_tensors_are_those_of_the_other_reader(file):
     path, model = file
-    header, expected = read_header(path), gguf.GGUFReader(path).tensors
+    header, reader = read_header(path), gguf.GGUFReader(path)
+    expected = reader.tensors
     assert list(header.tensors) == [tensor.name for tensor in expected]
     for tensor, found in zip(expected, header.tensors.values(), strict=True):
         assert found.shape == tuple(int(size) for size in reversed(tensor.shape))
@@ -37,6 +38,8 @@ def test_tensors_are_those_of_the_other_reader(file):
         )
     assert header.metadata["llama.block_count"] == 2
     assert header.metadata["general.architecture"] == "llama"
+    values = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert header.metadata == {name: value for name, value in values.items() if not isinstance(value, list)}
     assert gguf_shape(header) == shape_of(model)
 
 

@@ -2,9 +2,6 @@
 
 import errno
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from tests import processes
 from toolkit.pruning import prune
 from toolkit.storage.packing import pack_model
 from toolkit.storage.readers.threads import Threads
@@ -58,21 +56,26 @@ def pruned(family: str | tuple, dtype: torch.dtype = torch.float32) -> torch.nn.
     return made
 
 
-def run_and_kill(folder):
-    """Kill a process that generates from a packed folder. It has added no file to the folder and removed none."""
+def run_and_kill(folder, ready):
+    """Kill a process that generates from a packed folder. It has added no file to the folder and removed none.
+
+    `ready` is the path of a file that it writes.
+    """
     code = f"""if True:
         import torch
+        from pathlib import Path
         from toolkit.offload.model import OffloadedModel
         with OffloadedModel.open({str(folder)!r}) as model:
             model.generate(torch.tensor([[1, 2]]), max_new_tokens=1, do_sample=False, pad_token_id=0)
-            print("running", flush=True)
+            Path({str(ready)!r}).touch()
             while True:
                 model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False, pad_token_id=0)
     """
     before = sorted(os.listdir(folder))
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout.readline() == "running\n"
-        run.send_signal(signal.SIGKILL)
+    run = processes.start(code)
+    processes.wait_for(ready, run)
+    run.kill()
+    run.join()
     assert sorted(os.listdir(folder)) == before
 
 

@@ -3,8 +3,6 @@
 import copy
 import errno
 import signal
-import subprocess
-import sys
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
@@ -12,6 +10,7 @@ from contextlib import nullcontext, suppress
 import pytest
 import torch
 
+from tests import processes
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_experts import mixtures
 from tests.offload.conftest import run_and_kill
@@ -335,8 +334,8 @@ def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
         assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
 
 
-def test_a_killed_run_harms_nothing(mixtral):
-    run_and_kill(mixtral.folder)
+def test_a_killed_run_harms_nothing(mixtral, tmp_path):
+    run_and_kill(mixtral.folder, tmp_path / "ready")
     assert torch.equal(mixtral.generated(), mixtral.expected())
 
 
@@ -355,7 +354,7 @@ def test_a_killed_pack_leaves_no_folder(tmp_path):
         experts.expert_rows = killed
         experts.pack_experts(mixtures("Mixtral"), {str(tmp_path / "store")!r})
     """
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert processes.ended(code) == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
     Packed("Mixtral", tmp_path / "store")  # can be packed again
     with OffloadedModel.open(tmp_path / "store"):

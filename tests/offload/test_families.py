@@ -44,6 +44,7 @@ def spqr(model: nn.Module, folder: Path) -> None:
     pack_model(model, folder, {"spqr": lambda weight: packed[weight.data_ptr()]})
 
 
+DTYPES = (torch.bfloat16, torch.float32)
 METHODS = (endor, neurons, experts, experts_4_bits, spqr)
 MIXTURES = {"Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE"}
 # no decoders; no linears; a norm that is a matrix; experts of forms that are not known
@@ -52,11 +53,11 @@ REFUSED = {"BERT", "RoBERTa", "BART", "GPT-2", "Mamba", "Cohere", "GptOss", "Jet
 NOT_BY_NEURON = {"Llama, with biases", "Phi-3", "BitNet", "MPT", "Bloom", "GLM4"}
 
 
-def outcomes(dtype: torch.dtype, place: Path) -> Iterator[tuple[str, str, float | str]]:
+def outcomes(first: int, place: Path) -> Iterator[tuple[str, str, float | str]]:
     """Each family and method with its error in standard deviations of the logits, or why it is refused."""
-    for number, family in enumerate(FAMILIES):
+    for number, family in enumerate(FAMILIES, first):
         try:
-            model = load_family(family, place / str(number), dtype)
+            model = load_family(family, place / str(number), DTYPES[number % 2])
         except UserError as error:
             yield family, "load_model", str(error)
             continue
@@ -72,10 +73,11 @@ def outcome(method, model: nn.Module, folder: Path) -> float | str:
         return str(error)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_every_family_is_right_or_refused(tmp_path, one_thread, dtype):
+@pytest.mark.parametrize("first", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_family_is_right_or_refused(tmp_path, one_thread, first):
+    """Families have the two types in turns; `-m slow` runs each in its other type."""
     right: dict[str, set[str]] = {method.__name__: set() for method in METHODS}
-    for family, method, result in outcomes(dtype, tmp_path):
+    for family, method, result in outcomes(first, tmp_path):
         refused = isinstance(result, str)
         print(f"{family:22}{method:16}{result if refused else f'right, within {result:.1g} σ'}")
         if refused:

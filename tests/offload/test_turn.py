@@ -71,7 +71,8 @@ def test_closing_waits_for_the_pass_and_ends_the_text_with_its_cause(paused):
         closing = others.submit(ours.close)
         while not ours._turn._ended:
             time.sleep(0.001)
-        assert not closing.done()
+        with pytest.raises(TimeoutError):
+            closing.result(0.3)
         go.set()
         with pytest.raises(UserError, match="this model was closed"):
             running.result(PATIENCE_S)

@@ -1,7 +1,8 @@
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.policies.placement import LayerMap
+from toolkit.policies.placement import LayerMap, fitting, needed_bytes
+from toolkit.storage.buffers import HUGE_PAGE_BYTES
 
 
 def test_layers_fill_the_nearest_tier_first():
@@ -21,6 +22,15 @@ def test_layers_fill_the_nearest_tier_first():
 )
 def test_packed_layers_take_the_room_of_the_dense_ones(layers, dense, packed, refilled):
     assert layers.refilled(dense, packed) == refilled
+
+
+def test_layers_that_stay_and_slots_share_a_budget():
+    """In huge pages: layers take two where they stay, and one where they pass."""
+    stay, passing = [2 * HUGE_PAGE_BYTES] * 3, [HUGE_PAGE_BYTES] * 3
+    most = [fitting(stay, passing, 2, pages * HUGE_PAGE_BYTES) for pages in range(8)]
+    assert most == [0, 0, 0, 0, 1, 2, 3, 3]  # two slots for two layers that pass, one slot for the last
+    assert needed_bytes(stay[:1], passing[1:], 2) == 4 * HUGE_PAGE_BYTES
+    assert needed_bytes(stay[:2], passing[2:], 2) == 5 * HUGE_PAGE_BYTES
 
 
 def test_negative_counts_are_refused():

@@ -98,6 +98,18 @@ def test_what_is_not_predicted_counts_as_zero(setting, predictors_of, tokens):
     assert found == perplexity(model, tokens, 16, 2)
 
 
+@torch.no_grad()
+def test_neurons_of_the_prompt_are_not_left_to_predictors(setting, predictors_of, tokens):
+    model, limits, samples = setting()
+    nothing = [dataclasses.replace(one, limit=1e9) for one in predictors_of("low_rank", model, limits, samples)]
+    with thresholded(model, limits):
+        expected = model(tokens[None, :16]).logits
+    with predicted(model, limits, nothing, prompt=5):
+        found = model(tokens[None, :16]).logits
+    assert torch.equal(found[:, :5], expected[:, :5])
+    assert not torch.isclose(found[:, 5:], expected[:, 5:]).all(-1).any()
+
+
 @pytest.mark.parametrize("zeros", [0.5, 0.9])
 def test_quality_counts_what_is_there(setting, predictors_of, family, kind, zeros):
     model, limits, samples = setting(family, zeros)

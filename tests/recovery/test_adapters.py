@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.families import write_tokenizer
 from toolkit import tensor_files
 from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.errors import UserError
@@ -108,7 +109,7 @@ def test_a_saved_sparse_model_cuts_when_it_is_loaded(saved, tokens, tmp_path):
     merge(model, file)
     cut_for_good(model)
     model.save_pretrained(tmp_path / "model")
-    load_model("smollm2-135m")[1].save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
     loaded, _ = load_model(str(tmp_path / "model"), torch.float32)
     assert torch.equal(loaded(tokens[None, :16]).logits, model(tokens[None, :16]).logits)
     assert torch.equal(thresholds_of(loaded), adapters.thresholds)
@@ -121,7 +122,7 @@ def test_thresholds_that_make_no_sense_are_refused(saved, tmp_path, entry):
     model.save_pretrained(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"activation_thresholds": entry}))
-    load_model("smollm2-135m")[1].save_pretrained(tmp_path / "model")
+    write_tokenizer(tmp_path / "model")
     with pytest.raises(UserError, match="expected a list of 3 finite numbers"):
         load_model(str(tmp_path / "model"))
 
@@ -140,7 +141,7 @@ def test_models_with_relu_have_thresholds_of_zero(tiny, tokens, tmp_path, family
     tiny(family, **options).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"activation_thresholds": [0, 0, 0]}))
-    load_model("smollm2-135m")[1].save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
     model, _ = load_model(str(tmp_path), torch.float32)
     assert thresholds_of(model).tolist() == [0, 0, 0]
     dense = tiny(family, **options)

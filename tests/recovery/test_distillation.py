@@ -1,14 +1,13 @@
 """Distillation on toy models: it lowers the divergence, and goes on after Ctrl-C and kill -9 as if nothing had been."""
 
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests import processes
 from toolkit import tensor_files
 from toolkit.activations import Magnitudes, thresholded
 from toolkit.activations.thresholds import run_decoder, watched
@@ -128,38 +127,33 @@ def interrupt():
 
 
 KILLED = """
-import os, signal, sys, torch
+import os, signal
 from pathlib import Path
-from transformers import LlamaConfig, LlamaForCausalLM
-from toolkit.recovery.distillation import distil, fresh, refitted
+from tests.recovery.test_distillation import small
+from toolkit.recovery.distillation import distil
 from toolkit.recovery.loop import Training
-torch.set_num_threads(1)
-torch.manual_seed(0)
-sizes = dict(vocab_size=61, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
-model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2)).eval().requires_grad_(False)
-tokens = torch.randint(0, 61, (96,))
-training = Training(steps=6, batch=1, sequence_length=16, keep_every=2)
-start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), [0.7, 0.7])
 rate = Training.rate
-def killed(self, step):
-    if step == 5 and sys.argv[2] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return rate(self, step)
-Training.rate = killed
-_, curve = distil(model, tokens, [0.7, 0.7], start, training, Path(sys.argv[1]) if sys.argv[1] else None)
-print(curve[-1]["loss"])
+Training.rate = lambda self, step: os.kill(os.getpid(), signal.SIGKILL) if step == 5 else rate(self, step)
+distil(*small(), state=Path("{state}"))
 """
 
 
-def test_it_goes_on_after_a_kill(tmp_path):
-    def run(state, end):
-        return subprocess.run(
-            [sys.executable, "-c", KILLED, str(state), end], capture_output=True, text=True, env=os.environ, check=False
-        )
+def small():
+    """Arguments of `distil`, the same in every process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, initializer_range=0.2)
+    model, tokens = LlamaForCausalLM(config).eval().requires_grad_(False), torch.randint(0, 61, (96,))
+    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), [0.7, 0.7])
+    return model, tokens, [0.7, 0.7], start, Training(steps=6, batch=1, sequence_length=16, keep_every=2)
 
-    assert run(tmp_path / "state", "kill").returncode == -signal.SIGKILL
+
+def test_it_goes_on_after_a_kill(tmp_path, one_thread):
+    assert processes.ended(KILLED.format(state=tmp_path / "state")) == -signal.SIGKILL
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
-    assert run(tmp_path / "state", "").stdout == run("", "").stdout != ""
+    _, curve = distil(*small(), state=tmp_path / "state")
+    assert curve == distil(*small())[1]
 
 
 @pytest.mark.parametrize(

@@ -17,59 +17,49 @@ from toolkit.text import load_tokens
 MOST_BYTES = 25e6
 
 
+def folder_of(name, *files):
+    """A model's folder, which has these files beside its card and its curve, and is small."""
+    folder = paths.root() / "data" / "models" / name
+    assert {file.name for file in folder.iterdir()} >= {*files, "curve.csv", "README.md"}
+    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
+    assert f"# {name}" in (folder / "README.md").read_text()
+    return folder
+
+
 @pytest.mark.parametrize("name", SPARSE)
 @torch.no_grad()
-def test_it_has_the_share_of_zeros_in_its_name(name):
-    model, tokenizer = load_model(name)
+def test_a_sparse_model_has_the_share_of_zeros_in_its_name(name):
+    folder, (model, tokenizer) = folder_of(name, "adapters.safetensors"), load_model(name)
     counts = []
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
     with watched(model, lambda _, outputs: counts.append((outputs == 0).double().mean().item())):
         run_decoder(model, tokens)
     assert len(counts) == len(thresholds_of(model))
     assert sum(counts) / len(counts) == pytest.approx(int(name.rpartition("sparse")[2]) / 100, abs=0.03)
-
-
-@pytest.mark.parametrize("name", SPARSE)
-def test_its_folder_is_whole_and_small(name):
-    folder = paths.root() / "data" / "models" / name
-    assert {file.name for file in folder.iterdir()} >= {"adapters.safetensors", "curve.csv", "README.md"}
-    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
-    assert f"# {name}" in (folder / "README.md").read_text()
     with pytest.raises(UserError, match="has activation thresholds already"):
-        merge(load_model(name)[0], folder / "adapters.safetensors")
+        merge(model, folder / "adapters.safetensors")
 
 
 UPCYCLED, SPLIT = "smollm2-135m-moe-upcycled", "smollm2-135m-moe-split"
 
 
-def test_the_upcycled_folder_is_whole_and_small():
-    folder = paths.root() / "data" / "models" / UPCYCLED
-    names = {"experts.safetensors", "curve.csv", "quality.csv", "routing.csv", "README.md"}
-    assert {file.name for file in folder.iterdir()} >= names
-    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
-    assert f"# {UPCYCLED}" in (folder / "README.md").read_text()
-    with pytest.raises(UserError, match="made for another model"):
-        upcycled.load(folder / upcycled.FILE, load_model(SPARSE[0])[0])
-
-
 @torch.no_grad()
 def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
-    model, tokenizer = load_model(UPCYCLED)
+    folder, (model, tokenizer) = folder_of(UPCYCLED, upcycled.FILE, "quality.csv", "routing.csv"), load_model(UPCYCLED)
     assert type(model).__name__ == "MixtralForCausalLM"
     assert {experts.form for experts in decoder_experts(model)} == {"renormalised"}
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
     dense, _ = load_model("smollm2-135m")
     ours, theirs = (it(tokens[None], labels=tokens[None]).loss.item() for it in (model, dense))
     assert ours < theirs
+    dense.model.layers[0].mlp.up_proj.weight[0, 0] += 1
+    with pytest.raises(UserError, match="made for another model"):
+        upcycled.load(folder / upcycled.FILE, dense)
 
 
 @torch.no_grad()
 def test_the_split_model_uses_8_of_14_experts():
-    folder = paths.root() / "data" / "models" / SPLIT
-    names = {"split.safetensors", "curve.csv", "quality.csv", "README.md"}
-    assert {file.name for file in folder.iterdir()} >= names
-    assert sum(file.stat().st_size for file in folder.iterdir()) < MOST_BYTES
-    assert f"# {SPLIT}" in (folder / "README.md").read_text()
+    folder_of(SPLIT, "split.safetensors", "quality.csv")
     model, tokenizer = load_model(SPLIT)
     assert {(it.form, it.count, it.neurons, it.per_token) for it in decoder_experts(model)} == {("ones", 14, 96, 8)}
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[None, :256]

@@ -83,6 +83,9 @@ def test_a_prefetched_expert_that_was_mispredicted_is_loaded_on_demand():
     loaded = token(two, way, SLOW, inputs).busy_s(*LOADING)
     assert loaded == pytest.approx(2 * LOAD_S * (2 + 0.25))  # both layers, and a quarter of the second again
     assert token(two, replace(way, exact=False), SLOW, inputs).busy_s(*LOADING) == pytest.approx(2 * LOAD_S * 2)
+    # four tokens use all four experts, two tokens each: one is loaded on demand if it was foretold for neither
+    of_prompt = prompt(two, way, SLOW, 4, inputs).busy_s(*LOADING)
+    assert of_prompt == pytest.approx(4 * LOAD_S * (2 + 0.25**2))
 
 
 def test_the_fit_gives_back_the_papers_baselines():

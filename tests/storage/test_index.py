@@ -65,7 +65,7 @@ def indices(draw):
     return Index(model, files, shards, tuple(headers), tuple(ops), tuple(rest))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(written=indices())
 def test_what_is_written_is_read(tmp_path, written):
     index.write(written, tmp_path / "i")
@@ -94,7 +94,7 @@ def record(folder):
     return record
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_signed_index_with_anything_anywhere_is_sound_or_refused(folder, record, data):
     at = data.draw(st.sampled_from([*places(record)][1:]))

@@ -79,6 +79,8 @@ def test_a_part_of_a_layer_is_several_ops_or_rows_in_one_buffer(store, weights):
         assert torch.equal(decode(found["attn.q"]), weights[1, "attn.q"])
         whole = layer.only(*layer.ops)
         assert whole.nbytes == layer.nbytes
+        found = whole.view(fetched(reader, whole))
+        assert all(torch.equal(decode(packed), weights[1, op]) for op, packed in found.items())
         assert fetched(reader, whole).tobytes() == fetched(reader, layer).tobytes()
 
 

@@ -171,7 +171,7 @@ def test_names_that_would_clash(tmp_path):
 
 
 def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
-    synced, replace, fsync = set(), os.replace, os.fsync
+    synced, renamed, rename, fsync = set(), [], os.rename, os.fsync
 
     def record(descriptor):
         synced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
@@ -180,9 +180,11 @@ def test_everything_is_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     def check(source, target):
         there = {str(path) for path in source.rglob("*")} | {str(source)}
         assert there == synced
-        replace(source, target)
+        renamed.append(target)
+        rename(source, target)
 
     monkeypatch.setattr(os, "fsync", record)
-    monkeypatch.setattr(os, "replace", check)
+    monkeypatch.setattr(os, "rename", check)
     write_store(tmp_path / "s", make_ops(), [("a", torch.ones(1))], files=lambda place: (place / "c").touch())
+    assert renamed == [tmp_path / "s"]
     assert str(tmp_path) in synced
