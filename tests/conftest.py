@@ -32,7 +32,7 @@ SLOW = {
     "formats": "contract files formats spqr",
     "hostile": "hostile",
     "interchange": "gguf",
-    "kernels": "ahead bitmap bitmap_cuda compiled csr cuda neurons neurons_cuda program spqr spqr_cuda",
+    "kernels": "ahead bitmap bitmap_cuda compiled csr cuda neuron_records neurons neurons_cuda program spqr spqr_cuda",
     "machines": "disk",
     "measure": "race",
     "models": "gguf models",
