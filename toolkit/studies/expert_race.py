@@ -41,7 +41,7 @@ from toolkit.simulation.expert_replay import COUNTS, replay_experts
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.store import Store
-from toolkit.studies.thresholded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.text import load_tokens
 
 EXACT = replace(ON_DEMAND, exact=True)

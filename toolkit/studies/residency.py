@@ -32,17 +32,8 @@ from toolkit.predictors.from_trace import FromTrace
 from toolkit.simulation.replay import replay, units_of
 from toolkit.storage.neuron_packing import LAYOUT, pack_neurons
 from toolkit.storage.store import Store
-from toolkit.studies.thresholded import (
-    LOADING,
-    TRACE,
-    ThresholdedModel,
-    few_samples,
-    loaded,
-    thresholds,
-    tokens_of,
-    trace,
-    weights_key,
-)
+from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.thresholded import TRACE, ThresholdedModel, few_samples, thresholds, tokens_of, trace
 
 OPTIMUM = "belady"
 POLICIES = ("window", "lru", "hot_table", "static")

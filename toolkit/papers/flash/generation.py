@@ -23,8 +23,9 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.papers.flash.reads import predictor_seconds
 from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.studies.loaded import loaded, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
-from toolkit.studies.thresholded import ThresholdedModel, loaded, samples, thresholds, tokens_of, weights_key
+from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds, tokens_of
 from toolkit.timeline.spans import Timeline
 
 FOLDER = "store"
