@@ -24,7 +24,6 @@ from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.decoding import greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.race import PLACED
 from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import take_turns
@@ -123,12 +122,12 @@ def token_rates(
                 tell(reasons[-1])
                 continue
             way = Way(name, policy=POLICY, device="cpu")
-            racing.append(StreamedModel(place, way, text, _labels(name), dram_bytes=race.dram_bytes))
+            racing.append(StreamedModel(place, way, text, {"way": name}, dram_bytes=race.dram_bytes))
         for name, file in rivals.items():
             tell(f"starting {name}" + ("" if file else ", whose file is written first"))
             settings = {"mapped": race.dram_bytes is not None, "memory_bytes": race.dram_bytes, "gguf": file}
             try:
-                rival = LlamaCpp(name, rival_model or model, scratch, text, _labels(name), **settings)
+                rival = LlamaCpp(name, rival_model or model, scratch, text, {"way": name}, **settings)
             except UserError as error:
                 if file is None:
                     raise
@@ -146,16 +145,12 @@ def token_rates(
             race.repetitions,
             race.tokens,
             SKIPPED,
-            tell=lambda way, tokens_s: tell(f"{way.labels['method']}: {tokens_s:.2f} tokens/s"),
+            tell=lambda way, tokens_s: tell(f"{way.labels['way']}: {tokens_s:.2f} tokens/s"),
         )
-    table = summary(by_turn(spans, ["method"]), ["method"], ["tokens_per_s"]).rename(columns={"method": "way"})
+    table = summary(by_turn(spans, ["way"]), ["way"], ["tokens_per_s"])
     table = table.assign(read_mb=table["read_bytes"] / 1e6, dram_mb=table["way"].map(held_bytes) / 1e6)
     rates = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
     return table[["way", *rates, "read_mb", "dram_mb", "mode", "disturbed"]], reasons
-
-
-def _labels(way: str) -> dict[str, str]:
-    return dict(zip(PLACED, (way, POLICY, "limit"), strict=True))
 
 
 def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
