@@ -164,7 +164,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_no_half_file(run):
         ({"speedup": 2.1, "speedup_low": 1.0, "speedup_high": 2.0}, ["speedup"]),
         ({"speedup": 0.9, "speedup_low": 1.0, "speedup_high": 2.0}, ["speedup"]),
         ({"speedup": 0.9, "speedup_low": float("nan"), "speedup_high": float("nan")}, []),
-        ({"seconds": 3.0, "median_s": 2.0, "seconds_low": 1.0, "seconds_high": 2.0}, ["seconds"]),
+        ({"seconds": 3.0, "seconds_low": 1.0, "seconds_high": 2.0}, ["seconds"]),
         ({"value": 3.0, "low": 4.0, "high": 5.0}, ["value"]),
         ({"density_low": 3.0, "density_high": 2.0}, []),
     ],

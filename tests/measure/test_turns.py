@@ -8,7 +8,7 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.turns import median_repetition, take_turns
+from toolkit.measure.turns import take_turns
 from toolkit.timeline.spans import Recorder
 
 
@@ -46,7 +46,6 @@ def test_only_tokens_that_count_are_timed_and_nothing_between_them():
     assert spans[["start_s", "end_s"]].to_numpy().tolist() == [[0, 2], [2, 5]] * 2
     constants = spans[["method", "stage", "tokens", "stored_bytes", "memory_bytes", "mode"]].drop_duplicates()
     assert constants.to_numpy().tolist() == [["a", "read", 2, 8, 64, "direct"]]
-    assert median_repetition(spans) == 1
 
 
 def test_each_repetition_begins_with_the_next_contestant():

@@ -48,20 +48,16 @@ def test_operations_are_measured_and_modelled_alike():
     assert measured["modelled_over_measured"].isna().all()
     ratios = modelled["seconds"].to_numpy() / measured["seconds"].to_numpy()
     assert len(ratios) == 2 * (4 + 5 + 5 + 4)
-    key = [measured.set_index(labels)["median_s"], modelled.set_index(labels)]
+    key = [measured.set_index(labels)["seconds"], modelled.set_index(labels)]
     expected = key[1]["seconds"] / key[0].reindex(key[1].index)
     assert key[1]["modelled_over_measured"].to_numpy() == pytest.approx(expected.to_numpy())
 
 
-def test_the_seconds_shown_and_the_median_lie_between_the_least_and_the_most():
+def test_the_seconds_lie_between_the_least_and_the_most():
     table = operations.operation_measurements(Workload("toy", "int8"), ["fc1"], repetitions=3)
     measured = table[table["evidence"] == "measured"]
     assert (measured["seconds_low"] <= measured["seconds"]).all()
     assert (measured["seconds"] <= measured["seconds_high"]).all()
-    assert (measured["seconds_low"] <= measured["median_s"]).all()
-    assert (measured["median_s"] <= measured["seconds_high"]).all()
-    totals = measured[measured["stage"] == "total"]
-    assert totals["seconds"].to_numpy() == pytest.approx(totals["median_s"].to_numpy())  # of an odd number
 
 
 def test_a_layer_in_both_tiers_and_read_ahead():
@@ -195,7 +191,7 @@ def test_large_packed_weights_are_not_predicted_from_the_rate_of_small_ones(monk
     assert speedup == pytest.approx(true, rel=0.1)
 
 
-def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypatch):
+def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
     workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
     monkeypatch.setattr(operations, "this_machine", lambda *arguments: machine)
     nbytes = 2 * 96 * 64
@@ -208,6 +204,10 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
             rows[-1] |= {"path": "host", "device": "cpu"}
             rows[-1] |= {
                 "repetition": repetition,
+                "token": 0,
+                "tokens": 1,
+                "stored_bytes": nbytes,
+                "memory_bytes": float("inf"),
                 "mode": "direct",
                 "measured_at": "2024-02-03T04:05:06+00:00",
                 "disturbed": False,
@@ -219,8 +219,7 @@ def test_the_model_is_held_against_the_median_repetition_of_each_stage(monkeypat
     measured, modelled = table.loc["measured"], table.loc["modelled"]
     assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}
     assert modelled["measured_at"].isna().all()
-    assert measured["seconds"].to_dict() == {"read": 20, "compute": 3, "transfer": 20, "total": 23}
-    assert measured["median_s"].to_dict() == {"read": 2, "compute": 4, "transfer": 2, "total": 23}
+    assert measured["seconds"].to_dict() == {"read": 2, "compute": 4, "transfer": 2, "total": 23}
     expected = [nbytes / 1e9 / seconds for seconds in (2, 4, 2)]
     ratios = modelled["modelled_over_measured"]
     assert ratios[["read", "compute", "transfer"]].tolist() == pytest.approx(expected)

@@ -109,8 +109,6 @@ def _latency(table: pd.DataFrame, id: str) -> Numbers:
         if known is None or known.quantity is None:
             continue
         values = table[name].dropna() * SECONDS[known.unit]
-        if name == "seconds" and "median_s" in table:  # the same number, where both are there
-            values = values[table["median_s"].isna()]
         quantity: object = known.quantity
         if "stage" in table and quantity == "total":
             quantity = table["stage"].fillna("total").loc[values.index]

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from toolkit.machines.machine import GB
 from toolkit.measure.turns import timeline_of
 
 STAGES = ("read", "decode", "manage", "compute", "other")
@@ -70,3 +71,19 @@ def times_as_fast(turns: pd.DataFrame, by: Sequence[str], baseline: Baseline, co
     wanted = pd.MultiIndex.from_frame(turns[keys].assign(**others))
     theirs = turns.set_index(keys)[column]
     return theirs[theirs.index.isin(wanted)].reindex(wanted).to_numpy() / turns[column]
+
+
+def stage_summary(spans: pd.DataFrame) -> pd.DataFrame:
+    """The `summary` of one contestant's turns, stage by stage: the columns of `Timeline.stages()`, with ranges.
+
+    Each stage has the median of its own seconds, so stages add up to the total only nearly. tokens of a turn,
+    stored_bytes, mode, disturbed and measured_at come after them.
+    """
+    tables = [
+        timeline_of(turn).stages().assign(repetition=number, **turn[["tokens", *OF_TURN]].iloc[0])
+        for number, turn in spans.groupby("repetition")
+    ]
+    table = summary(pd.concat(tables, ignore_index=True), ["stage"])
+    total_s = table.loc[table["stage"] == "total", "seconds"].item()
+    rates = {"gb_s": (table["nbytes"] / GB / table["seconds"]).fillna(0), "evidence": "measured"}
+    return table.assign(share_percent=100 * table["seconds"] / total_s, **rates).drop(columns="memory_bytes")

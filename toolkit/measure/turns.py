@@ -1,7 +1,7 @@
 """Contestants that do the same work take turns, so that a slow spell of the machine hits all of them.
 
     spans = take_turns([StreamedModel(...), AcceleratedModel(...)], repetitions=5, tokens=4, skipped=1)
-    median_stages(spans[spans["method"] == "endor"])
+    by_turn(spans, ["method"])      # of toolkit.measure.summary
 
 In a turn a contestant is opened, takes some tokens, and is closed; then its outputs are checked. Each repetition begins
 with the next contestant. A repetition that other work disturbed (`toolkit.measure.disturbance`) is taken again by all
@@ -27,7 +27,6 @@ from toolkit.progress import progress
 from toolkit.timeline.spans import Span, Timeline
 
 SPAN = list(Span.__dataclass_fields__)
-CIRCUMSTANCES = ["mode", "measured_at"]  # the same for all spans of a turn
 VERSIONED = ("torch", "numba", "transformers", "accelerate")
 MOST_IN_VAIN = 2  # disturbed repetitions taken again and disturbed again: the machine is busy for longer
 
@@ -153,24 +152,3 @@ def _turn(contestant: Contestant, tokens: int, skipped: int, is_open: bool, guar
 def timeline_of(spans: pd.DataFrame) -> Timeline:
     """The timeline that rows with the columns of `SPAN` make."""
     return Timeline(tuple(Span(**row) for row in spans[SPAN].to_dict("records")), "measured")
-
-
-def median_repetition(spans: pd.DataFrame) -> int:
-    """The number of the repetition whose total is the median, the lower one of two."""
-    totals = {number: timeline_of(rows).total_s for number, rows in spans.groupby("repetition")}
-    return sorted(totals, key=totals.get)[(len(totals) - 1) // 2]
-
-
-def median_stages(spans: pd.DataFrame) -> pd.DataFrame:
-    """`Timeline.stages()` of the median repetition, with the columns of `CIRCUMSTANCES`.
-
-    seconds_low, median_s and seconds_high are each stage's least, median and most seconds of all repetitions;
-    `disturbed` is the share of repetitions that other work disturbed.
-    """
-    stages = {number: timeline_of(rows).stages() for number, rows in spans.groupby("repetition")}
-    seconds = pd.concat(stages).groupby("stage")["seconds"]
-    shown = stages[median_repetition(spans)]
-    spread = {"seconds_low": seconds.min(), "median_s": seconds.median(), "seconds_high": seconds.max()}
-    shown = shown.assign(**{name: shown["stage"].map(values) for name, values in spread.items()})
-    disturbed = spans.groupby("repetition")["disturbed"].first().mean()
-    return shown.assign(**spans[CIRCUMSTANCES].iloc[0], disturbed=disturbed)

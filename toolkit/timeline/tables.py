@@ -60,12 +60,8 @@ def _ranges(table: pd.DataFrame, baseline: dict) -> dict[str, pd.Series]:
 
 
 def beside_measured(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `modelled_over_measured` to modelled rows: their seconds over the measured ones.
-
-    Measured are the stage's `median_s` over all repetitions, since a single one may hold a pause that no other has.
-    """
-    typical = table.assign(seconds=table["median_s"].fillna(table["seconds"]))
-    ratio = relative_to(typical, "seconds", evidence="measured")
+    """Add `modelled_over_measured` to modelled rows: their seconds over the measured ones."""
+    ratio = relative_to(table, "seconds", evidence="measured")
     return table.assign(modelled_over_measured=ratio.where(table["evidence"] == "modelled"))
 
 

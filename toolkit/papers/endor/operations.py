@@ -15,7 +15,8 @@ from toolkit.errors import unknown
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
 from toolkit.measure.rates import this_machine
-from toolkit.measure.turns import CIRCUMSTANCES, median_repetition, median_stages, timeline_of
+from toolkit.measure.summary import stage_summary
+from toolkit.measure.turns import timeline_of
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import Placed, Way, all_ways
@@ -38,11 +39,10 @@ def operation_measurements(
 
     With `accelerate`, Hugging Face Accelerate's disk offload of the same weights takes its turns as one more method.
 
-    More columns: seconds_low, median_s and seconds_high are the stage's least, median and most seconds of all
-    repetitions. `mode` is "direct" if reads went past the page cache. `measured_at` is in UTC.
-    `modelled_over_measured`, in modelled rows, is their seconds over median_s, since a single repetition may hold a
-    pause that no other has. Raises `UserError` for unknown names, a disk too small, or bytes read back that are not
-    those written.
+    seconds are medians over the repetitions, with seconds_low and seconds_high. `mode` is "direct" if reads went past
+    the page cache. `measured_at` is in UTC. `modelled_over_measured`, in modelled rows, is their seconds over the
+    measured ones. Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those
+    written.
     """
     choices = all_ways(device="cpu", methods=methods)
     rivals = [RIVAL] * accelerate
@@ -84,12 +84,13 @@ def layer_measurements(
 
 
 def layer_spans(workload: Workload, way: Way, placement: str = "storage", repetitions: int = 5) -> pd.DataFrame:
-    """The spans of one pass through a layer, the one that `layer_measurements` shows, as `Timeline.table` has them."""
+    """The spans of one pass through a layer, that of the median repetition, as `Timeline.table` has them."""
     spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions)
     chosen = spans_of(spans, (way, placement))
-    table = timeline_of(chosen[chosen["repetition"] == median_repetition(chosen)]).table()
+    totals = {number: timeline_of(turn).total_s for number, turn in chosen.groupby("repetition")}
+    typical = chosen[chosen["repetition"] == sorted(totals, key=totals.get)[(len(totals) - 1) // 2]]
     shared = {"profile": PROFILE, "model": workload.model, **labels((way, placement))}
-    return table.assign(**shared, **chosen[CIRCUMSTANCES].iloc[0])
+    return timeline_of(typical).table().assign(**shared, **typical[["mode", "measured_at"]].iloc[0])
 
 
 def _layer_ways() -> list[Placed]:
@@ -99,7 +100,8 @@ def _layer_ways() -> list[Placed]:
 
 
 def _stages(spans: pd.DataFrame, workload: Workload, ways: Iterable[Placed], op: str) -> pd.DataFrame:
-    """Rows of `Timeline.stages()` of each way: those of the repetition whose total is the median."""
+    """The `stage_summary` of each way."""
     shared = {"profile": PROFILE, **asdict(workload), "op": op}
-    tables = [median_stages(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
+    tables = [stage_summary(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
+    tables = [table.drop(columns=["tokens", "stored_bytes"]) for table in tables]
     return pd.concat(tables, ignore_index=True)

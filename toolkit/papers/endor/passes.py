@@ -17,8 +17,7 @@ from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, race_spans
 from toolkit.measure.rates import this_machine
-from toolkit.measure.summary import by_turn, summary
-from toolkit.measure.turns import median_stages
+from toolkit.measure.summary import by_turn, stage_summary, summary
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import ACCELERATE, METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
@@ -170,9 +169,9 @@ def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
     mode.
     """
     chosen = (table["evidence"] == "measured") & (table["mapping"] == "storage") & (table["stage"] == "total")
-    rows = table[chosen].set_index(["method", "policy"]).sort_values("median_s")
-    shown = rows[["median_s", "seconds_low", "seconds_high", "nbytes", "gb_s", "mode"]]
-    return shown.rename(columns={"median_s": "seconds", "nbytes": "bytes_a_token"})
+    rows = table[chosen].set_index(["method", "policy"]).sort_values("seconds")
+    shown = rows[["seconds", "seconds_low", "seconds_high", "nbytes", "gb_s", "mode"]]
+    return shown.rename(columns={"nbytes": "bytes_a_token"})
 
 
 def default_ways(methods: Sequence[str]) -> list[Placed]:
@@ -193,11 +192,10 @@ def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -
 
 
 def _a_token(spans: pd.DataFrame) -> pd.DataFrame:
-    """`median_stages` of windows over several tokens, for one of them."""
-    shared = spans[["tokens", "stored_bytes"]].iloc[0]
-    stages = median_stages(spans).assign(**shared)
-    summed = ["seconds", "seconds_low", "median_s", "seconds_high", "nbytes"]
-    return stages.assign(**{name: stages[name] / shared["tokens"] for name in summed})
+    """`stage_summary` of windows over several tokens, for one of them."""
+    stages = stage_summary(spans)
+    summed = ["seconds", "seconds_low", "seconds_high", "nbytes"]
+    return stages.assign(**{name: stages[name] / stages["tokens"] for name in summed})
 
 
 def _by_way(spans: pd.DataFrame) -> Iterator[tuple[Placed, pd.DataFrame]]:

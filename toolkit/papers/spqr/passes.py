@@ -206,7 +206,7 @@ def _packed(twin: ModelTwin, store: str, form: str) -> object:
 
 
 def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A row a method, from `forward_measurements`: seconds_low, mean_s and median_s of a pass, over all repetitions.
+    """A row a method, from `forward_measurements`: seconds (median), mean_s and seconds_low of a pass, over all tokens.
 
     speedup is the dense median over this one, of the same repetition (`summary`). byte_limit is the dense bytes over
     this one's; gb_s the bytes over the median. bits_per_weight and dense_bits are those of the decoder linears, here
@@ -216,10 +216,10 @@ def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
     turns = turns[["seconds", "disturbed"]].median().join(turns[["weight_bytes"]].first()).reset_index()
     table = summary(turns, ["method"], (), {"speedup": {"method": DENSE}}).drop(columns="seconds").set_index("method")
     seconds = tokens.groupby("method", sort=False)["seconds"]
-    table = table.assign(seconds_low=seconds.min(), mean_s=seconds.mean(), median_s=seconds.median())
+    table = table.assign(seconds_low=seconds.min(), mean_s=seconds.mean(), seconds=seconds.median())
     bits = pd.Series(stored_bits(tokens))
     table = table.assign(bits_per_weight=bits.reindex(table.index), dense_bits=bits[DENSE])
-    return _finished(table.reset_index(), "median_s").assign(profile=MINE, model=model, evidence="measured")
+    return _finished(table.reset_index(), "seconds").assign(profile=MINE, model=model, evidence="measured")
 
 
 def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
