@@ -6,18 +6,11 @@ from pathlib import Path
 import pandas as pd
 
 from toolkit.cache import kept
-from toolkit.errors import UserError
 from toolkit.files import file_sha256
 from toolkit.models import MODELS, downloads
-from toolkit.models.cutting import thresholds_of
 from toolkit.models.loading import gguf_file, parts_of
-from toolkit.planner.treatments import EXPERTS, TREATMENTS, ZEROS, variant_of
-from toolkit.studies.expert_quality import expert_variants
-from toolkit.studies.loaded import loaded
-from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared
-from toolkit.studies.routing import RoutedModel
-from toolkit.studies.sparse_curve import WAYS, Zeros
-from toolkit.studies.variants import ModelVariant
+from toolkit.planner.treatments import ALTERATIONS
+from toolkit.studies.quality import AS_IS, EvaluationSettings, compared
 
 
 def _identity(model: str) -> Mapping[str, object]:
@@ -38,32 +31,13 @@ def _identity(model: str) -> Mapping[str, object]:
 
 
 @kept("planned_quality", without=("toolkit.models.loading",), key=_identity)
-def measured(model: str, treatment: str, level: str, settings: EvaluationSettings) -> pd.DataFrame:
+def measured(model: str, treatment: str, settings: EvaluationSettings) -> pd.DataFrame:
     """The price of a treatment, in one row.
 
     Columns: log_difference (log-perplexity less that of the model as it is, nats a token), difference_error (its
-    standard error over windows), corpus, windows, sequence_length. Raises `UserError` for a treatment or a level that
-    this model cannot have, and what the studies raise.
+    standard error over windows), corpus, windows, sequence_length. Raises `UserError` for a treatment that this model
+    cannot have, and what `compared` raises.
     """
-    dense, altered = _alterations(model, treatment, level, settings)
-    row = compared(settings, {"dense": dense, "altered": altered}).iloc[-1]
-    difference, error = row["difference"], row["difference_error"]
-    row = {"log_difference": difference, "difference_error": error, "corpus": settings.corpus}
+    row = compared(settings, {"as it is": AS_IS, treatment: ALTERATIONS[treatment]}).iloc[-1]
+    row = {"log_difference": row["difference"], "difference_error": row["difference_error"], "corpus": settings.corpus}
     return pd.DataFrame([row | {"windows": settings.windows, "sequence_length": settings.sequence_length}])
-
-
-def _alterations(model: str, treatment: str, level: str, settings: EvaluationSettings) -> tuple[Alteration, Alteration]:
-    """The model as the treatment has it without any loss, and treated."""
-    if (treatment, level) in EXPERTS:
-        setting = RoutedModel(model, settings.corpus, settings.windows, settings.sequence_length)
-        dense, altered = expert_variants(setting, ("16 bits", EXPERTS[treatment, level])).values()
-        return dense, altered
-    if treatment in ZEROS:
-        if ZEROS[treatment] not in WAYS:
-            raise UserError(f"{treatment}: a recovered model takes hours to make: `python -m toolkit.recovery`")
-        if thresholds_of(loaded(model)[0]) is not None:
-            raise UserError(f"{model} has thresholds of its own: ask for the share of zeros that they cut")
-        return AS_IS, Zeros(ZEROS[treatment], float(level))
-    if (variant := variant_of(treatment, level)) is None:
-        raise UserError(f"{treatment} at {level} is not measured here; known are {', '.join(TREATMENTS)}")
-    return ModelVariant(), variant

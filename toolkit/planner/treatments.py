@@ -1,54 +1,29 @@
-"""What is done to a model's weights before it runs, by one name in plans, in measured curves and in measurements.
+"""Each treatment of weights that a way needs: its name, and the alteration of a model that shows what it costs."""
 
-A treatment has a level: the share of zeros, a pattern such as "2:4", or bits. Those of `FORMS` have one level only.
-
-- "dense": nothing. "int8", "int4 hqq", "spqr", "gguf Q8_0" and its like: fewer bits, without zeros.
-- "sparsegpt", "wanda", "magnitude": pruned, in 16 bits; with " int8" behind the name also rounded to int8.
-- "zeros": thresholds cut this share of each layer's FFN outputs; "zeros few_bits": the predictor of that name foretells
-  them; "zeros recovered": a model distilled for it.
-- "experts": experts in 4 or 2 bits, or "mixed"; "experts attention int4": a layer's other matrices in 4 bits as well.
-"""
-
-import re
-
-from toolkit.policies.methods import LLAMA_CPP
-from toolkit.pruning import METHODS
-from toolkit.pruning.pruned import DENSE
-from toolkit.studies.expert_quality import HALF, VARIANTS
-from toolkit.studies.sparse_curve import RECOVERED
+from toolkit.planner.ways import SPARSITIES, ZEROS
+from toolkit.studies.expert_quality import ExpertVariant
+from toolkit.studies.quality import Alteration
+from toolkit.studies.routing import RoutedModel
+from toolkit.studies.sparse_curve import Zeros
 from toolkit.studies.variants import ModelVariant
 
-INT8, GGUF, CALIBRATION_WINDOWS = " int8", "gguf ", 8
+CALIBRATION_WINDOWS = 8
+EXACT = {"dense", "gguf F16", "experts 16"}  # no weight changes
 MIXTURES = {"Q8_0": "Q8_0", "Q4_0": "Q4_0", "Q4_K": "Q4_K_M", "Q3_K": "Q3_K_S"}  # GGUF type -> llama-quantize's mixture
-FORMS = {"int8": "int8", "int4 hqq": "int4, hqq", "spqr": "int3, spqr 1 %"} | {
-    GGUF + kind: f"{mixture}, llama.cpp" for kind, mixture in MIXTURES.items()
+
+
+def _pruned(form: str, sparsity: float, pattern: str | None = None) -> ModelVariant:
+    return ModelVariant(form, "sparsegpt", sparsity, pattern, CALIBRATION_WINDOWS)
+
+
+VARIANTS = {
+    "int8": ModelVariant("int8"),
+    "spqr": ModelVariant("int3, spqr 1 %", calibration_windows=CALIBRATION_WINDOWS),
+    "sparsegpt 2:4": _pruned("fp16, 2:4", 0.5, "2:4"),
 }
-EXACT = {("dense", "16"), ("experts", "16")} | {(GGUF + kind, "16") for kind in LLAMA_CPP.values() if kind == "F16"}
-ZEROS = {"zeros": "threshold", "zeros few_bits": "threshold, few-bit predictor", "zeros recovered": RECOVERED}
-EXPERTS = {  # (treatment, level) -> variant of `expert_quality`
-    ("experts" if attention == HALF else "experts attention int4", str(bits)): name
-    for name, (bits, attention, foretold, skipped) in VARIANTS.items()
-    if not (foretold or skipped or bits == HALF)
-}
-TREATMENTS = (DENSE, *FORMS, *METHODS, *(name + INT8 for name in METHODS), *ZEROS, *{name for name, _ in EXPERTS})
-
-
-def variant_of(treatment: str, level: str) -> ModelVariant | None:
-    """The model that `toolkit.studies.variants` measures for a treatment; None if that does not know it."""
-    if treatment in FORMS:
-        return ModelVariant(FORMS[treatment], calibration_windows=CALIBRATION_WINDOWS if treatment == "spqr" else None)
-    method, int8, _ = treatment.partition(INT8)
-    if method not in METHODS:
-        return None
-    pattern = level if ":" in level else None
-    form = f"{'int8' if int8 else 'fp16'}, {'2:4' if pattern == '2:4' else 'endor'}"
-    sparsity = 0.5 if pattern else float(level)
-    return ModelVariant(form, method, sparsity, pattern, CALIBRATION_WINDOWS)
-
-
-def treatment_of(form: str, method: str, sparsity: float, pattern: str) -> tuple[str, str] | None:
-    """Treatment and level of a row of `compare_variants`; None for a form that no plan has."""
-    if method in (DENSE, form):
-        names = {name for name, known in FORMS.items() if known == form}
-        return (names.pop(), re.search(r"\d+", form)[0]) if names else None
-    return method + (INT8 if form.startswith("int8") else ""), pattern if ":" in pattern else f"{sparsity:g}"
+VARIANTS |= {f"sparsegpt {share:g}": _pruned("fp16, endor", share) for share in SPARSITIES}
+VARIANTS |= {f"sparsegpt {share:g} int8": _pruned("int8, endor", share) for share in SPARSITIES}
+VARIANTS |= {f"gguf {kind}": ModelVariant(f"{mixture}, llama.cpp") for kind, mixture in MIXTURES.items()}
+FEW_BITS = {f"few_bits {share:g}": Zeros("threshold, few-bit predictor", share) for share in ZEROS}
+EXPERTS = {f"experts {bits}": ExpertVariant(RoutedModel(), bits) for bits in (4, 2)}
+ALTERATIONS: dict[str, Alteration] = VARIANTS | FEW_BITS | EXPERTS

@@ -21,7 +21,7 @@ class PlannedWay:
     Args:
         name: for tables.
         kind: what comes from the disk: whole "layers", "neurons" or "experts"; or "llama.cpp", which maps its file.
-        treatment, level: what is done to the weights, as `toolkit.planner.quality` has it.
+        treatment: what is done to the weights, as `toolkit.planner.treatments` names it.
         method: as `toolkit.policies.methods.find_method` has it; of neurons and experts, that of everything else.
         dtype: of the values that are stored.
         sparsity: share of zeros, of weights; of neurons, of their outputs.
@@ -32,7 +32,6 @@ class PlannedWay:
     name: str
     kind: str
     treatment: str
-    level: float | str
     method: str
     dtype: str = BFLOAT16
     sparsity: float = 0.0
@@ -64,36 +63,36 @@ def ways(experts: bool, zeros: Sequence[float] = ()) -> list[PlannedWay]:
 def _of_layers() -> Iterator[PlannedWay]:
     packed = "--weights packed"
     dense = "--method dense --format dense"
-    yield PlannedWay("dense, by torch", STREAMED, "dense", 16, "dense", pack=dense)
-    yield PlannedWay("dense", STREAMED, "dense", 16, f"dense{PACKED}", pack=dense, run=packed)
+    yield PlannedWay("dense, by torch", STREAMED, "dense", "dense", pack=dense)
+    yield PlannedWay("dense", STREAMED, "dense", f"dense{PACKED}", pack=dense, run=packed)
     int8 = {"dtype": INT8, "bits": 8, "run": packed}
-    yield PlannedWay("int8", STREAMED, "int8", 8, f"dense{PACKED}", pack=f"{dense} --int8", **int8)
+    yield PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
     for share in SPARSITIES:
         prune, name = f"--method sparsegpt --sparsity {share}", f"endor, {share:.0%} zeros".replace("%", " %")
         of = {"sparsity": share, "pack": prune}
-        yield PlannedWay(f"{name}, decoded", STREAMED, "sparsegpt", share, "endor", **of)
-        yield PlannedWay(name, STREAMED, "sparsegpt", share, f"endor{PACKED}", **of, run=packed)
+        yield PlannedWay(f"{name}, decoded", STREAMED, f"sparsegpt {share:g}", "endor", **of)
+        yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **of, run=packed)
         of["pack"] += " --int8"
-        yield PlannedWay(f"{name}, int8", STREAMED, "sparsegpt int8", share, f"endor{PACKED}", **of, **int8)
+        yield PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **of, **int8)
     two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4", "run": packed}
-    yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt", "2:4", f"endor{PACKED}", **two_four)
-    yield PlannedWay("spqr, 3 bits", STREAMED, "spqr", 3, f"spqr{PACKED}", bits=3, pack="--method spqr")
+    yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt 2:4", f"endor{PACKED}", **two_four)
+    yield PlannedWay("spqr, 3 bits", STREAMED, "spqr", f"spqr{PACKED}", bits=3, pack="--method spqr")
 
 
 def _by_neuron(zeros: float) -> PlannedWay:
     """Predictors copy gate and up projection in few bits. A model with thresholds of its own keeps these."""
     name, pack = f"neurons, {zeros:.0%} zeros".replace("%", " %"), f"--method neurons --sparsity {zeros:.2g}"
-    return PlannedWay(name, NEURONS, "zeros few_bits", zeros, f"dense{PACKED}", sparsity=zeros, pack=pack)
+    return PlannedWay(name, NEURONS, f"few_bits {zeros:g}", f"dense{PACKED}", sparsity=zeros, pack=pack)
 
 
 def _of_experts() -> Iterator[PlannedWay]:
     for bits in EXPERT_BITS:
         pack = f"--method experts --bits {bits}"
-        yield PlannedWay(f"experts, {bits} bits", EXPERTS, "experts", bits, "dense", bits=bits, pack=pack)
+        yield PlannedWay(f"experts, {bits} bits", EXPERTS, f"experts {bits}", "dense", bits=bits, pack=pack)
     # no command packs such experts
-    yield PlannedWay("experts, SpQR (only modelled)", EXPERTS, "spqr", 3, f"spqr{PACKED}", bits=3)
+    yield PlannedWay("experts, SpQR (only modelled)", EXPERTS, "spqr", f"spqr{PACKED}", bits=3)
 
 
 def _rivals() -> Iterator[PlannedWay]:
     for name, kind in LLAMA_CPP.items():
-        yield PlannedWay(name, RIVAL, f"gguf {kind}", GGUF_BITS[kind], "dense", bits=GGUF_BITS[kind])
+        yield PlannedWay(name, RIVAL, f"gguf {kind}", "dense", bits=GGUF_BITS[kind])
