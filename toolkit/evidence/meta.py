@@ -22,7 +22,7 @@ class Meta(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True)
 
     id: str | None = None
-    version: int | None = Field(None, alias="schema")
+    version: int | None = Field(default=None, validation_alias="schema")
     figures: list[str] = []
     evidence: list[str] = []
     verdicts: dict[str, dict[str, int]] = {}
