@@ -14,9 +14,9 @@ from toolkit.papers.hermes.systems import (
     SystemCase,
     fits,
     offline_problem,
-    resident_rows,
     shares,
 )
+from toolkit.simulation.hot_cold_loads import Serving
 
 LLAMA, OPT = "llama2-70b", "opt-13b"
 fig14 = functions_of("hermes/fig14")
@@ -50,11 +50,12 @@ def test_shares_by_hand():
 
 def test_the_share_on_the_gpu_by_hand():
     """20 GB less the head, over the blocks' 12 · hidden² weights of two bytes each; the paper has 80 and 15 %."""
-    found = resident_rows([OPT, "opt-66b"]).set_index("model")["resident_percent"]
+    machine = profile(MACHINE)
     for model, layers, hidden, published in ((OPT, 40, 5120, 80), ("opt-66b", 64, 9216, 15)):
         share = (20e9 - 2 * 50272 * hidden) / (2 * layers * 12 * hidden**2)
-        assert found[model] == pytest.approx(100 * share)
-        assert found[model] == pytest.approx(published, rel=0.05)
+        found = Serving(model).resident_share(machine)
+        assert found == pytest.approx(share)
+        assert 100 * found == pytest.approx(published, rel=0.05)
 
 
 def test_dimms_that_hold_a_model():

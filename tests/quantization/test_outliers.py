@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.notebook_code import functions_of
 from toolkit.kernels import csr
 from toolkit.quantization import outliers as study
 from toolkit.quantization.spqr import SpQR
+
+fig3_3 = functions_of("spqr/fig3_3")
 
 
 def random(seed, *shape):
@@ -23,17 +26,17 @@ def outliers(counts, columns=64):
 
 def test_densities_by_hand():
     counts = np.array([0] * 10 + [1] * 9 + [11])
-    found = study.row_spread(counts, 50, np.random.default_rng(0))
+    found = fig3_3.row_spread(counts, 50, np.random.default_rng(0))
     assert (found["outliers"], found["share_percent"]) == (20, pytest.approx(2))
     assert (found["density_median"], found["density_most"]) == (1, 22)
     assert found["densest_tenth_percent"] == pytest.approx(100 * 12 / 20)  # two of twenty rows
     assert found["heaviest_over_chance"] > 2
-    assert study.densest_tenth(np.zeros(20, int)) == 0
+    assert fig3_3.densest_tenth(np.zeros(20, int)) == 0
 
 
 def test_outliers_at_random_look_like_chance():
     counts = np.random.default_rng(1).multinomial(4000, np.full(400, 1 / 400))
-    found = study.row_spread(counts, 1000, np.random.default_rng(0))
+    found = fig3_3.row_spread(counts, 1000, np.random.default_rng(0))
     assert found["densest_tenth_percent"] == pytest.approx(found["densest_tenth_chance"], rel=0.1)
     assert found["heaviest_over_chance"] == pytest.approx(1, abs=0.25)
 
@@ -55,11 +58,3 @@ def test_the_error_of_the_worst_weights_is_that_of_a_loop():
     )
     expected = 100 * sum(errors[-12:]) / sum(errors)
     assert study.sensitive_share(weight, gram, 0.1) == pytest.approx(expected, rel=1e-4)
-
-
-def test_a_row_for_each_matrix():
-    matrices = [(0, op, outliers([8] + [1] * 19)) for op in ("q_proj", "k_proj")] + [(0, "up_proj", outliers([2] * 20))]
-    table = study.density_table(matrices)
-    assert table["densest_tenth_percent"].tolist() == pytest.approx([100 * 9 / 27] * 2 + [100 * 4 / 40])
-    assert table["outliers"].sum() == 94
-    assert set(table["columns"]) == {64}

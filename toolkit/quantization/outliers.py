@@ -19,9 +19,6 @@ from toolkit.quantization.quantised import QuantisedModel
 from toolkit.quantization.spqr import Quantised, SpQR
 from toolkit.text import load_tokens
 
-TENTH = 0.1
-DRAWS = 20  # of outliers at random, to know what chance alone makes
-
 
 def outliers_of(quantised: QuantisedModel) -> Iterator[tuple[int, str, csr.Outliers]]:
     """The number of the decoder block, the operation's name in it and its outliers, for every decoder linear."""
@@ -74,47 +71,6 @@ def densities_by_layer(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> lis
     for layer, op, outliers in matrices:
         counts.setdefault(layer, {})[op] = row_counts(outliers).tolist()
     return [counts[layer] for layer in sorted(counts)]
-
-
-def density_table(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> pd.DataFrame:
-    """How the outliers of each matrix are spread over its rows: a row a matrix.
-
-    Columns: layer, op, rows, columns, outliers, share_percent; densities of rows in percent of their weights:
-    density_low (5 % of the rows have less), density_median, density_high (95 %), density_most; densest_tenth_percent
-    (share of the outliers that lie in the densest tenth of the rows), heaviest_over_chance (the heaviest row over the
-    heaviest of as many outliers thrown at random), densest_tenth_chance. The last two are means over `DRAWS` draws.
-    """
-    generator = np.random.default_rng(0)
-    return pd.DataFrame(
-        {"layer": layer, "op": op, **row_spread(row_counts(outliers), outliers.shape[1], generator)}
-        for layer, op, outliers in matrices
-    )
-
-
-def row_spread(counts: np.ndarray, columns: int, generator: np.random.Generator) -> dict[str, float]:
-    """The numbers of `density_table` for a matrix with so many outliers in its rows."""
-    rows, total = len(counts), int(counts.sum())
-    thrown = generator.multinomial(total, np.full(rows, 1 / rows), size=DRAWS)
-    density = 100 * counts / columns
-    return {
-        "rows": rows,
-        "columns": columns,
-        "outliers": total,
-        "share_percent": 100 * total / (rows * columns),
-        "density_low": np.quantile(density, 0.05),
-        "density_median": np.median(density),
-        "density_high": np.quantile(density, 0.95),
-        "density_most": density.max(),
-        "densest_tenth_percent": densest_tenth(counts),
-        "densest_tenth_chance": np.mean([densest_tenth(draw) for draw in thrown]),
-        "heaviest_over_chance": counts.max() / max(1, thrown.max(axis=1).mean()),
-    }
-
-
-def densest_tenth(counts: np.ndarray) -> float:
-    """The percentage of the outliers that lie in the tenth of the rows which have most of them; 0 without outliers."""
-    most = np.sort(counts)[len(counts) - max(1, round(TENTH * len(counts))) :]
-    return 100 * most.sum() / max(1, counts.sum())
 
 
 @kept("measured", key=lambda model_name: {"weights_sha256": weights_sha256(load_model(model_name, fast_dtype())[0])})

@@ -172,13 +172,6 @@ def shares(table: pd.DataFrame) -> pd.DataFrame:
     return table[["model", "system", "batch", "profile", "evidence"]].assign(part="shares", **parts)
 
 
-def resident_rows(models: Sequence[str]) -> pd.DataFrame:
-    """The share of each model's weights that fits the GPU: model, resident_percent, profile, evidence."""
-    machine = profile(MACHINE)
-    rows = [{"model": name, "resident_percent": 100 * Serving(name).resident_share(machine)} for name in models]
-    return pd.DataFrame(rows).assign(part="resident", profile=MACHINE, evidence="modelled")
-
-
 def fits(model: str, dimms: int, machine: str = MACHINE) -> bool:
     """Whether so many DIMMs hold a model, and the GPU its projections and head."""
     found, serving = profile(machine), Serving(model)
