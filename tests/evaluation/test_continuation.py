@@ -8,9 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import naive_evaluation
-from toolkit.errors import UserError
-from toolkit.evaluation.continuation import continuation_perplexity
+from tests.notebook_code import functions_of
 from toolkit.evaluation.likelihood import perplexity
+
+continuation_perplexity = functions_of("flash/tab07").continuation_perplexity
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,3 @@ def test_against_the_oracle(model, count, prompt_tokens):
 def test_after_one_token_it_is_the_perplexity_of_a_window(model):
     tokens = tokens_of(12)
     assert continuation_perplexity(model, tokens, 1) == pytest.approx(perplexity(model, tokens, 12), rel=1e-5)
-
-
-@pytest.mark.parametrize("prompt_tokens", [-1, 0, 4, 5])
-def test_no_prompt_or_no_continuation_is_refused(model, prompt_tokens):
-    with pytest.raises(UserError, match="expected 1 to 3, of 4 in all"):
-        continuation_perplexity(model, tokens_of(4), prompt_tokens)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from toolkit.formats.sizes import linear_sizes
+from tests.notebook_code import functions_of
 from toolkit.models import decoder_blocks, decoder_linears
 
 
@@ -18,7 +18,7 @@ def test_rows_of_unlike_length_cost_ell_alone():
         weight[:, :4] = 0
     weights["q_proj"][:] = torch.tensor([1.0] + [0.0] * 7)
     weights["q_proj"][0] = 1.0  # one row is full, the others hold one value
-    table = linear_sizes(model).set_index(["op", "format"])
+    table = functions_of("beyond/where_zeros_fall").linear_sizes(model).set_index(["op", "format"])
     bits = table["bits_per_weight"]
     assert bits["q_proj", "ell"] == 32  # 8 slots in each of 8 rows, a value and an index of 16 bits each
     assert bits["k_proj", "ell"] == 16

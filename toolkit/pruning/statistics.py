@@ -1,6 +1,6 @@
 """Where the zeros of a pruned model are: by layer, operation, row and block, and where two methods choose differently.
 
-A mask is a boolean matrix [rows, columns], true where the weight is zero. The bytes that follow are `formats.sizes`'.
+A mask is a boolean matrix [rows, columns], true where the weight is zero.
 """
 
 from collections.abc import Iterator, Mapping

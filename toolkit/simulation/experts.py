@@ -154,21 +154,6 @@ def slots_that_fit(shape: ModelShape, machine: Profile, way: ExpertWay) -> int:
     return int(np.clip(room / (expert_bytes(shape, way) * (shape.layers - shape.dense_layers)), 0, shape.experts))
 
 
-def fitted_loading(shapes: Sequence[ModelShape], seconds: Sequence[float], way: ExpertWay) -> tuple[float, float]:
-    """Fixed seconds of an expert, and GB/s, that give two models' loading times of one token."""
-    experts = [shape.experts_per_token * (shape.layers - shape.dense_layers) for shape in shapes]
-    moved = [count * expert_bytes(shape, way) for count, shape in zip(experts, shapes, strict=True)]
-    fixed_s, byte_s = np.linalg.solve(np.stack([experts, moved], axis=1), seconds)
-    return float(fixed_s), 1 / byte_s / GB
-
-
-def fitted_compute(shapes: Sequence[ModelShape], seconds: Sequence[float]) -> tuple[float, float]:
-    """Fixed seconds of a layer, and GB/s of fp16 weights, that give two models' computing times of one token."""
-    weights = [VALUE_BYTES * active_weights(shape) for shape in shapes]
-    layer_s, byte_s = np.linalg.solve(np.stack([[shape.layers for shape in shapes], weights], axis=1), seconds)
-    return float(layer_s), 1 / byte_s / GB
-
-
 def active_weights(shape: ModelShape) -> int:
     """Weights that one token is multiplied with, the embedding left out."""
     parts, one = shape.parameters, expert_weights(shape)
