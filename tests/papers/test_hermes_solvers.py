@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from toolkit.machines.hardware import profile
 from toolkit.papers.hermes import solvers
 from toolkit.policies.mapping import NeuronBlock, Room, greedy
 
@@ -43,3 +44,13 @@ def test_an_interrupted_run_goes_on_with_the_next_way(asked, monkeypatch):
     assert len(asked) == 4  # the greedy mapping was kept
     assert solvers.solvers_table("toy", limit_s=1, ways=["greedy", "cbc", "highs"]).equals(first)
     assert len(asked) == 4
+
+
+def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
+    blocks, room = solvers.offline_problem("llama2-7b")
+    assert [len(block.frequency) for block in blocks] in ([4096, 11008] * 32, [4096] * 32 + [11008] * 32)
+    assert {int(size) for block in blocks for size in block.neuron_bytes} == {2 * 3 * 4096}
+    assert all(0 <= block.frequency.min() <= block.frequency.max() <= 1 for block in blocks)
+    assert room.dimms == profile(solvers.MACHINE).near_data.dimms
+    again, _ = solvers.offline_problem("llama2-7b")
+    assert all((one.frequency == two.frequency).all() for one, two in zip(blocks, again, strict=True))

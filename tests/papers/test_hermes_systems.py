@@ -13,7 +13,6 @@ from toolkit.papers.hermes.systems import (
     FittedSet,
     SystemCase,
     fits,
-    offline_problem,
     shares,
 )
 from toolkit.simulation.hot_cold_loads import Serving
@@ -62,16 +61,6 @@ def test_dimms_that_hold_a_model():
     """OPT-66B's 132 GB need five DIMMs of 32 GB, as a count of bytes has it; five A100s have no DIMM."""
     assert [fits("opt-66b", dimms) for dimms in (1, 3, 5, 8)] == [False, False, True, True]
     assert fits(OPT, 1)
-
-
-def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
-    blocks, room = offline_problem("llama2-7b")
-    assert [len(block.frequency) for block in blocks] in ([4096, 11008] * 32, [4096] * 32 + [11008] * 32)
-    assert {int(size) for block in blocks for size in block.neuron_bytes} == {2 * 3 * 4096}
-    assert all(0 <= block.frequency.min() <= block.frequency.max() <= 1 for block in blocks)
-    assert room.dimms == profile(MACHINE).near_data.dimms
-    again, _ = offline_problem("llama2-7b")
-    assert all((one.frequency == two.frequency).all() for one, two in zip(blocks, again, strict=True))
 
 
 @pytest.mark.parametrize(

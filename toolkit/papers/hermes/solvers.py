@@ -9,13 +9,23 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from toolkit.machines.hardware import profile
 from toolkit.measure.turns import measured
-from toolkit.papers.hermes.systems import offline_problem
-from toolkit.policies.mapping import greedy
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.papers.hermes.systems import MACHINE
+from toolkit.policies.hot_cold_ways import SYSTEMS
+from toolkit.policies.mapping import NeuronBlock, Room, greedy
 from toolkit.policies.mapping_program import installed, solve
+from toolkit.simulation.hot_cold_loads import Serving, gpu_room, neuron_blocks
 
 GREEDY = "greedy"
 ENOUGH = 0.001  # solvers may stop this near to their own bound
+
+
+def offline_problem(model: str, seed: int = 0) -> tuple[list[NeuronBlock], Room]:
+    """All blocks of a model with drawn frequencies, and the room of the default machine (section IV-B)."""
+    machine, serving = profile(MACHINE), Serving(model, sampled_layers=ARCHITECTURES[model].layers, seed=seed)
+    return neuron_blocks(machine, serving, SYSTEMS["hermes"]), gpu_room(machine, serving)
 
 
 def solvers_table(model: str, limit_s: float, seed: int = 0, ways: Sequence[str] | None = None) -> pd.DataFrame:

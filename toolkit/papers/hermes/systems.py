@@ -17,10 +17,8 @@ from toolkit.cache import kept
 from toolkit.errors import UserError
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
-from toolkit.models.architectures import ARCHITECTURES
 from toolkit.policies.hot_cold_ways import ABLATION, SYSTEMS
-from toolkit.policies.mapping import NeuronBlock, Room
-from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving, gpu_room, neuron_blocks
+from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving
 from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
 from toolkit.simulation.near_data import MULTIPLIERS, dimms_needed, with_multipliers
 from toolkit.simulation.null_model import links_only
@@ -180,9 +178,3 @@ def fits(model: str, dimms: int, machine: str = MACHINE) -> bool:
     except UserError:
         return False
     return dimms >= dimms_needed(found.near_data, serving.nbytes)
-
-
-def offline_problem(model: str, seed: int = 0) -> tuple[list[NeuronBlock], Room]:
-    """All blocks of a model with drawn frequencies, and the room of the default machine (section IV-B)."""
-    machine, serving = profile(MACHINE), Serving(model, sampled_layers=ARCHITECTURES[model].layers, seed=seed)
-    return neuron_blocks(machine, serving, SYSTEMS["hermes"]), gpu_room(machine, serving)
