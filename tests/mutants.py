@@ -159,8 +159,8 @@ MUTANTS = [
     ),
     Mutant(
         "toolkit/files.py",
-        "fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))",
-        "pass",
+        "suppress(Timeout):\n        lock.acquire()",
+        "suppress(Timeout):\n        pass",
         "test_files.py",
     ),
     Mutant(
@@ -404,10 +404,14 @@ MUTANTS = [
     Mutant("toolkit/cache.py", "    bound.apply_defaults()\n", "", "cache/test_kept.py"),
     Mutant(
         "toolkit/cache.py",
-        "        unwritable = _lock(folder, stack)\n",
-        "        unwritable = None\n",
+        "    with locked(_lock_file(folder)):\n",
+        "    with contextlib.nullcontext():\n",
         "cache/test_cache.py",
     ),
+    Mutant(
+        "toolkit/cache.py", "if not fresh and _use(folder):  # another", "if False:  # another", "cache/test_cache.py"
+    ),
+    Mutant("toolkit/cache.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "cache/test_cache.py"),
     Mutant(
         "toolkit/sources.py", "imported.difference(found, left_out)", "imported.difference(found)", "test_sources.py"
     ),
