@@ -18,7 +18,7 @@ import pandas as pd
 # names of columns that a clock decides, or that are made of such columns
 TIMED = re.compile(
     r"(.*_)?(s|ms|seconds|gb_s|ns|at)(_low|_high)?|.*seconds.*|.*speedup.*|time_over_.*|bandwidth_over_.*|share_percent|"
-    r"share_of_.*|modelled_over_measured|read_share|tokens_per_s|.*over_(rival|fc1|other|saved_copy|split)(_low|_high)?|"
+    r"share_of_.*|modelled_over_measured|read_share|tokens_per_s(_low|_high)?|.*over_(rival|fc1|other|saved_copy|split)(_low|_high)?|"
     r"low|high|second|token_ms|fault|mode|reader|instructions_s|bytes_s|ops_s"
 )
 MEASURED_HERE = ("this-machine",)
