@@ -56,7 +56,8 @@ def take_turns(
         contestants: those that take turns, with labels that differ.
         repetitions: turns of each that count.
         tokens: of each turn, that count.
-        skipped: tokens at the start of each turn that do not count; they fill buffers and caches.
+        skipped: tokens at the start of each turn that do not count; they fill buffers and caches. A contestant with a
+            `turn` of its own has other numbers of both.
         warm_up: turns of each before the first one that counts.
         stay_open: contestants are opened once, before the first turn, and all of them are in memory at once. Reads
             under way at a turn's end are not among its spans then.
