@@ -89,13 +89,8 @@ def test_stages_fill_a_pass_and_one_thing_at_a_time_when_sequential(spans_of_tur
 
 @pytest.mark.parametrize(("dtype", "sparsity"), [("bfloat16", 0.5), ("float32", 0.25)])
 def test_other_families_and_types_give_the_right_logits(tmp_path, dtype, sparsity):
-    spans = pass_spans(
-        Workload("toy-llama", dtype, sparsity),
-        3,
-        [placed("endor", "pipelined"), placed(ACCELERATE)],
-        1,
-        tmp_path,
-    )
+    ways = [placed("endor", "pipelined"), placed(ACCELERATE)]
+    spans = run_race(Race(Workload("toy-llama", dtype, sparsity), 3, ways, 1), tmp_path)
     assert set(spans["method"]) == {"endor", ACCELERATE}
 
 
