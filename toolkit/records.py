@@ -1,7 +1,7 @@
 """JSON and YAML files that anyone may have written: they are read within limits, and refused in one line.
 
     records = load_yaml(file)
-    check(records, SCHEMA, file)
+    checked(records, list[Record], file)
 
 What is read is plain: null, booleans, integers, floats, text, lists, and mappings with text for keys. The error names
 the file and the place in it. It is a `UserError`, or another class that the caller asks for.
@@ -11,19 +11,16 @@ import errno
 import json
 import os
 import stat
-import sys
-from collections.abc import Callable, Sequence
-from functools import cache
-from math import isfinite
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NotRequired
 
 from toolkit.errors import UserError
 
 LIMIT_BYTES = 64 << 20
 LIMIT_VALUES = 4_000_000  # aliases in YAML repeat what they name, so a short file can hold billions
 LIMIT_DEPTH = 100
-LARGEST = sys.float_info.max
 SCALARS = (type(None), bool, int, float, str)
 
 
@@ -61,26 +58,34 @@ def load_yaml(path: Path) -> Any:
     return _load(path, parse, UserError, "cannot be read")
 
 
-def check(value: object, schema: dict, path: Path | str, error: type[UserError] = UserError) -> None:
-    """Raise `error`, which names the first place that does not follow the JSON schema.
+def checked(value: object, kind: Any, path: Path | str, error: type[UserError] = UserError) -> Any:
+    """The value, if it is of a type that pydantic knows, such as `list[int]`; strictly: 1.0 is no integer.
 
-    Stricter than JSON schema in two points: 1.0 is no integer, and what no finite float holds is no number.
+    Raises `error`, which names the file, the first place that is wrong, the value there and the expectation.
     """
-    import fastjsonschema
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        _compiled(json.dumps(schema))(_strict(value))
-    except fastjsonschema.JsonSchemaValueException as fault:
-        for told in _validator()(schema).iter_errors(value):
-            raise error(f"{path}: {line(_place(value, list(told.absolute_path)))}: {line(told.message)}") from fault
-        raise error(f"{path}: {line(fault)}") from fault
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = line(_place(value, first["loc"]))
+        raise error(f"{path}: {place}: {line(repr(first['input']))[:99]}: {line(first['msg'])}") from fault
 
 
-def parse_json(text: str, schema: dict, path: Path | str) -> Any:
-    """The value of JSON text that a file holds. Raises `UserError` for text that is no JSON, and as `check` does."""
-    value = _plain(lambda: json.loads(text), path, UserError, "cannot be read")
-    check(value, schema, path)
-    return value
+def mapping(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """A type for `checked`: a mapping with these fields, each of its type, and no others."""
+    from pydantic import ConfigDict
+    from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
+
+    made = TypedDict(name, {**required, **{key: NotRequired[kind] for key, kind in optional.items()}})
+    made.__pydantic_config__ = ConfigDict(extra="forbid", regex_engine="python-re")
+    return made
+
+
+def parse_json(text: str, kind: Any, path: Path | str) -> Any:
+    """The value of JSON text that a file holds. Raises `UserError` for text that is no JSON, and as `checked` does."""
+    return checked(_plain(lambda: json.loads(text), path, UserError, "cannot be read"), kind, path)
 
 
 def read_regular(path: Path, limit: int, flags: int = 0) -> bytes:
@@ -150,43 +155,3 @@ def _place(value: object, path: Sequence[str | int]) -> str:
     record, within = value[path[0]], ".".join(map(str, path[1:])) or "the record"
     named = isinstance(record, dict) and isinstance(record.get("id"), str)
     return f"record {record['id'] if named else f'number {path[0] + 1}'}: {within}"
-
-
-class _Float(float):
-    """A float that no schema takes for an integer."""
-
-    def is_integer(self) -> bool:
-        return False
-
-
-def _strict(value: object) -> object:
-    """The same value for a validator that would take 1.0 for an integer and NaN for a number."""
-    if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_strict(item) for item in value]
-    if isinstance(value, float):
-        return _Float(value) if isfinite(value) else object()
-    return object() if isinstance(value, int) and abs(value) > LARGEST else value
-
-
-@cache
-def _compiled(schema: str) -> Callable[[object], object]:
-    import fastjsonschema
-
-    return fastjsonschema.compile(json.loads(schema))
-
-
-@cache
-def _validator():
-    import jsonschema  # takes two seconds, so only for the words of an error
-
-    def integer(_, value: object) -> bool:
-        return type(value) is int and abs(value) <= LARGEST
-
-    def number(_, value: object) -> bool:
-        return integer(_, value) or (type(value) is float and isfinite(value))
-
-    base = jsonschema.Draft202012Validator
-    types = base.TYPE_CHECKER.redefine("integer", integer).redefine("number", number)
-    return jsonschema.validators.extend(base, type_checker=types)

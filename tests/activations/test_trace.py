@@ -84,7 +84,7 @@ def test_a_file_of_version_1_holds_neurons(trace, tmp_path):
         ({"units": "[13, 17]"}, {}, "bits of layer 1 of a trace"),
         ({"units": "[11, 16]"}, {}, "bits beyond its 11 units"),
         ({"units": "[-13, 16]"}, {}, "layer 0 of a trace has -13 units"),
-        ({"units": "13"}, {}, "13 is not of type 'array'"),
+        ({"units": "13"}, {}, "the whole: 13: Input should be a valid list"),
         ({"units": "[13, 16, 8]"}, {}, "inconsistent trace: 'bits.2'"),
         ({"units": "[" * 100_000}, {}, "nested more than 100 deep"),
         ({"version": "3"}, {}, "version '3'; this code reads 1, 2: make the file again"),

@@ -160,10 +160,14 @@ def test_it_goes_on_after_a_kill(tmp_path, one_thread):
     ("about", "tensors", "told"),
     [
         ({"curve": "[" * 100_000}, {}, "nested more than 100 deep"),
-        ({"curve": "3"}, {}, "3 is not of type 'array'"),
-        ({"curve": '[{"step": 1, "loss": NaN, "rate": 0}]'}, {}, "is not of type 'number'"),
+        ({"curve": "3"}, {}, "3: Input should be a valid list"),
+        ({"curve": '[{"step": 1, "loss": NaN, "rate": 0}]'}, {}, "should be a finite number"),
         ({"curve": '[{"step": 2, "loss": 1, "rate": 0}]'}, {}, "expected 1, 2, 3 and so on"),
-        ({"curve": str([{"step": n, "loss": 1, "rate": 0} for n in (1, 2, 3)]).replace("'", '"')}, {}, "is too long"),
+        (
+            {"curve": str([{"step": n, "loss": 1, "rate": 0} for n in (1, 2, 3)]).replace("'", '"')},
+            {},
+            "expected 1, 2, 3 and so on",
+        ),
         ({"key": "{}"}, {}, "holds another training"),
         ({}, {"limits": torch.full((3,), torch.nan)}, "limits, float32: expected real and finite"),
         ({}, {"limits": torch.zeros(3).double()}, "limits: expected float32 numbers"),

@@ -4,10 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int32, UInt8
+from pydantic import Field
 from torch import Tensor
 
 from toolkit import tensor_files
@@ -16,7 +18,7 @@ from toolkit.records import parse_json
 
 KIND, VERSION = "activation trace", "2"
 EARLIER = "1"  # its units are FFN neurons, all with thresholds
-LAYERS = {"type": "array", "minItems": 1, "items": {"type": "integer"}}  # what a file says of units
+LAYERS = Annotated[list[int], Field(min_length=1)]  # what a file says of units
 UNITS = ("FFN neuron", "attention neuron", "expert")
 
 

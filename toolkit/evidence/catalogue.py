@@ -8,25 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.parameters import Cell, read_cells, read_parameters
-from toolkit.records import check, load_yaml
+from toolkit.records import checked, load_yaml
 
 PRESETS = ("quick", "standard", "paper")
 EXPLORE = "explore"  # the folder of explorers, and the part of their ids before the slash
 RUN = re.compile(r"""\bRun\(["']([a-z0-9_/]+)["'], globals\(\)\)""")
 TITLE = re.compile(r"\A\s*# (.*)\n?")
 QUESTION = re.compile(r"^\*\*Question\.\*\* +((?:.+\n?)+)", re.MULTILINE)
-SETTINGS = {
-    "type": "object",
-    "additionalProperties": {
-        "type": ["object", "null"],
-        "properties": {"alone": {"type": "boolean"}} | {name: {"type": ["object", "null"]} for name in PRESETS},
-    },
-}
+SETTINGS = dict[str, dict[str, bool | dict[str, Any] | None] | None]  # of `alone`, and of each preset
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,7 @@ def _notebook(file: Path, presets: dict) -> Notebook:
 def _presets() -> dict[str, dict]:
     file = paths.root() / "notebooks" / "presets.yaml"
     presets = load_yaml(file) or {}
-    check(presets, SETTINGS, file)
+    checked(presets, SETTINGS, file)
     return presets
 
 

@@ -13,12 +13,14 @@ stands for all of them; it is of the same kind.
 """
 
 from functools import cache
+from typing import Annotated, Any, Literal
 
 import pandas as pd
+from pydantic import Field, FiniteFloat
 
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.records import check, load_yaml
+from toolkit.records import checked, load_yaml, mapping
 
 READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook reruns when its paper's claims change
 KINDS = ("prediction", "arithmetic", "input", "context")
@@ -31,43 +33,37 @@ UNITS = [
     *("s", "ms", "tokens/s", "ops", "ops/s", "ops/byte", "USD"),
 ]
 
-SCHEMA = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["id", "figure", "kind", "quantity", "value", "unit", "conditions", "section"],
-        "additionalProperties": False,
-        "properties": {
-            "id": {"type": "string", "pattern": r"^[a-z0-9_./-]+\Z"},
-            "figure": {"type": "string", "pattern": r"^[a-z]+/[a-z0-9_]+\Z"},
-            "kind": {"enum": list(KINDS)},
-            "same_as": {"type": "string"},
-            "quantity": {"type": "string"},
-            "value": {"type": "number"},
-            "unit": {"enum": UNITS},
-            "conditions": {"type": "string"},
-            "section": {"type": "string"},
-            "contradiction": {"type": "string"},  # another number of the paper that does not agree with this one
-            "input_of": {"type": "string"},  # what takes an input that is no number of a machine
-            "worded": {"const": True},  # the paper says it in words; the number is this project's reading of them
-            # how to find the same number in our table: its column, and the row by values of other columns
-            "column": {"type": "string"},
-            "where": {"type": "object"},
-            "tolerance": {"type": "number", "exclusiveMinimum": 0},
-            "slack": {"type": "number", "exclusiveMinimum": 0},  # absolute instead: nothing is within 10 % of a 0
-            # the paper gives a limit, not a value; `up_to` is an upper end that was reached
-            "bound": {"enum": ["at_least", "at_most", "up_to"]},
-            # what the number is read against: another claim of the figure, or a plain number such as a speed-up of 1;
-            # nothing is so many times a zero
-            "beside": {"anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}]},
-            "stand_in": {"type": "object"},  # a row that shows the same thing elsewhere: a smaller model, another disk
-            # a profile, or `any`: of our number, where the table's row names no machine
-            "machine": {"type": "string"},
-            # why ours is another number, where it is, for each kind of evidence
-            "reason": {"type": "object", "properties": {key: {"type": "string"} for key in EVIDENCE}},
-        },
-    },
+POSITIVE = Annotated[FiniteFloat, Field(gt=0)]
+REQUIRED = {
+    "id": Annotated[str, Field(pattern=r"^[a-z0-9_./-]+\Z")],
+    "figure": Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9_]+\Z")],
+    "kind": Literal[*KINDS],
+    "quantity": str,
+    "value": FiniteFloat,
+    "unit": Literal[*UNITS],
+    "conditions": str,
+    "section": str,
 }
+OPTIONAL = {
+    "same_as": str,
+    "contradiction": str,  # another number of the paper that does not agree with this one
+    "input_of": str,  # what takes an input that is no number of a machine
+    "worded": Literal[True],  # the paper says it in words; the number is this project's reading of them
+    # how to find the same number in our table: its column, and the row by values of other columns
+    "column": str,
+    "where": dict[str, Any],
+    "tolerance": POSITIVE,
+    "slack": POSITIVE,  # absolute instead: nothing is within 10 % of a 0
+    # the paper gives a limit, not a value; `up_to` is an upper end that was reached
+    "bound": Literal["at_least", "at_most", "up_to"],
+    # what the number is read against: another claim of the figure, or a plain number such as a speed-up of 1;
+    # nothing is so many times a zero
+    "beside": str | POSITIVE,
+    "stand_in": dict[str, Any],  # a row that shows the same thing elsewhere: a smaller model, another disk
+    "machine": str,  # a profile, or `any`: of our number, where the table's row names no machine
+    "reason": dict[str, str],  # why ours is another number, where it is, for each kind of evidence
+}
+CLAIM = mapping("claim", REQUIRED, OPTIONAL)
 
 
 @cache
@@ -79,9 +75,9 @@ def claims(paper: str) -> pd.DataFrame:
     """
     file = paths.root() / "data" / "claims" / f"{paper}.yaml"
     if not file.exists():
-        return pd.DataFrame(columns=SCHEMA["items"]["required"])
+        return pd.DataFrame(columns=[*REQUIRED])
     records = load_yaml(file)
-    check(records, SCHEMA, file)
+    checked(records, list[CLAIM], file)
     table = pd.DataFrame(records)
     if twice := table["id"][table["id"].duplicated()].tolist():
         raise UserError(f"{file.name}: id {twice[0]!r} is used twice")

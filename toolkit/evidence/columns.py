@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from toolkit import paths
-from toolkit.records import check, load_yaml
+from toolkit.records import checked, load_yaml, mapping
 
 FILE = "data/columns.yaml"
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}  # in a unit of time
@@ -15,18 +16,9 @@ UNITS = [
 ]
 STATISTICS = ("median", "mean", "low", "high")
 
-FIELDS = {
-    "unit": {"enum": UNITS},
-    "meaning": {"type": "string"},
-    "key": {"const": True},
-    "quantity": {"type": "string"},
-    "statistic": {"enum": list(STATISTICS)},
-}
-ENTRY = {"type": "object", "additionalProperties": False, "properties": FIELDS, "required": ["unit", "meaning"]}
-SCHEMA = {
-    "type": "object",
-    "additionalProperties": ENTRY | {"properties": FIELDS | {"in": {"type": "object", "additionalProperties": ENTRY}}},
-}
+REQUIRED = {"unit": Literal[*UNITS], "meaning": str}
+OPTIONAL = {"key": Literal[True], "quantity": str, "statistic": Literal[*STATISTICS]}
+ENTRY = mapping("entry", REQUIRED, OPTIONAL | {"in": dict[str, mapping("entry", REQUIRED, OPTIONAL)]})
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Column:
 def _entries() -> dict[str, dict]:
     file = paths.root() / FILE
     entries = load_yaml(file)
-    check(entries, SCHEMA, file)
+    checked(entries, dict[str, ENTRY], file)
     return entries
 
 

@@ -8,14 +8,17 @@ A profile is a record of `data/hardware/<paper>.yaml`, where every number is wri
 source; here the numbers are plain floats in the units that their names say, and the sources stand beside them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
 
 from toolkit import paths
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import BASES, GB, Links, Memory, NearData, Profile, Software, Source, Storage
-from toolkit.records import check, load_yaml
+from toolkit.records import checked, load_yaml, mapping
 
 READS = ("data/hardware/*.yaml",)  # for `toolkit.sources`: what is made with a profile is stale when one changes
 
@@ -98,46 +101,41 @@ def profile(name: str) -> Profile:
 
 def _records(file: Path) -> list[dict]:
     records = load_yaml(file)
-    check(records, schema(), file)
-    return records
+    checked(records, list[_machine()], file)
+    return records  # as they are: counts stay whole numbers
 
 
-def schema() -> dict:
-    """The JSON schema of a profile file, made from `FIELDS`."""
-    parts = {part: _object({key: _number(units) for key, (_, units) in keys.items()}) for part, keys in FIELDS.items()}
-    for part, definition in parts.items():
+def _machine() -> type:
+    """The type of a record of a profile file, made from `FIELDS`."""
+    parts = {part: {key: _number(units) for key, (_, units) in keys.items()} for part, keys in FIELDS.items()}
+    for part, fields in parts.items():
         if part != "links":
-            definition["properties"]["name"] = {"type": "string"}
-            definition["required"].append("name")
-    for part in ("dram", "device"):
-        for key, (_, numbers) in RATES.items():
-            rates = {name: _number(units) for name, units in numbers.items()}
-            parts[part]["properties"][key] = _object(rates) | {"required": []}
-    texts = {"id": {"type": "string", "pattern": r"^[a-z0-9-]+\Z"}, "title": {"type": "string"}}
-    other = {"paper": {"type": ["string", "null"]}, "unified": {"type": "boolean"}}
-    machine = _object(texts | other | parts) | {"required": ["id", "title", "paper", "device"]}
-    return {"type": "array", "items": machine}
+            fields["name"] = str
+        if part in ("dram", "device"):
+            for key, (_, numbers) in RATES.items():
+                fields[key] = _object(key, {name: _number(units) for name, units in numbers.items()}, numbers)
+    id = Annotated[str, Field(pattern=r"^[a-z0-9-]+\Z")]
+    texts = {"id": id, "title": str, "paper": str | None, "unified": bool}
+    optional = {*OPTIONAL, *RATES}
+    made = {part: _object(part, fields, optional) for part, fields in parts.items()}
+    return _object("machine", texts | made, {"unified", *made} - {"device"})
 
 
-def _object(properties: dict) -> dict:
-    required = [key for key in properties if key not in OPTIONAL]
-    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+def _object(name: str, fields: dict, optional: Collection[str]) -> type:
+    given = {key: kind for key, kind in fields.items() if key not in optional}
+    return mapping(name, given, {key: fields[key] for key in fields if key in optional})
 
 
-def _number(units: Iterable[str]) -> dict:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["value", "unit", "basis", "source"],
-        "properties": {
-            "value": {"type": "number", "exclusiveMinimum": 0},
-            "unit": {"enum": list(units)},
-            "basis": {"enum": [basis for basis in BASES if basis != "measured"]},
-            "source": {"type": "string", "minLength": 10},
-            "range": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-            "claims": {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True},
-        },
+def _number(units: Iterable[str]) -> type:
+    fields = {
+        "value": Annotated[FiniteFloat, Field(gt=0)],
+        "unit": Literal[*units],
+        "basis": Literal[*(basis for basis in BASES if basis != "measured")],
+        "source": Annotated[str, Field(min_length=10)],
+        "range": Annotated[list[FiniteFloat], Field(min_length=2, max_length=2)],
+        "claims": Annotated[list[str], Field(min_length=1)],
     }
+    return _object("number", fields, ("range", "claims"))
 
 
 def _profile(record: dict) -> Profile:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from pydantic import ConfigDict, FiniteFloat
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from toolkit import tensor_files
 from toolkit.errors import UserError, unknown
@@ -18,12 +20,14 @@ from toolkit.records import parse_json
 log = logging.getLogger(__name__)
 
 FILE, VERSION = "predictors", "1"
-LAYER = {  # what a file says of one
-    "type": ["null", "object"],
-    "properties": {"kind": {"type": "string"}, "limit": {"type": "number"}},
-    "required": ["kind", "limit"],
-    "additionalProperties": {"type": ["string", "number", "boolean"]},
-}
+
+
+class KeptPredictor(TypedDict):
+    """What a file says of one predictor; its other settings stand beside these two."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    kind: str
+    limit: FiniteFloat
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +85,7 @@ class Predictors(Sequence):
         Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
         """
         about, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
-        layers = parse_json(about.get("layers", ""), {"type": "array", "items": LAYER}, path)
+        layers = parse_json(about.get("layers", ""), list[KeptPredictor | None], path)
         with tensor_files.consistent(path, FILE):
             return cls(model, tuple(_rebuilt(layers, tensors)))
 

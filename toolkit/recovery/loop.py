@@ -9,7 +9,9 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Int64
+from pydantic import FiniteFloat
 from torch import Tensor
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
@@ -19,8 +21,14 @@ from toolkit.records import parse_json
 KIND = "state of a distillation"
 BETAS = (0.9, 0.95)  # of Adam
 MEAN, SQUARE = ".mean", ".square"  # of gradients; names in the state
-STEP = {"step": {"type": "integer"}, "loss": {"type": "number"}, "rate": {"type": "number"}}
-CURVE = {"type": "array", "items": {"type": "object", "properties": STEP, "required": [*STEP]}}
+
+
+class CurvePoint(TypedDict):
+    """A point of the curve of losses: the number of the step from 1, its loss and its learning rate."""
+
+    step: int
+    loss: FiniteFloat
+    rate: FiniteFloat
 
 
 @dataclass(frozen=True)
@@ -136,8 +144,8 @@ class TrainingRun(ABC):
         shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
         if about.get("key") != json.dumps(key) or shapes != self._shapes():
             raise UserError(f"{file} holds another training: remove it, or name another file")
-        curve = parse_json(about.get("curve", ""), CURVE | {"maxItems": self.training.steps}, file)
-        if [row["step"] for row in curve] != list(range(1, len(curve) + 1)):
+        curve = parse_json(about.get("curve", ""), list[CurvePoint], file)
+        if [row["step"] for row in curve] != list(range(1, min(len(curve), self.training.steps) + 1)):
             raise UserError(f"{file}: the steps of the curve: expected 1, 2, 3 and so on: remove the file")
         for name, tensor in tensors.items():
             if tensor.dtype != torch.float32 or (name.endswith(SQUARE) and bool((tensor < 0).any())):

@@ -8,8 +8,10 @@ What is under way is kept in the cache, so that the same recipe goes on where it
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 from jaxtyping import Int64
+from pydantic import Field
 from torch import Tensor, nn
 
 from toolkit.cache import shelf
@@ -19,12 +21,12 @@ from toolkit.models.activation import activation
 from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerprint, load
 from toolkit.models.ffn import decoder_ffns
 from toolkit.pruning.calibration import Calibration
-from toolkit.records import check
+from toolkit.records import checked
 from toolkit.recovery.distillation import distil, fresh, refitted
 from toolkit.recovery.loop import Training
 from toolkit.recovery.shares import check_range, shares
 
-SHARE = {"type": "number", "minimum": 0, "exclusiveMaximum": 1}
+SHARE = Annotated[float, Field(ge=0, lt=1)]
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
 
 
@@ -136,13 +138,10 @@ def _kept_shares(file: Path, model: nn.Module, windows: Tensor, recipe: Recipe) 
     """
     found = read_json(file).get("shares")
     if found is not None:
-        layers = {"type": "array", "items": SHARE} | _length(len(decoder_ffns(model)))
-        check(found, {"type": "array", "items": layers} | _length(len(recipe.zeros)), file)
+        layers = len(decoder_ffns(model))
+        of_layers = Annotated[list[SHARE], Field(min_length=layers, max_length=layers)]
+        found = checked(found, Annotated[list[of_layers], Field(min_length=len(recipe.zeros))], file)
     else:
         found = shares(model, windows, recipe.zeros)
         write_json(file, {"shares": found})
     return found
-
-
-def _length(items: int) -> dict[str, int]:
-    return {"minItems": items, "maxItems": items}

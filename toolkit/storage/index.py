@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
 from toolkit.errors import unknown
 from toolkit.formats import READABLE, FormatError
 from toolkit.formats.packed import DTYPES as FORMAT_DTYPES
-from toolkit.records import check, load_json
+from toolkit.records import checked, load_json, mapping
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.runs import BlockRun, OpRun, RestRun, in_order
 from toolkit.storage.shards import DTYPES, TENSOR_BYTES, Piece
@@ -30,55 +31,45 @@ MODEL_FOLDER = "model"  # configuration and tokenizer
 
 NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 LARGEST = 1 << 62  # number in an index; sums of two fit into 64 bits
-SIZE = {"type": "integer", "minimum": 0, "maximum": LARGEST}
-# patterns end in \Z, since $ lets a newline follow
-SHA256 = {"type": "string", "pattern": r"^[0-9a-f]{64}\Z"}
-SMALL_FILE = rf"^{MODEL_FOLDER}(/(?!\.\.?(/|\Z))[^/\\\x00-\x1f\x7f]+)+\Z"
+SIZE = Annotated[int, Field(ge=0, le=LARGEST)]
+
+
+def _text(pattern: str) -> Any:
+    """Text that a pattern describes; it ends in `\\Z`, since `$` lets a newline follow."""
+    return Annotated[str, Field(pattern=pattern)]
+
+
+SHA256 = _text(r"^[0-9a-f]{64}\Z")
+SMALL_FILE = _text(rf"^{MODEL_FOLDER}(/(?!\.\.?(/|\Z))[^/\\\x00-\x1f\x7f]+)+\Z")
+NAME = _text(r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z")
+FILE_NAME = _text(r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors\Z")
 VARIANT = r"^[a-z0-9_-]+\Z"
-NAME = {"type": "string", "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+\Z"}
-FILE_NAME = {"type": "string", "pattern": r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors\Z"}
-SHAPE = {"type": "array", "items": SIZE, "maxItems": 8}
-
-
-def _object(required: dict, **optional: dict) -> dict:
-    return {
-        "type": "object",
-        "required": [*required],
-        "properties": required | optional,
-        "additionalProperties": False,
-    }
-
-
+SHAPE = Annotated[list[SIZE], Field(max_length=8)]
 RUN = {"shard": FILE_NAME, "offset": SIZE, "nbytes": SIZE, "sha256": SHA256}
-PIECES = {
-    "type": "object",
-    "propertyNames": NAME,
-    "additionalProperties": _object({"dtype": {"enum": [*NAMES]}, "shape": SHAPE, "offset": SIZE}),
-}
+PIECES = dict[NAME, mapping("piece", {"dtype": Literal[*NAMES], "shape": SHAPE, "offset": SIZE})]
 OP = {
     "layer": SIZE,
     "op": NAME,
-    "variant": {"type": "string", "pattern": VARIANT},
-    "format": {"type": "string"},
-    "format_version": {"type": "integer"},
-    "dtype": {"enum": [*FORMAT_DTYPES]},
-    "shape": SHAPE | {"minItems": 2, "maxItems": 2},
+    "variant": _text(VARIANT),
+    "format": str,
+    "format_version": int,
+    "dtype": Literal[*FORMAT_DTYPES],
+    "shape": Annotated[list[SIZE], Field(min_length=2, max_length=2)],
     "pieces": PIECES,
     "extras": PIECES,
 }
-SCHEMA = _object(
+SHARD = {"file": FILE_NAME, "nbytes": SIZE, "header_bytes": SIZE, "header_sha256": SHA256}
+RECORD = mapping(
+    "index",
     {
-        "version": {"const": VERSION},
-        "model": {"type": "object"},
-        "files": {"type": "object", "propertyNames": {"pattern": SMALL_FILE}, "additionalProperties": SHA256},
-        "shards": {
-            "type": "array",
-            "items": _object({"file": FILE_NAME, "nbytes": SIZE, "header_bytes": SIZE, "header_sha256": SHA256}),
-        },
-        "ops": {"type": "array", "items": _object(RUN | OP)},
-        "rest": {"type": "array", "items": _object(RUN | {"name": NAME, "pieces": PIECES})},
+        "version": Literal[VERSION],
+        "model": dict[str, Any],
+        "files": dict[SMALL_FILE, SHA256],
+        "shards": list[mapping("shard", SHARD)],
+        "ops": list[mapping("op", RUN | OP)],
+        "rest": list[mapping("rest", RUN | {"name": NAME, "pieces": PIECES})],
         "sha256": SHA256,
-    }
+    },
 )
 
 
@@ -133,7 +124,7 @@ def _check_record(record: Any, path: Path) -> None:
     version = record.get("version") if isinstance(record, dict) else None
     if version != VERSION:
         raise FormatError(f"{path}: version {version!r} of the index; this code reads {VERSION}: pack the model again")
-    check(record, SCHEMA, path, FormatError)
+    checked(record, RECORD, path, FormatError)
     if record.pop("sha256") != _digest(record):
         raise FormatError(f"{path}: damaged: its contents do not match their checksum; pack the model again")
 
