@@ -308,8 +308,8 @@ MUTANTS = [
     ),
     Mutant(
         "toolkit/simulation/near_data.py",
-        "ranks * share * useful * min(",
-        "ranks * share * min(",
+        "near.tflop_s * 1e12 / 2))",
+        "near.tflop_s * 1e12))",
         "simulation/test_near_data.py",
     ),
     Mutant(
