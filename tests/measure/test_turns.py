@@ -92,12 +92,12 @@ class Adder(Contestant):
     """Gives the number of the token, and 1 more in the turn named `wrong`."""
 
     def __init__(self, name, wrong=None):
-        self.name, self.labels, self.wrong, self.turn = name, {"method": name}, wrong, -1
+        self.name, self.labels, self.wrong, self.begun = name, {"method": name}, wrong, -1
         self.reference = Reference("the sum", [torch.tensor(0.0), torch.tensor(1.0)])
 
     def token(self, number):
-        self.turn += number == 0
-        return torch.tensor(float(number + (self.turn == self.wrong and number == 1)))
+        self.begun += number == 0
+        return torch.tensor(float(number + (self.begun == self.wrong and number == 1)))
 
 
 @pytest.mark.parametrize("wrong", [0, 2, None])
