@@ -18,6 +18,12 @@ from toolkit.sweep.__main__ import main
 from toolkit.sweep.plan import make_jobs
 
 ODD = 'it\'s a {b} {} {{c}} #d & "e" $HOME %s ünï [f] *?;'
+KILL_JOB = """
+import psutil
+for process in psutil.process_iter(["cmdline"]):
+    if {"toolkit.sweep.execute", "toy/c"} <= set(process.info["cmdline"] or ()):
+        process.kill()
+"""  # as the kernel's out-of-memory killer does it
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,7 @@ def killed(toy, first) -> subprocess.CompletedProcess:
 def harmed(toy, killed) -> Step:
     """A module has changed; three notebooks fail, each in its own way."""
     (toy.root / "toolkit" / "beta.py").write_text("def helper():\n    return 2\n")
-    toy.notebook("c", "alpha", body="import os, signal\nos.kill(os.getppid(), signal.SIGKILL)")
+    toy.notebook("c", "alpha", body=KILL_JOB)
     toy.notebook("d", "alpha", body="raise RuntimeError('on purpose')")
     toy.notebook("e", "alpha", body="(run.folder / 'page.html').mkdir(parents=True)")
     return _step(toy)

@@ -23,6 +23,7 @@ from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
+from toolkit.sweep.fork_server import fork_server
 from toolkit.sweep.plan import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
@@ -116,7 +117,7 @@ def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, prof
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
-    with log.open("w") as sink:
+    with log.open("w") as sink, contextlib.nullcontext() if profile else fork_server():
         engine = subprocess.Popen(
             _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
         )

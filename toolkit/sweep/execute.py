@@ -23,6 +23,8 @@ from toolkit.errors import UserError, disk_trouble, run_command
 from toolkit.evidence.page import write_page
 from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
+from toolkit.sweep.fork_server import ForkedKernelManager
+from toolkit.sweep.forked_kernel import PEAK
 from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
 
@@ -39,16 +41,18 @@ def main(plan: Path, id: str, threads: int) -> int:
     with scratch_folder(make_folder(job.folder.parent)) as scratch:
         staging = scratch / job.folder.name
         staging.mkdir()
+        os.environ[PEAK] = str(scratch / "peak")
         error = _execute(job, staging) or _missing(staging) or _finish(job, staging)
         if error:
             with contextlib.suppress(Exception):  # without the executed notebook the report still tells the error
                 _keep_failure(job, staging, error)
+        peak = _peak_memory_bytes(scratch / "peak")
     outcome = replace(
         running,
         status="failed" if error else "done",
         error=error,
         seconds=round(time.time() - running.started, 2),
-        peak_memory_bytes=_peak_memory_bytes(),
+        peak_memory_bytes=peak,
     )
     outcome.save()
     if error:
@@ -99,6 +103,7 @@ def run_notebook(
             progress_bar=False,
             stderr_file=_Log(id),
             iopub_timeout=OUTPUT_S,
+            kernel_manager_class=ForkedKernelManager,
         )
     except PapermillExecutionError as error:
         return f"{error.ename}: {error.evalue}".splitlines()[0]
@@ -139,8 +144,10 @@ def _keep_failure(job: Job, staging: Path, error: str) -> None:
         executed.replace(kept)
 
 
-def _peak_memory_bytes() -> int:
-    """The largest resident size of the processes that this one waited for, which is the notebook's kernel."""
+def _peak_memory_bytes(forked: Path) -> int:
+    """The largest resident size of the notebook's kernel: what a forked one left in a file, or what was waited for."""
+    if forked.is_file():
+        return int(forked.read_text()) * 1024
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

@@ -1,0 +1,101 @@
+"""Forked kernels behave as processes of their own: status, streams, signals, and nothing that outlives its owner."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from toolkit.sweep.fork_server import CLIENT, SOCKET, ForkedKernelManager, fork_server
+from toolkit.sweep.forked_kernel import PEAK
+
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def address():
+    with fork_server(["json"]):
+        wait(lambda: Path(os.environ[SOCKET]).is_socket())
+        yield os.environ[SOCKET]
+
+
+def wait(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.02)
+
+
+def start(address, folder, code):
+    """A fork that runs this code, by `python -m timeit`."""
+    command = [sys.executable, "-I", "-S", str(CLIENT), address, "timeit", "-n", "1", "-r", "1", code]
+    environment = os.environ | {"ANIMAL": "cat", PEAK: str(folder / "peak")}
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def pid_of(client):
+    return int(client.stdout.readline())
+
+
+WAIT = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+
+
+def test_a_fork_has_the_environment_folder_streams_and_status_of_its_client(address, tmp_path):
+    code = "import os, sys; print(os.environ['ANIMAL'], os.getcwd(), 'json' in sys.modules, flush=True); 1 / {}"
+    for divisor, status in ((1, 0), (0, 1)):
+        client = start(address, tmp_path, code.format(divisor))
+        assert client.communicate(timeout=PATIENCE_S)[0].split()[:3] == ["cat", str(tmp_path), "True"]
+        assert client.returncode == status
+    assert 1000 < int((tmp_path / "peak").read_text()) < 10**7
+
+
+def test_an_interrupt_reaches_the_fork_and_leaves_the_next_one_alone(address, tmp_path):
+    interrupted, other = start(address, tmp_path, WAIT), start(address, tmp_path, WAIT)
+    pid_of(interrupted), pid_of(other)
+    interrupted.send_signal(signal.SIGINT)
+    assert interrupted.wait(PATIENCE_S) != 0
+    assert other.poll() is None
+    other.kill()
+
+
+def test_a_fork_ends_with_its_client(address, tmp_path):
+    client = start(address, tmp_path, WAIT)
+    pid = pid_of(client)
+    client.kill()
+    wait(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_fork_that_is_killed_says_so(address, tmp_path):
+    client = start(address, tmp_path, WAIT)
+    os.kill(pid_of(client), signal.SIGKILL)
+    assert client.wait(PATIENCE_S) == 128 + signal.SIGKILL
+
+
+def test_forks_and_clients_end_with_the_server(tmp_path):
+    with fork_server(["json"]):
+        wait(lambda: Path(os.environ[SOCKET]).is_socket())
+        client = start(os.environ[SOCKET], tmp_path, WAIT)
+        pid = pid_of(client)
+    assert client.wait(PATIENCE_S) == 1
+    wait(lambda: not psutil.pid_exists(pid))
+    assert SOCKET not in os.environ
+
+
+def test_kernels_start_as_usual_where_no_server_answers(address, tmp_path, monkeypatch):
+    manager = ForkedKernelManager(kernel_name="python3")
+    manager._launch_args = {}  # as `start_kernel` has it
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(tmp_path / "socket"))  # and nobody listens
+    commands = {}
+    for name in (address, str(tmp_path / "socket"), str(tmp_path / "none")):
+        monkeypatch.setenv(SOCKET, name)
+        commands[name] = manager.format_kernel_cmd()
+    forked, *usual = commands.values()
+    assert str(CLIENT) in forked
+    assert [command[1:3] for command in usual] == [["-m", "ipykernel_launcher"]] * 2
+    assert start(address, tmp_path, "pass").wait(PATIENCE_S) == 0
