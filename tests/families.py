@@ -7,7 +7,8 @@ import torch
 import transformers
 from torch import nn
 
-from toolkit.models import hub, load_model
+from toolkit import hub
+from toolkit.models import load_model
 
 WORDS = 97
 WIDTH = {"vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-from toolkit import paths
+from toolkit import hub, paths
+from toolkit.downloads import DOWNLOADS
 from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
 from toolkit.evidence.parameters import read_cells
-from toolkit.models import check_model, hub
-from toolkit.models.downloads import DOWNLOADS
+from toolkit.models import check_model
 from toolkit.text import check_corpus
 
 BOOKS = list(notebooks().values())

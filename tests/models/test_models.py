@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.families import write_family, write_tokenizer
-from toolkit import models
+from toolkit import downloads, hub, models
 from toolkit.errors import UserError
-from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, downloads, hub, load_model
+from toolkit.models import MODELS, check_model, decoder_blocks, decoder_linears, load_model
 from toolkit.models.loading import MIXTURES
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}

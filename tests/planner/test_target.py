@@ -6,9 +6,9 @@ import pytest
 import transformers
 
 from tests.models.test_models import LLAMA, small
+from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
-from toolkit.models import hub
 from toolkit.models.loading import read_config
 from toolkit.models.shape_of import shape_of
 from toolkit.models.skeleton import check_outline

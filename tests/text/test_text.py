@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import Gemma3TextConfig, LlamaConfig
 
+from toolkit import hub
 from toolkit.errors import UserError
-from toolkit.models import hub, load_model
+from toolkit.models import load_model
 from toolkit.text import CORPORA, SPLITS, begun, corpora, load_articles, load_tokens
 
 

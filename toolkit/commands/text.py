@@ -17,7 +17,7 @@ def opened(options: Namespace, method: Callable[[], str] | None, budgets: Mappin
     """
     with ExitStack() as stack:
         with _collector_paused():
-            from toolkit.models import hub
+            from toolkit import hub
 
             stack.enter_context(hub.lean())  # before anything imports transformers' models
             from toolkit.offload.model import OffloadedModel

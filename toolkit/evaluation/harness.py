@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation.local_tasks import LOCAL_TASKS, LocalTask
-from toolkit.models import hub
 from toolkit.progress import progress
 
 if TYPE_CHECKING:

@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from toolkit import paths
+from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
@@ -190,8 +191,6 @@ def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
     named = {parameters.get(kind) for kind in ("model", "second_model", "corpus")} - {None}
     if not named:
         return {}
-    from toolkit.models.downloads import DOWNLOADS  # its package brings torch, a second or two of a small notebook
-
     chosen = named & DOWNLOADS.keys()
     return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 

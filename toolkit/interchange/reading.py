@@ -118,7 +118,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    from toolkit.models import hub
+    from toolkit import hub
 
     checkpoint = open_checkpoint(folder)
     shapes = checkpoint.shapes()
@@ -144,7 +144,7 @@ def load_tokenizer(folder: str | os.PathLike) -> object:
     """The tokenizer beside a checkpoint. Raises `UserError` if there is none that transformers knows."""
     from transformers import AutoTokenizer
 
-    from toolkit.models import hub
+    from toolkit import hub
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, **hub.NO_CODE)

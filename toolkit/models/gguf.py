@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
+from toolkit.hub import NO_CODE
 from toolkit.models.gguf_header import read_header
-from toolkit.models.hub import NO_CODE
 
 ROTARY = "rope_freqs.weight"
 LLAMA_3 = {  # Grattafiori et al., "The Llama 3 Herd of Models", 2024, as transformers' configs have it

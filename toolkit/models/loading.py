@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from toolkit import paths, sources
+from toolkit import downloads, hub, paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
-from toolkit.models import adapters, downloads, hub, mixture, split_files, upcycled
+from toolkit.models import adapters, mixture, split_files, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.causality import check_causal
 from toolkit.models.cutting import cut_for_good
@@ -37,7 +37,7 @@ class Model:
     source: str
     licence: str
     gguf: str
-    """A key of `toolkit.models.downloads.DOWNLOADS`."""
+    """A key of `toolkit.downloads.DOWNLOADS`."""
     parts: str | None = None
     """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.files import check_memory
-from toolkit.models import hub, mixture
+from toolkit.models import mixture
 from toolkit.records import line, load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from toolkit import hub
 from toolkit.errors import UserError, unknown
-from toolkit.models import hub
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 

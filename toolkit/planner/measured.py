@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from toolkit import downloads
 from toolkit.cache import kept
 from toolkit.files import file_sha256
-from toolkit.models import MODELS, downloads
+from toolkit.models import MODELS
 from toolkit.models.loading import gguf_file, parts_of
 from toolkit.planner.treatments import ALTERATIONS
 from toolkit.studies.quality import AS_IS, EvaluationSettings, compared

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from toolkit import tensor_files
+from toolkit import hub, tensor_files
 from toolkit.errors import UserError, did_you_mean
 from toolkit.files import path_of
-from toolkit.models import MODELS, hub, skeleton
+from toolkit.models import MODELS, skeleton
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.cutting import ENTRY
 from toolkit.models.loading import gguf_file, parts_of, read_config

@@ -147,7 +147,7 @@ def _check_names(jobs: list[Job]) -> set[str]:
 
 def _fetch(names: set[str]) -> None:
     """Download embedded models and text now, so that a missing network gives a one-line error."""
-    from toolkit.models import downloads
+    from toolkit import downloads
 
     for name in sorted(names & downloads.DOWNLOADS.keys()):
         downloads.fetch(name)

@@ -12,10 +12,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from toolkit import sources, tensor_files
+from toolkit import downloads, hub, sources, tensor_files
 from toolkit.cache import cached
 from toolkit.errors import UserError, unknown
-from toolkit.models import downloads, hub
 
 TOKENS, TOKENS_KIND = "tokens.safetensors", "tokens of a corpus"
 PYTHON = "python-sources"

