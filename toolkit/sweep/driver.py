@@ -29,6 +29,7 @@ from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
 SNAKEFILE = Path(__file__).with_name("Snakefile")
 ENDED = "ended"  # the folder of Snakemake's marks, one a job that ended well in this sweep
+FORKED = 4  # so many kernels are worth a fork server
 STOPPING_S = 10  # for an interrupted job to stop by itself
 FOUND = 160  # characters of an answer in a line of the terminal
 FIRST = "quickstart"  # its result comes within two minutes
@@ -117,7 +118,7 @@ def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, prof
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
-    with log.open("w") as sink, contextlib.nullcontext() if profile else fork_server():
+    with log.open("w") as sink, contextlib.nullcontext() if profile or len(stale) < FORKED else fork_server():
         engine = subprocess.Popen(
             _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
         )
