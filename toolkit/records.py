@@ -78,7 +78,8 @@ def mapping(name: str, required: Mapping[str, Any], optional: Mapping[str, Any] 
     from pydantic import ConfigDict
     from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-    made = TypedDict(name, {**required, **{key: NotRequired[kind] for key, kind in optional.items()}})
+    typed_dict: Any = TypedDict  # with fields that are known at run time only
+    made = typed_dict(name, {**required, **{key: NotRequired[kind] for key, kind in optional.items()}})
     made.__pydantic_config__ = ConfigDict(extra="forbid", regex_engine="python-re")
     return made
 

@@ -46,7 +46,8 @@ FILE_NAME = _text(r"^[a-z0-9][A-Za-z0-9._-]*\.safetensors\Z")
 VARIANT = r"^[a-z0-9_-]+\Z"
 SHAPE = Annotated[list[SIZE], Field(max_length=8)]
 RUN = {"shard": FILE_NAME, "offset": SIZE, "nbytes": SIZE, "sha256": SHA256}
-PIECES = dict[NAME, mapping("piece", {"dtype": Literal[*NAMES], "shape": SHAPE, "offset": SIZE})]
+PIECE = mapping("piece", {"dtype": Literal[*NAMES], "shape": SHAPE, "offset": SIZE})
+PIECES: Any = dict[NAME, PIECE]  # type: ignore[valid-type]  # made at run time
 OP = {
     "layer": SIZE,
     "op": NAME,
@@ -64,7 +65,7 @@ RECORD = mapping(
     {
         "version": Literal[VERSION],
         "model": dict[str, Any],
-        "files": dict[SMALL_FILE, SHA256],
+        "files": dict[SMALL_FILE, SHA256],  # type: ignore[valid-type]  # made at run time
         "shards": list[mapping("shard", SHARD)],
         "ops": list[mapping("op", RUN | OP)],
         "rest": list[mapping("rest", RUN | {"name": NAME, "pieces": PIECES})],

@@ -109,7 +109,7 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     return table.set_index("way").join(_counted(race)).assign(evidence="measured").reset_index()
 
 
-def _weights(race: ExpertRace) -> dict[str, str]:
+def _weights(race: ExpertRace) -> dict[str, object]:
     return weights_key(race)
 
 

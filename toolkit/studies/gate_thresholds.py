@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.utils import ModelOutput
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from toolkit.errors import UserError, unknown
 from toolkit.models.activation import activation, activation_name, replaced
@@ -68,7 +68,7 @@ class Cut(Alteration):
         """Facts: ignored (mean share of neurons), next_token_accuracy (next tokens that the model ranks first)."""
         model, facts, right = loaded(settings.model)[0], {}, []
 
-        def see(_: nn.Module, args: tuple[Tensor], output: ModelOutput) -> None:
+        def see(_: nn.Module, args: tuple[Tensor], output: CausalLMOutputWithPast) -> None:
             right.append((output.logits[0, :-1].argmax(-1) == args[0][0, 1:]).double().mean().item())
 
         cuts = [

@@ -229,7 +229,7 @@ class NeuronReplay(Replayed):
         for layer, store in enumerate(self.stores):
             self.twin.attend(self.recorder, self.twin.attention[layer], layer)
             self.twin.predict(self.recorder, layer)
-            with store.fetch.managing():
+            with cast(NeuronReads, store.fetch).managing():
                 if not self.way.windowed:
                     store.clear()
                 store.advance(self.needs[layer][number])

@@ -25,6 +25,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import QUANTISED, Packed, encode
 from toolkit.formats.scaled import Scaled
+from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
 from toolkit.machines.machine import GB, Profile
 from toolkit.measure.contestant import Contestant, Reference
@@ -101,7 +102,7 @@ def _way(method: str, place: str) -> Placed:
 def _quantised_forms(quantised: QuantisedModel) -> Mapping[str, object]:
     """How each form's matrices are packed, in the order in which the model has them."""
 
-    def packed(form: type, following: Iterator, weight: Tensor) -> Packed:
+    def packed(form: type[SpQRMatrix], following: Iterator, weight: Tensor) -> Packed:
         return form.from_quantised(next(following), weight.dtype)
 
     def matrices() -> Iterator:
@@ -177,7 +178,7 @@ def _twin_turns(
                     entered = contestants(model, raced, folder / store, [text], packs, staged=False)
                     for contestant in stack.enter_context(entered):
                         method = contestant.labels["method"]
-                        name = forms.get(method.removesuffix(PACKED), method)
+                        name = forms.get(str(method).removesuffix(PACKED), method)
                         contestant.labels = {**contestant.labels, "way": name, "place": place}
                         if name in references:  # nobody else has the same weights
                             contestant.reference = references[name]
