@@ -11,6 +11,7 @@ def test_maps_by_hand():
     # 13 of 64 layers are near; 2 dense ones make room for 3 at 56.25 %
     assert layer_maps(10, 16, 9) == {
         "storage": LayerMap(0, 0, 10),
+        "dram": LayerMap(0, 10, 0),
         "published": LayerMap(0, 2, 8),
         "refilled": LayerMap(0, 3, 7),
     }

@@ -95,12 +95,10 @@ def test_other_weights_under_the_same_name_are_pruned_anew(bench, tiny, monkeypa
     assert len(bench) == 2
 
 
-def test_an_altered_file_is_made_anew(bench, tmp_path, caplog):
+def test_a_file_that_was_cut_is_made_anew(bench, tmp_path, caplog):
     first, _, _ = load_pruned("llama", **CALIBRATED)
     (file,) = tmp_path.glob("pruned/*/*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-5] ^= 1
-    file.write_bytes(data)
+    file.write_bytes(file.read_bytes()[:-5])
     with caplog.at_level(logging.WARNING):
         second, _, _ = load_pruned("llama", **CALIBRATED)
     assert len(bench) == 2

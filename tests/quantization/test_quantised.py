@@ -130,14 +130,12 @@ def test_after_ctrl_c_it_goes_on_at_the_block(bench, monkeypatch, tmp_path, reor
     assert same(found.model, expected.model)
 
 
-def test_an_altered_block_in_the_middle_is_made_anew(bench, tmp_path, caplog):
+def test_a_block_in_the_middle_that_was_cut_is_made_anew(bench, tmp_path, caplog):
     first = load_quantised("llama", Interrupted(), **SETTINGS)
     made, file = len(bench), first.folders[1] / "self_attn.q_proj.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    file.write_bytes(file.read_bytes()[:-1])
     second = load_quantised("llama", Interrupted(), **SETTINGS)
-    assert "self_attn.q_proj.safetensors was altered" in caplog.text
+    assert "self_attn.q_proj.safetensors is missing or has another size" in caplog.text
     assert len(bench) == made + 7
     assert same(first.model, second.model)
 

@@ -57,6 +57,7 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
         failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
+        state.remove_scratch()  # of jobs that were killed
         print(summary(jobs, started), flush=True)
         if {job.id for job in jobs} >= notebooks().keys():
             draw_explorers()

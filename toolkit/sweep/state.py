@@ -72,6 +72,11 @@ def remove_unfinished() -> None:
         last = read_json(file)
         if last.get("status") == "running" and last.get("host") == socket.gethostname():
             file.unlink(missing_ok=True)
+    remove_scratch()
+
+
+def remove_scratch() -> None:
+    """Remove the unfinished results of jobs that run no more."""
     results = folder().parent
     for place in (*results.glob("*/"), *results.glob("*/*/")):  # of notebooks, and of notebooks at points of a grid
         with contextlib.suppress(FileNotFoundError):  # a Snakemake that is about to end removed it
