@@ -127,8 +127,7 @@ class SpQR:
         for start in range(0, weight.shape[1], TILE):
             group = slice(start, start + TILE)
             grid.fit(start, weight[:, group], diagonal[group])
-            for column, values in enumerate(weight[:, group].T, start):
-                grid.round(column, values)
+            grid.round_columns(group, weight[:, group])
         return grid.finish(None)
 
     def _threshold(self, weight: Tensor, diagonal: Tensor) -> float:
@@ -189,10 +188,15 @@ class _Grid:
 
     def round(self, column: int, values: Tensor) -> Tensor:
         """Keep codes and outliers of a column; return what they stand for."""
-        self.codes[:, column] = encode(values, *self.fitted)
-        value = decode(self.codes[:, column], *self.fitted)
-        self.added[:, column] = torch.where(self.outlier[:, column], values - value, 0)
-        return value + self.added[:, column].to(values.dtype)
+        return self.round_columns(slice(column, column + 1), values[:, None])[:, 0]
+
+    def round_columns(self, columns: slice, values: Tensor) -> Tensor:
+        """The same for some columns of the group that was fitted last."""
+        scale, zero = (each[:, None] for each in self.fitted)
+        self.codes[:, columns] = encode(values, scale, zero)
+        value = decode(self.codes[:, columns], scale, zero)
+        self.added[:, columns] = torch.where(self.outlier[:, columns], values - value, 0)
+        return value + self.added[:, columns].to(values.dtype)
 
     def finish(self, permutation: Tensor | None) -> Quantised:
         """The matrix on its grid. Raises `UserError` if a weight, rounded as fp16 does, is not finite."""
