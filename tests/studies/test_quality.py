@@ -54,6 +54,7 @@ def test_rows_of_an_altered_model(model, monkeypatch):
     assert window_nll(table) == pytest.approx(list(expected.window_nll), rel=1e-9)
     assert (table["factor"] == 0.5).all()
     assert (table["seen"] == "afterwards").all()
+    assert set(quality.quality(SETTINGS)) == {*table} - {"factor", "seen"} | {"chance", "sequence_length"}
 
 
 def test_perplexity_and_tasks_are_kept_apart(model, monkeypatch):

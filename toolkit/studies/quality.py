@@ -91,9 +91,9 @@ def quality(settings: EvaluationSettings, alteration: Alteration = AS_IS) -> pd.
     text = replace(settings, tasks=(), task_limit=None)
     windows = _windows(text, alteration, fresh=not alteration.is_followed)
     lost = Perplexity.of(torch.tensor(windows["value"], dtype=torch.float64), settings.sequence_length)
-    whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "items": lost.windows}
+    whole = {"metric": PERPLEXITY, "value": float(lost), "standard_error": lost.standard_error, "chance": math.nan}
     facts = windows.drop(columns=["value"]).iloc[0].to_dict()
-    rows = [pd.DataFrame([whole | {"sequence_length": settings.sequence_length}])]
+    rows = [pd.DataFrame([whole | {"items": lost.windows, "sequence_length": settings.sequence_length}])]
     if settings.tasks:
         on_tasks = accuracy(settings, alteration)
         names = on_tasks["task"] + on_tasks["metric"].map(TASK_METRICS)
