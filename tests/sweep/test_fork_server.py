@@ -70,6 +70,13 @@ def test_a_fork_ends_with_its_client(address, tmp_path):
     wait(lambda: not psutil.pid_exists(pid))
 
 
+def test_a_client_that_goes_before_its_request_is_whole_leaves_the_server_alone(address, tmp_path):
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        connection.sendall(b'{"arguments"')
+    assert start(address, tmp_path, "pass").wait(PATIENCE_S) == 0
+
+
 def test_a_fork_that_is_killed_says_so(address, tmp_path):
     client = start(address, tmp_path, WAIT)
     os.kill(pid_of(client), signal.SIGKILL)

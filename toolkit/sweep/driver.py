@@ -1,7 +1,6 @@
 """Start Snakemake on the stale jobs, print their progress, and end with a table and the report."""
 
 import contextlib
-import ctypes
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
-from toolkit.sweep.fork_server import fork_server
+from toolkit.sweep.fork_server import die_with_parent, fork_server
 from toolkit.sweep.plan import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
@@ -56,11 +55,12 @@ def run(jobs: list[Job], parallel: int, profile: Path | None, write: Write = wri
         takes = f": {expected.words()}" if stale else ""
         _say(f"{len(jobs) - len(stale)} of {len(jobs)} notebooks up to date, {len(stale)} to run{takes}")
         started = time.time()
-        failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
-        state.remove_scratch()  # of jobs that were killed
-        print(summary(jobs, started), flush=True)
-        if {job.id for job in jobs} >= notebooks().keys():
-            draw_explorers()
+        with contextlib.nullcontext() if profile or len(stale) < FORKED else fork_server():
+            failed = _sweep(stale, _GrowingReport(jobs, write), expected, profile) if stale else 0
+            state.remove_scratch()  # of jobs that were killed
+            print(summary(jobs, started), flush=True)
+            if {job.id for job in jobs} >= notebooks().keys():
+                draw_explorers()
         print(f"\nreport: {write(jobs)}")
         if failed and not any(_failed(job) for job in stale):
             raise UserError(f"Snakemake stopped with status {failed}; its log: {state.folder() / 'snakemake.log'}")
@@ -119,9 +119,9 @@ def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, prof
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
     write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
     log = state.folder() / "snakemake.log"
-    with log.open("w") as sink, contextlib.nullcontext() if profile or len(stale) < FORKED else fork_server():
+    with log.open("w") as sink:
         engine = subprocess.Popen(
-            _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_die_with_parent
+            _command(parallel, profile, ids), stdout=sink, stderr=subprocess.STDOUT, preexec_fn=_end_with_driver
         )
         try:
             _watch(engine, stale, growing, expected)
@@ -160,14 +160,14 @@ def _command(parallel: int, profile: Path | None, ids: list[str]) -> list[str]:
     return [*command, "--cores", str(max(cores(), parallel)), "--resources", f"slots={parallel}"]
 
 
-def _die_with_parent() -> None:
+def _end_with_driver() -> None:
     """Have Snakemake cancel its jobs and end when the driver is killed (Linux only; elsewhere jobs watch their driver).
 
     On SIGTERM it would wait for jobs on a cluster, and a new sweep would run them beside it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells have what runs in the background ignore it
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGINT)  # PR_SET_PDEATHSIG
+        die_with_parent(signal.SIGINT)
 
 
 def _watch(engine: subprocess.Popen, jobs: list[Job], growing: "_GrowingReport", expected: Forecast) -> None:

@@ -84,7 +84,7 @@ def fork_server(libraries: Sequence[str] = LIBRARIES) -> Iterator[None]:
 
 def serve(address: str, libraries: Sequence[str]) -> None:
     """Fork a kernel for each connection. A kernel is killed when its connection closes, and all with the server."""
-    _die_with_parent(signal.SIGKILL)
+    die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     woken, waker = os.pipe2(os.O_NONBLOCK)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -105,18 +105,18 @@ def serve(address: str, libraries: Sequence[str]) -> None:
         if listener in ready:
             connection, _ = listener.accept()
             request, streams = _receive(connection)
-            if not request:  # somebody asked whether the server runs
-                connection.close()
-                continue
-            kernel = os.fork()
+            kernel = os.fork() if request else None
             if kernel == 0:
                 for each in (listener, connection, *kernels.values()):
                     each.close()
                 signal.set_wakeup_fd(-1)
                 _become_kernel(request, streams)
-            kernels[kernel] = connection
             for stream in streams:
                 os.close(stream)
+            if kernel is None:
+                connection.close()
+            else:
+                kernels[kernel] = connection
         _report_ended(kernels)
 
 
@@ -132,11 +132,13 @@ def _import(libraries: Sequence[str]) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[dict, list[int]]:
-    """A request, which is a line of JSON, and the client's standard streams; both empty without a request."""
+    """A request, which is a line of JSON, and the client's standard streams; `{}` without a whole one."""
     data, streams, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
-    while data and not data.endswith(b"\n"):
-        data += connection.recv(REQUEST_BYTES)
-    return json.loads(data or "{}"), streams
+    while not data.endswith(b"\n"):
+        if not (more := connection.recv(REQUEST_BYTES)):  # the client is gone, or only asked whether the server runs
+            return {}, streams
+        data += more
+    return json.loads(data), streams
 
 
 def _report_ended(kernels: dict[int, socket.socket]) -> None:
@@ -154,7 +156,7 @@ def _become_kernel(request: dict, streams: list[int]) -> None:
     """Run the module that the request names, as `python -m` does, with its environment, folder, streams and threads."""
     status = 1
     try:
-        _die_with_parent(signal.SIGKILL)
+        die_with_parent(signal.SIGKILL)
         os.setsid()
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
@@ -185,7 +187,8 @@ def _use_threads(threads: int) -> None:
         sys.modules["torch"].set_num_threads(threads)
 
 
-def _die_with_parent(number: int) -> None:
+def die_with_parent(number: int) -> None:
+    """Have this process get a signal when its parent ends (Linux)."""
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
 
 
