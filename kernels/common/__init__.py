@@ -1,1 +1,1 @@
-"""What kernel families share inside their kernels: SIMD, elements, dense rows, GPU helpers."""
+"""Code shared by the kernel families: SIMD, elements, dense rows, GPU helpers."""

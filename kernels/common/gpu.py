@@ -1,4 +1,4 @@
-"""What CUDA kernels share: exchanges within a warp, conversions, pairs of fp16 numbers, addresses, and how to launch.
+"""Helpers of the CUDA kernels: exchanges within a warp, conversions, pairs of fp16 numbers, addresses, launches.
 
 A thread block is (32, y, z) threads: `threadIdx.x` is the lane, each y and z a warp. In Numba's simulator
 (NUMBA_ENABLE_CUDASIM=1), which has neither shuffles nor addresses, the same is done through shared memory and slices.

@@ -61,7 +61,7 @@ def copy_events(events, states, copied, theirs):
 
 @compiled
 def follow_events(active, events, earlier):
-    """What neurons do after an event. The first token's events keep nothing, so `earlier` does not matter there."""
+    """Activity after an event. The first token's events keep nothing, so `earlier` does not matter there."""
     for i in range(len(active)):
         active[i] = (events[i] | (events[i] >> numba.uint8(1)) & earlier[i]) & numba.uint8(1)
 

@@ -3,7 +3,7 @@
 The first gives each neuron to a warp, which multiplies its gate row and its up row with all vectors and keeps the
 neuron's values; those within the threshold become 0. The second gives each lane a few columns, and each thread block a
 part of the neurons: it adds their down columns times their values. Down columns of neurons whose values are all 0 are
-not read. What the parts give is added up in their order, so that the result depends on the shape and the GPU, not on
+not read. The sums of the parts are added in their order, so that the result depends on the shape and the GPU, not on
 the run. Lanes read eight bytes at once where rows begin at such an address, else an element.
 """
 

@@ -1,4 +1,4 @@
-"""What compiles kernels, keeps them, chooses among them and runs them on threads.
+"""Compiles kernels, keeps them, chooses among them and runs them on threads.
 
 Numba compiles each kernel. Four things around it are ours, each for a reason:
 

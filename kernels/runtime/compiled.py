@@ -60,7 +60,7 @@ def compiled(function: Callable | None = None, **options) -> Callable:
 
 
 class Files(NullCache):
-    """What Numba asks for compiled code of one function before it compiles, and gives it to afterwards."""
+    """The cache of one function's compiled code: Numba asks it before it compiles, and hands it the result."""
 
     def __init__(self, function: FunctionType):
         self.function = function
@@ -105,12 +105,12 @@ class Files(NullCache):
 
 
 def signed(file: Path, content: bytes) -> bytes:
-    """What a file holds: content behind a checksum, which covers the file's name, since that says whose code it is."""
+    """A file's bytes: content behind a checksum, which covers the file's name, since that says whose code it is."""
     return hashlib.sha256(file.name.encode() + content).digest() + content
 
 
 def identity(value: object) -> list:
-    """What a kernel or a value in its closure is, in words that are the same in every process that has our sources.
+    """Identity of a kernel or a value in its closure, in words that are the same in every process that has our sources.
 
     Raises `TypeError` for anything that has no such words.
     """
@@ -133,7 +133,7 @@ def _folder() -> Path | None:
     settings = {name: value for name, value in settings.items() if "THREADS" not in name and "CACHE" not in name}
     versions = {name: version(name) for name in ("numba", "llvmlite", "numpy")} | {"python": sys.version}
     # Numba numbers compiled functions from 1 in each process, and these numbers tell closures of one name apart in the
-    # names that LLVM links by. What two processes compiled is loaded into a third, so the numbers must not meet there.
+    # names that LLVM links by. A third process loads the code of two others, so their numbers must differ.
     FunctionIdentity._unique_ids = iter(lambda: secrets.randbits(62), None)
     try:
         return shelf("compiled", {"sources": source_files.contents()} | versions | {"settings": settings})

@@ -1,4 +1,4 @@
-"""What the host side of a kernel checks before it runs."""
+"""The checks on the host before a kernel runs."""
 
 import torch
 from torch import Tensor

@@ -118,7 +118,7 @@ def _borrowed(builder, kind: types.Type, value):
 
 
 def _task_function(context, builder, task: ir.Type, kinds: types.BaseTuple, ranged: bool) -> ir.Function:
-    """What calls the kernel of a task for some rows, and returns 1 if it failed."""
+    """The function that calls a task's kernel for some rows, and returns 1 if it failed."""
     function = ir.Function(builder.module, TASK_FUNCTION, f"{builder.function.name}.task")
     function.linkage = "internal"
     builder = ir.IRBuilder(function.append_basic_block("entry"))
@@ -139,7 +139,7 @@ def _part_of(builder, table, part):
 
 
 def _shared(builder, values: tuple):
-    """What the threads share, filled with these values."""
+    """The memory that the threads share, filled with these values."""
     place = cgutils.alloca_once(builder, ir.LiteralStructType([value.type for value in values]))
     for field, value in enumerate(values):
         builder.store(value, _field(builder, place, field))

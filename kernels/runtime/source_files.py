@@ -1,6 +1,6 @@
 """The kernels' source files, as they are when Python begins to import kernels.
 
-What was compiled may be kept only for the sources that it was compiled from. Python reads a module when it is first
+Compiled code may be kept only for the sources that it was compiled from. Python reads a module when it is first
 imported, which may be hours after the process began, so files that have changed since then vouch for nothing.
 """
 

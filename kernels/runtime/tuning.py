@@ -88,7 +88,7 @@ def _file(name: str, threads: int, module: str) -> Path:
 
 @cache
 def machine() -> tuple[str, ...]:
-    """What tells this machine from another whose choices may differ: CPU, its features, cores, versions."""
+    """The key of a machine, since another may choose otherwise: CPU, its features, cores, versions."""
     features = binding.get_host_cpu_features().flatten()
     return _cpu(), features, str(os.cpu_count()), torch.__version__, version("numba"), version("llvmlite")
 

@@ -1,4 +1,4 @@
-"""What a Llama-shaped decoder does to a single token beside its matrix products, in fp32.
+"""The work of a Llama-shaped decoder on a single token beside its matrix products, in fp32.
 
 Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, gated units, rotary embeddings, attention. Vectors are NumPy
 arrays, which the functions read and write in place. They are so short that calling them is most of their cost, so only

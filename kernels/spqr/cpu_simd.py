@@ -137,7 +137,7 @@ def statistics(typing_context, words, at):
 
 
 def _halves(builder, found) -> list[tuple[ir.Value, ir.Value]]:
-    """What `statistics` found, as `_statistics` gives it."""
+    """The result of `statistics`, in the form of `_statistics`."""
     parts = [simd.take(builder, found, range(LANES * part, LANES * (part + 1))) for part in range(4)]
     return [(parts[0], parts[2]), (parts[1], parts[3])]
 
@@ -211,7 +211,7 @@ def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
 
 
 def _multiply_int8(builder, word, vectors, found, sums) -> ir.Value:
-    """Of `sums`, two lanes for each row in order hold Σ s·q·x, the others what zero points take off."""
+    """Two lanes of `sums` for each row, in order, hold Σ s·q·x; the others hold the sums of the zero points."""
     kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
     multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
     halves, totals = _halves(builder, found), [[None] * 4 for _ in vectors]

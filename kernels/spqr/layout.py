@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, eq=False)
 class Codes:
-    """What a quantiser chooses: the codes, 0 to 7, of a matrix, and the statistics of its tiles. On the CPU.
+    """The choices of a quantiser: the codes, 0 to 7, of a matrix, and the statistics of its tiles. On the CPU.
 
     Raises `ValueError` for tensors of other shapes or types, and for a code above 7.
     """

@@ -167,7 +167,7 @@ def _text(path: Path) -> str:
 
 
 def _header(head: list[str], path: Path) -> tuple[dict[str, str | int], list[dict[str, int]]]:
-    """What the header says of the model, and of each layer."""
+    """The model's and each layer's entries in the header."""
     if not head or head[0].strip() != FORMAT:
         raise UserError(f"{path}: begins with {(head or ['no header'])[0][:60]!r}; expected {FORMAT!r}")
     about = _pairs(head[1] if len(head) > 1 else "#", HEAD, path)

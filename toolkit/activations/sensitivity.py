@@ -1,4 +1,4 @@
-"""What thresholds cost each layer, foretold from one backward pass.
+"""The cost of thresholds in each layer, predicted from one backward pass.
 
 A small error e of an FFN's output at a token moves the model's distributions by about ½·(g·e)² nats of divergence,
 where g is the gradient of the log-likelihood of text that the model itself draws: the Fisher information to the second

@@ -273,7 +273,7 @@ def _generator(layer: int, seed: int, unit: str, purpose: int) -> np.random.Gene
 
 
 def bisect(make: Callable, error: Callable[..., float], low: float, high: float):
-    """What `make` gives where the error, which rises from `low` to `high`, crosses 0; else at the nearer end."""
+    """The result of `make` where the error, which rises from `low` to `high`, crosses 0; else at the nearer end."""
     for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if error(make(middle)) > 0 else (middle, high)

@@ -112,7 +112,7 @@ class Packed(ABC):
         return dense_matvec(self.decode(), x)
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
-        """What multiplies the matrix with whatever fp32 `x` [columns] holds when it is run, into fp32 `out` [rows].
+        """A product that multiplies the fp32 `x` [columns] of the moment it is run into fp32 `out` [rows].
 
         The tensors are on the CPU, contiguous and share no memory; sums are in fp32. So nothing is looked up, checked
         or allocated for each product (`toolkit.kernels.runtime.program`). None where `matvec` is all there is.
@@ -134,12 +134,12 @@ class Packed(ABC):
 
     @property
     def stored(self) -> "Packed":
-        """The matrix as a registered format: itself. Of int8 weights with scales, the packed integers."""
+        """The matrix as a registered format: itself, or the packed integers of int8 weights with scales."""
         return self
 
     @property
     def extras(self) -> dict[str, Tensor]:
-        """The tensors that are stored beside the matrix: none. Of int8 weights with scales, the scales."""
+        """The tensors that are stored beside the matrix: the scales of int8 weights, else none."""
         return {}
 
     @property

@@ -11,7 +11,7 @@ Rows and columns are the model's. config.json tells the bits, the sizes of a til
 tensor. (Sources: `inference.py` and `spqr_cuda.cpp` of spqr_quant 0.2.0, `integrations/spqr.py` of transformers 5.)
 
 The library reads columns as signed 16-bit numbers, has no biases, and loses statistics of a tile of fewer than 16 rows.
-What it cannot hold is refused.
+A matrix that it cannot hold is refused.
 """
 
 import os

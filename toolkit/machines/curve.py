@@ -1,4 +1,4 @@
-"""What a task takes by its bytes, as measured at several sizes, without a formula.
+"""The seconds of a task by its bytes, as measured at several sizes, without a formula.
 
     curve = Curve.through(nbytes=[1e6, 1e7, 1e8], seconds=[0.0004, 0.0021, 0.0100])
     curve.at(5e7)    # 0.0056: on the straight line between its neighbours

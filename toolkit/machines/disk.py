@@ -32,7 +32,7 @@ WRITE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Reading:
-    """What one pass read: `bytes` in all, `gb_s` the sum over its threads of bytes over the time to their last read."""
+    """One pass: `bytes` in all, `gb_s` the sum over its threads of bytes over the time to their last read."""
 
     bytes: int
     gb_s: float

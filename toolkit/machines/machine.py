@@ -166,9 +166,9 @@ class NearData:
 
 @dataclass(frozen=True)
 class Software:
-    """What runs the model. `layer_s` is the time of a decoder layer that is neither transfer nor a linear's product.
+    """The processor. `layer_s` is the time of a decoder layer beside transfers and the products of its linears.
 
-    Of GPU kernels: a product takes `launch_s`, and the longer of its bytes at the share `bandwidth_share` of the
+    On a GPU a product takes `launch_s`, and the longer of its bytes at the share `bandwidth_share` of the
     memory's bandwidth and of `word_cycles` cycles of one multiprocessor for each packed word. `manage_gb_s` is the
     bytes of neurons a second that are put in their place in memory.
     """

@@ -1,4 +1,4 @@
-"""What this machine can do, measured: `python -m toolkit.machines.probe [--fresh]`.
+"""The rates of this machine, measured: `python -m toolkit.machines.probe [--fresh]`.
 
     machine = probe()            # a hardware profile like the papers' ones, every number measured here
     table = measurements()       # the measurements behind it: a row for each repetition
@@ -36,7 +36,7 @@ CPU_DTYPES, GPU_DTYPES = ("fp32", "bf16"), ("fp32", "fp16", "bf16")
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What to measure. `chunk_bytes` × `threads` random reads, and sequential ones at the largest chunk, `read_s` each.
+    """Sizes to measure. `chunk_bytes` × `threads` random reads, sequential ones at the largest chunk, `read_s` each.
 
     The first of the repetitions is kept in the table and left out of the profile.
     """

@@ -32,7 +32,7 @@ def activation(name: str) -> Function:
 
 
 def activation_name(model: nn.Module) -> str:
-    """What the configuration of a model calls it. Raises `UserError` if it says nothing, or an unknown name."""
+    """The activation's name in a model's configuration. Raises `UserError` if it says nothing, or an unknown name."""
     return next(iter(_entries(model).values()))
 
 

@@ -45,7 +45,7 @@ class Adapters:
     differences: Mapping[str, LowRankDifference]
     thresholds: Float32[Tensor, " layers"]
     activation: str | None = None
-    """What takes the place of the model's own activation, such as "relu"; None keeps it."""
+    """The activation in place of the model's own, such as "relu"; None keeps it."""
 
 
 def named_linears(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -122,7 +122,7 @@ def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
 
 
 def said_about(path: str | os.PathLike) -> dict[str, str]:
-    """What `save` was told about the adapters of a file. Raises `UserError` for one that is damaged or no adapters'."""
+    """The description that `save` wrote into a file. Raises `UserError` for one that is damaged or no adapters'."""
     return tensor_files.load(path, KIND)[0]
 
 

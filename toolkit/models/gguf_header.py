@@ -1,4 +1,4 @@
-"""What a GGUF file says of its model before the weights: read in milliseconds, whatever the size of the file.
+"""The header of a GGUF file, which describes its model: read in milliseconds, whatever the size of the file.
 
     header = read_header(Path("model.gguf"))
     header.tensors["blk.0.ffn_up.weight"].nbytes

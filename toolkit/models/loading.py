@@ -143,7 +143,7 @@ def fast_dtype() -> torch.dtype:
     """The faster of bfloat16 and float32 for a model's arithmetic on text; on a CPU they are timed, once a machine.
 
     An instruction for bfloat16 is not enough: it halves the time of a product on Zen 5 and doubles it on Sapphire
-    Rapids without AMX. What was timed is kept, since other work may turn the choice, and numbers change with it.
+    Rapids without AMX. The choice is kept, since other work may turn it, and numbers change with it.
     """
     if torch.cuda.is_available():
         native = torch.cuda.is_bf16_supported(including_emulation=False)

@@ -2,7 +2,7 @@
 
     shape = shape_of(model)
 
-What `ModelShape` cannot say is refused: every matrix of the model is a part of it, or the model is of another kind.
+Models beyond `ModelShape` are refused: every matrix of the model is a part of it, or the model is of another kind.
 """
 
 from collections.abc import Mapping, Sequence

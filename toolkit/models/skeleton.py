@@ -1,4 +1,4 @@
-"""A model as a folder's config.json describes it, without weights. What it asks for is bounded before it is made.
+"""A model as a folder's config.json describes it, without weights. Sizes are checked before it is made.
 
     config = read_config(folder, shapes)
     model = empty_model(config, lambda model: store.check_fits(model, "endor"))
@@ -88,7 +88,7 @@ def check_reopens(model: nn.Module) -> None:
     """Raise `UserError` unless the model's configuration, once written and read, describes exactly its tensors.
 
     A configuration can say that the output head is tied to the embedding while the weights hold a head of its own, or
-    the other way round. Such a model runs in memory, but a folder written of it would not load.
+    the other way round. The model runs in memory, but a folder written of it would not load.
     """
     has, expected = _shapes(model), {}
     with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ PERMUTATION, ROUTER = "permutation", "router"
 
 @dataclass(frozen=True, eq=False)
 class SplitParts:
-    """What makes a split model of its dense one: see `toolkit.models.mixture.split`."""
+    """The tensors that make a split model of its dense one: see `toolkit.models.mixture.split`."""
 
     permutation: Int64[Tensor, "layers neurons"]
     router: Float[Tensor, "layers experts hidden"]

@@ -52,7 +52,7 @@ class Split:
 
 @torch.no_grad()
 def ffn_inputs(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> list[Float[Tensor, "tokens hidden"]]:
-    """What the FFN of each layer takes in on the windows of a text, in the model's dtype."""
+    """The inputs of each layer's FFN on the windows of a text, in the model's dtype."""
     inputs: list[list[Tensor]] = [[] for _ in decoder_ffns(model)]
     hooks = (
         ffn.up.register_forward_pre_hook(lambda _, args, found=found: found.append(args[0].flatten(0, -2)))

@@ -133,7 +133,7 @@ def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) ->
 
 
 def _bytes_of_shared(experts: Experts) -> int:
-    """Of the copy of a shared FFN by neuron."""
+    """Bytes of the copy of a shared FFN by neuron."""
     return (
         0
         if experts.shared is None

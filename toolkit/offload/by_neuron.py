@@ -98,7 +98,7 @@ class ByNeuron:
             self.ffns.append(ours)
 
     def _ffn(self, number: int, held: NeuronStore) -> NeuronFFN:
-        """What takes an FFN's place. With a GPU its hot neurons are copied there."""
+        """The module in an FFN's place. With a GPU its hot neurons are copied there."""
         options, recorder, bias = self._opening.options, self._opening.recorder, self._modules[number].down.bias
         settings = (number, held, self.predictors[number], self._maths[number])
         passes = not self._shares.rows[number]
@@ -130,7 +130,7 @@ def _reader(store: Store, name: str | None) -> Reader:
 
 
 def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
-    """What each layer computes, as the configuration says. Raises `UserError` for what has no kernel."""
+    """Each layer's FFN, as the configuration describes it. Raises `UserError` for what has no kernel."""
     name = activation_name(model)
     if name not in ACTIVATIONS:
         raise unknown("activation", name, ACTIVATIONS)

@@ -1,4 +1,4 @@
-"""What must hold between a store, its model and the options before a model is run."""
+"""The checks of a store, its model and the options before a model is run."""
 
 from collections.abc import Sequence
 

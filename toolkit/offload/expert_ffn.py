@@ -62,7 +62,7 @@ class ExpertFFN(nn.Module):
         return self._run(tokens).to(x.dtype).view(x.shape)
 
     def product(self, x: Float32[Tensor, " hidden"]) -> Float32[Tensor, " hidden"]:
-        """What the mixture gives for one token."""
+        """The mixture's output for one token."""
         return self._run(x.view(1, -1)).view(-1)
 
     def precede(self, other: "ExpertFFN") -> None:
@@ -137,7 +137,7 @@ class ExpertFFN(nn.Module):
         return torch.cat([of_records(some) for some in x.float().split(KERNEL_TOKENS)])
 
     def _shared_output(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        """What the FFN gives that every token uses; zeros if there is none."""
+        """The output of the FFN that every token uses; zeros if there is none."""
         if self._shared is None:
             return torch.zeros(x.shape, dtype=torch.float32)
         begun_s = self._recorder.now_s()

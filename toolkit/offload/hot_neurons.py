@@ -87,7 +87,7 @@ class SplitFFN(NeuronFFN):
         self.hot = None
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        """What both give, on the device. Its span ends when the CPU is ready as well, and both have been added."""
+        """The sum of both, on the device. Its span ends when the CPU is ready as well, and both have been added."""
         hot, begun_s = self.hot, self._recorder.now_s()
         total = ffn_of(hot.rows, hot.bias, x, self.maths)  # launched; the CPU goes on
         self._hot_fired = fired(hot.rows, hot.bias, hot.numbers, x, self.maths) if self._learns else []

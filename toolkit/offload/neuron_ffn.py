@@ -23,7 +23,7 @@ KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
 
 @dataclass(frozen=True)
 class Maths:
-    """What an FFN computes beside its weights: its activation by name, whether it has a gate, and its threshold."""
+    """An FFN without its weights: its activation by name, whether it has a gate, and its threshold."""
 
     activation: str
     gated: bool
@@ -65,7 +65,7 @@ class NeuronFFN(nn.Module):
         return self._run(tokens).to(x.dtype).view(x.shape)
 
     def product(self, x: Float32[Tensor, " hidden"]) -> Float32[Tensor, " hidden"]:
-        """What the FFN gives for one token."""
+        """The FFN's output for one token."""
         return self._run(x.view(1, -1)).view(-1)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class NeuronFFN(nn.Module):
         return needed
 
     def _fired(self, x: Float[Tensor, "tokens hidden"]) -> list[Int64[np.ndarray, " active"]]:
-        """Of the neurons in memory, those that each token activated."""
+        """The neurons in memory that each token activated."""
         begun_s = self._recorder.now_s()
         rows, bias = self.store.used
         found = fired(rows, bias, self.store.pointer[: len(rows)], x, self.maths)
@@ -185,7 +185,7 @@ def fired(
     x: Float[Tensor, "tokens hidden"],
     maths: Maths,
 ) -> list[Int64[np.ndarray, " active"]]:
-    """Of the neurons in some rows, whose `numbers` are given, those that each token activated."""
+    """The neurons that each token activated among those in some rows, whose `numbers` are given."""
     active = (_outputs(rows, bias, x.to(rows.dtype), maths) != 0).cpu().numpy()
     return [numbers[token] for token in active]
 
@@ -197,7 +197,7 @@ def _of_many(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"
 
 
 def _outputs(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"], maths: Maths) -> Tensor:
-    """What the rows' neurons give for each token, [tokens, rows]; zero where the threshold is not exceeded."""
+    """The values of the rows' neurons for each token, [tokens, rows]; zero where the threshold is not exceeded."""
     *ups, _ = rows.unflatten(1, (3 if maths.gated else 2, -1)).unbind(1)
     outputs = activation(maths.activation)(functional.linear(x, ups[0], bias if len(ups) == 1 else None))
     if maths.gated:

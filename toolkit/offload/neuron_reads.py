@@ -1,4 +1,4 @@
-"""What a token spends on the neurons of one layer: reads from the disk, and bookkeeping around them."""
+"""The time of a token for the neurons of one layer: reads from the disk, and bookkeeping around them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from toolkit.timeline.spans import Recorder
 class NeuronReads:
     """Reads neurons into rows of memory: the `fetch` of a `NeuronStore`.
 
-    Each read is a span of stage `read`. What lies between reads inside `managing` is of stage `manage`.
+    Each read is a span of stage `read`. The time between reads inside `managing` is of stage `manage`.
 
     Args:
         stored: the layer on disk, by neuron.

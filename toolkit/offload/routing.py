@@ -47,7 +47,7 @@ class RecordedRouter(Router):
         return ids, self.weigh(x, ids)
 
     def predict(self, x: Float[Tensor, "1 hidden"]) -> Int64[Tensor, "1 k"]:
-        """What was predicted for the token that comes next."""
+        """The experts predicted for the next token."""
         return self._predicted[self._token % len(self._predicted)][None]
 
     def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float32[Tensor, "1 k"]:

@@ -224,7 +224,7 @@ class _Norms:
 
 
 def _basis(model: nn.Module, block: nn.Module) -> tuple[str, ...]:
-    """What `rotary_emb` takes beside a position: Gemma has a basis for each type of attention."""
+    """The arguments of `rotary_emb` beside a position: Gemma has a basis for each type of attention."""
     return (str(block.self_attn.layer_type),) if hasattr(model.model.rotary_emb, "layer_types") else ()
 
 

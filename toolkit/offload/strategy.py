@@ -2,7 +2,7 @@
 
 A strategy is one module with a class like `Streamed` or `ByNeuron`, and an entry in `STRATEGIES` of
 `toolkit.offload.model`, by the layout of the folders that it runs. It opens its files, takes its memory from the
-budgets, and puts modules of its own in the places of the model's. What it reads ahead is its own matter.
+budgets, and puts modules of its own in the places of the model's. It decides itself what it reads ahead.
 """
 
 from collections.abc import Callable, Mapping
@@ -63,7 +63,7 @@ class Strategy(Protocol):
     placement: LayerMap | None
 
     def take_over(self, turn: Turn) -> None:
-        """Put modules in the places of the model's. What can be called by itself has the `turn` while it runs."""
+        """Put modules in the places of the model's. A module called alone holds the `turn` while it runs."""
 
     def settle(self, tokens: int) -> None:
         """Hear that the first `tokens` of the last pass count, and that the next pass may take a while to come."""

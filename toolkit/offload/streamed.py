@@ -82,7 +82,7 @@ class Streamed:
 
 
 def _source(opening: Opening, plan: Plan, reader: str) -> tuple[Streamer | Uploader, str]:
-    """What brings the layers to where they are used, and the mode of its reads."""
+    """The streamer of the layers, and the mode of its reads."""
     stack, store, form, direct = opening.stack, opening.store, plan.way.stored.format, None
     if plan.way.path == "direct":
         direct, reader = stack.enter_context(open_reader(reader, store, form)), "threads"

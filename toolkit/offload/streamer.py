@@ -29,7 +29,7 @@ Bytes = UInt8[np.ndarray, "_"]
 class Streamer:
     """Gives the packed weights of one layer after the other.
 
-    Of each layer it brings what the plan lists: the whole layer, some of its ops, or some rows of them. It brings the
+    Brings what the plan lists of each layer: the whole layer, some of its ops, or some rows of them. It brings the
     layers in DRAM and storage; those on the device are not its task. `allocate` makes its two buffers. Raises
     `UserError` if the budget is too small for the slots and the layers that stay.
     """

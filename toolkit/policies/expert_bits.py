@@ -14,7 +14,7 @@ def bits_by_usage(usage: Sequence[Float64[np.ndarray, " experts"]], low_share: f
     """The bits of each expert of each layer: 2 for the share of a layer's experts that are used least, else `bits`.
 
     Args:
-        usage: of each layer, how often each expert is used; only the order counts. Of equal ones the first is low.
+        usage: of each layer, how often each expert is used; only the order counts. The first of equal ones is low.
         low_share: of a layer's experts, rounded to whole experts.
         bits: of all others.
 

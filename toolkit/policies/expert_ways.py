@@ -9,7 +9,7 @@ BITS = (2, 4, 16)
 
 @dataclass(frozen=True)
 class ExpertWay:
-    """What a way loads of the experts that a token uses, when, and what it keeps.
+    """The parts of a token's experts that a way loads, when, and the parts that it keeps.
 
     Args:
         name: as the figures have it.

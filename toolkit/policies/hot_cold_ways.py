@@ -13,7 +13,7 @@ ADJUSTS = ("", "token", "layer", "both")
 
 @dataclass(frozen=True)
 class HotColdWay:
-    """What a system computes with, and where.
+    """The units that a system computes with, and where.
 
     Args:
         sparse: only active neurons are computed; else all.

@@ -14,7 +14,7 @@ from toolkit.policies.residency import Residency, expect_positive
 class LeastStale(Residency):
     """Keeps units of `layers` layers; unit u belongs to layer u // (units / layers). A step is one layer, in order.
 
-    First go the units that missed the most turns of their layer since they were last used. Of equal ones go those
+    First go the units that missed the most turns of their layer since they were last used. Among equal ones go those
     whose layer comes up again last. Raises `UserError` for units that do not divide into the layers, and `step` for
     units of a layer that is not the next one.
     """

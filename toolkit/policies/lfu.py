@@ -7,7 +7,7 @@ from toolkit.policies.residency import Residency
 
 
 class Lfu(Residency):
-    """Counts every unit's uses since the start, those of dropped units as well. Of equal ones the first goes."""
+    """Counts every unit's uses since the start, those of dropped units as well. The first of equal ones goes."""
 
     def clear(self) -> None:
         """Hold nothing, and forget all counts."""

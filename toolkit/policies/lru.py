@@ -9,7 +9,7 @@ LONG_AGO = -1
 
 
 class Lru(Residency):
-    """Keeps what was used last, as many units as `rows` allow. Of units used by the same token the first goes first."""
+    """Keeps what was used last, as many units as `rows` allow. Units used by the same token go in their order."""
 
     def clear(self) -> None:
         """Hold nothing, and begin again."""

@@ -7,7 +7,7 @@ IN_MEMORY = 0.5  # of the model's bytes (FLASH, section 4.1)
 
 @dataclass(frozen=True)
 class NeuronWay:
-    """What a way keeps in memory and what it reads.
+    """The weights that a way keeps in memory, and those that it reads.
 
     `resident` is the share of the model that always stays, attention first; None means attention alone. `predicted`:
     only the neurons that the predictor names are read. `windowed`: those of the last tokens stay. `layout` of the FFNs.

@@ -19,7 +19,7 @@ def remap(
 ) -> tuple[Int8[np.ndarray, " neurons"], Int64[np.ndarray, " moved"]]:
     """Algorithm 1: pair the busiest DIMM with the least busy, the second with the second, and level each pair.
 
-    Of the busier DIMM the most active neuron moves that does not make it the less busy one, then the next such neuron.
+    The busier DIMM's most active neuron that does not make it the less busy one moves, then the next such neuron.
 
     Args:
         activity: how often each neuron was active in the window, from 0; 0 for neurons on the GPU.

@@ -1,4 +1,4 @@
-"""What stays in memory: some units of one layer, neurons or experts, and what each token changes.
+"""The units that stay in memory: some of one layer, neurons or experts, and what each token changes.
 
     residency = SlidingWindow(units=4096, tokens=5, rows=1000)
     change = residency.step(needed)   # what to drop and what to load before this token can be computed
@@ -18,7 +18,7 @@ from toolkit.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """What one token changes: units to drop, then units to load. Both rise."""
+    """The change of one token: units to drop, then units to load. Both rise."""
 
     dropped: Int64[np.ndarray, " dropped"]
     loaded: Int64[np.ndarray, " loaded"]

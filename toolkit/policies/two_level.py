@@ -22,7 +22,7 @@ EMPTY = -1
 
 @dataclass(frozen=True, eq=False)
 class TwoLevelChange:
-    """What one token changes in a layer: experts to evict (rising), then experts to place, then neurons to load.
+    """The change of one token in a layer: experts to evict (rising), then experts to place, then neurons to load.
 
     Args:
         evicted: these experts leave with all their neurons.
@@ -42,7 +42,7 @@ class TwoLevelChange:
 
 @dataclass
 class CacheCounts:
-    """What became of experts, or of neurons, so far.
+    """Counts of the experts, or neurons, so far.
 
     Args:
         needed: by steps, those that were there included.

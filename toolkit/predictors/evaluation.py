@@ -1,4 +1,4 @@
-"""What predictors get right, and the model with them in place.
+"""The accuracy of predictors, and of the model with them in place.
 
 A predictor with a state is stepped through each sequence, token by token. The first tokens are the sequence's prompt,
 which is one token at least: all neurons are loaded for it, and what it used starts the predictor.
@@ -59,7 +59,7 @@ def predicted(
 
 
 class _Sequence:
-    """What predictors see of the tokens of one sequence, layer after layer.
+    """The knowledge of predictors about the tokens of one sequence, layer after layer.
 
     All neurons are loaded for the first `prompt` tokens, or for one. With `sees_all` predictors observe all active
     neurons, else those that they predicted.
@@ -123,7 +123,7 @@ def check_fits(model: nn.Module, predictors: Sequence[Foresight | None]) -> None
 
 
 def quality(predictors: Sequence[Foresight | None], samples: Samples, prompt: int = 0) -> pd.DataFrame:
-    """What the predictors say of samples, a row for each layer.
+    """The predictors' scores on samples, one row per layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
     the layer's neurons), accuracy (share of the neurons, active or not, of which the right thing is said), recall

@@ -107,13 +107,13 @@ class FewBits(Predictor):
         return (act(gates) * ups).float().abs()
 
     def stored(self) -> dict[str, Tensor]:
-        """What a file keeps: the codes in an order that no CPU decides."""
+        """The tensors of a file: the codes in an order that no CPU decides."""
         codes = self._decoded(torch.tensor([1.0, 0.0]).expand(self.scales.shape).bfloat16().contiguous())
         return {"codes": pack((codes + MIDDLE).to(torch.uint8), BITS), "scales": self.scales, "bias": self.bias}
 
     @classmethod
     def restored(cls, codes: Tensor, scales: Tensor, **others) -> Self:
-        """What a file has kept. Raises `UserError` for parts that do not fit each other."""
+        """The predictor of a file's tensors. Raises `UserError` for parts that do not fit each other."""
         rows = scales.shape[1] if scales.ndim == 3 else 0
         if codes.dtype != torch.uint8 or not rows or 2 * codes.numel() % rows:
             raise UserError(f"codes of a predictor: {codes.dtype} {list(codes.shape)} for {rows} rows")

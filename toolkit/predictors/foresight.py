@@ -1,4 +1,4 @@
-"""What every predictor of a layer's active neurons has in common, with a state or without.
+"""The base of every predictor of a layer's active neurons, with a state or without.
 
 The caller steps a sequence: `start` once, with what its prompt's tokens used, and then, for each token, `predict`
 before the layer's FFN is computed and `observe` after it. So a predictor may learn from the tokens before, and from
@@ -21,7 +21,7 @@ from toolkit.predictors.samples import Samples
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What is known of one token when the neurons of a layer are to be predicted.
+    """The knowledge about one token when the neurons of a layer are to be predicted.
 
     Args:
         layer: the number of the layer.
@@ -43,7 +43,7 @@ class Foresight(ABC):
 
     @classmethod
     def fit(cls, model: nn.Module, limits: Iterable[float], samples: Samples | None = None) -> list[Self]:
-        """A predictor for each layer of a model. What one FFN tells is enough for most: they define `of` alone.
+        """A predictor for each layer of a model. Most need one FFN's input only: they define `of` alone.
 
         Args:
             model: its FFNs are looked at.

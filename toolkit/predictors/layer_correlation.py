@@ -159,7 +159,7 @@ class StateAndParents(TokenState):
 
     @property
     def nbytes(self) -> int:
-        """Of the table and the parents."""
+        """Bytes of the table and the parents."""
         return self._table_nbytes + (self.parents.neurons.nbytes if self.parents else 0)
 
     @property

@@ -103,7 +103,7 @@ def from_layer_before(samples: Samples) -> Samples:
 def expert_samples(
     model: nn.Module, tokens: object, windows: int | None = None, sequence_length: int = 1024
 ) -> Samples:
-    """What the mixtures take in, and the router's weight of each expert, over the first windows of a row of token ids.
+    """The mixtures' inputs and the router's weight of each expert, over the first windows of a row of token ids.
 
     An expert counts as a neuron does: its output is its weight, 0 if the token does not use it. Raises `UserError` for
     a model without experts, or tokens that do not fit it.
@@ -144,7 +144,7 @@ def gate_limits(model: nn.Module, samples: Samples, zeros: float, act: str) -> F
 def neuron_quality(
     model: nn.Module, samples: Samples, limits: Float32[Tensor, " layers"], act: str, fitted: Samples, seed: int = 0
 ) -> pd.DataFrame:
-    """What is right of the predicted neurons, a row for each mixture and way to predict.
+    """The accuracy of the predicted neurons, one row per mixture and way to predict.
 
     Only experts that the token uses and the layer before foretells count, but for `found`, which counts all that the
     token uses. Ways: next_layer; own_gate (the control); previous (the neurons of the expert's use before); profile

@@ -1,6 +1,6 @@
-"""What predictors by a score have in common.
+"""The base of predictors by a score.
 
-Such a predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts
+The predictor gives each neuron of one layer a score, from the input of the layer's FFN (after its norm). It predicts
 the neurons whose score exceeds its limit. Its tensors stay in memory, so their bytes are its price.
 """
 

@@ -23,7 +23,7 @@ FILE, VERSION = "predictors", "1"
 
 
 class KeptPredictor(TypedDict):
-    """What a file says of one predictor; its other settings stand beside these two."""
+    """A file's entry for one predictor; its other settings stand beside these two."""
 
     __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
     kind: str

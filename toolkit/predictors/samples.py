@@ -1,4 +1,4 @@
-"""What FFNs take in and what their neurons give: what predictors are trained on, and what they are tested against."""
+"""FFNs' inputs and their neurons' outputs: predictors are trained on them, and tested against them."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -49,7 +49,7 @@ class Samples:
 
     @classmethod
     def of(cls, trace: Trace) -> "Samples":
-        """What a trace tells, for predictors without weights: inputs of no width, outputs of 0 and 1, norms of 1."""
+        """A trace's samples, for predictors without weights: inputs of no width, outputs of 0 and 1, norms of 1."""
         active = [trace.active(layer).flatten(0, 1) for layer in range(trace.layers)]
         inputs = tuple(torch.zeros(len(one), 0) for one in active)
         return cls(inputs, tuple(active), tuple(map(torch.ones, trace.units)), trace.tokens.shape[1])

@@ -50,7 +50,7 @@ class TokenState(Weightless):
 
     @property
     def nbytes(self) -> int:
-        """Of the table: a byte for two neurons."""
+        """Bytes of the table: one for two neurons."""
         return table_nbytes(self.neurons)
 
     @property

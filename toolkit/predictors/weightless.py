@@ -64,7 +64,7 @@ class CopyLast(Weightless):
         self._last = prefill[-1] if len(prefill) else np.empty(0, np.int64)
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
-        """What the last token activated."""
+        """The neurons that the last token activated."""
         return self._last
 
     def observe(self, active: Int64[np.ndarray, " active"]) -> None:

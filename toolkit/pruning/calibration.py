@@ -19,7 +19,7 @@ from toolkit.text import begun, token_ids
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a model is calibrated on: windows of a text, drawn at random and without overlap."""
+    """The text that a model is calibrated on: windows of a text, drawn at random and without overlap."""
 
     corpus: str = "wiki-slice"
     """As `load_tokens` takes it."""
@@ -167,7 +167,7 @@ def relative_output_error(
 
 @dataclass(frozen=True)
 class _Call:
-    """What the model passes to a block beside the hidden states: position embeddings, mask and the like.
+    """The arguments of a block beside the hidden states: position embeddings, mask and the like.
 
     They are recorded for one window and used for all, since windows have one length and no padding.
     """

@@ -16,7 +16,7 @@ from toolkit.sparsity import Pattern, resolve
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What pruning did to one linear."""
+    """The effect of pruning on one linear."""
 
     name: str
     rows: int

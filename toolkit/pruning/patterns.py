@@ -8,7 +8,7 @@ from toolkit.sparsity import Pattern
 
 
 def lowest(scores: Float[Tensor, "*batch n"], count: int) -> Bool[Tensor, "*batch n"]:
-    """Mark exactly `count` of the lowest scores along the last dimension. Of equal scores the earlier is marked."""
+    """Mark exactly `count` of the lowest scores along the last dimension. The earlier of equal scores is marked."""
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
     threshold = scores.kthvalue(count, dim=-1, keepdim=True).values  # several times faster than a sort

@@ -133,7 +133,7 @@ def made_by(module: str, method: PruningMethod | None, without: Iterable[str] = 
 
 
 def settings_of(method: PruningMethod | None) -> dict[str, str]:
-    """What a key says of a method beside the files of `made_by`: its settings, and its file if that is not of ours."""
+    """A method's part of a key beside the files of `made_by`: its settings, and its file if that is not of ours."""
     found = {name: repr(value) for name, value in sorted(getattr(method, "__dict__", {}).items())}
     file = None if _is_ours(method) else _file(method)
     return found | ({"source": file_sha256(file)} if file else {})

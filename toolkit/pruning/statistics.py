@@ -66,7 +66,7 @@ def jaccard(first: Bool[Tensor, "rows columns"], second: Bool[Tensor, "rows colu
 
 
 def chance_jaccard(first: float, second: float) -> float:
-    """What `jaccard` is for masks of these sparsities that fall at random and know nothing of each other."""
+    """The expected `jaccard` of two independent random masks of these sparsities."""
     either = first + second - first * second
     return first * second / either if either else 1.0
 

@@ -30,7 +30,7 @@ class Groups:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored, by name; `grid` holds the bits and the group."""
+        """The stored tensors, by name; `grid` holds the bits and the group."""
         grid = torch.tensor([self.bits, self.group], dtype=torch.int32)
         stored = {"grid": grid, "packed": self.packed, "scales": self.scales, "zeros": self.zeros}
         return stored if self.permutation is None else stored | {"permutation": self.permutation}
@@ -42,7 +42,7 @@ class Groups:
 
     @classmethod
     def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
-        """What `tensors` gave for a matrix of this shape."""
+        """The matrix of this shape whose `tensors` these are."""
         bits, group = tensors["grid"].tolist()
         return cls(shape, bits, group, *(tensors.get(name) for name in ("packed", "scales", "zeros", "permutation")))
 

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def damped_factor(gram: Float[Tensor, "n n"], damping: float) -> Float[Tensor, "n n"]:
-    """What `inverse_factor` gives; damping is raised tenfold as long as the Hessian is not positive definite.
+    """The result of `inverse_factor`; damping is raised tenfold as long as the Hessian is not positive definite.
 
     Rounding can make the Hessian of correlated inputs indefinite. A warning tells the damping that was taken. Raises
     `UserError` for statistics that are not finite, or if a damping of `MOST` is not enough.

@@ -53,7 +53,7 @@ class Groupwise:
 
     @property
     def nbytes(self) -> int:
-        """Of packed integers, scales and zero points."""
+        """Bytes of packed integers, scales and zero points."""
         return self.values.nbytes + self.scales.nbytes + self.zeros.nbytes
 
     def decode(self) -> Float[Tensor, "rows columns"]:

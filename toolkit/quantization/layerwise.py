@@ -23,7 +23,7 @@ class Matrix(Protocol):
     nbytes: int
     """Bytes of all that `decode` needs, but for the shape."""
     tensors: dict[str, Tensor]
-    """What is kept of it, by name: contiguous, no two in the same memory."""
+    """The tensors to keep, by name: contiguous, no two in the same memory."""
 
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight, float32."""
@@ -51,13 +51,13 @@ class Quantiser(Protocol):
 
 @dataclass(frozen=True)
 class QuantisedLayer:
-    """What quantising did to one linear."""
+    """The effect of quantising on one linear."""
 
     name: str
     rows: int
     columns: int
     nbytes: int
-    """Of the quantised matrix, all counted."""
+    """Bits of the quantised matrix, all counted."""
     relative_output_error: float
     """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw."""
     seconds: float

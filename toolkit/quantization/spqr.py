@@ -27,7 +27,7 @@ MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by 
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """What SpQR made of a matrix: its codes, and its outliers as fp16 numbers to be added, by row and column."""
+    """A matrix quantised by SpQR: its codes, and its outliers as fp16 numbers to be added, by row and column."""
 
     codes: Codes
     rows: Int64[Tensor, " outliers"]
@@ -53,7 +53,7 @@ class Quantised:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What is stored, by name."""
+        """The stored tensors, by name."""
         stored = {"words": self.words, "offsets": self.outliers.offsets, "col_vals": self.outliers.col_vals}
         return stored if self.permutation is None else stored | {"permutation": self.permutation.to(torch.int32)}
 
@@ -64,7 +64,7 @@ class Quantised:
 
     @classmethod
     def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
-        """What `tensors` gave for a matrix of this shape."""
+        """The matrix of this shape whose `tensors` these are."""
         outliers = csr.CsrOutliers(shape, tensors["offsets"], tensors["col_vals"])
         permutation = tensors["permutation"].long() if "permutation" in tensors else None
         rows, columns, values = outliers.entries()
@@ -255,7 +255,7 @@ def decode(
 def values_of_codes(
     rows: int, step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]
 ) -> Float[Tensor, "rows 8"]:
-    """What each code stands for as a row's scale or zero point."""
+    """The value of each code as a row's scale or zero point."""
     codes = torch.arange(LEVELS, dtype=torch.uint8).expand(rows, LEVELS)
     step, zero = (part.repeat_interleave(TILE)[:rows, None] for part in (step, zero))
     return decode(codes, step, zero).float()

@@ -1,4 +1,4 @@
-"""What a sparse version of a model is measured to be, and the folder that holds it: adapters, curve and model card."""
+"""The measurements of a sparse version of a model, and the folder that holds it: adapters, curve and model card."""
 
 import json
 from contextlib import ExitStack
@@ -47,7 +47,7 @@ Perplexity and the share of zeros are measured on {windows} windows of {sequence
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What versions are evaluated on: tokens, and tasks of `toolkit.evaluation` if any."""
+    """The data of the evaluation: tokens, and tasks of `toolkit.evaluation` if any."""
 
     tokens: Int64[Tensor, " n"]
     tokenizer: object

@@ -117,7 +117,7 @@ class _Run(TrainingRun):
         return total
 
     def adapters(self) -> Adapters:
-        """What has been learnt so far."""
+        """The weights learnt so far."""
         pairs = self.student.differences.items()
         lows = {name: LowRankDifference(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in pairs}
         return replace(self.student, differences=lows, thresholds=self.running.limits.clone())

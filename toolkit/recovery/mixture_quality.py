@@ -1,4 +1,4 @@
-"""What split and upcycled models are measured to be: perplexity by experts used and by text, and routers' load."""
+"""The measurements of split and upcycled models: perplexity by experts used and by text, and routers' load."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

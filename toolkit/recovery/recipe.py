@@ -2,7 +2,7 @@
 
 Shares of zeros are worked through from the lowest one: each training starts from the adapters of the one before it,
 the first from those of another recipe if it is told to.
-What is under way is kept in the cache, so that the same recipe goes on where it was stopped.
+Unfinished work is kept in the cache, so that the same recipe goes on where it was stopped.
 """
 
 from collections.abc import Iterator
@@ -38,14 +38,14 @@ class Recipe:
     zeros: tuple[float, ...] = (0.8, 0.85, 0.9)
     """Mean shares of zeros over the layers, rising."""
     rank: int = 24
-    """Of the difference of each decoder linear but the down projections; adapters to start from have their own."""
+    """Rank of the difference of each decoder linear but the down projections; adapters to start from have their own."""
     down_rank: int = 80
     training: Training = field(default_factory=Training)
     later_steps: int = 100
     """Steps of each training but the first."""
     corpus: str = "wiki-slice"
     activation: str | None = None
-    """What takes the place of the model's own one, such as "relu"; None keeps it."""
+    """The activation in place of the model's own, such as "relu"; None keeps it."""
     start: str | None = None
     """The folder of a sparse version of the same model, whose adapters the first training starts from."""
 
@@ -64,12 +64,12 @@ class Recipe:
                 raise UserError(f"{name} {value}: expected more than 0")
 
     def name(self, zeros: float) -> str:
-        """What the version with this share of zeros is called, such as `smollm2-135m-relu-sparse80`."""
+        """The name of the version with this share of zeros, such as `smollm2-135m-relu-sparse80`."""
         kind = "sparse" if self.activation is None else f"{self.activation}-sparse"
         return f"{Path(self.model).name}-{kind}{zeros * 100:g}"
 
     def record(self) -> dict:
-        """What files say about the recipe: the name only of the place to start from, and ranks where they count."""
+        """The recipe as files describe it: the name only of the place to start from, and ranks where they count."""
         fields = asdict(self)
         if self.start is not None:
             del fields["rank"], fields["down_rank"]
@@ -124,7 +124,7 @@ def rounded(adapters: Adapters) -> Adapters:
 
 
 def _start(recipe: Recipe, model: nn.Module) -> tuple[Adapters, str | None]:
-    """What the first training starts from, and the digest of the file that it is from."""
+    """The weights that the first training starts from, and the digest of their file."""
     if recipe.start is None:
         return fresh(model, recipe.rank, recipe.down_rank, recipe.activation), None
     file = Path(recipe.start) / FILE

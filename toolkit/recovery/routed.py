@@ -38,7 +38,7 @@ class Splitting:
     model: str
     sizes: Sizes = field(default_factory=Sizes)
     rank: int = 24
-    """Of the difference of each decoder linear but the down projections."""
+    """Rank of the difference of each decoder linear but the down projections."""
     down_rank: int = 48
     corpus: str = "wiki-slice"
     training: Training = field(default_factory=Training)
@@ -104,7 +104,7 @@ class _Routed(TrainingRun):
         return total
 
     def parts(self) -> SplitParts:
-        """What has been learnt so far, as a file holds it."""
+        """The weights learnt so far, as a file holds them."""
         held = lambda tensor: tensor.detach().bfloat16().float()  # noqa: E731
         lows = self.adapters.differences.items()
         differences = {name: LowRankDifference(held(low.left), held(low.right)) for name, low in lows}

@@ -95,7 +95,7 @@ class _Upcycled(TrainingRun):
         return {f"{name}.{at}": tensor for at, parts in enumerate(self.layers) for name, tensor in parts.items()}
 
     def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
-        """Of the next tokens' mean negative log-likelihood and the load-balance loss; the former is returned."""
+        """Gradients of the next tokens' mean negative log-likelihood and the load-balance loss; returns the former."""
         with _mixed(self.model, self.layers, self.recipe.per_token) as mixtures:
             hidden = self.model.base_model(windows, use_cache=False)[0]
         rows, wanted, total = hidden[:, :-1].flatten(0, 1), windows[:, 1:].flatten(), 0.0
@@ -109,7 +109,7 @@ class _Upcycled(TrainingRun):
         return total
 
     def experts(self) -> LowRankExperts:
-        """What has been learnt so far."""
+        """The weights learnt so far."""
         stacked = {name: torch.stack([parts[name].detach() for parts in self.layers]) for name in PARTS}
         return LowRankExperts(**stacked, per_token=self.recipe.per_token)
 
@@ -169,7 +169,7 @@ def upcycle(
 def starting_routers(model: nn.Module, recipe: Upcycling, texts: Sequence[Int64[Tensor, " n"]]) -> list[Tensor]:
     """For each layer the centres of clusters of its FFN's input, from some windows of each text.
 
-    What all inputs have in common is taken out, and the scores are scaled to a standard deviation of 1.
+    The mean of all inputs is taken out, and the scores are scaled to a standard deviation of 1.
     """
     inputs: list[list[Tensor]] = [[] for _ in decoder_ffns(model)]
     ups = (ffn.up for ffn in decoder_ffns(model))

@@ -56,7 +56,7 @@ def replay_experts(
         expected: what is prefetched before each token, the likeliest first; None: nothing.
 
     Columns: needed, late, prefetched and wasted experts, as `CacheCounts` has them, and the same of neurons as
-    neurons_needed and so on. What was prefetched and never needed is wasted by the last token.
+    neurons_needed and so on. Experts prefetched and never needed count as wasted at the last token.
 
     Raises what `TwoLevel.step` raises, and `UserError` for another number of expectations than tokens.
     """
@@ -116,7 +116,7 @@ def replay_global(
 
 
 def _in_order(active: Sequence[Bool[np.ndarray, "tokens experts"]], experts: int) -> list[Int64[np.ndarray, " needed"]]:
-    """What each layer of each token needs, as units of one cache."""
+    """The units of one cache that each layer of each token needs."""
     by_layer = [units_of(each) for each in active]
     return [needed + layer * experts for token in zip(*by_layer, strict=True) for layer, needed in enumerate(token)]
 

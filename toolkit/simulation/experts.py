@@ -8,8 +8,8 @@ The GPU computes attention, shared experts and the experts that are there. Witho
 With it, layer i's input also passes the gate of layer i + 1, then W1 of the experts that this names; their active
 neurons in W2 and W3 are loaded while layer i is computed (section 4.2). The first layer is always loaded on demand.
 
-All of it is expected values: an expert that is cached with a probability of 0.25 takes 0.75 of its time to load. What
-the paper states or leaves open stands in `LoadingInputs`, with the range that is left open in `INPUTS`. The machine's
+All of it is expected values: an expert that is cached with a probability of 0.25 takes 0.75 of its time to load.
+The numbers that the paper states or leaves open stand in `LoadingInputs`, with their ranges in `INPUTS`. The machine's
 numbers are its profile's.
 """
 
@@ -38,7 +38,7 @@ PREDICTOR, EXPERTS = "predictor", "experts"  # operations
 
 @dataclass(frozen=True)
 class LoadingInputs:
-    """What the cost model takes beside a machine's numbers. `INPUTS` has the source and the range of each.
+    """The inputs of the cost model beside a machine's numbers. `INPUTS` has the source and the range of each.
 
     Args:
         active: the share of an expert's neurons that a token activates.
@@ -163,9 +163,9 @@ def active_weights(shape: ModelShape) -> int:
 
 @dataclass(frozen=True)
 class LayerLoads:
-    """What a token, or a prompt, uses and loads of each layer's experts.
+    """The experts of each layer that a token, or a prompt, uses and loads.
 
-    `experts` of a layer are used, each by the activations of `tokens_each` tokens, and `hits` of them are cached. Of
+    `experts` of a layer are used, each by the activations of `tokens_each` tokens, and `hits` of them are cached. From
     them `first` of W1 is loaded and `rest` of W2 and W3: shares, the mean over experts. `whole`: experts are not
     divided. A way that keeps all experts on the GPU loads none.
     """
@@ -179,7 +179,7 @@ class LayerLoads:
 
 
 def token_loads(shape: ModelShape, way: ExpertWay, inputs: LoadingInputs = DEFAULTS) -> LayerLoads:
-    """What one token uses and loads, in the steady state of the cache."""
+    """The use and the loads of one token, in the steady state of the cache."""
     hits = 1.0 if way.resident else inputs.expert_hits(shape) if way.cached else 0.0
     wanted = inputs.wanted(1) if way.sparse else 1.0
     if wanted == 1:
@@ -189,7 +189,7 @@ def token_loads(shape: ModelShape, way: ExpertWay, inputs: LoadingInputs = DEFAU
 
 
 def prompt_loads(shape: ModelShape, way: ExpertWay, tokens: int, inputs: LoadingInputs = DEFAULTS) -> LayerLoads:
-    """What a prompt uses and loads, each expert once, with nothing cached; experts and neurons are used alike.
+    """The use and the loads of a prompt, each expert once, with nothing cached; experts and neurons are used alike.
 
     Raises `UserError` for a prompt without tokens.
     """
@@ -328,7 +328,7 @@ class _Layers:
         return Step("compute", op, "device", GPU, seconds, nbytes, layer, tuple(step for step in after if step))
 
     def _dense_weights(self, layer: int) -> int:
-        """Of attention, and of the FFN or the router and the shared experts."""
+        """Bytes of attention, and of the FFN or the router and the shared experts."""
         shape, parts = self.shape, self.shape.parameters
         attention = parts["attention"] // shape.layers
         if layer < shape.dense_layers:

@@ -1,4 +1,4 @@
-"""What GPU and DIMMs have to compute for each token, by layer: drawn activity, mapped and remapped as a system does.
+"""The work of GPU and DIMMs for each token, by layer: drawn activity, mapped and remapped as a system does.
 
     loads = loads_of(profile("hermes-rtx4090"), Serving("llama2-70b"), SYSTEMS["hermes"])
     loads["FFN neuron"].cold.shape    # layers, tokens, DIMMs
@@ -319,9 +319,9 @@ def _follow(
     columns: int,
     moves: int,
 ) -> list[np.ndarray]:
-    """What one layer's block computes with: neurons are swapped, computed, observed and, once a window, remapped.
+    """The work of one layer's block: neurons are swapped, computed, observed and, once a window, remapped.
 
-    Returns the fields of `BlockLoads`. What a neuron's parent does is known before this layer is computed.
+    Returns the fields of `BlockLoads`. The activity of a neuron's parent is known before this layer is computed.
     """
     prompt, sequences = serving.sampled_prompt, np.arange(serving.batch + 1)
     table = states.packed(stages((counts[:prompt] > 0).mean(0)))
@@ -345,7 +345,7 @@ def _follow(
 def _heat(
     way: HotColdWay, state: UInt8[np.ndarray, " units"], parents: Parents | None, token: int
 ) -> UInt8[np.ndarray, " units"]:
-    """What the adjustment compares with the hot threshold: the states, what parents add, or both."""
+    """The score that the adjustment compares with the hot threshold: the states, what parents add, or both."""
     heat = np.zeros_like(state) if way.adjusts == "layer" else state
     if way.adjusts == "token" or parents is None:
         return heat

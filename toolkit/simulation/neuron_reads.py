@@ -21,7 +21,7 @@ from toolkit.timeline.spans import Timeline
 
 @dataclass(frozen=True)
 class Reads:
-    """What a token needs of a model of `toolkit.models.shapes` with so many layers.
+    """The bytes and operations of one token in a model of `toolkit.models.shapes` with so many layers.
 
     `active` is the share of a layer's neurons that the predictor names, `new` the share of them that a token with a
     window of `window` reads, `element_bytes` the size of a weight, `depth` the number of short reads under way at once.
@@ -38,7 +38,7 @@ class Reads:
 
 @dataclass(frozen=True)
 class TokenReads:
-    """Of one token: bytes read, the number of reads (0: long ones), their times; and bytes of weights in memory."""
+    """One token's bytes read, the number of reads (0: long ones), their times; and bytes of weights in memory."""
 
     read_bytes: float
     reads: float

@@ -1,4 +1,4 @@
-"""What the ranges in a profile do to a prediction: its least and most seconds, and the least and most speed-up.
+"""A prediction over the ranges in a profile: its least and most seconds, and the least and most speed-up.
 
 A profile gives some numbers with a low and a high end. The cost model runs once at every corner: each of those numbers
 at one of its two ends. The least and the most over the corners are the range of a prediction. A ratio takes both of

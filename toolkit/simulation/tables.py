@@ -1,4 +1,4 @@
-"""What a machine would take for operations, layers and passes, as tables with a row a stage.
+"""A machine's time for operations, layers and passes, as tables with one row per stage.
 
     machine = profile("endor-rtx4080")
     operation_table(machine, Workload("opt-66b"), ops=["fc1"])

@@ -10,7 +10,7 @@ a matrix each, the down projection transposed, so two or three shorter ranges a 
         read_neurons(reader, layer, neurons, rows, aligned_buffer(buffer_bytes(layer, most_neurons)))
 
 Reads go straight into `rows` where weights are whole blocks and `rows` are aligned, as a `NeuronStore`'s are; otherwise
-through the buffer. What is read is planned in arrays: no Python object is made for a neuron.
+through the buffer. Reads are planned in arrays: no Python object is made for a neuron.
 """
 
 from collections.abc import Iterable, Iterator

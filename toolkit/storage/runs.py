@@ -98,7 +98,7 @@ class OpRun(BlockRun):
 
     @property
     def dense_bytes(self) -> int:
-        """Bytes of the packed matrix when dense. Of int8 weights with scales, these are the integers."""
+        """Bytes of the packed matrix when dense: only the integers of int8 weights with scales."""
         return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     @property

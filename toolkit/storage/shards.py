@@ -81,7 +81,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Shard:
-    """What `write_shard` wrote: the run of the header, and one run for each group, in order."""
+    """The result of `write_shard`: the run of the header, and one run for each group, in order."""
 
     header: Written
     groups: list[Written]

@@ -60,7 +60,7 @@ class Store:
 
     @property
     def model(self) -> Mapping[str, object]:
-        """What the writer recorded about the model."""
+        """The writer's record of the model."""
         return self.index.model
 
     @property

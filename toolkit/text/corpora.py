@@ -40,7 +40,7 @@ def load_tokens(corpus: str, tokenizer, split: str = "calibration") -> Int64[Ten
             text differs between versions of Python, so the kept tokens name the version), or `"wikitext-2"` or `"c4"`
             from the hub.
         tokenizer: as `load_model` returns it.
-        split: `"calibration"` or `"evaluation"`. Of wikitext-2 these are the training and the test split, of c4 the
+        split: `"calibration"` or `"evaluation"`. For wikitext-2 these are the training and the test split, for c4 the
             first 4000 documents of the training and the first 1100 of the validation split. Documents are joined as
             the code of SparseGPT and Wanda joins them. The ENDOR paper (section 5.3) says WikiText validation; the
             test split is what that code evaluates on, and what "WikiText perplexity" means in the pruning papers.

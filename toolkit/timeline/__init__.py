@@ -1,1 +1,1 @@
-"""What a run did and when: spans, their recorder, timelines, and the tables made of them."""
+"""A run's steps and their times: spans, their recorder, timelines, and the tables made of them."""

@@ -205,7 +205,7 @@ def union_s(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def gaps(intervals: Iterable[tuple[float, float]], until: float) -> Iterator[tuple[float, float]]:
-    """What no interval (start, end) covers between 0 and `until`."""
+    """The time that no interval (start, end) covers between 0 and `until`."""
     reached = 0.0
     for start, end in [*sorted(intervals), (until, until)]:
         if start > reached:

@@ -1,4 +1,4 @@
-"""What asynchronous readers share: one thread keeps many chunks under way, and what failed is read again."""
+"""The base of asynchronous readers: one thread keeps many chunks under way, and failed reads are repeated."""
 
 from abc import abstractmethod
 

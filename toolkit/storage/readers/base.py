@@ -1,4 +1,4 @@
-"""What all readers share: reads are done one at a time, in the order asked for, and files are checked afterwards."""
+"""The base of all readers: reads are done one at a time, in the order asked for, and files are checked afterwards."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
