@@ -9,9 +9,9 @@ renamed, so that nobody sees half of it.
 key. `cached` and `cached_table` take key and code as they are, for what depends on more than arguments and a module.
 
 An artefact stands for work of up to hours, so none is removed unless the user says so: `TOOLKIT_CACHE_GB` limits what
-all of them take, and `./papermill_runs.sh --clean GB` removes the rest. Those used longest ago go first. A process
-keeps a shared lock on the folders that it uses, and such a folder stays. What takes seconds to make again (`shelf`)
-also goes when it was not used for a month.
+all of them take, and `./papermill_runs.sh --clean GB` removes the rest. The least recently used go first. A process
+keeps a shared lock on the folders that it uses, and such a folder stays. Artefacts that take seconds to make (`shelf`)
+also go when they were not used for a month.
 """
 
 import contextlib
@@ -225,7 +225,7 @@ def shelf(kind: str, key: dict) -> Path:
 
 @dataclass(frozen=True)
 class Artefact:
-    """What is in the cache: its folder, the bytes of its files and when it was last used (seconds since 1970)."""
+    """The cached artefacts: folder, bytes of its files, time of its last use (seconds since 1970)."""
 
     folder: Path
     nbytes: int
@@ -244,7 +244,7 @@ def artefacts() -> list[Artefact]:
 def shrink(limit_bytes: float = 0) -> list[Artefact]:
     """Remove artefacts, those used longest ago first, until all take at most so many bytes. Return what was removed.
 
-    An artefact that a process uses or makes stays, whatever the limit. What killed processes left goes, too.
+    An artefact that a process uses or makes stays, whatever the limit. Remains of killed processes are removed, too.
     """
     for folder in (paths.cache_dir(), *_folders(paths.cache_dir())):
         if folder.is_dir():

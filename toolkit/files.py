@@ -2,8 +2,8 @@
 
 All that is written is first made in a scratch folder beside its place, and renamed when it is whole. The name of a
 scratch folder cannot be foreseen, nothing may have it before, and only the owner can enter the folder: nobody can plant
-a link there. It goes at the end, also after an error or Ctrl-C. What a killed process left goes when somebody next
-writes beside it: a lock inside tells whether its process lives.
+a link there. It goes at the end, also after an error or Ctrl-C. Remains of a killed process are removed when somebody
+next writes beside them: a lock inside tells whether its process lives.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def replacing_folder(folder: Path) -> Iterator[Path]:
     """An empty folder to fill, which takes the place of `folder` at the end of the block; else as `replacing`.
 
-    What had the name before, be it a folder, a file or a link, is then removed; what a link leads to stays.
+    A folder, file or link that had the name before is then removed; the target of a link stays.
     """
     with disk_trouble_told(folder), scratch_folder(folder.parent) as scratch:
         made = scratch / folder.name
@@ -264,7 +264,7 @@ def elsewhere(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    """Wait until the disk has a file or folder. What a link leads to is not ours."""
+    """Wait until the disk has a file or folder. The target of a link is not ours."""
     if path.is_symlink():
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -47,7 +47,7 @@ def require(what: str, offline: str) -> None:
 
 
 def reason(error: Exception) -> str:
-    """Why transformers could not load something, in one line. What is refused here on purpose has words of its own."""
+    """Why transformers could not load something, in one line. Refusals made here on purpose have words of their own."""
     words = str(error).strip()
     if "trust_remote_code" in words:
         return "its config.json asks for code of its own (auto_map), which is never run here"
@@ -62,7 +62,7 @@ def reason(error: Exception) -> str:
 def lean(*packages: str) -> Iterator[None]:
     """Have transformers import without optional packages: those given, or all that generating text never uses.
 
-    It saves seconds. What is imported inside the block stays without them.
+    It saves seconds. Modules imported inside the block stay without them.
     """
     from transformers import utils
 

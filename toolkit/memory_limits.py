@@ -3,8 +3,8 @@
     total_bytes()   # as much as it can ever have
     free_bytes()    # as much as it can take now without swapping
 
-Linux says both for the machine in /proc/meminfo, which knows no limits. Those are memory cgroups of version 1 or 2, the
-process's own and all above it. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst.)
+Linux says both for the machine in /proc/meminfo, which knows no limits. The groups are memory cgroups of version 1 or
+2, the process's own and all above it. (Linux: Documentation/admin-guide/cgroup-v1/memory.rst, cgroup-v2.rst.)
 """
 
 import contextlib
@@ -20,7 +20,7 @@ STATISTICS = "memory.stat"
 class Version:
     """The names of a version's files, and of pages of files in its `memory.stat`: all, and those that can be dropped.
 
-    Of version 1 those lines are taken that count the groups below as well, as its limit and its usage do.
+    In version 1 the lines count that include the groups below, as its limit and its usage do.
     """
 
     limits: tuple[str, ...]

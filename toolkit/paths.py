@@ -41,7 +41,7 @@ def checkout() -> Path:
 
 
 def cache_dir() -> Path:
-    """What takes long to make and can be made again: `$TOOLKIT_CACHE_DIR`, else `data/cache/` of the checkout.
+    """The folder of what can be made again, slowly: `$TOOLKIT_CACHE_DIR`, else `data/cache/` of the checkout.
 
     Without a checkout it is the toolkit's folder in `$XDG_CACHE_HOME` or `~/.cache`.
     """
@@ -74,7 +74,7 @@ def grid_dir(name: str) -> Path:
 
 
 def lab_dir() -> Path:
-    """What is tried out in JupyterLab, apart from the sweep's results: copies of the notebooks, and what they save."""
+    """The folder of trials in JupyterLab, apart from the sweep's results: copied notebooks and their results."""
     return results_dir() / "lab"
 
 

@@ -3,8 +3,8 @@
     records = load_yaml(file)
     checked(records, list[Record], file)
 
-What is read is plain: null, booleans, integers, floats, text, lists, and mappings with text for keys. The error names
-the file and the place in it. It is a `UserError`, or another class that the caller asks for.
+The values read are plain: null, booleans, integers, floats, text, lists, and mappings with text for keys. The error
+names the file and the place in it. It is a `UserError`, or another class that the caller asks for.
 """
 
 import errno

@@ -38,7 +38,7 @@ def save(path: str | os.PathLike, kind: str, about: Mapping[str, str], tensors: 
 
 
 def load(path: str | os.PathLike, kind: str) -> tuple[dict[str, str], dict[str, "Tensor"]]:
-    """What was said about the tensors of a file, and the tensors.
+    """The metadata of a file's tensors, and the tensors.
 
     Raises `UserError` for a file that cannot be read, does not fit into memory, is of another kind or was altered, and
     for tensors of types that no file of ours has, or with numbers that are not finite.
@@ -74,7 +74,7 @@ def load_for(
 
 @contextmanager
 def consistent(path: str | os.PathLike, kind: str) -> Iterator[None]:
-    """Inside the block, parts of a file are put together. What goes wrong is a `UserError` that names the file."""
+    """Inside the block, parts of a file are put together. Any fault is a `UserError` that names the file."""
     try:
         yield
     except (ValueError, TypeError, LookupError, ArithmeticError, RuntimeError) as error:

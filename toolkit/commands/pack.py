@@ -116,7 +116,7 @@ def _check_place(folder: Path) -> None:
 
 
 def _sizes(folder: Path, model) -> list[str]:
-    """What was written, beside the dense weights of the same matrices."""
+    """The bytes written, beside those of the dense weights of the same matrices."""
     from toolkit.storage.store import Store
 
     if not (folder / "index.json").is_file():

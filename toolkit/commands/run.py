@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def kind_of(folder: Path, form: str | None = None) -> str:
-    """What a folder holds: "checkpoint", "bundled" (neurons), "experts", or the format of its layers that is run.
+    """The kind of a folder: "checkpoint", "bundled" (neurons), "experts", or the format of its layers that is run.
 
     Raises `UserError` for a folder that nothing runs, or a format that it does not have.
     """

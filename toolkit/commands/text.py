@@ -79,7 +79,7 @@ def _collector_paused() -> Iterator[None]:
 
 
 def prompt_of(options: Namespace, tokenizer, config):
-    """What the tokenizer makes of the prompt. Raises `UserError` for no token, or more than the model's positions."""
+    """The token ids of the prompt. Raises `UserError` for no token, or more than the model's positions."""
     prompt = tokenizer(options.prompt, return_tensors="pt")
     given = prompt["input_ids"].shape[1]
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
@@ -154,7 +154,7 @@ def _drafted(counts) -> str:
 
 
 def _held(model, kind: str) -> str:
-    """What memory holds of the layers, or of their neurons or experts, and its bytes."""
+    """How much of the layers, or of their neurons or experts, is in memory, and the bytes of memory."""
     parts = {"bundled": _held_neurons, "experts": _held_experts}.get(kind, _held_layers)(model)
     held = [f"{budget.used_bytes / 1e6:.1f} MB {budget.tier}" for budget in model.budgets.values() if budget.used_bytes]
     return f"{parts}; {' and '.join(held)} held"

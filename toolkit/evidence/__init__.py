@@ -1,1 +1,1 @@
-"""What notebooks leave: tables with their circumstances, published numbers beside ours, figures, the report."""
+"""The results of notebooks: tables with their circumstances, published numbers beside ours, figures, the report."""

@@ -24,8 +24,8 @@ class Card(BaseModel):
 def latency_card(table: pd.DataFrame) -> Card | None:
     """The measured totals of this machine, a bar a way of running; None where the table has fewer than two.
 
-    Of a table with several models or maps of layers, the first one's. `table` holds rows of `Timeline.stages()` with
-    the column `way`.
+    In a table with several models or maps of layers, the first one's numbers. `table` holds rows of `Timeline.stages()`
+    with the column `way`.
     """
     if not {"stage", "evidence", "seconds", "way", "model"} <= set(table):
         return None

@@ -89,7 +89,7 @@ def claims(paper: str) -> pd.DataFrame:
 
 
 def _wrong_reference(record: dict, by_id: dict[str, dict]) -> str | None:
-    """What is wrong with the record's references to others, in words."""
+    """The faults of the record's references to others, in words."""
     beside = record.get("beside")
     if isinstance(beside, str) and by_id.get(beside, {}).get("figure") != record["figure"]:
         return f"beside is {beside!r}; expected an id of its figure"

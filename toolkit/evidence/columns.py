@@ -46,7 +46,7 @@ def _entries() -> dict[str, dict]:
 
 
 def column(name: str, notebook: str | None = None) -> Column | None:
-    """What a column means, in this notebook if it has a meaning of its own there; None for one without an entry.
+    """The meaning of a column, in this notebook if it has one of its own there; None for a column without an entry.
 
     Raises `UserError` for a dictionary that cannot be read.
     """

@@ -1,7 +1,7 @@
 """Published numbers beside ours, each with a verdict, and the score that follows.
 
 The effect of a number is how many times what it is `beside` it is, less one: a speed-up of 1.67 has an effect of 0.67.
-Of a number below what it is beside, the inverse ratio counts, with a negative sign: a time over dense of 0.5 and a
+If a number is below the one beside it, the inverse ratio counts, with a negative sign: a time over dense of 0.5 and a
 speed-up of 2 are the same effect with opposite signs, so a time and the speed-up made from it get the same verdict.
 """
 
@@ -40,8 +40,8 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     """The published numbers of a figure beside ours, each with a verdict.
 
     Columns: `COLUMNS`; a row for each claim and machine (`profile`) with a number for it, one that is `not run` for a
-    claim that no machine answers, none if the paper prints no number of the figure. What was measured on a machine
-    goes before what was modelled of it. A row without a profile has the claim's `machine`. `reason` is the claim's for
+    claim that no machine answers, none if the paper prints no number of the figure. Numbers measured on a machine
+    go before those modelled of it. A row without a profile has the claim's `machine`. `reason` is the claim's for
     that kind of evidence, where ours is another number. `null` is the table that a model of nothing but bytes over
     bandwidth makes of the paper's machines; the comparison has its numbers for the same claims, and their ratios.
 
@@ -187,7 +187,7 @@ def prediction_words(comparison: pd.DataFrame) -> str:
 
 
 def name_of(row: Mapping | pd.Series) -> str:
-    """What a claim is about, in words: its quantity and the first of its conditions."""
+    """The subject of a claim, in words: its quantity and the first of its conditions."""
     words = [words for words in (row["quantity"], row["conditions"]) if isinstance(words, str)]
     return ": ".join(words).split(";")[0] or row["claim"]
 

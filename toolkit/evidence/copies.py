@@ -77,7 +77,7 @@ def _set_parameters(content: dict, notebook: Notebook, preset: str) -> None:
 
 
 def _digest(book: dict) -> str | None:
-    """Of a notebook's cells without their outputs; None for a file that is no notebook."""
+    """The checksum of a notebook's cells without their outputs; None for a file that is no notebook."""
     cells = book.get("cells")
     if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
         return None

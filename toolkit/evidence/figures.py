@@ -95,7 +95,7 @@ def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
 
 
 def claim_labels(comparison: pd.DataFrame, width: int = LABEL_WIDTH) -> list[str]:
-    """What each claim is about, in lines of so many characters for an axis: the first of its conditions."""
+    """The subject of each claim, in lines of so many characters for an axis: the first of its conditions."""
     return [textwrap.fill(CLAUSES.split(words)[0], width) for words in comparison["conditions"]]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper; `name` is that of its system. What has no title is no paper, and cites none."""
+    """One paper; `name` is that of its system. Entries without a title are not papers, and cite none."""
 
     name: str
     title: str = ""

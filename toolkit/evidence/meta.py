@@ -1,4 +1,4 @@
-"""What `meta.json` says of a notebook's results."""
+"""The record `meta.json` of a notebook's results."""
 
 from pathlib import Path
 from typing import Any

@@ -80,7 +80,7 @@ def read_book(executed: Path) -> dict:
 
 
 def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
-    """What a folder of results holds beside its page: words, and the address as seen from the report's folder."""
+    """The files of a folder of results beside its page: words, and the address as seen from the report's folder."""
     return tuple((words, f"../{about.id}/{name}") for words, name in FILES.items() if (folder / name).is_file())
 
 

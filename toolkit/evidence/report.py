@@ -29,7 +29,7 @@ BEYOND = "beyond"  # among `PAPERS`: what is asked beyond the papers
 
 @dataclass(frozen=True)
 class Outcome:
-    """What is known of a notebook's last run: whether its results still answer to it, and how a failed run ended.
+    """The state of a notebook's last run: whether its results still answer to it, and how a failed run ended.
 
     `failed_notebook` is the executed notebook of a failed run, where there is one.
     """
@@ -171,7 +171,7 @@ def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, e
 
 
 def _statements(entries: Sequence[Entry], system: str) -> list[Statement]:
-    """What the notebooks found of a system, in the order gain, cost, negative."""
+    """The notebooks' findings on a system, in the order gain, cost, negative."""
     found = [
         Statement(kind, entry.meta.headline[kind], entry.page, entry.about.title)
         for entry in entries

@@ -1,4 +1,4 @@
-"""What a notebook leaves behind: a tidy table, figures and the circumstances that made them.
+"""The results of a notebook: a tidy table, figures and the circumstances that made them.
 
 run = Run("endor/fig04", globals())
 ...

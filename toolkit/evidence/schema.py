@@ -1,4 +1,4 @@
-"""What values a notebook's parameters may take: `notebooks/parameters.yaml`, checked before a notebook does any work.
+"""The values that parameters may take: `notebooks/parameters.yaml`, checked before a notebook does any work.
 
 Only values that a user has set are checked: the notebook's own defaults and presets are the project's, and tests check
 them. So the tables that name choices, and torch with them, are imported only for a parameter that somebody changes.
@@ -57,7 +57,7 @@ class Rule:
         return [name for choice in self.choices for name in _names(choice)]
 
     def __str__(self) -> str:
-        """What is expected, in words."""
+        """The expected value, in words."""
         one = "one of " + ", ".join(map(str, self.names())) if self.choices else WORDS[self.type]
         if self.parts:
             one += " (or a part of it: NAME/8 has an eighth of the rows)"

@@ -81,7 +81,7 @@ def _tidy(table: pd.DataFrame, id: str, meta: Meta, values: pd.Series, quantity,
 
 
 def _settings(table: pd.DataFrame, id: str, meta: Meta, always: Sequence[str]) -> pd.Series:
-    """What tells the rows of a table apart, beside model, method and machine: `layer=3; policy=pipelined`."""
+    """The labels that tell the rows of a table apart, beside model, method and machine: `layer=3; policy=pipelined`."""
     table = table.assign(**{name: meta.parameters[name] for name in always if name in meta.parameters.keys() - table})
     known = {name: column(name, id) or Column("number", "") for name in table if name not in APART}
     several = [name for name, meaning in known.items() if meaning.names_rows and table[name].nunique(dropna=False) > 1]

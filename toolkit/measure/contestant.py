@@ -36,11 +36,11 @@ class Contestant(ABC):
     exact: bool = True
 
     def open(self) -> AbstractContextManager:
-        """What a turn needs, such as a loaded model. It is not timed."""
+        """Prepare a turn: load a model, say. It is not timed."""
         return nullcontext()
 
     def prepare(self) -> None:  # noqa: B027
-        """What comes before each token and is not timed: dropping pages, emptying caches."""
+        """The untimed steps before each token: dropping pages, emptying caches."""
 
     @abstractmethod
     def token(self, number: int) -> object:

@@ -1,4 +1,4 @@
-"""What contestants share that take token ids through a decoder, pass by pass."""
+"""Contestants that take token ids through a decoder, pass by pass: what they share."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -118,7 +118,7 @@ class Guard:
 
 
 def load_between(start: Counters, end: Counters) -> Load:
-    """The load between two readings. What is less than nothing is an error of the ticks, and counts as none."""
+    """The load between two readings. A negative difference is an error of the ticks, and counts as none."""
     seconds = max(end.clock_s - start.clock_s, 1e-9)
     others_s = (end.busy_s - start.busy_s) - (end.own_s - start.own_s)
     return Load(max(0.0, others_s) / seconds, (end.stolen_s - start.stolen_s) / seconds)

@@ -204,7 +204,7 @@ def _logits(model: nn.Module) -> Tensor:
 
 
 def _quantise(method: str):
-    """What makes the blocks of types that the package `gguf` does not quantise to; None for the others."""
+    """The quantiser for types that the package `gguf` lacks; None for the others."""
     if not LLAMA_CPP[method].endswith("_K"):
         return None
     from toolkit.measure.llama_cpp_quantiser import repeated  # which needs this module

@@ -105,7 +105,7 @@ def drop_pages(file: str, first: int, end: int) -> None:
 
 
 def read_bytes() -> int:
-    """What this process has had read from disks so far."""
+    """The bytes that this process has had read from disks so far."""
     with open("/proc/self/io") as counters:
         return next(int(line.split()[1]) for line in counters if line.startswith("read_bytes:"))
 

@@ -52,7 +52,7 @@ class MemoryGroup:
             self._write(self._version.swap, "0")
 
     def add(self, process: int) -> None:
-        """Put a process into the group, by its id. What it has in memory already stays with its old group."""
+        """Put a process into the group, by its id. Memory that it has already stays with its old group."""
         self._write(PROCESSES, str(process))
 
     def limit(self, nbytes: int) -> None:

@@ -126,7 +126,7 @@ def labels(placed: Placed) -> dict[str, str]:
 
 
 class LayerInMemory:
-    """What passes through one layer of a store share: its weights in each format, and a vector for each width.
+    """The parts that passes through one layer share: its weights in each format, and a vector for each width.
 
     `reference` has the products of the weights made dense; packed weights may add in another order.
     """

@@ -53,7 +53,7 @@ PLACED = ["method", "policy", "mapping"]  # the labels of a way
 
 @dataclass(frozen=True)
 class Race:
-    """What runs: a twin of `workload` with so many layers, each of the ways in turns, and the text of a turn.
+    """The contest: a twin of `workload` with so many layers, each of the ways in turns, and the text of a turn.
 
     Args:
         ways: each with the map of its layers: `storage`, all on disk; `dram`, all in memory; `published`, the paper's
@@ -142,8 +142,8 @@ def contestants(
 ) -> Iterator[list[Contestant]]:
     """The contestants of every text, in the order of the ways; runtimes of others take the first text only.
 
-    What they need is written to a folder, unless it is there. `packs` says how matrices are packed, by format; by
-    default as the formats do. Without `staged` a token of ours is a single span. Labels: those of `PLACED`,
+    The files that they need are written to a folder, unless they are there. `packs` says how matrices are packed, by
+    format; by default as the formats do. Without `staged` a token of ours is a single span. Labels: those of `PLACED`,
     dram_layers, storage_layers, layer_bytes (of all layers as stored), and batch.
     """
     if not (folder / STORE).exists():

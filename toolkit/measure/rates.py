@@ -1,6 +1,6 @@
 """This machine as the cost model needs it: what the probe finds, and the times in which weights are read and used.
 
-What the model predicts from is measured apart from what it predicts.
+The inputs of the model are measured apart from its predictions.
 """
 
 from dataclasses import replace

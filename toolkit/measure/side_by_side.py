@@ -45,7 +45,7 @@ NEAR = 0.1  # of the largest logit: packed products add in another order, in fp3
 
 @dataclass(frozen=True, eq=False)
 class SideBySide:
-    """What is compared: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
+    """The comparison: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
 
     `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory.
     """
@@ -164,7 +164,7 @@ def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
 
 
 def _used_bytes(name: str, store: Store, race: SideBySide) -> int:
-    """What the way takes of the limit. Raises `BudgetError` if it does not fit."""
+    """The bytes of the limit that the way takes. Raises `BudgetError` if it does not fit."""
     settings = {"policy": POLICY, "verify": False, "dram_bytes": race.dram_bytes}
     with OffloadedModel.open(store.folder, name, **settings) as model:
         return model.budgets["dram"].used_bytes

@@ -47,7 +47,7 @@ def summary(
         ranges: columns that get `NAME_low` and `NAME_high`.
         over: ratios to add, each with its baseline (`times_as_fast`).
 
-    What is no number is the first turn's; `disturbed` is the share of turns that other work disturbed.
+    A column of no numbers has the first turn's value; `disturbed` is the share of turns that other work disturbed.
     """
     turns = turns.assign(**{name: times_as_fast(turns, by, baseline) for name, baseline in over.items()})
     groups = turns.groupby(list(by), sort=False)

@@ -32,7 +32,7 @@ MOST_IN_VAIN = 2  # disturbed repetitions taken again and disturbed again: the m
 
 
 def circumstances() -> dict[str, object]:
-    """What measurements depend on beside their arguments: machine, disk, number of threads, versions of libraries."""
+    """The circumstances that measurements depend on: machine, disk, number of threads, versions of libraries."""
     versions = {name: importlib.metadata.version(name) for name in VERSIONED}
     return {"machine": describe(), "threads": torch.get_num_threads(), "versions": versions}
 

@@ -62,7 +62,7 @@ class Experts:
     form: str
     shared: SharedFFN | None = None
     scale: float = 1.0
-    """What the weights of the routed experts are multiplied by (DeepSeek-V2)."""
+    """The factor of the routed experts' weights (DeepSeek-V2)."""
     float32_scores: bool = False
     """Whether the router's product is computed in float32, whatever the model's dtype (DeepSeek-V2)."""
 

@@ -1,1 +1,1 @@
-"""What the notebooks of one paper share."""
+"""Code that several notebooks of one paper share."""

@@ -1,1 +1,1 @@
-"""What helps on this machine, with this model: ways of running it, their speed and their price, before any is tried."""
+"""Which ways help on this machine, with this model: their speed and their price, before any is tried."""

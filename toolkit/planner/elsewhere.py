@@ -4,7 +4,7 @@
 
 The nearest memory holds what fits (device, then DRAM), the rest comes from the disk. Weights in DRAM are copied to the
 GPU for each token; llama.cpp multiplies them on the CPU instead. Links and memories work beside each other, so the
-slowest of them decides; in llama.cpp one follows the other. What kernels reach of a memory's bandwidth is left out, so
+slowest of them decides; in llama.cpp one follows the other. A kernel's share of a memory's bandwidth is left out, so
 each number is the most that the way can reach there.
 """
 

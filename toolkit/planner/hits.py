@@ -3,7 +3,7 @@
     expert_hits(shape, held=0.4)         # the share of needed experts that are found
     window_of(shape, way, 200_000_000)   # the shares of neurons that memory holds, and that a token reads
 
-What a window of tokens holds of neurons is counted by replay of recorded text, once for all machines:
+The neurons in a window of tokens are counted by replay of recorded text, once for all machines:
 `python -m toolkit.planner.hits` writes `data/quality/windows.csv`. Columns: model, zeros (share of FFN outputs that
 thresholds cut), memory (share of the neurons that fit), needed, held and loaded (shares of the neurons, a token).
 """
@@ -74,7 +74,7 @@ def expert_hits(shape: ModelShape, held: float) -> float:
 def unmapped_share(shape: ModelShape, held: float) -> float:
     """The least share of a token's weights that llama.cpp reads from disk if memory holds this share of its file.
 
-    Pages that are used for each token stay. Of a mixture those are all but the routed experts; the rest of the memory
+    Pages that are used for each token stay. In a mixture those are all but the routed experts; the rest of the memory
     holds the experts used last.
     """
     if held >= 1 or not shape.experts:
@@ -98,7 +98,7 @@ def _hits(few: bool, share: float) -> float:
 
 
 def window_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> Held:
-    """What a window of tokens holds and reads of the neurons, if so many bytes are for all of the way.
+    """The neurons that a window of tokens holds and reads, if the way may take so many bytes in all.
 
     It is that of the recorded model with the nearest share of zeros, and between two sizes of memory on a line.
     """

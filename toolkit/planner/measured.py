@@ -1,4 +1,4 @@
-"""What a treatment does to a model's perplexity, measured on this machine and kept."""
+"""The cost of a treatment in a model's perplexity, measured on this machine and kept."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ from toolkit.studies.quality import AS_IS, EvaluationSettings, compared
 
 
 def _identity(model: str) -> Mapping[str, object]:
-    """What tells the weights of a model apart, without reading them all."""
+    """A fingerprint of a model's weights, without reading them all."""
     if model in MODELS:
         file = parts_of(model)
         return {"gguf": downloads.DOWNLOADS[MODELS[model].gguf].sha256, "parts": file and file_sha256(file)}

@@ -1,4 +1,4 @@
-"""What helps on this machine, with this model: every way of running it with its speed and its price, the best first.
+"""Ways of running this model on this machine: every way of running it with its speed and its price, the best first.
 
     found = plan("llama2-7b", dram_bytes=6_000_000_000)
     found.table     # a row a way
@@ -215,7 +215,7 @@ def _commands(target: Target, way: PlannedWay, dram_bytes: int | None, device_by
 
 
 def _advice(target: Target, table: pd.DataFrame, first: PlannedWay, machine: Machine) -> list[str]:
-    """What else would help: other software, weights, or more memory."""
+    """Further help: other software, weights, or more memory."""
     found, best = [], table.iloc[0]
     if best["rival"]:
         found.append(f"take {best['way']}: at this price nothing here is faster")

@@ -1,4 +1,4 @@
-"""What treatments cost the embedded models, out of kept results: `python -m toolkit.planner.prices`.
+"""The cost of treatments for the embedded models, out of kept results: `python -m toolkit.planner.prices`.
 
 It writes `data/quality/prices.csv` from the tables of `results/reference`, a row for each measurement of a perplexity.
 Columns: model, treatment (`toolkit.planner.treatments`), bits (a weight of the decoder linears; NaN if the source does
@@ -57,7 +57,7 @@ def make_prices(folder: Path) -> pd.DataFrame:
 
 
 def _of_variants(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """Of a table of `toolkit.studies.variants`."""
+    """The prices in a table of `toolkit.studies.variants`."""
     names = {(v.form, v.method, v.sparsity, v.zeros_pattern): name for name, v in VARIANTS.items()}
     table = table[table["metric"] == "perplexity"]
     dense = table[(table["method"] == "dense") & (table["form"] == "fp16")].set_index("model")["value"]
@@ -71,7 +71,7 @@ def _of_variants(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
 
 
 def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """Of a table of `toolkit.studies.sparse_curve`."""
+    """The prices in a table of `toolkit.studies.sparse_curve`."""
     dense = table.loc[table["family"] == "dense", "perplexity"].item()
     text = (parameters["corpus"], parameters["sequence_length"], parameters["evaluation_windows"])
     rows = table.set_index(["family", "asked"])["perplexity"]
@@ -81,7 +81,7 @@ def _of_zeros(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
 
 
 def _of_experts(table: pd.DataFrame, parameters: dict) -> Iterator[dict]:
-    """Of a table with that of `toolkit.studies.expert_quality`."""
+    """The prices in a table with that of `toolkit.studies.expert_quality`."""
     rows = table.dropna(subset="perplexity").set_index("variant")
     text = (RoutedModel().corpus, parameters["sequence_length"], parameters["evaluation_windows"])
     for name, rounded in EXPERTS.items():

@@ -3,7 +3,7 @@
     price_of(open_target("llama2-70b"), way)                   # of smollm2-135m, and says so
     price_of(open_target("smollm2-135m"), way, measure=True)   # measured now, and kept
 
-What was measured of the model itself comes first, then its price in the kept results, then an embedded model's.
+A measurement of the model itself comes first, then its price in the kept results, then an embedded model's.
 """
 
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Quality:
-    """What a way costs.
+    """The cost of a way.
 
     `ratio` is perplexity over that of the model as it is published; `low` and `high` are the range over machines, with
     the standard error window by window where that is known. `own`: it was measured of this model, else of `model`.
@@ -56,7 +56,7 @@ def price_of(target: Target, way: PlannedWay, text: str = "wiki-slice", measure:
 
 
 def why_unpriced(target: Target, way: PlannedWay, text: str = "wiki-slice") -> str:
-    """Why a way has no price though its treatment was measured: at which bits, and of which model. Else nothing.
+    """Why a way has no price though its treatment was measured: at which bits, and of which model. Empty otherwise.
 
     llama.cpp stores rows whose length is no multiple of 256 in larger types, so a small model may have more bits.
     """

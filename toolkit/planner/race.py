@@ -1,4 +1,4 @@
-"""What the planner predicts of a model on this machine, beside what is then measured.
+"""The planner's predictions for a model on this machine, beside what is then measured.
 
     raced(Trial("smollm2-135m", dram_shares=(0.6,)))
 
@@ -36,7 +36,7 @@ CORPUS, VOCABULARY = "wiki-slice", 1000  # of real models, and of twins, whose l
 class Trial:
     """A model, or a twin of so many layers of a shape; the ways that race, by name (all of ours if there is none).
 
-    Of the named ways, those race that the model has: a twin none by neuron, a sparse model nothing else.
+    A named way races if the model has it: a twin none by neuron, a sparse model nothing else.
     `dram_shares` of the bytes of the dense weights are the limits of memory, one after the other; 1 holds all ways
     whole, with their buffers. llama.cpp races where its file fits, in memory.
     """

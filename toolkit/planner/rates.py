@@ -73,13 +73,13 @@ class Cost:
     gb_s: float
 
     def seconds(self, layers: float, nbytes: float) -> float:
-        """Of so many layers (or experts, or neurons) with so many bytes in all."""
+        """Seconds of so many layers (or experts, or neurons) with so many bytes in all."""
         return self.token_s + layers * self.layer_s + nbytes / GB / self.gb_s
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a token takes in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
+    """The time of a token in DRAM by (method, dtype), in llama.cpp by type, of experts by bits; and a read from disk.
 
     `rival` is empty where llama.cpp cannot run, and `expert` unless a mixture is planned. `expert`, `neuron` and
     `neuron_read` are of one layer: with its experts; with the neurons that it reads, what it takes beside reading them,
@@ -128,7 +128,7 @@ def rates(experts: bool = False, fresh: bool = False) -> Rates:
 
 
 def _experts_costs(times: pd.DataFrame, dense: Cost) -> Iterator[tuple[int, Cost]]:
-    """Of the mixture of one layer, by bits: what a token takes beside the layers' other matrices."""
+    """The time of a token in the mixture of one layer, by bits, beside the layers' other matrices."""
     beside = [dense.seconds(row.layers, row.layers * row.dense_bytes) for row in times.itertuples()]
     for bits, rows in times.assign(beside_s=beside).groupby("bits"):
         used = rows["layers"] * rows["used"]

@@ -28,7 +28,7 @@ MORE_NEEDED = 1.05  # neurons that a token needs, over those that thresholds lea
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a way takes of DRAM.
+    """The DRAM of a way.
 
     `fixed_bytes` are always held; `units` parts of `unit_bytes` each (layers, or neurons or experts of all layers) are
     held as far as memory allows, `least_bytes` at least for those under way.
@@ -55,7 +55,7 @@ class Footprint:
 
 
 def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
-    """What a way of running a model of this shape takes of DRAM."""
+    """The DRAM that a way of running a model of this shape takes."""
     if way.kind == RIVAL:
         return _of_rival(shape, way)
     if way.kind == EXPERTS:
@@ -156,7 +156,7 @@ def _vector_bytes(shape: ModelShape) -> int:
 
 
 def _embedding_bytes(shape: ModelShape) -> int:
-    """Of the embedding, of which a token needs one row; nothing where it is the head as well."""
+    """The bytes of the embedding, of which a token needs one row; none where it is the head as well."""
     return 0 if shape.tied else shape.parameters["embedding"] * ELEMENT_BYTES
 
 
@@ -186,7 +186,7 @@ def _of_rival(shape: ModelShape, way: PlannedWay) -> Footprint:
 
 
 def _rival_bytes(way: PlannedWay, weights: int, ends: int) -> int:
-    """Of so many weights, among which embedding and head, the `ends`, have 16 bits (`toolkit.interchange.gguf`)."""
+    """The bytes of so many weights; embedding and head, the `ends`, have 16 bits (`toolkit.interchange.gguf`)."""
     return round((weights - ends) * way.bits / 8) + ends * ELEMENT_BYTES
 
 

@@ -31,7 +31,7 @@ OPERATIONS = 2  # of a weight and a token
 
 @dataclass(frozen=True)
 class Speed:
-    """What is predicted of a way.
+    """The prediction for a way.
 
     seconds: a token's. first_s: until the first token after a prompt. read_bytes: from the disk, a token. dram_bytes:
     of weights and buffers. held: the share of layers, neurons or experts in memory. limit: "disk", "DRAM" or "compute",
@@ -109,7 +109,7 @@ def _layers(
 
 
 def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
-    """What was timed of the way. Models that are not built like Llama go through torch beside their products."""
+    """The measured times of the way. Models that are not built like Llama go through torch beside their products."""
     cost = machine.rates.token[way.method, way.dtype]
     if shape.gated:
         return cost

@@ -14,4 +14,4 @@ KINDS = (FewBits, LowRank, Gate, Oracle, All, CopyLast, Nothing, TokenState, Lay
 
 PREDICTORS: dict[str, type[Foresight]] = {kind.name: kind for kind in KINDS}
 STORED = {name: kind for name, kind in PREDICTORS.items() if issubclass(kind, Predictor) and kind is not Oracle}
-"""Those that a file can keep."""
+"""The kinds that a file can keep."""

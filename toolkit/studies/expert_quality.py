@@ -1,4 +1,4 @@
-"""What fewer bits, foretold experts and skipped neurons cost a mixture of experts (CORM, tables 1 and 2).
+"""The cost of fewer bits, predicted experts and skipped neurons for a mixture of experts (CORM, tables 1 and 2).
 
     mixture = RoutedModel("smollm2-135m-moe-upcycled")
     compared(mixture.text, expert_variants(mixture))
@@ -83,7 +83,7 @@ def mixture_output(
     act: str,
     limit: float | None = None,
 ) -> Float32[Tensor, "tokens hidden"]:
-    """What a mixture gives for `x` with the experts, and over a limit the neurons, that `before` names.
+    """The output of a mixture for `x` with the experts, and over a limit the neurons, that `before` names.
 
     The weights are those that the router gives these experts for `x`.
     """
@@ -106,7 +106,7 @@ class ExpertVariant(Alteration):
     setting: RoutedModel
     """The calibration text that says which experts are used least, and what limits skipped neurons have."""
     bits: int | str = HALF
-    """Of the experts: 16, 4, 2, or `MIXED`."""
+    """Bits of the experts: 16, 4, 2, or `MIXED`."""
     attention: int = HALF
     """Bits of the blocks' other linears."""
     foretold: bool = False
@@ -171,7 +171,7 @@ def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
 def _shared_output(
     shared: SharedFFN | None, x: Float[Tensor, "tokens hidden"], act: str
 ) -> Float32[Tensor, "tokens hidden"]:
-    """What the FFN gives that every token uses; zeros without one."""
+    """The output of the FFN that every token uses; zeros without one."""
     if shared is None:
         return torch.zeros(x.shape, dtype=torch.float32)
     inner = activation(act)(functional.linear(x, shared.gate)) * functional.linear(x, shared.up)

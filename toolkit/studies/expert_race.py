@@ -115,7 +115,7 @@ def _weights(race: ExpertRace) -> dict[str, object]:
 
 @kept("expert_modes", without=LOADING, key=_weights)
 def mode_table(race: ExpertRace) -> pd.DataFrame:
-    """What each of `MODES` gives for the tokens of a turn, one by one from disk, with look-ahead and cache.
+    """The logits of each of `MODES` for the tokens of a turn, one by one from disk, with look-ahead and cache.
 
     Columns: way, memory (share of the experts), perplexity (of each next token), logit_difference (the largest, to all
     experts in memory), log_difference (mean over the tokens, to the same) and difference_error (its standard error);
@@ -139,7 +139,7 @@ def mode_table(race: ExpertRace) -> pd.DataFrame:
 
 
 def counts(race: ExpertRace, way: str) -> dict[str, int]:
-    """What the engine's caches count over the tokens of a turn, all layers together, as `CacheCounts` has them."""
+    """The counts of the engine's caches over the tokens of a turn, all layers together, as `CacheCounts` has them."""
     caches = _engine(race, way)
     return {name: sum(getattr(each.of_experts, name) for each in caches) for name in COUNTS}
 
@@ -204,13 +204,13 @@ class _Listening(Router):
         self.inner, self.chosen, self.predicted = inner, [], []
 
     def route(self, x: Tensor) -> Routed:
-        """What the other one chooses."""
+        """The other one's choice."""
         routed = self.inner.route(x)
         self.chosen += routed[0].tolist()
         return routed
 
     def predict(self, x: Tensor) -> Int64[Tensor, "1 k"]:
-        """What the other one predicts."""
+        """The other one's prediction."""
         ids = self.inner.predict(x)
         self.predicted += ids.tolist()
         return ids
@@ -251,7 +251,7 @@ def _rival(race: ExpertRace, name: str) -> Iterator[LlamaCpp]:
 
 
 def _counted(race: ExpertRace) -> pd.DataFrame:
-    """Of each way of ours: hits by the engine and by replay, and megabytes a token that look-ahead read, or wasted."""
+    """For each way of ours: hits by the engine and by replay, and megabytes a token that look-ahead read, or wasted."""
     store = Store.open(_folder(race))
     expert_mb = max(run.nbytes for run in store.index.ops) / 1e6
     rows = {}
@@ -266,7 +266,7 @@ def _counted(race: ExpertRace) -> pd.DataFrame:
 
 
 def _settings(race: ExpertRace, way: str) -> dict:
-    """Those of `OffloadedModel.open`."""
+    """The settings of `OffloadedModel.open`."""
     if way not in WAYS:
         raise unknown("way", way, WAYS)
     chosen = WAYS[way]

@@ -111,7 +111,7 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
 
 
 def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dict[str, float]:
-    """What `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
+    """The record that `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
     weights = [linear.weight for linear in linears(model)]
     elements = sum(weight.numel() for weight in weights)
     share, bits = sum(int((weight == 0).sum()) for weight in weights) / elements, 8 * nbytes / elements

@@ -1,4 +1,4 @@
-"""What it costs that groups of quantised weights lie along the neuron, so that each neuron's bits stand alone.
+"""The cost of groups of quantised weights along the neuron, where each neuron's bits stand alone.
 
 Groups of 64 weights in 4 bits and of 16 in 2 bits, chosen by `hqq`, in all FFNs of a dense model:
 

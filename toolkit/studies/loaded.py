@@ -30,7 +30,7 @@ class OfModel(Protocol):
 
 
 def weights_key(setting: OfModel) -> dict[str, object]:
-    """What a result depends on beside the setting, for the cache: the model's weights, type and own thresholds."""
+    """The inputs of a result beside the setting, for the cache: the model's weights, type and own thresholds."""
     model, _, weights = loaded(setting.model)
     own = thresholds_of(model)
     return {"weights_sha256": weights, "dtype": str(fast_dtype()), "thresholds": None if own is None else own.tolist()}

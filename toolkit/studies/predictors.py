@@ -160,7 +160,7 @@ def _samples_of_last(setting: ThresholdedModel, first: int) -> Samples:
 def compare_predictors(
     setting: ThresholdedModel, variants: Sequence[PredictorVariant], evaluation_windows: int, prompt: int = 0
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """What each variant and each of `RIVALS` predicts in each layer, and its cost in perplexity; kept one by one.
+    """The predictions of each variant and of `RIVALS` in each layer, and their cost in perplexity; kept one by one.
 
     The first table is `quality` on evaluation text with the columns `_labels` more. The second has a row a variant:
     those labels; nbytes of the predictors; resident_share and read_share (bytes of the predictors, and of the neurons
@@ -168,7 +168,7 @@ def compare_predictors(
     false_negatives, false_positives and kept; perplexity, sequence_length, windows; over_thresholds (its ratio to the
     perplexity with thresholds alone, less 1) and standard_error (of that ratio's logarithm, over windows).
 
-    What is predicted of the text is counted with a predictor that observes all that fires. Perplexity is that of an
+    Predictions on the text are counted with a predictor that observes all that fires. Perplexity is that of an
     engine, which observes only what it computed: so a copy of the last token's neurons shrinks from token to token.
     For the first `prompt` tokens of each window all neurons are loaded: they are in the perplexity, and not counted.
     Raises what `predictors` raises.
@@ -192,7 +192,7 @@ def compare_predictors(
 
 
 def _cost(nll: np.ndarray, alone: np.ndarray) -> dict[str, float]:
-    """What `compare_predictors` says of the perplexity of a variant, from losses by window."""
+    """The columns of `compare_predictors` on a variant's perplexity, from losses by window."""
     spread = (nll - alone).std(ddof=1) / np.sqrt(len(nll)) if len(nll) > 1 else np.nan
     cost = {"perplexity": np.exp(nll.mean()), "over_thresholds": np.exp((nll - alone).mean()) - 1}
     return cost | {"standard_error": spread, "windows": len(nll)}
@@ -265,7 +265,7 @@ def outputs_by_prediction(
 
 @kept("predictions", without=LOADING, key=weights_key)
 def _by_layer(setting: ThresholdedModel, variant: PredictorVariant, prompt: int = 0) -> pd.DataFrame:
-    """What the predictors of a variant say of some evaluation text, a row for each layer, as `quality` has it."""
+    """The predictions of a variant on some evaluation text, a row for each layer, as `quality` has it."""
     rows = quality_of_predictions(_layers(setting, variant), few_samples(setting, "evaluation"), prompt)
     oracle = {"predicted": rows["active"], "accuracy": 1.0, "precision": 1.0, "false_positives": 0.0}
     return rows.assign(**oracle if variant == ALONE else {})

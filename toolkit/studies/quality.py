@@ -34,7 +34,7 @@ class EvaluationSettings:
     corpus: str = "wiki-slice"
     sequence_length: int = 1024
     windows: int | None = None
-    """Of evaluation text; None for all."""
+    """Windows of evaluation text; None for all."""
     tasks: tuple[str, ...] = ()
     task_limit: int | None = None
     """Items of each task; None for all."""
@@ -48,14 +48,14 @@ class Alteration:
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
         """Inside the block `loaded(settings.model)` is changed.
 
-        The block gets facts about the change, such as its bits per weight. Those that the evaluation shows are filled
+        The block gets facts about the change, such as its bits per weight. Facts that the evaluation shows are filled
         in when the block ends. `quality` makes columns of them.
         """
         yield {}
 
     @property
     def code(self) -> dict[str, object]:
-        """What the change depends on beside its fields, as plain values: the code of its module."""
+        """The inputs of the change beside its fields, as plain values: the code of its module."""
         return {"code": sources.fingerprint(sources.dependencies(type(self).__module__, without=LOADING))}
 
     @property

@@ -74,7 +74,7 @@ class ResidencyRace:
 
     @cached_property
     def active(self) -> list[Active]:
-        """What the tokens use of each layer, recorded."""
+        """The neurons of each layer that the tokens use, recorded."""
         found = Trace.load(_trace(self.setting, self.skipped + self.tokens) / TRACE, self.setting.model)
         return [found.active(layer)[0].numpy() for layer in range(found.layers)]
 
@@ -91,7 +91,7 @@ def replay_table(
     window: int,
     policies: Sequence[str] = (*POLICIES, OPTIMUM),
 ) -> pd.DataFrame:
-    """What each policy misses on a trace, with room for each share of a layer's units, or what one token needs if more.
+    """The misses of each policy on a trace, with room for a share of a layer's units, or what one token needs if more.
 
     Columns: policy, memory (share of the units), missed (share of the units that tokens need and memory lacks). The
     first half of the tokens fills the memory and does not count.
@@ -207,7 +207,7 @@ def _predictors(race: ResidencyRace) -> list[FromTrace]:
 def _text(race: ResidencyRace) -> Text:
     """The recorded tokens, one a pass. Logits must be those of the policy that comes first.
 
-    Those of the model in memory differ: rounded to bfloat16, some outputs lie on the other side of the threshold.
+    The logits of the model in memory differ: rounded to bfloat16, some outputs lie on the other side of the threshold.
     """
     tokens = tokens_of(race.setting, "evaluation")[None, : race.skipped + race.tokens]
     return Text(tokens.split(1, 1), Reference(race.policies[0], near=NEAR))
@@ -228,7 +228,7 @@ def _folder(setting: ThresholdedModel) -> Path:
 
 @kept_folder("traces", without=LOADING, key=weights_key)
 def _trace(folder: Path, setting: ThresholdedModel, tokens: int) -> None:
-    """What the first tokens use when the engine computes them with all neurons in memory."""
+    """The neurons that the first tokens use when the engine computes them with all neurons in memory."""
     model, limits = loaded(setting.model)[0], thresholds(setting)
     exact = [
         RecordingOracle.of(ffn, activation_name(model), float(limit))
@@ -251,11 +251,11 @@ class RecordingOracle(Oracle):
 
     @cached_property
     def masks(self) -> list[Bool[Tensor, " neurons"]]:
-        """Of each token."""
+        """The mask of each token."""
         return []
 
     def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens neurons"]:
-        """Those of the oracle."""
+        """The oracle's prediction."""
         found = super().mask(x)
         self.masks.extend(found)
         return found

@@ -42,7 +42,7 @@ class RoutedModel:
     model: str = "smollm2-135m-moe-split"
     corpus: str = "wiki-slice"
     windows: int = 1
-    """Of calibration text, and of evaluation text."""
+    """Windows of calibration text, and of evaluation text."""
     sequence_length: int = 256
     zeros: float = 0.55
     """Share of the neurons of used experts whose |act(W1 · x)| a layer's limit θ cuts, on calibration text."""
@@ -54,13 +54,13 @@ class RoutedModel:
 
 
 def trace_key(name: str) -> dict[str, str]:
-    """What a result depends on beside the name of a route trace, for the cache."""
+    """The inputs of a result beside the name of a route trace, for the cache."""
     return {"trace_sha256": file_sha256(route_trace_file(name))}
 
 
 @cache
 def samples(setting: RoutedModel, split: str) -> Samples:
-    """What the mixtures take in over a split of the text, and the experts that their routers choose."""
+    """The inputs of the mixtures over a split of the text, and the experts that their routers choose."""
     model, tokenizer, _ = loaded(setting.model)
     tokens = load_tokens(setting.corpus, tokenizer, split)
     return expert_samples(model, tokens, setting.windows, setting.sequence_length)

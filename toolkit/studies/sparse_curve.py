@@ -41,7 +41,7 @@ class Fitted:
 
     @cached_property
     def losses(self) -> Float64[Tensor, "layers levels"]:
-        """What zeros cost each layer, foretold."""
+        """The predicted cost of zeros in each layer."""
         return fisher_losses(self.model, self.sizes, self.windows, LEVELS)
 
 
@@ -62,7 +62,7 @@ def _shared_out(dense: Fitted, zeros: float) -> AbstractContextManager:
 
 
 def _predicted(dense: Fitted, zeros: float) -> AbstractContextManager:
-    """What the predictor loads, counts: neurons below the threshold, too."""
+    """The neurons that the predictor loads count, those below the threshold, too."""
     limits = dense.sizes.thresholds(zeros)
     return predicted(dense.model, torch.zeros_like(limits), FewBits.fit(dense.model, limits.tolist()))
 

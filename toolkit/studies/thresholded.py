@@ -30,11 +30,11 @@ class ThresholdedModel:
     zeros: float = 0.8
     """Share of the outputs that each layer's threshold sets to zero; a model with thresholds of its own keeps them."""
     windows: int = 8
-    """Of calibration text."""
+    """Windows of calibration text."""
     sequence_length: int = 512
     """Tokens a window, of calibration and evaluation."""
     criterion: str = "output"
-    """What thresholds look at: a key of `toolkit.activations.thresholds.CRITERIA`."""
+    """The criterion of the thresholds: a key of `toolkit.activations.thresholds.CRITERIA`."""
 
     def text(self, windows: int | None = None) -> EvaluationSettings:
         """So much evaluation text, to measure the model's quality on."""
@@ -69,7 +69,7 @@ def _thresholds(setting: ThresholdedModel) -> pd.DataFrame:
 
 
 def samples(setting: ThresholdedModel, part: str) -> Samples:
-    """What the thresholded model's FFNs see of a part of the text.
+    """The inputs of the thresholded model's FFNs over a part of the text.
 
     "training" is what the thresholds are fitted on; "limits" lies behind it; "evaluation" is other text.
     """

@@ -108,7 +108,7 @@ def _verdicts(folder: Path) -> tuple[str, str]:
 
 
 def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
-    """What became of a job since the time `started`, in words."""
+    """The fate of a job since the time `started`, in words."""
     if job.is_fresh():
         return "done" if last and last.started >= started else "up to date"
     return f"failed: {last.error}" if last and last.status == "failed" and last.started >= started else "not run"

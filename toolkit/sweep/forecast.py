@@ -59,7 +59,7 @@ def forecast(jobs: Sequence[Job], parallel: int) -> Forecast:
 
 
 def _seconds(jobs: Sequence[Job], machine: Path | None = None) -> dict[str, float]:
-    """What the jobs took with the same parameters, here or in a reference machine's folder.
+    """The times of the jobs with the same parameters, here or in a reference machine's folder.
 
     A job that shares the machine needs as many seconds of its cores as it did there.
     """

@@ -180,7 +180,7 @@ def _become_kernel(request: dict, streams: list[int]) -> None:
 
 
 def _use_threads(threads: int) -> None:
-    """What `OMP_NUM_THREADS` and its siblings do for libraries that are not loaded yet."""
+    """Limit the threads of loaded libraries, as `OMP_NUM_THREADS` and its siblings do before loading."""
     if "threadpoolctl" in sys.modules:
         sys.modules["threadpoolctl"].threadpool_limits(threads)
     if "torch" in sys.modules:

@@ -1,4 +1,4 @@
-"""What a grid leaves beside its points: one table, a figure a notebook, and a page with links to every run.
+"""The results of a grid beside its points: one table, a figure a notebook, and a page with links to every run.
 
 Columns that begin with `grid_` are the grid's parameters.
 """
@@ -76,7 +76,7 @@ def numbers_table(grid: ParameterGrid, jobs: list[Job]) -> pd.DataFrame:
 
 
 def grid_tables(grid: ParameterGrid, jobs: list[Job]) -> dict[str, pd.DataFrame]:
-    """Of all points together: perplexity, accuracy and latency, and each notebook's own table by its id."""
+    """The tables of all points together: perplexity, accuracy and latency, and each notebook's own table by its id."""
     parts: dict[str, list[pd.DataFrame]] = {}
     for job in jobs:
         if not job.is_fresh():

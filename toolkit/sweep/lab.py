@@ -1,6 +1,6 @@
 """JupyterLab on copies of the notebooks: `results/lab/<id>.ipynb`, beside what they save in `results/lab/<id>/`.
 
-What is tried out there changes neither the repository nor the sweep's results.
+Trials there change neither the repository nor the sweep's results.
 """
 
 import os

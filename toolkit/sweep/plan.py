@@ -1,4 +1,4 @@
-"""What a sweep does: each notebook's parameters, and whether its results are still valid for them."""
+"""The plan of a sweep: each notebook's parameters, and whether its results are still valid for them."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def read_job(file: Path, id: str) -> Job:
 
 
 def _memory_mb(job: Job) -> int:
-    """What a job's processes take: its kernel what it took at its last run here, and more; `UNKNOWN_MB` if unknown."""
+    """The memory of a job's processes: its kernel's at its last run here, and more; `UNKNOWN_MB` if unknown."""
     last = state.load(job.id)
     took = last.peak_memory_bytes if last and last.status == "done" else None
     return UNKNOWN_MB if not took else round(took / 1e6 * (1 + SPARE) + OTHERS_MB)

@@ -36,7 +36,7 @@ def find_profile(name: str, called_from: Path) -> Path:
 
 
 def more_arguments(profile: Path) -> list[str]:
-    """What Snakemake must be told beside a profile: on a SLURM without accounting, to ask `squeue` for jobs' states.
+    """The settings that Snakemake needs beside a profile: without SLURM's accounting, to ask `squeue` for jobs' states.
 
     It would ask `sacct` for ever. A profile that names the command is left alone.
     """

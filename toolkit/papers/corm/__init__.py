@@ -1,1 +1,1 @@
-"""What several of CORM's notebooks share."""
+"""Code that several of CORM's notebooks share."""

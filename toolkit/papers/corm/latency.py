@@ -2,8 +2,8 @@
 
     latency_table(["mixtral-8x7b"], BREAKDOWN)
 
-What the paper leaves open has a default and a range (`toolkit.simulation.experts.INPUTS`). The tables give the least
-and the most over all corners: each open input that a way depends on at one of its two ends.
+Quantities that the paper leaves open have a default and a range (`toolkit.simulation.experts.INPUTS`). The tables give
+the least and the most over all corners: each open input that a way depends on at one of its two ends.
 """
 
 import math
@@ -121,7 +121,7 @@ def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null:
 
 
 def seconds(model: str, inputs: LoadingInputs, way: ExpertWay) -> float:
-    """Of one token. Inputs that the way does not depend on are set to their defaults first, so few are computed."""
+    """The counts of one token. Inputs that the way ignores are set to their defaults first, so few are computed."""
     needed = {name: getattr(inputs, name) for name in ends(model) if matters(way, name)}
     return _seconds(model, way, replace(DEFAULTS, hit_rate=inputs.hit_rate, **needed))
 
@@ -149,7 +149,7 @@ def _parts(found: Timeline) -> dict[str, float]:
 
 
 def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline) -> dict[str, float]:
-    """What is cached, loaded, predicted and loaded in vain."""
+    """The units that are cached, loaded, predicted and loaded in vain."""
     shape = ARCHITECTURES[model]
     uses = token_loads(shape, way, inputs)
     loaded_mb = sum(span.nbytes for span in found.spans if span.stage == "copy") / 1e6

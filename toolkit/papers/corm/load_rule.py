@@ -57,7 +57,7 @@ STAGES = {"compress_s": "manage", "load_s": "read", "decompress_s": "decode"}  #
 
 @dataclass(frozen=True)
 class Link:
-    """What a paced copy takes: `fixed_s`, and its bytes at `gb_s` GB a second; `device_gb_s` is the GPU's memory's."""
+    """The time of a paced copy: `fixed_s`, and its bytes at `gb_s` GB a second; `device_gb_s` is the GPU's memory's."""
 
     name: str
     gb_s: float
@@ -78,7 +78,7 @@ class Link:
 
 @dataclass(frozen=True)
 class ExpertLoads:
-    """What to time: an expert of a model of `ARCHITECTURES`, by bits of its weights and share of active neurons.
+    """The timed object: an expert of a model of `ARCHITECTURES`, by bits of its weights and share of active neurons.
 
     `gap_bytes`: reads from disk go on over gaps of up to so many bytes. `depth`: reads under way at once.
     """

@@ -1,4 +1,4 @@
-"""What it takes on this machine to foretell the next layer's experts and neurons, beside computing this layer's (CORM).
+"""The time to predict the next layer's experts and neurons on this machine, beside computing this layer's (CORM).
 
     prediction_times("mixtral-8x7b", repetitions=5)
 

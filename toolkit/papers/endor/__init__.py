@@ -1,1 +1,1 @@
-"""What several of ENDOR's notebooks share."""
+"""Code that several of ENDOR's notebooks share."""

@@ -1,1 +1,1 @@
-"""What several of the notebooks of LLM in a flash share."""
+"""Code that several notebooks of LLM in a flash share."""

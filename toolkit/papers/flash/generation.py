@@ -133,7 +133,7 @@ class GeneratedText(Contestant):
 
 
 def generated_texts(generation: Generation, repetitions: int) -> pd.DataFrame:
-    """What a token takes on average by each of `WAYS`, which take turns: the `summary` of the turns.
+    """The average times of a token by each of `WAYS`, which take turns: the `summary` of the turns.
 
     Columns: way; io_ms (reads), memory_ms (bookkeeping and copies beside reads), compute_ms (all the rest, predictors
     among it), predictor_ms, total_ms with its range, mb_a_token (read), those of `GeneratedText.sizes`, disturbed; and

@@ -73,7 +73,7 @@ def predictor_seconds(spans: pd.DataFrame, turns: pd.DataFrame) -> pd.Series:
 def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
     """A bar a way, as long as a token takes, measured: products, memory management, and the rest, waiting for reads.
 
-    What is read while something is computed costs no time, so it is no part of the bar.
+    A read beside a computation costs no time, so it is no part of the bar.
     """
     stages, names = ["compute", "manage", "read"], starred(rows, "way")
     colours, left = stage_colours(stages), 0.0

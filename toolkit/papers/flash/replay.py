@@ -58,7 +58,7 @@ COUNTS = ("window", "tokens", "passes", "repetitions", "rank", "depth")
 
 @dataclass(frozen=True)
 class Replay:
-    """What to replay: a twin of `model` with so many layers, and tokens through it by each way.
+    """The replayed model: a twin of `model` with so many layers, and tokens through it by each way.
 
     Args:
         active: share of a layer's neurons that the predictor names for a token.
@@ -151,7 +151,7 @@ class ReplayedTwin:
                 dense.matvec(weight, self.x, self.outputs[len(weight)])
 
     def predict(self, recorder: Recorder, layer: int) -> None:
-        """What a predictor computes; its answer is not used."""
+        """The products of a predictor; its answer is not used."""
         predictor = self.predictors[layer]
         with recorder.span("compute", "predictor", "dram", predictor.nbytes, layer):
             predictor.mask(self.x[None])[0].nonzero()
@@ -225,7 +225,7 @@ class NeuronReplay(Replayed):
         del self.stores
 
     def token(self, number: int) -> None:
-        """Every layer, one thing at a time. What is no read while neurons change is `manage`."""
+        """Every layer, one thing at a time. The time of a change of neurons that is not reading is `manage`."""
         for layer, store in enumerate(self.stores):
             self.twin.attend(self.recorder, self.twin.attention[layer], layer)
             self.twin.predict(self.recorder, layer)
@@ -250,7 +250,7 @@ class LayerReplay(Replayed):
         self.threshold, self.recorder = twin.threshold(twin.count), Recorder()
 
     def _split(self, layer: int) -> tuple[dict[str, Tensor], Part]:
-        """What of a layer stays in memory, attention first, and what is read for each token."""
+        """The parts of a layer that stay in memory, attention first, and those that are read for each token."""
         twin = self.twin
         bundle = twin.store.layer(layer, self.way.layout).ops[BUNDLE]
         if not self.way.resident:

@@ -1,4 +1,4 @@
-"""What it costs to change which neurons are in memory: rows swapped in place, or the whole matrix built anew.
+"""The time to change which neurons are in memory: rows swapped in place, or the whole matrix built anew.
 
     rewriting(Rewriting("opt-6.7b", windows=(1, 2, 4, 8)))
 

@@ -29,7 +29,7 @@ LONG_SHARE = 0.25  # of a layer's neurons: so that a start and an end with few r
 
 @dataclass(frozen=True)
 class Scattered:
-    """What to read: a share of a layer's neurons at random, again and again for `read_s` in each of the turns."""
+    """The reads: a share of a layer's neurons at random, again and again for `read_s` in each of the turns."""
 
     model: str
     layers: int

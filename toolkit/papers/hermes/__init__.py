@@ -1,1 +1,1 @@
-"""What several of HERMES's notebooks share."""
+"""Code that several of HERMES's notebooks share."""

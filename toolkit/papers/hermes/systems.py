@@ -153,7 +153,7 @@ def _row(
 
 
 def shares(table: pd.DataFrame) -> pd.DataFrame:
-    """What parts take of each case of `systems_table`, in percent.
+    """The shares of the parts in the time of each case of `systems_table`, in percent.
 
     Columns: model, system, batch, copy_percent (what PCIe adds, of a token), predictor_percent (of a token without
     copies), dimm_percent (of the neurons' and projections' time, where DIMMs compute them), prefill_percent and

@@ -1,4 +1,4 @@
-"""What the figures of SpQR's mat-vecs share: names, bars with limits, and the published ratios."""
+"""Parts that the figures of SpQR's mat-vecs share: names, bars with limits, and the published ratios."""
 
 from collections.abc import Sequence
 

@@ -128,7 +128,7 @@ CONTESTANTS: dict[str, Callable[[MatrixTwin, Tensor], tuple[int, Run]]] = {
 
 
 def runnable(contestants: Sequence[str]) -> list[str]:
-    """Those that this CPU can run. Raises `UserError` for an unknown one."""
+    """The backends that this CPU can run. Raises `UserError` for an unknown one."""
     for name in contestants:
         if name not in CONTESTANTS:
             raise unknown("contestant", name, CONTESTANTS)
