@@ -4,12 +4,12 @@ import torch
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
+from toolkit.measure import packed_model
 from toolkit.measure import race as races
-from toolkit.measure import streamed
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Decoding, Text
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.race import PLACED, Race, run_race
-from toolkit.measure.streamed import StreamedModel
 from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import timeline_of
 from toolkit.models import shapes
@@ -167,10 +167,10 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
     """While the next layer is read, the clock runs: pages are dropped after the preparation, which is not timed."""
     if kind:
         o_direct(kind)
-    events, token, prepare = [], Decoding.token, StreamedModel.prepare
+    events, token, prepare = [], Decoding.token, PackedModel.prepare
     monkeypatch.setattr(Decoding, "token", lambda *arguments: events.append("token") or token(*arguments))
-    monkeypatch.setattr(StreamedModel, "prepare", lambda self: events.append(prepare(self) or "prepared"))
-    monkeypatch.setattr(streamed, "drop_pages", lambda path: events.append(path.name))
+    monkeypatch.setattr(PackedModel, "prepare", lambda self: events.append(prepare(self) or "prepared"))
+    monkeypatch.setattr(packed_model, "drop_pages", lambda path: events.append(path.name))
     spans = pass_spans(LAYERS, [placed("endor", policy)], 1, tmp_path)
     if not kind and set(spans["mode"]) != {"direct"}:
         pytest.skip("this file system knows no direct reads")
@@ -207,9 +207,9 @@ def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
 
 def test_a_budget_is_the_contestants_limit_of_memory():
     text = Text([], Reference("the model in memory"))
-    ours = StreamedModel(None, Way("dense", device="cpu"), text, {}, dram_bytes=5_000)
+    ours = PackedModel("ours", None, text, {}, dram_bytes=5_000)
     assert ours.memory == 5_000
-    assert StreamedModel(None, Way("dense", device="cpu"), text, {}).memory == float("inf")
+    assert PackedModel("ours", None, text, {}).memory == float("inf")
 
 
 def test_a_limit_holds_for_every_way_and_keeps_layers_in_memory(tmp_path):

@@ -6,13 +6,14 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.evidence.claims import claims
 from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare, count_verdicts, score
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.latency import fc_share, layer_headline, over_saved_copy
+from toolkit.papers.endor.latency import layer_headline
 from toolkit.papers.endor.passes import MAPS, pass_table
 from toolkit.policies.ways import Way, all_ways
 from toolkit.simulation.cost_model import predict
@@ -48,9 +49,12 @@ def modelled(machine: Profile, ways=(), pass_ways=()) -> dict[str, pd.DataFrame]
     layer = layer_of(Workload("opt-66b"), machine, "dense", "storage")
     spans = predict(machine, [layer], Way("dense")).table().assign(profile=machine.id, model="opt-66b")
     return {
-        "operations": over_saved_copy(operations).assign(over_fc1=relative_to(operations, "seconds", op="fc1")),
+        "operations": operations.assign(
+            decode_over_saved_copy=functions_of("endor/fig05").over_saved_copy(operations),
+            over_fc1=relative_to(operations, "seconds", op="fc1"),
+        ),
         "int8": operation_table(machine, Workload("opt-66b", "int8"), choices=ways),
-        "layers": pd.concat([layers, fc_share(spans)]),
+        "layers": pd.concat([layers, functions_of("endor/fig03").fc_share(spans)]),
         "passes": pd.concat([pass_table(machine, Workload(model), pass_ways) for model in MAPS]),
     }
 
@@ -201,7 +205,7 @@ def test_decoding_on_the_gpu_takes_less_than_the_saved_copy_by_hand():
     rows = [("dense", "copy", 8.0), ("endor", "copy", 5.0), ("endor", "decode", 2.0), ("endor_cpu", "copy", 8.0)]
     rows += [("endor_cpu", "decode", 4.0)]
     table = pd.DataFrame(rows, columns=["method", "stage", "seconds"]).assign(path="host", op="fc1")
-    found = over_saved_copy(table)["decode_over_saved_copy"]
+    found = functions_of("endor/fig05").over_saved_copy(table)
     assert found[2] == pytest.approx(2 / 3)
     assert found.drop(2).isna().all()
 

@@ -1,7 +1,9 @@
 import pandas as pd
 
+from tests.notebook_code import functions_of
 from toolkit.machines.machine import Links, Memory, Profile, Source, Storage
-from toolkit.papers.endor.passes import decoding_pays
+
+decoding_pays = functions_of("endor/tab_e2e").decoding_pays
 
 
 def unpacked(decode_s: float, compute_s: float) -> pd.DataFrame:

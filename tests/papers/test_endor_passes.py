@@ -21,7 +21,6 @@ from toolkit.papers.endor.passes import (
     default_ways,
     pairs_table,
     pass_measurements,
-    seconds_table,
     software_ways,
 )
 from toolkit.policies.ways import Way
@@ -177,17 +176,6 @@ def test_a_window_that_reads_another_number_of_bytes_is_a_fault(read, fault):
     words = f"endor, pipelined read {read:.0%} of its bytes in the window; dense, pipelined read {read:.0%}"
     assert pairs["fault"].iloc[0].startswith(words) == fault
     assert pairs["read_share_ours"].iloc[0] == pytest.approx(read, abs=0.01)
-
-
-def test_seconds_from_disk_in_one_table(table):
-    found = seconds_table(table)
-    assert set(found.index.get_level_values("method")) == {*METHODS, "accelerate"}
-    assert found["seconds"].is_monotonic_increasing
-    total = table[(table["evidence"] == "measured") & (table["stage"] == "total") & (table["mapping"] == "storage")]
-    rows = total.set_index(["method", "policy"])
-    assert (found["seconds"] == rows["seconds"].reindex(found.index)).all()
-    dense = rows["stored_bytes"]["dense", "sequential"]
-    assert found["bytes_a_token"]["dense", "sequential"] == dense
 
 
 @pytest.mark.parametrize("reason", [None, "no network"])

@@ -1,6 +1,6 @@
 """Times of tokens from spans, by a hand-worked example."""
 
-from toolkit.papers.flash.generation import token_times
+from tests.notebook_code import functions_of
 from toolkit.timeline.spans import Span, Timeline
 
 
@@ -15,7 +15,8 @@ def test_token_times():
         Span("compute", "ffn", "dram", 2.25, 3.0, 0, 0),
         Span("compute", "ffn", "dram", 3.5, 3.75, 0, 0),
     ]
-    found = token_times(Timeline(tuple(spans), "measured"), [1.0, 3.0, 4.0]).set_index("token")
+    timeline = Timeline(tuple(spans), "measured")
+    found = functions_of("flash/fig08").token_times(timeline, [1.0, 3.0, 4.0]).set_index("token")
     assert found.loc[0].to_dict() == {
         "io_ms": 750, "memory_ms": 250, "predictor_ms": 250, "compute_ms": 1000, "total_ms": 2000, "mb": 3,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from toolkit.measure import passes, rates, turns
 from toolkit.measure.accelerate import AcceleratedLinear
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
-from toolkit.papers.endor import operations
+from toolkit.papers.endor import latency
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import with_rates
 from toolkit.simulation.tables import layer_table, operation_table
@@ -40,7 +40,7 @@ def measurements(monkeypatch):
 
 
 def test_operations_are_measured_and_modelled_alike():
-    table = operations.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3)
+    table = latency.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3)
     measured, modelled = (table[table["evidence"] == kind] for kind in ("measured", "modelled"))
     labels = ["profile", "model", "op", "placement", "method", "path", "policy", "device", "stage"]
     assert set(measured[labels].itertuples(index=False)) == set(modelled[labels].itertuples(index=False))
@@ -54,20 +54,20 @@ def test_operations_are_measured_and_modelled_alike():
 
 
 def test_the_seconds_lie_between_the_least_and_the_most():
-    table = operations.operation_measurements(Workload("toy", "int8"), ["fc1"], repetitions=3)
+    table = latency.operation_measurements(Workload("toy", "int8"), ["fc1"], repetitions=3)
     measured = table[table["evidence"] == "measured"]
     assert (measured["seconds_low"] <= measured["seconds"]).all()
     assert (measured["seconds"] <= measured["seconds_high"]).all()
 
 
 def test_a_layer_in_both_tiers_and_read_ahead():
-    table = operations.layer_measurements(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
+    table = latency.layer_measurements(Workload("toy"), repetitions=1, policies=["sequential", "pipelined"])
     measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")]
     found = set(measured[["placement", "policy", "method"]].itertuples(index=False, name=None))
     methods = ("dense", "endor", "endor_packed")
     kinds = [("storage", "sequential"), ("storage", "pipelined"), ("dram", "sequential")]
     assert found == {(*kind, method) for kind in kinds for method in methods}
-    found_spans = operations.layer_spans(Workload("toy"), Way("endor", device="cpu"), repetitions=1)
+    found_spans = latency.layer_spans(Workload("toy"), Way("endor", device="cpu"), repetitions=1)
     assert found_spans["op"].unique().tolist() == ["fc1", "fc2"]
     assert found_spans["stage"].tolist() == ["read", "decode", "compute"] * 2
     whole = measured.set_index(["placement", "policy", "method"])["seconds"]["storage", "sequential", "endor"]
@@ -75,23 +75,23 @@ def test_a_layer_in_both_tiers_and_read_ahead():
 
 
 def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
-    first = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1)
+    first = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1)
     assert len(measurements) == 2  # the operation, and the rates
     pd.testing.assert_frame_equal(
-        operations.operation_measurements(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
+        latency.operation_measurements(Workload("toy"), ["fc1"], ["dense"], repetitions=1),
         (first[first["method"] == "dense"].reset_index(drop=True)),
     )
     assert len(measurements) == 2
-    fresh = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
+    fresh = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1, fresh=True)
     assert len(measurements) == 4
     assert not fresh["seconds"].equals(first["seconds"])
-    pd.testing.assert_frame_equal(operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
+    pd.testing.assert_frame_equal(latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
 
 
 def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch, tmp_path):
     products, really = [], AcceleratedLinear.token
     monkeypatch.setattr(AcceleratedLinear, "token", lambda self, number: products.append(1) or really(self, number))
-    table = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    table = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     assert len(measurements) == 2  # the operation, and the rates
     assert len(products) == 3
     assert [folder.name for folder in tmp_path.iterdir()] == ["measured"]  # no weights are left
@@ -102,10 +102,10 @@ def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monke
     assert measured["speedup"]["accelerate"] == pytest.approx(
         measured["seconds"]["dense"] / measured["seconds"]["accelerate"]
     )
-    again = operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
+    again = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
     pd.testing.assert_frame_equal(again, table)
     assert len(products) == 3
-    without = operations.operation_measurements(
+    without = latency.operation_measurements(
         Workload("toy"), ["fc1"], repetitions=2
     )  # another measurement: nobody between ours
     assert "accelerate" not in set(without["method"])
@@ -193,7 +193,7 @@ def test_large_packed_weights_are_not_predicted_from_the_rate_of_small_ones(monk
 
 def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
     workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
-    monkeypatch.setattr(operations, "this_machine", lambda *arguments: machine)
+    monkeypatch.setattr(latency, "this_machine", lambda *arguments: machine)
     nbytes = 2 * 96 * 64
     rows = []
     for repetition, (read_s, compute_s) in enumerate([(9, 9), (1, 30), (2, 4), (20, 3)]):  # totals 31, 6, 23
@@ -213,9 +213,9 @@ def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
                 "disturbed": False,
             }
     monkeypatch.setattr(
-        operations, "measured_spans", lambda *arguments, **named: pd.DataFrame(rows).query("repetition > 0")
+        latency, "measured_spans", lambda *arguments, **named: pd.DataFrame(rows).query("repetition > 0")
     )
-    table = operations.operation_measurements(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
+    table = latency.operation_measurements(workload, ["fc1"], ["dense"]).set_index(["evidence", "stage"])
     measured, modelled = table.loc["measured"], table.loc["modelled"]
     assert set(measured["measured_at"]) == {"2024-02-03T04:05:06+00:00"}
     assert modelled["measured_at"].isna().all()
@@ -228,9 +228,9 @@ def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
 
 def test_unknown_names_are_refused_before_anything_is_measured(measurements):
     with pytest.raises(UserError, match="unknown method for layers 'zstd'"):
-        operations.layer_measurements(Workload("toy"), ["zstd"])
+        latency.layer_measurements(Workload("toy"), ["zstd"])
     with pytest.raises(UserError, match="unknown layer of toy 'fc3'"):
-        operations.operation_measurements(Workload("toy"), ["fc3"])
+        latency.operation_measurements(Workload("toy"), ["fc3"])
     assert measurements == []
     with pytest.raises(UserError, match="repetitions=0"):
-        operations.operation_measurements(Workload("toy"), ["fc1"], repetitions=0)
+        latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=0)

@@ -2,13 +2,10 @@
 
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit import paths
-from toolkit.errors import UserError
 from toolkit.measure import fio
 from toolkit.models import shapes
-from toolkit.papers.flash import rewriting, scattered
-from toolkit.papers.flash.rewriting import MANAGER, REALLOCATION, Rewriting
-from toolkit.papers.flash.scattered import Scattered, scattered_reads
 
 TOY = {"q_proj": (8, 2048), "fc1": (512, 2048), "fc2": (2048, 512)}
 
@@ -17,21 +14,20 @@ TOY = {"q_proj": (8, 2048), "fc1": (512, 2048), "fc2": (2048, 512)}
 def toy(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     monkeypatch.setitem(shapes.SHAPES, "toy", TOY)
-    for module in (rewriting, scattered):
-        monkeypatch.setattr(module, "describe", lambda: {"cpu": "toy"})
 
 
 def test_swapping_moves_at_most_the_rows_that_go_and_reallocation_all_that_stay():
-    table = rewriting.rewriting(Rewriting("toy", (1, 3), tokens=5))
+    notebook = functions_of("flash/fig06")
+    needed, neurons = notebook.neurons_needed("toy", 0.1, 0.024, 3 + 5, 0)
+    table = notebook.rewritten(needed, neurons, 2 * 2048, (1, 3), 5)
     assert len(table) == 2 * 2 * 5
     ways = {way: rows.reset_index() for way, rows in table.groupby("way")}
-    assert (ways[MANAGER]["rewritten"] <= ways[MANAGER]["changed"]).all()
-    assert (ways[REALLOCATION]["rewritten"] <= ways[REALLOCATION]["held"]).all()
-    assert ways[MANAGER]["changed"].equals(ways[REALLOCATION]["changed"])
-    wide, narrow = (ways[REALLOCATION].query(f"window == {window}")["rewritten"].mean() for window in (3, 1))
+    swapped, rebuilt = ways["swap and append"], ways["reallocation"]
+    assert (swapped["rewritten"] <= swapped["changed"]).all()
+    assert (rebuilt["rewritten"] <= rebuilt["held"]).all()
+    assert swapped["changed"].equals(rebuilt["changed"])
+    wide, narrow = (rebuilt.query(f"window == {window}")["rewritten"].mean() for window in (3, 1))
     assert wide > narrow
-    with pytest.raises(UserError, match="tokens=0"):
-        Rewriting("toy", tokens=0)
 
 
 @pytest.mark.parametrize("found", [True, False])
@@ -39,7 +35,7 @@ def test_reads_beside_fio_where_it_is_installed(monkeypatch, found):
     asked = []
     monkeypatch.setattr(fio, "installed", lambda: found)
     monkeypatch.setattr(fio, "read_gb_s", lambda file, mode, words: asked.append(words) or 2.0)
-    table = scattered_reads(Scattered("toy", 2, share=0.05, depth=2, read_s=0.001, repetitions=2))
+    table = functions_of("flash/fig05").scattered_reads("toy", 2, 0.05, 2, 0.001, 2, 0)
     ours = table[table["tool"] != "fio"]
     assert ours["tool"].value_counts().to_dict() == {"toolkit": 4, "toolkit, long bursts": 4}
     assert ours[["layout", "chunk_bytes"]].drop_duplicates().values.tolist() == [["bundled", 8192], ["split", 4096]]

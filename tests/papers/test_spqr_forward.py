@@ -8,7 +8,7 @@ from tests.offload.conftest import pruned
 from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.measure import turns
-from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.models import shapes
 from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
 from toolkit.pruning.calibration import Calibration
@@ -41,9 +41,9 @@ def test_every_method_decodes_the_tokens_that_count_and_a_wrong_one_is_refused(m
     nbytes = rows["linear_bytes"].first()
     assert nbytes["dense"] >= 2 * table["weights"].iloc[0] > nbytes["spqr_packed"]
     assert (rows["weight_bytes"].first() > nbytes).all()
-    right = StreamedModel.token
+    right = PackedModel.token
     wrong = lambda self, number: right(self, number) + 10 * (self.way.method == "spqr_packed")  # noqa: E731
-    monkeypatch.setattr(StreamedModel, "token", wrong)
+    monkeypatch.setattr(PackedModel, "token", wrong)
     with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than dense weights"):
         forward_measurements("llama", **SETTINGS, tokens=3, dropped=2, repetitions=1)
 
@@ -71,8 +71,8 @@ def test_layers_that_are_alike_share_their_weights_and_have_their_own_codes():
 
 
 def test_other_logits_from_the_disk_are_refused(monkeypatch):
-    really = StreamedModel.token
-    monkeypatch.setattr(StreamedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
+    really = PackedModel.token
+    monkeypatch.setattr(PackedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
     with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than the same weights"):
         twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)
 

@@ -27,7 +27,7 @@ from toolkit.measure.accelerate import AcceleratedModel
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text, greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
@@ -164,12 +164,12 @@ def contestants(
             stack.callback(rivals[method].close)
         del model
 
-        def streamed(way: Way, mapping: str, text: Text) -> StreamedModel:
+        def streamed(way: Way, mapping: str, text: Text) -> PackedModel:
             where = maps[way, mapping]
             layer_bytes = sum(layer.nbytes for layer in store.layers_of(way.stored.format))
             labels = _labels(way, mapping, where, text) | {"layer_bytes": layer_bytes}
             settings = {"placement": where} if memory_bytes is None else {"dram_bytes": memory_bytes}
-            return StreamedModel(store, way, text, labels, staged, **settings)
+            return PackedModel(f"{way.method}, {way.policy},", store.folder, text, labels, way, staged, **settings)
 
         yield [
             rivals.get(way.method) or streamed(way, mapping, text)

@@ -24,7 +24,7 @@ from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.decoding import greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import take_turns
 from toolkit.models.gguf_header import read_header
@@ -122,7 +122,7 @@ def token_rates(
                 tell(reasons[-1])
                 continue
             way = Way(name, policy=POLICY, device="cpu")
-            racing.append(StreamedModel(place, way, text, {"way": name}, dram_bytes=race.dram_bytes))
+            racing.append(PackedModel(name, place.folder, text, {"way": name}, way, dram_bytes=race.dram_bytes))
         for name, file in rivals.items():
             tell(f"starting {name}" + ("" if file else ", whose file is written first"))
             settings = {"mapped": race.dram_bytes is not None, "memory_bytes": race.dram_bytes, "gguf": file}

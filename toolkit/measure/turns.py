@@ -1,6 +1,6 @@
 """Contestants that do the same work take turns, so that a slow spell of the machine hits all of them.
 
-    spans = take_turns([StreamedModel(...), AcceleratedModel(...)], repetitions=5, tokens=4, skipped=1)
+    spans = take_turns([PackedModel(...), AcceleratedModel(...)], repetitions=5, tokens=4, skipped=1)
     by_turn(spans, ["method"])      # of toolkit.measure.summary
 
 In a turn a contestant is opened, takes some tokens, and is closed; then its outputs are checked. Each repetition begins

@@ -18,15 +18,13 @@ from toolkit.formats.twins import random_spqr
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.parts_model import PartsModel
-from toolkit.measure.streamed import StreamedModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import write_folder
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.packing import pack_model
-from toolkit.storage.store import Store
 
 POLICY = "pipelined"
 TOKEN = 7
@@ -89,10 +87,8 @@ def contestant(
     Each turn's logits are compared with those of the first turn: nobody else has the same weights.
     """
     text = Text(tokens, Reference("the turn before"))
-    if way.kind in (NEURONS, EXPERTS):
-        return PartsModel(way.name, folder, text, labels, **settings)
-    run = Way(way.method, policy=POLICY, device="cpu")
-    return StreamedModel(Store.open(folder), run, text, labels, staged, **settings)
+    run = None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
+    return PackedModel(way.name, folder, text, labels, run, staged, **settings)
 
 
 def rival(

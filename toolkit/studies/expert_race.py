@@ -24,7 +24,7 @@ from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
-from toolkit.measure.parts_model import PartsModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
@@ -225,7 +225,7 @@ def _runs(race: ExpertRace) -> pd.DataFrame:
     """A row for each way and repetition."""
     text = Text(_tokens(race), Reference(next(iter(WAYS))))
     settings = {way: _settings(race, way) for way in WAYS}
-    racing: list = [PartsModel(way, _folder(race), text, {"way": way}, **settings[way]) for way in WAYS]
+    racing: list = [PackedModel(way, _folder(race), text, {"way": way}, **settings[way]) for way in WAYS]
     with ExitStack() as stack:
         racing += [stack.enter_context(_rival(race, name)) for name in race.rivals if not _reason()]
         spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)

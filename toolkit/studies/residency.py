@@ -18,7 +18,7 @@ from toolkit.cache import cached, kept_folder
 from toolkit.errors import UserError, unknown
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
-from toolkit.measure.parts_model import PartsModel
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.activation import activation_name
@@ -188,7 +188,7 @@ def held_rows(race: ResidencyRace) -> list[int]:
         return [ffn.store.residency.rows for ffn in model.strategy.ffns]
 
 
-def _contestant(race: ResidencyRace, policy: str, text: Text) -> PartsModel:
+def _contestant(race: ResidencyRace, policy: str, text: Text) -> PackedModel:
     frequencies = frequencies_of(race.setting)
 
     def residency(layer: int, neurons: int, rows: int) -> Residency:
@@ -196,7 +196,7 @@ def _contestant(race: ResidencyRace, policy: str, text: Text) -> PartsModel:
 
     more = {"dram_bytes": race.dram_bytes, "residency": residency}
     made = {"predictors": lambda: _predictors(race)}
-    return PartsModel(policy, _folder(race.setting), text, {"policy": policy}, made, **more)
+    return PackedModel(policy, _folder(race.setting), text, {"policy": policy}, made=made, **more)
 
 
 def _predictors(race: ResidencyRace) -> list[FromTrace]:

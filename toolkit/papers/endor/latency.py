@@ -3,25 +3,34 @@
     twin, part = Workload("opt-66b"), Workload("opt-66b/8")
     table, null = operation_times("endor-rtx4080", twin, part, ["fc1"], ["dense", "endor"])
 
-`table` has the rows of `toolkit.simulation.tables` for the paper's machine, then those of
-`toolkit.papers.endor.operations` for this one. `null` is the null model's table of the paper's machine
-(`toolkit.simulation.null_model`).
+`table` has the rows of `toolkit.simulation.tables` for the paper's machine, then those of this one, whose device is the
+CPU. Its rates (`toolkit.measure.rates`) are measured apart from what the model predicts. `null` is the null model's
+table of the paper's machine (`toolkit.simulation.null_model`).
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 import pandas as pd
 
+from toolkit.errors import unknown
 from toolkit.machines.hardware import profile
-from toolkit.measure.passes import PLACEMENTS
+from toolkit.machines.machine import Profile
+from toolkit.measure.accelerate import RIVAL
+from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
+from toolkit.measure.rates import this_machine
+from toolkit.measure.summary import stage_summary
+from toolkit.measure.turns import timeline_of
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.operations import layer_measurements, operation_measurements
-from toolkit.policies.ways import all_ways
+from toolkit.policies.methods import METHODS
+from toolkit.policies.ways import Placed, Way, all_ways
 from toolkit.simulation.null_model import with_null_model
 from toolkit.simulation.tables import layer_table, operation_table
-from toolkit.timeline.tables import DENSE, LABELS, way_names
+from toolkit.timeline.tables import beside_dense, beside_measured, way_names
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
+PROFILE = "this-machine"
+LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 PLACES = {"storage": "on disk", "dram": "in DRAM", "device": "in the device's memory"}
 
 
@@ -73,33 +82,66 @@ def layer_times(
     return _with_ways([modelled, *ours], ["model" if len(twins) > 1 else "placement"]), null
 
 
+def operation_measurements(
+    workload: Workload,
+    ops: Sequence[str],
+    methods: Iterable[str] = tuple(METHODS),
+    repetitions: int = 7,
+    fresh: bool = False,
+    accelerate: bool = False,
+) -> pd.DataFrame:
+    """Linear operations read from the disk of this machine, as `operation_table` has them, measured and modelled.
+
+    seconds are medians over the repetitions, with seconds_low and seconds_high. `mode` is "direct" if reads went past
+    the page cache. `measured_at` is in UTC. `modelled_over_measured`, in modelled rows, is their seconds over the
+    measured ones. Raises `UserError` for unknown names, a disk too small, or bytes read back that are not those
+    written.
+    """
+    choices, rivals = all_ways(device="cpu", methods=methods), [RIVAL] * accelerate
+    timed = [*((way, "storage") for way in all_ways(device="cpu")), *rivals]
+    wanted, tables = [*((way, "storage") for way in choices), *rivals], []
+    for op, shape in workload.shapes(ops).items():  # one by one: notebooks share measurements of the same operation
+        spans = measured_spans(workload, {op: shape}, timed, repetitions, fresh=fresh)
+        tables.append(_stages(spans, workload, wanted, op))
+    modelled = operation_table(_machine(workload, fresh), workload, ops, choices=choices)
+    return _beside(pd.concat(tables, ignore_index=True), modelled)
+
+
+def layer_measurements(
+    workload: Workload,
+    methods: Iterable[str] = LAYER_METHODS,
+    placements: Sequence[str] = PLACEMENTS,
+    repetitions: int = 5,
+    fresh: bool = False,
+    policies: Iterable[str] = ("sequential",),
+) -> pd.DataFrame:
+    """A decoder layer's linears as `layer_table` has them, measured and modelled; see `operation_measurements`.
+
+    `methods` are of `LAYER_METHODS`. The policy "pipelined" is measured for layers in storage only.
+    """
+    for name in methods:
+        if name not in LAYER_METHODS:
+            raise unknown("method for layers", name, LAYER_METHODS)
+    choices = all_ways(policies, "cpu", methods)
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh=fresh)
+    wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in _layer_ways()]
+    modelled = layer_table(_machine(workload, fresh), workload, placements, choices)
+    return _beside(_stages(spans, workload, wanted, "layer"), modelled)
+
+
+def layer_spans(workload: Workload, way: Way, placement: str = "storage", repetitions: int = 5) -> pd.DataFrame:
+    """The spans of one pass through a layer, that of the median repetition, as `Timeline.table` has them."""
+    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions)
+    turns = dict(list(spans_of(spans, (way, placement)).groupby("repetition")))
+    by_total = sorted(turns.values(), key=lambda turn: timeline_of(turn).total_s)
+    typical = by_total[(len(by_total) - 1) // 2]
+    shared = {"profile": PROFILE, "model": workload.model, **labels((way, placement))}
+    return timeline_of(typical).table().assign(**shared, **typical[["mode", "measured_at"]].iloc[0])
+
+
 def times_by_machine(table: pd.DataFrame) -> pd.DataFrame:
     """Seconds to look at: a row for each machine, way and kind of evidence, a column for each stage."""
     return table.pivot_table(index=["profile", "way", "evidence"], columns="stage", values="seconds", sort=False)
-
-
-def over_saved_copy(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `decode_over_saved_copy` to rows of decoding: their time over what packing saves on the copy to the GPU.
-
-    Section 5.1 has it below 1. NaN in other rows, and for a way that copies dense weights.
-    """
-    keys = [label for label in LABELS if label in table and label != "stage"]
-    copies = table[table["stage"] == "copy"].set_index(keys)["seconds"]
-    own = copies.reindex(pd.MultiIndex.from_frame(table[keys])).to_numpy()
-    dense = copies.reindex(pd.MultiIndex.from_frame(table[keys].assign(**DENSE))).to_numpy()
-    ratio = table["seconds"] / pd.Series(dense - own, table.index).where(lambda saved: saved > 0)
-    return table.assign(decode_over_saved_copy=ratio.where(table["stage"] == "decode"))
-
-
-def fc_share(spans: pd.DataFrame) -> pd.DataFrame:
-    """A row with `share_of_transfer_percent`: what fc1 and fc2 take of the transfers of a layer (section 2.2: 66 %).
-
-    `spans` are those of one OPT layer, as `Timeline.table` gives them, with profile, model and evidence.
-    """
-    moved = spans[spans["stage"].isin(["read", "copy"])]
-    share = 100 * moved.loc[moved["op"].isin(["fc1", "fc2"]), "nbytes"].sum() / moved["nbytes"].sum()
-    row = {"op": "fc1 and fc2", "stage": "transfer", "share_of_transfer_percent": share}
-    return pd.DataFrame([dict(spans[["profile", "model", "evidence"]].iloc[0]) | row])
 
 
 def layer_headline(layers: pd.DataFrame) -> dict[str, str]:
@@ -121,3 +163,24 @@ def layer_headline(layers: pd.DataFrame) -> dict[str, str]:
 def _with_ways(tables: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:
     table = pd.concat(tables, ignore_index=True)
     return table.assign(way=way_names(table, *labels))
+
+
+def _layer_ways() -> list[Placed]:
+    one_by_one = all_ways(device="cpu", methods=LAYER_METHODS)
+    pipelined = all_ways(["pipelined"], "cpu", LAYER_METHODS)
+    return [(way, place) for place in PLACEMENTS for way in one_by_one] + [(way, "storage") for way in pipelined]
+
+
+def _stages(spans: pd.DataFrame, workload: Workload, ways: Iterable[Placed], op: str) -> pd.DataFrame:
+    """The `stage_summary` of each way."""
+    shared = {"profile": PROFILE, **asdict(workload), "op": op}
+    tables = [stage_summary(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
+    return pd.concat(tables, ignore_index=True).drop(columns=["tokens", "stored_bytes"])
+
+
+def _machine(workload: Workload, fresh: bool) -> Profile:
+    return this_machine(workload.dtype, workload.sparsity, fresh)
+
+
+def _beside(measured: pd.DataFrame, modelled: pd.DataFrame) -> pd.DataFrame:
+    return beside_measured(pd.concat([beside_dense(measured), modelled], ignore_index=True))

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from toolkit.errors import UserError, unknown
-from toolkit.machines.machine import GB, Profile
+from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, race_spans
@@ -58,38 +58,6 @@ def pass_table(machine: Profile, workload: Workload, choices: Sequence[Way] = ()
     if workload.model not in MAPS:
         raise unknown("mapped model", workload.model, MAPS)
     return tables.pass_table(machine, workload, MAPS[workload.model], choices)
-
-
-def decoding_pays(table: pd.DataFrame, other: Profile) -> pd.DataFrame:
-    """How fast the CPU unpacks Endor, and how fast it must be for that to pay: a row for this machine, one for `other`.
-
-    Columns in dense GB a second: decode_gb_s, decoding alone; cpu_gb_s, decoding and the product, which run on the same
-    cores (decoding alone on a machine whose GPU multiplies); read_gb_s of the disk; pays_sequential_gb_s, at which
-    decoding takes as long as the shorter read saves; pays_pipelined_gb_s, at which the cores take as long as the packed
-    read and so hide behind it. `pays` and `hides` say whether the rates reach these. `basis`, a key of `BASES`, says
-    where decode_gb_s comes from. This machine's row comes from `table` of `pass_measurements`, its sequential pass from
-    disk; the other's from its profile.
-    """
-    chosen = table[(table["method"] == "endor") & (table["policy"] == "sequential") & (table["mapping"] == "storage")]
-    stages = chosen[chosen["evidence"] == "measured"].set_index("stage")
-    dense_gb = stages["nbytes"]["decode"] / GB
-    busy_s = stages["seconds"][["decode", "compute"]].sum()
-    measured = {
-        "decode_gb_s": stages["gb_s"]["decode"],
-        "cpu_gb_s": dense_gb / busy_s,
-        "read_gb_s": stages["gb_s"]["read"],
-    }
-    decoded = other.dram.decode_gb_s["endor"]
-    profiled = {"decode_gb_s": decoded, "cpu_gb_s": decoded, "read_gb_s": other.links.storage_to_dram_gb_s}
-    rates = pd.DataFrame([measured, profiled], index=["this-machine", other.id])
-    share = stages["nbytes"]["read"] / stages["nbytes"]["decode"]
-    rates["pays_sequential_gb_s"] = rates["read_gb_s"] / (1 - share)
-    rates["pays_pipelined_gb_s"] = rates["read_gb_s"] / share
-    return rates.assign(
-        pays=rates["decode_gb_s"] > rates["pays_sequential_gb_s"],
-        hides=rates["cpu_gb_s"] >= rates["pays_pipelined_gb_s"],
-        basis=["measured", other.sources["dram.decode_gb_s.endor"].basis],
-    )
 
 
 def pass_measurements(race: Race, fresh: bool = False) -> pd.DataFrame:
@@ -160,18 +128,6 @@ def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
         ]
         rows.append(row | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
-
-
-def seconds_table(table: pd.DataFrame) -> pd.DataFrame:
-    """A row for each way measured with all layers on disk, the quickest first, from `pass_measurements`.
-
-    Columns: seconds a token (median), seconds_low, seconds_high, bytes_a_token that were read, gb_s of the whole pass,
-    mode.
-    """
-    chosen = (table["evidence"] == "measured") & (table["mapping"] == "storage") & (table["stage"] == "total")
-    rows = table[chosen].set_index(["method", "policy"]).sort_values("seconds")
-    shown = rows[["seconds", "seconds_low", "seconds_high", "nbytes", "gb_s", "mode"]]
-    return shown.rename(columns={"nbytes": "bytes_a_token"})
 
 
 def default_ways(methods: Sequence[str]) -> list[Placed]:

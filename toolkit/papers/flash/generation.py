@@ -1,11 +1,10 @@
 """LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int64
@@ -14,7 +13,6 @@ from torch import Tensor
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.measure.contestant import Contestant
-from toolkit.measure.disturbance import Guard
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import take_turns
 from toolkit.models.ffn import decoder_ffns
@@ -154,45 +152,6 @@ def generated_texts(generation: Generation, repetitions: int) -> pd.DataFrame:
     return summary(table, ["way"], ["total_ms"], OVER).drop(columns="seconds")
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """How a packed copy drafts for its model: the folders of both, the limit of memory for both, and how much text."""
-
-    folder: Path
-    draft: Path
-    dram_bytes: int
-    prompt: Int64[Tensor, "1 tokens"]
-    new_tokens: int = 48
-
-    def turn(self, draft_tokens: int | None, drafts: bool = True) -> tuple[dict[str, float], Tensor]:
-        """A greedy text, with so many drafted tokens a pass (None adapts) or without a draft, within the same limit.
-
-        Gives total_ms (a token's, without the prompt's pass), tokens_a_pass, acceptance, close, dram_mb and disturbed;
-        and the text. Raises `UserError` for a limit that does not hold the draft whole.
-        """
-        guard = Guard()
-        greedy = {"max_new_tokens": self.new_tokens, "do_sample": False, "pad_token_id": 0}
-        with ExitStack() as stack:
-            small, limits = None, {"dram_bytes": self.dram_bytes}
-            if drafts:
-                small = stack.enter_context(OffloadedModel.open(self.draft, "spqr_packed", verify=False, **limits))
-                limits = {}
-            model = OffloadedModel.open(self.folder, verify=False, beside=small, **limits)
-            stack.enter_context(model)
-            greedy |= {"draft": small, "draft_tokens": draft_tokens}
-            model.generate(self.prompt, **greedy | {"max_new_tokens": 3})
-            clock = Clock(model)
-            with guard.turn() as load:
-                text = model.generate(self.prompt, streamer=clock, **greedy)
-            guard.close()
-            total_s = clock.instants[-1] - clock.instants[1]
-            found = {"total_ms": 1e3 * total_s / (len(clock.instants) - 2), "disturbed": float(load.disturbed)}
-            if counts := model.speculation:
-                names = ("tokens_a_pass", "acceptance", "close")
-                found |= {name: float(getattr(counts, name)) for name in names}
-            return found | {"dram_mb": model.budgets["dram"].used_bytes / 1e6}, text
-
-
 class Clock:
     """A streamer of `generate` that notes the time of each token, and first of the prompt, in `instants`."""
 
@@ -205,29 +164,3 @@ class Clock:
 
     def end(self) -> None:
         """The text has ended."""
-
-
-def token_times(timeline: Timeline, instants: Sequence[float]) -> pd.DataFrame:
-    """A row for each stretch between two instants, of one token as a rule: milliseconds of each part, and MB read.
-
-    Columns: token, io_ms, memory_ms, predictor_ms, compute_ms, total_ms, mb.
-    """
-    spans = timeline.table()
-    spans["token"] = np.searchsorted(instants, spans["start_s"], side="right") - 1
-    spans = spans[spans["token"].between(0, len(instants) - 2)]
-    parts = spans["stage"].mask(spans["op"] == "predictor", "predictor")
-    sums = spans.groupby(["token", parts])["seconds"].sum().unstack(fill_value=0.0)
-    sums = 1e3 * sums.reindex(range(len(instants) - 1), columns=["read", "manage", "predictor"], fill_value=0.0)
-    read = spans[spans["stage"] == "read"].groupby("token")["nbytes"].sum().reindex(sums.index, fill_value=0)
-    total = 1e3 * np.diff(instants)
-    return pd.DataFrame(
-        {
-            "token": sums.index,
-            "io_ms": sums["read"],
-            "memory_ms": sums["manage"],
-            "predictor_ms": sums["predictor"],
-            "compute_ms": total - sums["read"] - sums["manage"],
-            "total_ms": total,
-            "mb": read / 1e6,
-        }
-    ).reset_index(drop=True)
