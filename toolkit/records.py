@@ -51,7 +51,7 @@ def load_yaml(path: Path) -> Any:
 
     def parse(text: str) -> object:
         try:
-            return yaml.safe_load(text)
+            return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # in C: ten times as fast
         except (yaml.YAMLError, TypeError) as fault:  # a key that is a list is a TypeError in some versions
             raise ValueError(fault) from fault
 

@@ -16,7 +16,7 @@ LENGTH = 16
 class RelativeImportance:
     """|W_ij| over the sum of its column."""
 
-    needs_calibration: ClassVar[bool] = False
+    statistic: ClassVar[str | None] = None
 
     def __call__(self, weight, gram, sparsity, pattern):
         scores = weight.abs() / weight.abs().sum(dim=0).clamp(min=1e-30)
@@ -28,7 +28,7 @@ class RelativeImportance:
 class Calibrated(RelativeImportance):
     """The same, with the norm of the inputs."""
 
-    needs_calibration: ClassVar[bool] = True
+    statistic: ClassVar[str | None] = "gram"
 
     def __call__(self, weight, gram, sparsity, pattern):
         kept = super().__call__(weight * gram.diagonal().sqrt(), None, sparsity, pattern) != 0

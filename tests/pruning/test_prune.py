@@ -32,7 +32,7 @@ def assert_same_weights(model, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, family, method, pattern):
     model, oracle = tiny(family), tiny(family)
-    statistics = prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))
+    statistics = prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH), errors=True)
     groups = (2, 4) if pattern else None
     errors = naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, groups)
     assert_same_weights(model, weights(oracle))
@@ -52,7 +52,7 @@ def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_statistics_describe_the_layers(tiny, tokens, method):
     model = tiny("opt", blocks=2)
-    for layer in prune(model, method, 0.3, calibration=tokens.view(-1, LENGTH)):
+    for layer in prune(model, method, 0.3, calibration=tokens.view(-1, LENGTH), errors=True):
         weight = model.get_submodule(layer.name).weight
         assert (layer.rows, layer.columns) == tuple(weight.shape)
         assert layer.sparsity == pytest.approx(float((weight == 0).double().mean()))
@@ -76,7 +76,7 @@ def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
 def test_sparsity_zero_changes_nothing(tiny, tokens, method):
     model = tiny()
     before = weights(model)
-    statistics = prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH))
+    statistics = prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH), errors=True)
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
     assert {layer.relative_output_error for layer in statistics} == {0}
 
@@ -119,7 +119,7 @@ def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_any_dtype(tiny, tokens, method, dtype):
     model = tiny(blocks=2).to(dtype)
-    statistics = prune(model, method, calibration=tokens.view(-1, LENGTH))
+    statistics = prune(model, method, calibration=tokens.view(-1, LENGTH), errors=True)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert all(0 < layer.relative_output_error < 1 for layer in statistics)
     assert all(layer.sparsity == pytest.approx(0.5, abs=0.02) for layer in statistics)
@@ -155,7 +155,7 @@ class Weighing:
 
     parameters: frozenset
     seen: list
-    needs_calibration: ClassVar[bool] = True
+    statistic: ClassVar[str | None] = "gram"
 
     def __call__(self, weight, gram, sparsity, pattern):
         if weight.shape != (16, 24):

@@ -50,7 +50,7 @@ def test_the_second_call_reads_what_the_first_made(bench, tiny, tokens, method, 
     assert isinstance(again[0], LayerStatistics)
 
     expected = tiny("llama", blocks=2).to(dtype)
-    prune(expected, method, calibration=CALIBRATION.draw(tokens) if METHODS[method].needs_calibration else None)
+    prune(expected, method, calibration=CALIBRATION.draw(tokens) if METHODS[method].statistic else None)
     assert same(first, expected)
 
 
@@ -187,7 +187,7 @@ def test_other_settings_of_a_method_make_it_anew(bench, monkeypatch):
 class Mine:
     """A method outside the toolkit."""
 
-    needs_calibration = False
+    statistic = None
 
     def __call__(self, weight, gram, sparsity, pattern):
         return METHODS["magnitude"](weight, gram, sparsity, pattern)

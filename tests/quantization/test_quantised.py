@@ -69,7 +69,7 @@ def test_each_block_is_calibrated_on_the_quantised_blocks_before_it(family):
     model, oracle, windows = pruned(family), pruned(family), TOKENS.view(-1, LENGTH)
     errors = {
         of.name: of.relative_output_error
-        for block in quantise_blocks(model, Scale(), windows, 2)
+        for block in quantise_blocks(model, Scale(), windows, 2, errors=True)
         for of in block.statistics
     }
     for block in range(oracle.config.num_hidden_layers):

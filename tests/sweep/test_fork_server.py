@@ -1,4 +1,4 @@
-"""Forked kernels behave as processes of their own: status, streams, signals, and nothing that outlives its owner."""
+"""Forks behave as processes of their own: status, streams, signals, and nothing that outlives its owner."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from toolkit.sweep.fork_server import CLIENT, SOCKET, ForkedKernelManager, fork_server
-from toolkit.sweep.forked_kernel import PEAK
+from toolkit.sweep.forked import PEAK
 
 PATIENCE_S = 60
 
@@ -93,16 +93,22 @@ def test_forks_and_clients_end_with_the_server(tmp_path):
     assert SOCKET not in os.environ
 
 
-def test_kernels_start_as_usual_where_no_server_answers(address, tmp_path, monkeypatch):
-    manager = ForkedKernelManager(kernel_name="python3")
-    manager._launch_args = {}  # as `start_kernel` has it
+def test_modules_run_as_usual_where_no_server_answers(tmp_path):
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(tmp_path / "socket"))  # and nobody listens
-    commands = {}
-    for name in (address, str(tmp_path / "socket"), str(tmp_path / "none")):
-        monkeypatch.setenv(SOCKET, name)
-        commands[name] = manager.format_kernel_cmd()
-    forked, *usual = commands.values()
-    assert str(CLIENT) in forked
-    assert [command[1:3] for command in usual] == [["-m", "ipykernel_launcher"]] * 2
-    assert start(address, tmp_path, "pass").wait(PATIENCE_S) == 0
+    for name in ("socket", "none"):
+        client = start(str(tmp_path / name), tmp_path, "import os; print(os.getcwd(), flush=True); 1 / 1")
+        assert client.communicate(timeout=PATIENCE_S)[0].split()[0] == str(tmp_path)
+        assert client.returncode == 0
+
+
+def test_kernels_are_forked_where_there_is_a_server(address, monkeypatch):
+    manager = ForkedKernelManager(kernel_name="python3")
+    manager._launch_args = {}  # as `start_kernel` has it
+    monkeypatch.setenv(SOCKET, address)
+    forked = manager.format_kernel_cmd()
+    assert forked[3:6] == [str(CLIENT), address, "ipykernel_launcher"]
+    monkeypatch.delenv(SOCKET)
+    usual = manager.format_kernel_cmd()
+    assert usual[1:4] == ["-P", "-m", "ipykernel_launcher"]
+    assert usual[4:] == forked[6:]

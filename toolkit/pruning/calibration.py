@@ -16,6 +16,8 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.text import begun, token_ids
 
+Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -99,9 +101,15 @@ def inference(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def walk(
-    model: nn.Module, windows: Int64[Tensor, "windows tokens"], batch_size: int = 1, first: int = 0
-) -> Iterator[tuple[nn.Module, dict[str, Float[Tensor, "columns columns"]]]]:
+    model: nn.Module,
+    windows: Int64[Tensor, "windows tokens"],
+    batch_size: int = 1,
+    first: int = 0,
+    norms_only: bool = False,
+) -> Iterator[tuple[nn.Module, dict[str, Statistic]]]:
     """Yield each decoder block with the Gram matrix XᵀX of every linear in it, by the linear's name in the block.
+
+    `norms_only`: its diagonal alone, which takes a thousandth of the products.
 
     The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
     outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
@@ -114,7 +122,7 @@ def walk(
     for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
         if index >= first:
             linears = decoder_linears(block)
-            with recorded_grams(linears) as grams:
+            with recorded_grams(linears, norms_only) as grams:
                 for batch in hidden.split(batch_size):
                     call(block, batch)
             _check(grams, linears, f"block {index}", hidden.dtype)
@@ -125,10 +133,10 @@ def walk(
 
 
 @contextmanager
-def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Tensor, "columns columns"]]]:
-    """Inside the block, add up XᵀX over all inputs of each linear, in float32. Gives the sums by the linear's name.
+def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> Iterator[dict[str, Statistic]]:
+    """Inside the block, add up XᵀX, or its diagonal, over all inputs of each linear, in float32.
 
-    Linears fed by the very same tensor (q, k and v; gate and up) share one matrix.
+    Gives the sums by the linear's name. Linears fed by the very same tensor (q, k and v; gate and up) share one sum.
     """
     grams: dict[str, Tensor] = {}
     last: tuple[Tensor | None, str] = (None, "")  # kept alive, so that no later tensor gets the same identity
@@ -141,8 +149,11 @@ def recorded_grams(linears: dict[str, nn.Linear]) -> Iterator[dict[str, Float[Te
             return
         rows = inputs.reshape(-1, inputs.shape[-1]).float()
         if name not in grams:
-            grams[name] = rows.new_zeros(rows.shape[1], rows.shape[1])
-        grams[name].addmm_(rows.T, rows)
+            grams[name] = rows.new_zeros([rows.shape[1]] * (1 if norms_only else 2))
+        if norms_only:
+            grams[name] += rows.square().sum(0)
+        else:
+            grams[name].addmm_(rows.T, rows)
         last = (inputs, name)
 
     handles = [linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()]

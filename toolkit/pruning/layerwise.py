@@ -24,7 +24,7 @@ class LayerStatistics:
     sparsity: float
     """Share of zeros reached."""
     relative_output_error: float | None
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None without calibration."""
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None if it was not measured."""
     seconds: float
     """Choosing and applying the mask; the calibration passes are not in it."""
 
@@ -37,13 +37,15 @@ def prune(
     pattern: str | None = None,
     calibration: Tensor | None = None,
     batch_size: int = 1,
+    errors: bool = False,
 ) -> list[LayerStatistics]:
     """Prune every linear of every decoder block in place; embeddings and head stay. Return one record per linear.
 
     `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
     `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
     `calibration` holds token ids, int64 [windows, tokens], as `Calibration.draw` and `cut_windows` give them; magnitude
-    pruning needs none. `batch_size` windows run at once: 1 on a CPU.
+    pruning needs none. `batch_size` windows run at once: 1 on a CPU. `errors` also measures each linear's output error,
+    which takes about as long as SparseGPT.
     Blocks are pruned in order, and each gets the outputs of the pruned blocks before it. Works in any floating dtype
     and on any device. Statistics and solves are float32.
 
@@ -65,16 +67,26 @@ def prune(
     blocks = decoder_blocks(model)
     statistics = []
     with inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
-        passes = ((block, {}) for block in blocks) if windows is None else walk(model, windows, batch_size)
+        norms_only = method.statistic == "norms" and not errors
+        passes = ((block, {}) for block in blocks)
+        if windows is not None:
+            passes = walk(model, windows, batch_size, norms_only=norms_only)
         for block, grams in passes:
             for op, linear in decoder_linears(block).items():
-                statistics.append(_prune_linear(names[linear], linear, grams.get(op), method, sparsity, wanted))
+                record = _prune_linear(names[linear], linear, grams.get(op), method, sparsity, wanted, errors)
+                statistics.append(record)
             bar.update()
     return statistics
 
 
 def _prune_linear(
-    name: str, linear: nn.Linear, gram: Tensor | None, method: PruningMethod, sparsity: float, pattern: Pattern | None
+    name: str,
+    linear: nn.Linear,
+    gram: Tensor | None,
+    method: PruningMethod,
+    sparsity: float,
+    pattern: Pattern | None,
+    errors: bool,
 ) -> LayerStatistics:
     start = time.perf_counter()
     dense = linear.weight.to(torch.float32, copy=True)
@@ -85,7 +97,7 @@ def _prune_linear(
     pruned = linear.weight.float()
     reached = (pruned == 0).float().mean().item()  # waits for the device, so that the clock below counts its work
     seconds = time.perf_counter() - start
-    error = None if gram is None else relative_output_error(dense, pruned, gram)
+    error = relative_output_error(dense, pruned, gram) if errors and gram is not None else None
     rows, columns = dense.shape
     return LayerStatistics(name, rows, columns, reached, error, seconds)
 
@@ -102,7 +114,7 @@ def _check_pattern(model: nn.Module, pattern: Pattern) -> None:
 def _windows(model: nn.Module, method: PruningMethod, calibration: Tensor | None, batch_size: int) -> Tensor | None:
     """The calibration windows, checked; None if there are none and none are needed."""
     if calibration is None:
-        if method.needs_calibration:
+        if method.statistic:
             raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
         return None
     if batch_size < 1:

@@ -14,7 +14,7 @@ from toolkit.sparsity import Pattern
 class Magnitude:
     """One threshold on |W| for the whole layer, or one per N:M group. Needs no data."""
 
-    needs_calibration: ClassVar[bool] = False
+    statistic: ClassVar[str | None] = None
 
     def __call__(
         self,

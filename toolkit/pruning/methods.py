@@ -14,13 +14,14 @@ from toolkit.sparsity import Pattern
 
 
 class PruningMethod(Protocol):
-    """Maps a weight [rows, columns] and gram = XᵀX [columns, columns] to the pruned weight, all float32.
+    """Maps a weight [rows, columns] and a statistic of its inputs to the pruned weight, all float32.
 
     A method is registered in `METHODS`, and its slow, obvious oracle in the table of the same name in
-    `tests/naive_pruning.py`. `gram` is None unless `needs_calibration`. A factor on all of `gram` changes nothing.
+    `tests/naive_pruning.py`. `statistic` says what it must know of the inputs X: None, "norms" (the diagonal of XᵀX) or
+    "gram" (all of XᵀX); `gram` is that, or more. A factor on all of `gram` changes nothing.
     """
 
-    needs_calibration: ClassVar[bool]
+    statistic: ClassVar[str | None]
 
     def __call__(self, weight: Tensor, gram: Tensor | None, sparsity: float, pattern: Pattern | None) -> Tensor:
         """Return a new, finite weight; the arguments stay as they are.

@@ -71,17 +71,17 @@ def prune_loaded(
 
     def make(folder: Path) -> None:
         windows = None
-        if METHODS[method].needs_calibration:
+        if METHODS[method].statistic:
             windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
         records = prune(model, method, sparsity, pattern, windows)
         save(folder, model, records)
 
     key = {"model": model_name, "method": method, "sparsity": sparsity_meant, "pattern": pattern}
     key |= {"dtype": str(model.dtype)}
-    if METHODS[method].needs_calibration:
+    if METHODS[method].statistic:
         key |= asdict(calibration)
     key |= {"weights_sha256": weights_sha256(model), "settings": settings_of(METHODS[method])}
-    unused = () if METHODS[method].needs_calibration else ("toolkit.text.corpora",)
+    unused = () if METHODS[method].statistic else ("toolkit.text.corpora",)
     code = made_by("toolkit.pruning.pruned", METHODS[method], unused)
     folder = cached("pruned", key, code, make, fresh=not is_followed(METHODS[method]))
     return restore(folder, model)

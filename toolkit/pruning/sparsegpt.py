@@ -24,7 +24,7 @@ class SparseGPT:
 
     damping: float = 0.01
     block_size: int = 128
-    needs_calibration: ClassVar[bool] = True
+    statistic: ClassVar[str | None] = "gram"
 
     def __call__(
         self,

@@ -58,8 +58,8 @@ class QuantisedLayer:
     columns: int
     nbytes: int
     """Bits of the quantised matrix, all counted."""
-    relative_output_error: float
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw."""
+    relative_output_error: float | None
+    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None if it was not measured."""
     seconds: float
     """Quantising alone; the calibration passes are not in it."""
 
@@ -79,12 +79,13 @@ def quantise_blocks(
     windows: Int64[Tensor, "windows tokens"],
     batch_size: int = 1,
     first: int = 0,
+    errors: bool = False,
 ) -> Generator[Block, None, None]:
     """Quantise every linear of every decoder block in place, and yield each block; embeddings and head stay.
 
     Each block is calibrated on `windows`, the outputs of the quantised blocks before it. Blocks before number `first`
-    are quantised already. One block's Gram matrices and results are held at once. Statistics and solves are float32;
-    the decoded weights are rounded to the model's type.
+    are quantised already. `errors` also measures each linear's output error. One block's Gram matrices and results are
+    held at once. Statistics and solves are float32; the decoded weights are rounded to the model's type.
 
     Raises `UserError` for weights or activations that are not finite, and what the quantiser raises, with the linear's
     name; the earlier blocks are quantised then.
@@ -97,12 +98,14 @@ def quantise_blocks(
             for op, linear in decoder_linears(block).items():
                 if windows.numel() < linear.in_features:
                     _warn_too_short(names[linear], linear.in_features, windows.numel())
-                matrices[op], record = _quantise(names[linear], linear, grams[op], quantiser)
+                matrices[op], record = _quantise(names[linear], linear, grams[op], quantiser, errors)
                 statistics.append(record)
             yield Block(matrices, tuple(statistics))
 
 
-def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) -> tuple[Matrix, QuantisedLayer]:
+def _quantise(
+    name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser, errors: bool
+) -> tuple[Matrix, QuantisedLayer]:
     start = time.perf_counter()
     dense = linear.weight.to(torch.float32, copy=True)
     try:
@@ -111,7 +114,7 @@ def _quantise(name: str, linear: nn.Linear, gram: Tensor, quantiser: Quantiser) 
         raise UserError(f"{name}: {error}") from error
     linear.weight.copy_(matrix.decode())
     seconds = time.perf_counter() - start
-    error = relative_output_error(dense, linear.weight.float(), gram)
+    error = relative_output_error(dense, linear.weight.float(), gram) if errors else None
     rows, columns = dense.shape
     return matrix, QuantisedLayer(name, rows, columns, matrix.nbytes, error, seconds)
 

@@ -22,7 +22,7 @@ from toolkit.files import locked, make_folder
 from toolkit.sweep import state
 from toolkit.sweep.explorers import draw_explorers
 from toolkit.sweep.forecast import Forecast, duration, forecast
-from toolkit.sweep.fork_server import die_with_parent, fork_server
+from toolkit.sweep.fork_server import die_with_parent, fork_server, module_command
 from toolkit.sweep.plan import Job, cores, write_plan
 from toolkit.sweep.profiles import cancel_jobs, more_arguments
 
@@ -117,7 +117,7 @@ def status(job: Job, last: state.State | None, started: float = 0.0) -> str:
 def _sweep(stale: list[Job], growing: "_GrowingReport", expected: Forecast, profile: Path | None) -> int:
     parallel, ids = expected.parallel, [job.id for job in stale]
     shutil.rmtree(state.folder() / ENDED, ignore_errors=True)
-    write_plan(stale, state.folder() / "plan.json", slots=parallel, python=sys.executable, driver=state.this_process())
+    write_plan(stale, state.folder() / "plan.json", slots=parallel, start=module_command(), driver=state.this_process())
     log = state.folder() / "snakemake.log"
     with log.open("w") as sink:
         engine = subprocess.Popen(

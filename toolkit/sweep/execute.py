@@ -24,7 +24,7 @@ from toolkit.evidence.page import write_page
 from toolkit.files import make_folder, put_in_place, read_json, scratch_folder, write_json
 from toolkit.sweep import state
 from toolkit.sweep.fork_server import ForkedKernelManager
-from toolkit.sweep.forked_kernel import PEAK
+from toolkit.sweep.forked import PEAK
 from toolkit.sweep.plan import REQUIRED, STAMP, Job, read_job
 from toolkit.sweep.state import State
 

@@ -1,8 +1,8 @@
-"""Kernels forked from one process that has imported the large libraries: 5 CPU seconds less for each notebook.
+"""Jobs and kernels forked from one process that has imported the large libraries: 6 CPU seconds less for each notebook.
 
-The server is `python -m toolkit.sweep.fork_server SOCKET LIBRARY...`. A kernel's command is `forked_kernel.py`, which
-asks the server for a fork, passes signals on, and ends with the kernel's status: to Jupyter it is the kernel's process.
-The server imports nothing of the toolkit, so that each notebook reads its modules anew.
+The server is `python -m toolkit.sweep.fork_server SOCKET LIBRARY...`. A fork's command is `forked.py`, which asks the
+server for it, passes signals on, and ends with its status: to Snakemake and Jupyter it is the process itself. The
+server imports nothing of the toolkit, so that each notebook reads its modules anew.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ from pathlib import Path
 from jupyter_client import AsyncKernelManager
 
 SOCKET = "TOOLKIT_FORK_SERVER"  # the variable that names the server's socket
-CLIENT = Path(__file__).with_name("forked_kernel.py")
+CLIENT = Path(__file__).with_name("forked.py")
 REQUEST_BYTES = 1 << 20
 LIBRARIES = (
     "torch",
@@ -40,6 +40,10 @@ LIBRARIES = (
     "jaxtyping",
     "threadpoolctl",
     "ipykernel.kernelapp",
+    "papermill",
+    "nbconvert.exporters.html",
+    "psutil",
+    "pydantic",
 )
 
 
@@ -49,18 +53,13 @@ class ForkedKernelManager(AsyncKernelManager):
     def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
         """The usual command, or the client with the same arguments."""
         command = super().format_kernel_cmd(extra_arguments)
-        address = os.environ.get(SOCKET)
-        if not (address and _answers(address) and "-m" in command):
-            return command
-        return [sys.executable, "-I", "-S", str(CLIENT), address, *command[command.index("-m") + 1 :]]
+        return [*module_command(), *command[command.index("-m") + 1 :]] if "-m" in command else command
 
 
-def _answers(address: str) -> bool:
-    """Whether the server runs: it may have been killed for its memory."""
-    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
-        connection.connect(address)
-        return True
-    return False
+def module_command() -> list[str]:
+    """The beginning of a command that runs a module: by the fork server where there is one, and else as usual."""
+    address = os.environ.get(SOCKET)
+    return [sys.executable, "-I", "-S", str(CLIENT), address] if address else [sys.executable, "-P", "-m"]
 
 
 @contextmanager
@@ -83,7 +82,7 @@ def fork_server(libraries: Sequence[str] = LIBRARIES) -> Iterator[None]:
 
 
 def serve(address: str, libraries: Sequence[str]) -> None:
-    """Fork a kernel for each connection. A kernel is killed when its connection closes, and all with the server."""
+    """Fork a process for each connection. It is killed when its connection closes, and all with the server."""
     die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     woken, waker = os.pipe2(os.O_NONBLOCK)
@@ -93,31 +92,31 @@ def serve(address: str, libraries: Sequence[str]) -> None:
     listener.bind(address)
     listener.listen(os.cpu_count() or 1)  # clients wait in this queue until all is imported
     _import(libraries)
-    kernels: dict[int, socket.socket] = {}
+    forks: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([listener, woken, *kernels.values()], [], [])
+        ready, _, _ = select.select([listener, woken, *forks.values()], [], [])
         if woken in ready:
             os.read(woken, 4096)
-        for kernel, connection in kernels.items():
+        for fork, connection in forks.items():
             if connection in ready:  # a byte is a signal's number; the end of the connection is the client's
                 number = connection.recv(1)
-                os.kill(kernel, number[0] if number else signal.SIGKILL)
+                os.kill(fork, number[0] if number else signal.SIGKILL)
         if listener in ready:
             connection, _ = listener.accept()
             request, streams = _receive(connection)
-            kernel = os.fork() if request else None
-            if kernel == 0:
-                for each in (listener, connection, *kernels.values()):
+            fork = os.fork() if request else None
+            if fork == 0:
+                for each in (listener, connection, *forks.values()):
                     each.close()
                 signal.set_wakeup_fd(-1)
-                _become_kernel(request, streams)
+                _run_module(request, streams)
             for stream in streams:
                 os.close(stream)
-            if kernel is None:
+            if fork is None:
                 connection.close()
             else:
-                kernels[kernel] = connection
-        _report_ended(kernels)
+                forks[fork] = connection
+        _report_ended(forks)
 
 
 def _import(libraries: Sequence[str]) -> None:
@@ -128,31 +127,31 @@ def _import(libraries: Sequence[str]) -> None:
         with suppress(ImportError):  # of another version: notebooks import what they need
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that no collection writes to the pages that kernels share
+    gc.freeze()  # so that no collection writes to the pages that forks share
 
 
 def _receive(connection: socket.socket) -> tuple[dict, list[int]]:
     """A request, which is a line of JSON, and the client's standard streams; `{}` without a whole one."""
     data, streams, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 3)
     while not data.endswith(b"\n"):
-        if not (more := connection.recv(REQUEST_BYTES)):  # the client is gone, or only asked whether the server runs
+        if not (more := connection.recv(REQUEST_BYTES)):  # the client is gone
             return {}, streams
         data += more
     return json.loads(data), streams
 
 
-def _report_ended(kernels: dict[int, socket.socket]) -> None:
-    """Tell each client whose kernel has ended its status and its peak memory in KiB."""
-    while kernels:
-        kernel, status, usage = os.wait4(-1, os.WNOHANG)
-        if not kernel:
+def _report_ended(forks: dict[int, socket.socket]) -> None:
+    """Tell each client whose fork has ended its status and its peak memory in KiB."""
+    while forks:
+        fork, status, usage = os.wait4(-1, os.WNOHANG)
+        if not fork:
             return
-        with kernels.pop(kernel) as connection, suppress(OSError):
+        with forks.pop(fork) as connection, suppress(OSError):
             reply = {"status": os.waitstatus_to_exitcode(status), "peak_kib": usage.ru_maxrss}
             connection.sendall(json.dumps(reply).encode())
 
 
-def _become_kernel(request: dict, streams: list[int]) -> None:
+def _run_module(request: dict, streams: list[int]) -> None:
     """Run the module that the request names, as `python -m` does, with its environment, folder, streams and threads."""
     status = 1
     try:

@@ -1,4 +1,4 @@
-"""A kernel's process as Jupyter sees it: `python forked_kernel.py SOCKET MODULE ARGUMENT...`; see `fork_server`.
+"""A fork as its parent sees it: `python forked.py SOCKET MODULE ARGUMENT...`, for `python -m`; see `fork_server`.
 
 It imports the standard library alone, since a start takes 20 ms then.
 """
@@ -9,13 +9,16 @@ import signal
 import socket
 import sys
 
-PEAK = "TOOLKIT_PEAK_MEMORY"  # the variable that names a file for the kernel's peak memory in KiB
+PEAK = "TOOLKIT_PEAK_MEMORY"  # the variable that names a file for the fork's peak memory in KiB
 
 
 def main(address: str, arguments: list[str]) -> int:
-    """Ask for a kernel, pass SIGINT and SIGTERM on, and return its exit status."""
+    """Ask for a fork, pass SIGINT and SIGTERM on, and return its exit status. Without a server, run the module here."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
+    try:
+        connection.connect(address)
+    except OSError:  # the server may have been killed for its memory
+        os.execv(sys.executable, [sys.executable, "-P", "-m", *arguments])
     request = {"arguments": arguments, "environment": dict(os.environ), "folder": os.getcwd()}
     data = json.dumps(request).encode() + b"\n"
     socket.send_fds(connection, [data[:1]], [0, 1, 2])
