@@ -1,7 +1,7 @@
 """Packing a model as a store: each decoder linear in every variant, and all other tensors as they are."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -150,10 +150,10 @@ def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
                 yield Op.of(number, name, variant, pack(linear.weight.detach()))
 
 
-def _expected_bytes(model: nn.Module, formats: Iterable[str]) -> int:
+def _expected_bytes(model: nn.Module, formats: Collection[str]) -> int:
     """The bytes that these formats will take, as far as they can be known beforehand."""
     total = 0
-    for block in decoder_blocks(model):
+    for block in decoder_blocks(model) if formats else ():
         for linear in decoder_linears(block).values():
             weight = linear.weight
             sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
