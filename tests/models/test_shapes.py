@@ -6,7 +6,7 @@ from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (1, 1), (130, 67), (64, 1000)])
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (1, 1), (130, 67), (64, 1000), (2100, 40)])
 @pytest.mark.parametrize("sparsity", [0, 0.3, 0.5, 0.97, 1])
 def test_exact_sparsity_in_every_row(shape, sparsity, dtype):
     weight = random_pruned(shape, sparsity, dtype)
@@ -29,6 +29,7 @@ def test_seeds_and_rows_differ():
     assert torch.equal(one, random_pruned((200, 64), 0.5, seed=0))
     assert not torch.equal(one, two)
     assert len(one.unique(dim=0)) == 200
+    assert len(random_pruned((2100, 64), 0.5).unique(dim=0)) == 2100, "drawn rows, and shifted ones"
 
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1.1, float("nan")])

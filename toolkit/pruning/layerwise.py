@@ -99,7 +99,8 @@ def _prune_linear(
     seconds = time.perf_counter() - start
     error = relative_output_error(dense, pruned, gram) if errors and gram is not None else None
     rows, columns = dense.shape
-    return LayerStatistics(name, rows, columns, 1 - left / pruned.numel(), error, seconds)
+    reached = (pruned.numel() - left) / pruned.numel()
+    return LayerStatistics(name, rows, columns, reached, error, seconds)
 
 
 def _check_pattern(model: nn.Module, pattern: Pattern) -> None:

@@ -114,7 +114,7 @@ def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dic
     """The record that `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
     weights = [linear.weight for linear in linears(model)]
     elements = sum(weight.numel() for weight in weights)
-    share = 1 - sum(int(torch.count_nonzero(weight)) for weight in weights) / elements
+    share = (elements - sum(int(torch.count_nonzero(weight)) for weight in weights)) / elements
     bits = 8 * nbytes / elements
     limit = entropy_bits(share, value_bits) if value_bits else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}
