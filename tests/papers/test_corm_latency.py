@@ -9,17 +9,14 @@ from tests.notebook_code import functions_of
 from toolkit.activations.route_traces import ROUTE_TRACES
 from toolkit.papers.corm import latency
 from toolkit.papers.corm.latency import (
-    LENGTHS,
     OFFLOAD,
     corners,
     ends,
-    gains,
     latency_table,
     matters,
     real_hits,
     routed_table,
     seconds,
-    texts,
     timeline,
     token_row,
 )
@@ -27,7 +24,7 @@ from toolkit.policies.expert_ways import BREAKDOWN, CORM, EXPERT_WAYS, ON_DEMAND
 from toolkit.simulation.experts import DEFAULTS, LoadingInputs
 
 MIXTRAL = "mixtral-8x7b"
-fig08 = functions_of("corm/fig08")
+fig07, fig08 = functions_of("corm/fig07"), functions_of("corm/fig08")
 
 
 @pytest.mark.parametrize("way", EXPERT_WAYS.values(), ids=lambda way: way.name)
@@ -65,12 +62,12 @@ def test_a_measured_rule_takes_the_place_of_the_papers(limit):
 
 
 def test_texts_add_a_prompt_and_its_tokens():
-    table = texts([MIXTRAL], {way.name: way for way in (ON_DEMAND, CORM, OFFLOAD)}, [64])
+    table = fig07.texts([MIXTRAL], {way.name: way for way in (ON_DEMAND, CORM, OFFLOAD)}, [64])
     row = table[(table["way"] == "+C") & (table["tokens"] == 32)].iloc[0]
     assert row["seconds"] == pytest.approx(row["prefill_s"] + 32 * seconds(MIXTRAL, DEFAULTS, CORM))
-    found = gains(table, ["B", "mixtral-offload"])
+    found = fig07.gains(table, ["B", "mixtral-offload"])
     each = found[(found["part"] == "gain") & (found["over"] == "B")]
-    assert each["tokens"].tolist() == list(LENGTHS)
+    assert each["tokens"].tolist() == list(fig07.LENGTHS)
     assert each["speedup"].is_monotonic_increasing
     mean = found[(found["part"] == "mean") & (found["over"] == "B")]["speedup"].item()
     assert mean == pytest.approx(each["speedup"].mean())

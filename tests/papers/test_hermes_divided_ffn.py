@@ -1,4 +1,4 @@
-"""The FFN of Hermes's figure 13, divided among a GPU and DIMMs."""
+"""Hermes's figure 13: the FFN divided among a GPU and DIMMs, and the offline mapping by each way."""
 
 from functools import partial
 
@@ -8,6 +8,8 @@ import torch
 
 from tests.notebook_code import functions_of
 from toolkit.kernels.neurons import ffn
+from toolkit.machines.hardware import profile
+from toolkit.policies.mapping import NeuronBlock, Room
 
 GPU = -1
 
@@ -28,3 +30,19 @@ def test_a_divided_ffn_gives_the_undivided_sum_and_counts_active_bytes(places):
     assert 1024 * kib[1:] == pytest.approx([12 * hidden * (active & (place == dimm)).sum() for dimm in range(3)])
     assert kib.sum() == pytest.approx(12 * hidden * active.sum() / 1024)
     assert ((seconds > 0) == (kib > 0)).all()
+
+
+def test_the_gap_of_the_worked_example():
+    """1.7 seconds, where split neurons would take 4/3."""
+    block = NeuronBlock([0.9, 0.8, 0.2, 0.1], gpu_s=1, dimm_s=4, neuron_bytes=1)
+    row = functions_of("hermes/fig13").solved("greedy", [block], Room(2, dimms=2, dimm_bytes=2))
+    assert row["gap_percent"] == pytest.approx(100 * (1.7 / (4 / 3) - 1))
+    assert row["solve_s"] >= 0
+
+
+def test_the_offline_problem_has_two_blocks_a_layer_and_all_neurons():
+    blocks, room = functions_of("hermes/fig13").offline_problem("llama2-7b")
+    assert [len(block.frequency) for block in blocks] in ([4096, 11008] * 32, [4096] * 32 + [11008] * 32)
+    assert {int(size) for block in blocks for size in block.neuron_bytes} == {2 * 3 * 4096}
+    assert all(0 <= block.frequency.min() <= block.frequency.max() <= 1 for block in blocks)
+    assert room.dimms == profile("hermes-rtx4090").near_data.dimms

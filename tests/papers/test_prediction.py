@@ -1,22 +1,16 @@
-"""The predictor's time beside that of the experts, on a small shape; no times are compared."""
+"""The predictor's time beside that of the experts (corm/tab04), on a small shape; no times are compared."""
 
-import pytest
 import torch
 
-from toolkit.errors import UserError
+from tests.notebook_code import functions_of
 from toolkit.models.architectures import ModelShape
-from toolkit.papers.corm import prediction
 
 TINY = ModelShape(2, 64, 96, 2, 100, 2, 32, experts=4, experts_per_token=2)
+tab04 = functions_of("corm/tab04")
 
 
-@pytest.fixture
-def shapes(monkeypatch):
-    monkeypatch.setattr(prediction, "ARCHITECTURES", {"tiny": TINY, "dense": ModelShape(2, 64, 96, 2, 100, 2, 32)})
-
-
-def test_a_row_for_each_part(shapes):
-    table = prediction.prediction_times.__wrapped__("tiny", repetitions=2, tokens=2).set_index("part")
+def test_a_row_for_each_part():
+    table = tab04.prediction_times(TINY, tokens=2).set_index("part")
     assert list(table.index) == ["predictor", "experts"]
     gate, expert = 64 * 96 * 2, 3 * 64 * 96 * 2
     assert table["nbytes"].tolist() == [4 * 64 * 2 + 2 * gate, 4 * 64 * 2 + 2 * expert]
@@ -26,9 +20,9 @@ def test_a_row_for_each_part(shapes):
 
 def test_the_parts_compute_what_they_say():
     inputs = torch.randn(1, 64, generator=torch.Generator().manual_seed(1))
-    predictor, experts = (prediction._Part(name, TINY, inputs) for name in prediction.PARTS)
+    predictor, experts = (tab04.Part(name, TINY, inputs) for name in ("predictor", "experts"))
     gates = [inputs[0] @ gate.float().T for gate in predictor.used]
-    expected = [torch.nn.functional.silu(gate).abs() > prediction.LIMIT for gate in gates]
+    expected = [torch.nn.functional.silu(gate).abs() > tab04.LIMIT for gate in gates]
     for mask, wanted in zip(predictor.token(0), expected, strict=True):
         assert (mask != wanted).float().mean() < 0.05  # rounding, at the limit
     shares = (experts.router.float() @ inputs[0]).topk(2).values.softmax(0)
@@ -39,8 +33,3 @@ def test_the_parts_compute_what_they_say():
 def _ffn(rows: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     gate, up, down = rows.chunk(3, dim=1)
     return (torch.nn.functional.silu(gate @ x) * (up @ x)) @ down
-
-
-def test_a_model_without_experts_is_refused(shapes):
-    with pytest.raises(UserError, match="no experts"):
-        prediction.prediction_times.__wrapped__("dense")

@@ -13,13 +13,11 @@ import torch
 
 from toolkit.cache import kept, kept_folder
 from toolkit.errors import unknown
-from toolkit.models.activation import activation_name
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.predictors import (
     PREDICTORS,
     Foresight,
     LowRank,
-    Oracle,
     Predictors,
     Samples,
     StateAndParents,
@@ -240,27 +238,6 @@ def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFram
 def ffn_bytes(ffn: FFN) -> int:
     """Bytes of an FFN's weights."""
     return sum(linear.weight.nbytes for linear in (ffn.gate, ffn.up, ffn.down) if linear)
-
-
-@kept("outputs", without=LOADING, key=weights_key)
-def outputs_by_prediction(
-    setting: ThresholdedModel, variant: PredictorVariant, layer: int, bins: int = 60
-) -> pd.DataFrame:
-    """How large the outputs of a layer's neurons are, where they are predicted and where not; kept.
-
-    Columns: label, layer, magnitude (middle of a bin, over the threshold), predicted, share (of all tokens' neurons).
-    """
-    model, limit = loaded(setting.model)[0], thresholds(setting)[layer].item()
-    x, predictor = few_samples(setting, "evaluation").inputs[layer], predictors(setting, variant)[layer]
-    outputs = Oracle(limit, decoder_ffns(model)[layer], activation_name(model)).scores(x) / limit
-    mask = predictor.mask(x)
-    edges = np.geomspace(0.01, 10, bins + 1)
-    tables = []
-    for predicted_ in (True, False):
-        counts, _ = np.histogram(outputs[mask == predicted_].clamp(edges[0], edges[-1]).numpy(), edges)
-        columns = {"magnitude": np.sqrt(edges[1:] * edges[:-1]), "share": counts / mask.numel()}
-        tables.append(pd.DataFrame(columns).assign(predicted=predicted_))
-    return pd.concat(tables, ignore_index=True).assign(label=variant.label, layer=layer)
 
 
 @kept("predictions", without=LOADING, key=weights_key)

@@ -1,4 +1,4 @@
-"""Times of a token, and of whole texts, by ways of loading experts (CORM, figures 7 and 8, tables 1, 3 and 4).
+"""Times of a token by ways of loading experts (CORM, figures 7 and 8, tables 1, 3 and 4).
 
     latency_table(["mixtral-8x7b"], BREAKDOWN)
 
@@ -26,7 +26,6 @@ from toolkit.simulation.experts import (
     PREDICTOR,
     LoadingInputs,
     beside_s,
-    prompt,
     slots_that_fit,
     token,
     token_loads,
@@ -39,9 +38,7 @@ MACHINE = "corm-rtx3090ti"
 MODELS = ("mixtral-8x7b", "deepseek-moe-16b")
 OFFLOAD = RIVALS["mixtral-offload"]
 BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
-EXACT = replace(CORM, name="+C, exact", exact=True)
 OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
-LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def matters(way: ExpertWay, name: str) -> bool:
@@ -63,7 +60,7 @@ def ends(model: str) -> dict[str, tuple]:
     """Both ends of each open input, the default or the nearest to it first; slots up to what fits the GPU."""
     shape = ARCHITECTURES[model]
     ranged = {name: (INPUTS[name].low, INPUTS[name].high) for name in ("low_bits", "overlap", "accuracy", "reused")}
-    fitting = slots_that_fit(shape, _machine(), ON_DEMAND)
+    fitting = slots_that_fit(shape, machine(), ON_DEMAND)
     switches = {"fixed_scales": (True, False), "gathers_beside": (False, True)}
     return ranged | {"slots": (shape.experts_per_token, fitting)} | switches
 
@@ -117,7 +114,7 @@ def token_row(model: str, way: ExpertWay, inputs: LoadingInputs, null: bool = Fa
 
 def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null: bool = False) -> Timeline:
     """One token's timeline on the paper's machine."""
-    return token(ARCHITECTURES[model], way, _machine(null), inputs)
+    return token(ARCHITECTURES[model], way, machine(null), inputs)
 
 
 def seconds(model: str, inputs: LoadingInputs, way: ExpertWay) -> float:
@@ -132,7 +129,8 @@ def _seconds(model: str, way: ExpertWay, inputs: LoadingInputs) -> float:
 
 
 @cache
-def _machine(null: bool = False) -> Profile:
+def machine(null: bool = False) -> Profile:
+    """The paper's machine; of the `null` model, its links alone take time."""
     return links_only(profile(MACHINE)) if null else profile(MACHINE)
 
 
@@ -164,42 +162,6 @@ def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline)
         "wasted_mb": missed * ahead * loaded_mb,
         "predicted": inputs.active if way.prefetch and way.sparse else float(way.prefetch),
     }
-
-
-def texts(
-    models: Sequence[str], ways: Mapping[str, ExpertWay], prompts: Sequence[int], null: bool = False
-) -> pd.DataFrame:
-    """A row for each model, way, prompt and number of generated tokens of `LENGTHS`: the seconds of all.
-
-    Columns: part "texts", model, way, prompt_tokens, tokens, prefill_s, seconds, tokens_per_s; evidence, profile.
-    """
-    inputs, rows = BYTES_ALONE if null else DEFAULTS, []
-    for model, way, length in product(models, ways.values(), prompts):
-        first_s = prompt(ARCHITECTURES[model], way, _machine(null), length, inputs).total_s
-        token_s = timeline(model, way, inputs, null).total_s
-        for tokens in LENGTHS:
-            total = {"seconds": first_s + tokens * token_s, "tokens_per_s": tokens / (first_s + tokens * token_s)}
-            rows.append(
-                {"model": model, "way": way.name, "prompt_tokens": length, "tokens": tokens, "prefill_s": first_s}
-                | total
-            )
-    return pd.DataFrame(rows).assign(part="texts", evidence="modelled", profile=MACHINE)
-
-
-def gains(table: pd.DataFrame, over: Sequence[str]) -> pd.DataFrame:
-    """CORM's speed over that of other ways, from `texts`.
-
-    Columns: part "gain" (each length) or "mean" (over the lengths), model, over, prompt_tokens, tokens, speedup.
-    """
-    keys = ["model", "prompt_tokens", "tokens"]
-    times = table.pivot(index=keys, columns="way", values="seconds")
-    each = pd.concat(
-        [(times[way] / times[CORM.name]).rename("speedup").reset_index().assign(over=way) for way in over],
-        ignore_index=True,
-    )
-    means = each.groupby(["model", "over", "prompt_tokens"], as_index=False)["speedup"].mean()
-    found = pd.concat([each.assign(part="gain"), means.assign(part="mean")], ignore_index=True)
-    return found.assign(evidence="modelled", profile=MACHINE)
 
 
 @cache

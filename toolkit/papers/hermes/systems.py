@@ -23,7 +23,6 @@ from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generat
 from toolkit.simulation.near_data import MULTIPLIERS, dimms_needed, with_multipliers
 from toolkit.simulation.null_model import links_only
 
-MODELS = ("opt-13b", "opt-30b", "opt-66b", "llama2-13b", "llama2-70b", "falcon-40b")  # section V-A3
 MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
 ACTIVE = (0.12, 0.2, 0.3)  # of the sets that fit; the first is the default
 PARTS = {
