@@ -7,20 +7,18 @@ import pandas as pd
 import pytest
 import torch
 
-from toolkit.errors import UserError
+from tests.notebook_code import functions_of
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.papers.corm import load_rule
 from toolkit.papers.corm.load_rule import (
     DISK,
     GATHERED,
     WHOLE,
-    ExpertLoads,
     Link,
-    crossings,
-    limits_by_tier,
     load_times,
-    share_limit,
 )
+
+fig09 = functions_of("corm/fig09")
 
 
 @pytest.mark.parametrize(
@@ -34,8 +32,7 @@ from toolkit.papers.corm.load_rule import (
     ],
 )
 def test_the_crossing_by_hand(seconds, whole_s, expected):
-    order = np.array([2, 0, 1])
-    assert share_limit(np.array([0.25, 0.5, 0.75])[order], np.array(seconds)[order], whole_s) == expected
+    assert fig09.share_limit(np.array([0.25, 0.5, 0.75]), np.array(seconds), whole_s) == expected
 
 
 def test_crossings_with_and_without_decompression():
@@ -46,16 +43,8 @@ def test_crossings_with_and_without_decompression():
         for s in (0.25, 0.5, 0.75, 1.0)
     ]
     times = pd.DataFrame(rows).assign(model="m", tier=DISK, bits=4, evidence="measured", gap_bytes=0)
-    found = crossings(times).set_index("use")["share_limit"]
+    found = fig09.crossings(times).set_index("use")["share_limit"]
     assert found.to_dict() == {"decompressed": 0.5, "as they come": pytest.approx(0.8)}
-
-
-def test_the_rule_of_a_tier_is_that_of_its_best_gap():
-    rows = [(DISK, 4, 0, 0.1), (DISK, 4, 65536, 0.3), ("link", 4, 0, 0.7), (DISK, 2, 0, 0.9)]
-    limits = pd.DataFrame(rows, columns=["tier", "bits", "gap_bytes", "share_limit"]).assign(use="decompressed")
-    assert limits_by_tier(limits, 4) == {DISK: 0.3, "link": 0.7}
-    with pytest.raises(UserError, match=r"no limit for 16 bits, decompressed: timed were \[2, 4\]"):
-        limits_by_tier(limits, 16)
 
 
 def test_a_paced_copy_takes_what_its_link_would():
@@ -84,8 +73,7 @@ def test_rows_are_copied_out_of_what_was_read():
 def test_every_tier_way_and_share_has_a_row(monkeypatch, tmp_path):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(ARCHITECTURES, "tiny", ModelShape(1, 64, 40, 1, 10, 1, 64, experts=2, experts_per_token=1))
-    loads = ExpertLoads("tiny", shares=(0.1, 1.0), links=(Link("paced", 10.0, 1e-4),), repetitions=2)
-    times = load_times(loads)
+    times = load_times("tiny", (16, 4, 2), (0.1, 1.0), (Link("paced", 10.0, 1e-4),), repetitions=2)
     readers = len(set(times.loc[times["tier"] == DISK, "mode"]))
     wholes = readers + 2  # two of them, unless the system refuses one
     assert len(times) == 3 * (wholes + 2 * (2 + 1 + 1))  # bits · (whole by tier, shares · (two gaps, memory, link))
@@ -100,22 +88,7 @@ def test_every_tier_way_and_share_has_a_row(monkeypatch, tmp_path):
     assert (paced["load_s"] >= 1e-4).all()
     sums = times[["compress_s", "load_s", "decompress_s"]].sum(axis=1)
     assert (sums > 0).all()
-    limits = crossings(times)
+    limits = fig09.crossings(times)
     assert len(limits) == 3 * 2 * (2 + 1)
     assert limits["share_limit"].between(0, 1).all()
     assert times["stored_bytes"].unique().tolist() == [40 * 384, 40 * 192, 40 * 128]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"model": "opt-30b"}, "unknown model with experts 'opt-30b'"),
-        ({"model": "gpt-9"}, "unknown model with experts 'gpt-9'"),
-        ({"shares": (0.0, 1.0)}, "expected above 0"),
-        ({"repetitions": 0}, "expected at least 1"),
-        ({"links": (Link("none", 0.0),)}, "rates above 0"),
-    ],
-)
-def test_bad_input(change, words):
-    with pytest.raises(UserError, match=words):
-        ExpertLoads(**{"model": "mixtral-8x7b"} | change)

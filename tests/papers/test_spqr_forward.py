@@ -75,18 +75,3 @@ def test_other_logits_from_the_disk_are_refused(monkeypatch):
     monkeypatch.setattr(PackedModel, "token", lambda self, number: really(self, number) + (self.nbytes > 0))
     with pytest.raises(UserError, match="spqr_packed, pipelined, gives another output than the same weights"):
         twin_measurements(TWIN, ["spqr"], places=PLACES, tokens=4, repetitions=1)
-
-
-@pytest.mark.parametrize(
-    ("named", "told"),
-    [
-        ({"ways": ["int2"]}, "unknown way 'int2'"),
-        ({"ways": ["spqr"], "rivals": ["llama.cpp Q1"]}, "unknown way 'llama.cpp Q1'"),
-        ({"ways": ["spqr"], "places": ["tape"]}, "unknown way 'tape'"),
-        ({"ways": ["spqr"], "tokens": 3}, "tokens=3, repetitions=3: expected 4 or more, and 1 or more"),
-        ({"ways": ["spqr"], "repetitions": 0}, "repetitions=0"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_at_once(named, told):
-    with pytest.raises(UserError, match=told):
-        twin_measurements(TWIN, **named)

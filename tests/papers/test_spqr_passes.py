@@ -1,13 +1,15 @@
-"""SpQR's forward passes and twins on times made by hand, and modelled passes."""
+"""SpQR's forward passes and twins on times made by hand, and modelled fig4_3."""
 
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.machines.hardware import profile
-from toolkit.papers.spqr import passes
+from toolkit.papers.spqr.passes import ModelTwin
 from toolkit.papers.spqr.speedups import without_kernels
 
+fig4_3 = functions_of("spqr/fig4_3")
 SECONDS = {"dense": [[4, 5, 9], [8, 8, 8]], "spqr_packed": [[2, 2, 2], [2, 4, 4]], "spqr_ptcsr_packed": [[5] * 3] * 2}
 LINEAR_BYTES = {"dense": 200, "spqr_packed": 54, "spqr_ptcsr_packed": 60}
 TWIN_SECONDS = {("dram", "spqr"): [2, 4, 2], ("dram", "llama.cpp Q3_K"): [3, 3, 5], ("storage", "spqr"): [8, 8, 9]}
@@ -27,9 +29,9 @@ def tokens():
 @pytest.fixture
 def table(tokens):
     machines = {name: profile(name) for name in GPUS}
-    bits = passes.stored_bits(tokens)
-    modelled = passes.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
-    return pd.concat([modelled, passes.measured_passes(tokens, "toy")], ignore_index=True)
+    bits = fig4_3.stored_bits(tokens)
+    modelled = fig4_3.modelled_passes(bits, "llama2-7b", machines, GPUS[0])
+    return pd.concat([modelled, fig4_3.measured_passes(tokens, "toy")], ignore_index=True)
 
 
 def test_passes_by_hand(table):
@@ -46,9 +48,9 @@ WEIGHTS, HEAD = 32 * (4 * 4096**2 + 3 * 4096 * 11008), 32000 * 4096
 
 
 def test_bytes_over_bandwidth_by_hand(tokens):
-    assert passes.stored_bits(tokens) == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
+    assert fig4_3.stored_bits(tokens).to_dict() == {"dense": 16, "spqr_packed": 4.32, "spqr_ptcsr_packed": 4.8}
     bare = without_kernels({name: profile(name) for name in GPUS})
-    null = passes.modelled_passes(passes.stored_bits(tokens) | {"dense": 32}, "llama2-7b", bare, GPUS[0])
+    null = fig4_3.modelled_passes({**fig4_3.stored_bits(tokens), "dense": 32}, "llama2-7b", bare, GPUS[0])
     null = null.set_index(["profile", "method"])["seconds_low"]
     assert null["spqr-a100", "dense"] == pytest.approx(2 * (WEIGHTS + HEAD) / 1555e9)  # 16 bits there, whatever here
     assert null["spqr-rtx4060-mobile", "spqr_packed"] == pytest.approx((0.54 * WEIGHTS + 2 * HEAD) / 256e9)
@@ -86,7 +88,7 @@ def test_twins_by_hand():
     ).assign(
         layer_bytes=50, weights=100, head_bytes=10, read_bytes=48, mode="memory", disturbed=[*[True] * 3, *[False] * 6]
     )
-    table = passes.twin_passes(turns, passes.ModelTwin("toy", 5))
+    table = fig4_3.twin_passes(turns, ModelTwin("toy", 5))
     spqr, rival, streamed = table.to_dict("records")
     assert [spqr["seconds_low"], spqr["seconds"], spqr["seconds_high"]] == [2, 2, 4]
     assert table["disturbed"].tolist() == [1, 0, 0]

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.evidence.comparison import compare
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Memory, Profile, Software
@@ -19,7 +20,6 @@ from toolkit.papers.spqr.speedups import (
     PTCSR,
     QUICKER,
     mean_row,
-    measured_limits,
     measured_speedups,
     modelled_sentence,
     modelled_speedups,
@@ -79,13 +79,13 @@ def test_a_baseline_of_another_name_and_no_storages(seconds):
 
 
 def test_limits_by_hand(seconds):
-    limits = measured_limits(seconds)
+    limits = functions_of("spqr/fig4_1").measured_limits(seconds)
     csr = row(limits, "q_proj", CSR)
     assert csr["bytes_s"] == 1  # 128 bytes at 128 bytes a second
     # two words take 2 s longer than none; 16 words, two threads
     assert (csr["word_ns"], csr["instructions_s"], csr["bound"]) == (1e9, 8, "instructions")
     quick = seconds.assign(seconds=seconds["seconds"].where(seconds["contestant"] != MANY, 1.1))
-    assert set(measured_limits(quick)["bound"]) == {"bytes"}
+    assert set(functions_of("spqr/fig4_1").measured_limits(quick)["bound"]) == {"bytes"}
 
 
 KERNELS = Software("kernels", launch_s=1e-3, bandwidth_share=0.5, word_cycles=2)

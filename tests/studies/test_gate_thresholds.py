@@ -5,42 +5,44 @@ import torch
 from torch.nn import functional
 
 from tests.models.test_models import LLAMA, small
+from tests.notebook_code import functions_of
 from toolkit.activations.thresholds import thresholded, watched
-from toolkit.errors import UserError
 from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
-from toolkit.studies import gate_thresholds
-from toolkit.studies.gate_thresholds import SILU_MINIMUM, Cut, CutActivation
 from toolkit.studies.quality import EvaluationSettings
 
+fig02, fig10 = functions_of("corm/fig02"), functions_of("corm/fig10")
 TOKENS = torch.arange(24).view(1, -1) % 64
 
 
 def test_the_minimum_of_silu():
     x = torch.linspace(-3, 0, 30001, dtype=torch.float64)
-    assert functional.silu(x).min().item() == pytest.approx(SILU_MINIMUM, abs=1e-5)
+    assert functional.silu(x).min().item() == pytest.approx(fig10.SILU_MINIMUM, abs=1e-5)
 
 
-def test_counts_and_cuts_by_hand():
-    cut = CutActivation("relu", 1.0, [0.0, 1.0, 2.0])
-    assert cut(torch.tensor([-1.0, 0.5, 1.0, 1.5, 4.0])).tolist() == [0, 0, 0, 1.5, 4]
-    assert cut.counts.tolist() == [1, 3, 4]
-    assert cut.total == 5
+def test_counts_and_cuts_by_hand(monkeypatch):
+    monkeypatch.setitem(fig02.CountedActivation.forward.__globals__, "thetas", [1.0, 0.0, 2.0])
+    counted, cut = fig02.CountedActivation("relu"), fig10.CutActivation("relu", 1.0)
+    x = torch.tensor([-1.0, 0.5, 1.0, 1.5, 4.0])
+    assert counted(x).tolist() == [0, 0.5, 1, 1.5, 4]
+    assert (counted.counts.tolist(), counted.total) == ([1, 3, 4], 5)
+    assert cut(x).tolist() == [0, 0, 0, 1.5, 4]
+    assert (cut.ignored, cut.total) == (3, 5)
 
 
 def test_one_lobe_is_cut_and_counted_alone():
     x = torch.tensor([-4.0, -1.2785, -0.1, 0.1, 0.3, 1.0])
     values = functional.silu(x)
-    negative, positive = (CutActivation("silu", 0.28, [0.28], lobe) for lobe in ("negative", "positive"))
+    negative, positive = (fig10.CutActivation("silu", 0.28, lobe) for lobe in ("negative", "positive"))
     assert negative(x).tolist() == [0, 0, 0, *values[3:].tolist()]
     assert positive(x).tolist() == [*values[:3].tolist(), 0, 0, values[5].item()]
-    assert (negative.counts.item(), positive.counts.item()) == (3, 2)
+    assert (negative.ignored, positive.ignored) == (3, 2)
 
 
 @torch.no_grad()
 def test_a_dense_model_is_cut_as_by_the_gate_criterion():
     model = small("Llama", **LLAMA | {"initializer_range": 0.3}).eval()
-    cuts = [CutActivation("silu", 0.1, [0.1]) for _ in range(2)]
+    cuts = [fig10.CutActivation("silu", 0.1) for _ in range(2)]
     with replaced(model, cuts):
         found = model(TOKENS).logits
     shares = []
@@ -50,13 +52,13 @@ def test_a_dense_model_is_cut_as_by_the_gate_criterion():
     ):
         expected = model(TOKENS).logits
     torch.testing.assert_close(found, expected)
-    assert [int(cut.counts[0]) / cut.total for cut in cuts] == pytest.approx(shares, abs=1e-3)
+    assert [cut.ignored / cut.total for cut in cuts] == pytest.approx(shares, abs=1e-3)
 
 
 @torch.no_grad()
 def test_of_a_mixture_only_the_experts_used_count():
     model = small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}).eval()
-    cuts = [CutActivation("silu", 0.0, [0.1]) for _ in range(2)]
+    cuts = [fig02.CountedActivation("silu") for _ in range(2)]
     plain = model(TOKENS).logits
     with replaced(model, cuts):
         torch.testing.assert_close(model(TOKENS).logits, plain)
@@ -67,19 +69,12 @@ def test_of_a_mixture_only_the_experts_used_count():
 @torch.no_grad()
 def test_facts_of_a_cut_model(monkeypatch):
     model = small("Llama", **LLAMA | {"initializer_range": 0.3}).eval()
-    monkeypatch.setattr(gate_thresholds, "loaded", lambda name: (model, None, "checksum"))
+    monkeypatch.setitem(fig10.cut_quality.__globals__, "loaded", lambda name: (model, None, "checksum"))
     plain = model(TOKENS).logits
-    with Cut(0.1).change(EvaluationSettings("tiny")) as facts:
+    with fig10.Cut(0.1).change(EvaluationSettings("tiny")) as facts:
         logits = model(TOKENS).logits
         model(TOKENS)
     assert facts["next_token_accuracy"] == (logits[0, :-1].argmax(-1) == TOKENS[0, 1:]).double().mean().item()
     assert 0.05 < facts["ignored"] < 0.9
     assert not torch.equal(logits, plain)
     assert torch.equal(model(TOKENS).logits, plain)
-
-
-def test_what_cannot_be_cut_is_refused():
-    with pytest.raises(UserError, match=r"threshold -0\.1: expected a number of at least 0"):
-        Cut(-0.1)
-    with pytest.raises(UserError, match="unknown lobe 'left'"):
-        Cut(0.1, "left")

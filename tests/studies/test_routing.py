@@ -1,4 +1,4 @@
-"""Studies of routing on a tiny random mixture: the tables say what the replays and predictors say."""
+"""Studies of routing on a tiny random mixture: the tables agree with the replays and predictors."""
 
 import numpy as np
 import pytest
@@ -10,6 +10,8 @@ from toolkit.activations.synthetic import BetaLaw
 from toolkit.activations.trace import Trace, pack
 from toolkit.studies import loaded, routing
 from toolkit.studies.routing import RoutedModel
+
+fig06 = functions_of("corm/fig06")
 
 
 @pytest.fixture
@@ -47,15 +49,19 @@ def test_predictions_have_every_kind_and_a_perfect_control(setting, monkeypatch)
         assert table[table["predictor"] == "next_layer"]["layer"].tolist() == [1]
 
 
-def test_what_is_needed_and_foretold(setting):
-    needed, expected = routing.own_tokens(setting)
+def test_what_is_needed_and_foretold(setting, monkeypatch):
+    network = routing.loaded("tiny")[0]
+    known = {"loaded": lambda name: (network, None, "checksum"), "memory_shares": [0.5, 0.6, 1.0], "layer_step": 1}
+    for name, value in known.items():
+        monkeypatch.setitem(fig06.two_levels.__globals__, name, value)
+    needed, expected = fig06.own_tokens(setting)
     trace = routing.routing_of(setting)
     for layer in range(2):
         for token in range(20):
             assert sorted(needed[layer][token]) == np.flatnonzero(trace.active(layer)[0, token]).tolist()
     assert expected[0] == [None] * 20
     assert all(len(token) == 3 for token in expected[1])
-    table = routing.own_two_levels(setting, [0.5, 0.6, 1.0], step=1)
+    table = fig06.own_two_levels(setting)
     assert table["slots"].tolist() == [3, 4, 6, 3, 4, 6]
     plain, ahead = (rows.reset_index() for _, rows in table.groupby(table["trace"] == "recorded, ahead"))
     assert (plain[["prefetched_share", "wasted_share", "predicted_share"]] == 0).all(axis=None)
@@ -75,17 +81,19 @@ def test_policies_lie_between_nothing_and_the_optimum():
     assert routing.every(trace, 2).units == (8, 8)
 
 
-def test_one_cache_for_all_layers_falls_off_its_cliff():
-    table = routing.global_table(random_trace(), [0.67, 1.0, 2.0]).set_index(["policy", "cycles"])["expert_hits"]
+def test_one_cache_for_all_layers_falls_off_its_cliff(monkeypatch):
+    monkeypatch.setitem(fig06.one_cache.__globals__, "cycles", [0.67, 1.0, 2.0])
+    table = fig06.one_cache(random_trace()).set_index(["policy", "cycles"])["expert_hits"]
     assert table["lru, all layers", 0.67] == 0
     assert table["least_stale, all layers", 0.67] > 0
     assert table["lru, all layers", 1.0] == pytest.approx(table["lru, by layer", 1.0])
     assert (table["belady, all layers"] >= table["lru, all layers"]).all()
 
 
-def test_drawn_neurons_are_needed_in_their_share():
-    tokens = routing.drawn_tokens(random_trace(), BetaLaw(0.45, 0.6, 0.7), neurons=64)
-    table = routing.two_level_table(tokens, 8, 64, [0.25, 1.0], ["lru", "belady"])
+def test_drawn_neurons_are_needed_in_their_share(monkeypatch):
+    monkeypatch.setitem(fig06.two_levels.__globals__, "memory_shares", [0.25, 1.0])
+    tokens = fig06.drawn_tokens(random_trace(), BetaLaw(0.45, 0.6, 0.7))
+    table = fig06.two_levels(tokens, 8, fig06.drawn_neurons)
     assert table["needed_share"].between(0.35, 0.55).all()
     assert table["expert_hits"].iloc[-1] == 1
     assert (table["neuron_hits"] <= table["expert_hits"]).all()

@@ -21,24 +21,20 @@ import torch
 from torch import Tensor
 
 from toolkit import paths
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import QUANTISED, Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
-from toolkit.machines.machine import GB, Profile
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
-from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import TOKEN, contestants
-from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import measured, take_turns
-from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.shapes import twin_shapes
 from toolkit.models.twins import twin_model
-from toolkit.papers.spqr.speedups import DENSE_BITS, MINE, product_s
-from toolkit.policies.methods import LLAMA_CPP, PACKED, RIVALS
+from toolkit.policies.methods import PACKED, RIVALS
 from toolkit.policies.ways import Placed, Way
 from toolkit.pruning.calibration import Calibration
 from toolkit.quantization.quantised import QuantisedModel, load_quantised
@@ -129,6 +125,7 @@ class ModelTwin:
     alike: bool = False
 
 
+@measured
 def twin_measurements(
     twin: ModelTwin,
     ways: Sequence[str],
@@ -136,30 +133,14 @@ def twin_measurements(
     places: Sequence[str] = ("dram",),
     tokens: int = 16,
     repetitions: int = 3,
-    fresh: bool = False,
 ) -> pd.DataFrame:
-    """Seconds a token of each way and of llama.cpp, kept.
+    """Seconds a token of each way (keys of `TWINS`) and of llama.cpp, kept.
 
     Columns: way, place, repetition, seconds (the mean of a turn's tokens, of which there are `STREAMED_TOKENS` in
     `storage`), read_bytes (for a token, in `storage`), layer_bytes, weights, head_bytes, mode, disturbed, measured_at.
     `layer_bytes` are those of the decoder linears, `weights` their number, `head_bytes` those of the head, which has 16
-    bits everywhere. llama.cpp is left out where it cannot run. Raises `UserError` for unknown names, fewer than 4
-    tokens or 1 repetition, or a way that gives other logits from the disk than from memory.
+    bits everywhere. Raises `UserError` for a way that gives other logits from the disk than from memory.
     """
-    for names, known in ((ways, TWINS), (rivals, LLAMA_CPP), (places, PLACES)):
-        for name in names:
-            if name not in known:
-                raise unknown("way", name, known)
-    if tokens < 4 or repetitions < 1:
-        raise UserError(f"tokens={tokens}, repetitions={repetitions}: expected 4 or more, and 1 or more")
-    rivals = [] if not rivals or missing() else list(rivals)
-    return _twin_turns(twin, list(ways), rivals, list(places), tokens, repetitions, fresh=fresh)
-
-
-@measured
-def _twin_turns(
-    twin: ModelTwin, ways: Sequence[str], rivals: Sequence[str], places: Sequence[str], tokens: int, repetitions: int
-) -> pd.DataFrame:
     model = twin_model(twin.model, twin.layers, torch.bfloat16, twin.sparsity, 0, twin.vocabulary, twin.alike)
     weights = twin.layers * sum(rows * columns for rows, columns in twin_shapes(twin.model).values())
     references, tables = {name: Reference("the same weights in the other place") for name in ways}, []
@@ -204,73 +185,3 @@ def _packed(twin: ModelTwin, store: str, form: str) -> object:
         return random_spqr(QUANTISED[form], tuple(weight.shape), weight.dtype, twin.outliers, next(seeds))
 
     return random_form
-
-
-def measured_passes(tokens: pd.DataFrame, model: str) -> pd.DataFrame:
-    """A row a method, from `forward_measurements`: seconds (median), mean_s and seconds_low of a pass, over all tokens.
-
-    speedup is the dense median over this one, of the same repetition (`summary`). byte_limit is the dense bytes over
-    this one's; gb_s the bytes over the median. bits_per_weight and dense_bits are those of the decoder linears, here
-    and in the dense model: 16, or 32 on a CPU that is quicker in float32, where a ratio over dense is one over 32 bits.
-    """
-    turns = tokens.groupby(["method", "repetition"], sort=False)
-    turns = turns[["seconds", "disturbed"]].median().join(turns[["weight_bytes"]].first()).reset_index()
-    table = summary(turns, ["method"], (), {"speedup": {"method": DENSE}}).drop(columns="seconds").set_index("method")
-    seconds = tokens.groupby("method", sort=False)["seconds"]
-    table = table.assign(seconds_low=seconds.min(), mean_s=seconds.mean(), seconds=seconds.median())
-    bits = pd.Series(stored_bits(tokens))
-    table = table.assign(bits_per_weight=bits.reindex(table.index), dense_bits=bits[DENSE])
-    return _finished(table.reset_index(), "seconds").assign(profile=MINE, model=model, evidence="measured")
-
-
-def stored_bits(tokens: pd.DataFrame) -> dict[str, float]:
-    """Bits a weight of the decoder linears, by method, from `forward_measurements`."""
-    first = tokens.groupby("method", sort=False)[["linear_bytes", "weights"]].first()
-    return (8 * first["linear_bytes"] / first["weights"]).to_dict()
-
-
-def modelled_passes(
-    bits: Mapping[str, float], model: str, machines: Mapping[str, Profile], dense_on: str
-) -> pd.DataFrame:
-    """A row a machine and method, with seconds_low: the products of all weights and of the head, one after the other.
-
-    `bits` a weight of the decoder linears, by method; dense weights and the head have 16. Nothing else takes time: no
-    attention, no norms. The dense model is asked for on the machine `dense_on` alone, since the other one cannot hold
-    it.
-    """
-    shape = ARCHITECTURES[model]
-    sizes = [rows * columns for rows, columns in twin_shapes(model).values()]
-    head = shape.parameters["head"]
-    bits = {method: DENSE_BITS if method == DENSE else weight_bits for method, weight_bits in bits.items()}
-    tables = []
-    for name, machine in machines.items():
-        layer_s = [sum(product_s(machine, size, each) for size in sizes) for each in bits.values()]
-        table = pd.DataFrame({"method": list(bits), "seconds_low": layer_s}).assign(profile=name)
-        table["seconds_low"] = shape.layers * table["seconds_low"] + product_s(machine, head, DENSE_BITS)
-        table = table.assign(bits_per_weight=bits.values(), dense_bits=DENSE_BITS)
-        table["weight_bytes"] = [(shape.layers * sum(sizes) * each + head * DENSE_BITS) / 8 for each in bits.values()]
-        table["speedup"] = table.loc[table["method"] == DENSE, "seconds_low"].item() / table["seconds_low"]
-        table = _finished(table, "seconds_low")
-        tables.append(table if name == dense_on else table[table["method"] != DENSE])
-    return pd.concat(tables, ignore_index=True).assign(model=model, evidence="modelled")
-
-
-def _finished(table: pd.DataFrame, seconds: str) -> pd.DataFrame:
-    dense = table.loc[table["method"] == DENSE, "weight_bytes"].item()
-    return table.assign(byte_limit=dense / table["weight_bytes"], gb_s=table["weight_bytes"] / table[seconds] / GB)
-
-
-def twin_passes(turns: pd.DataFrame, twin: ModelTwin) -> pd.DataFrame:
-    """A row a way and place, from `twin_measurements`: seconds of a token, with its range over the turns.
-
-    bits_per_weight are those of the decoder linears; gb_s the bytes of linears and head over the seconds, or from the
-    disk those that were read (`read_bytes`): the head stays in memory, ours and llama.cpp's. `over_rival` is the
-    seconds of `RIVAL` over this way's in the same turn: the median, NaN where it did not run.
-    """
-    table = summary(turns, ["place", "way"], over={"over_rival": {"way": RIVAL}})
-    table = table.drop(columns=["over_rival_low", "over_rival_high"]).rename(columns={"way": "method"})
-    table["bits_per_weight"] = 8 * table["layer_bytes"] / table["weights"]
-    table["read_bytes"] = table["read_bytes"].where(table["place"] == "storage")
-    moved = table["read_bytes"].fillna(table["layer_bytes"] + table["head_bytes"])
-    table["gb_s"] = moved / GB / table["seconds"]
-    return table.assign(profile=MINE, model=twin.model, layers=twin.layers, evidence="measured")

@@ -16,7 +16,7 @@ STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
 MEAN = "geometric mean"
 PRODUCT = ["op", "contestant"]  # the labels of a product
 MINE = "this-machine"
-WORD_BYTES, WORD_WEIGHTS = 8, 16
+WORD_WEIGHTS = 16
 DENSE_BITS = 16  # on the thesis' GPUs, whatever this machine computes its dense products in
 
 
@@ -72,28 +72,6 @@ def _means(products: pd.DataFrame) -> pd.DataFrame:
 def geometric_mean(values: pd.Series) -> float:
     """exp of the mean logarithm."""
     return float(np.exp(np.log(values.astype(float)).mean()))
-
-
-def measured_limits(seconds: pd.DataFrame) -> pd.DataFrame:
-    """The least time that bytes and instructions allow each of SpQR's products on this machine: its roofline.
-
-    Columns: op, contestant; bytes_s, the stored bytes at the rate at which the same run read a large buffer;
-    instructions_s, its words at what a word takes one core out of its second cache, over all threads; bound, "bytes" or
-    "instructions", whichever takes longer; word_ns. Medians over the repetitions.
-    """
-    middle = seconds.groupby(["op", "contestant"], sort=False)[
-        ["seconds", "nbytes", "threads", "rows", "columns"]
-    ].median()
-    rows = []
-    for (op, contestant), product in middle.iterrows():
-        if contestant in STORAGES:
-            few, many, read = (middle.loc[(op, name)] for name in (FEW, MANY, READ))
-            word_s = WORD_BYTES * (many["seconds"] - few["seconds"]) / (many["nbytes"] - few["nbytes"])
-            bytes_s = product["nbytes"] / read["nbytes"] * read["seconds"]
-            instructions_s = product["rows"] * product["columns"] / WORD_WEIGHTS * word_s / product["threads"]
-            bound = "bytes" if bytes_s >= instructions_s else "instructions"
-            rows.append((op, contestant, bytes_s, instructions_s, bound, 1e9 * word_s))
-    return pd.DataFrame(rows, columns=["op", "contestant", "bytes_s", "instructions_s", "bound", "word_ns"])
 
 
 def modelled_speedups(
