@@ -6,10 +6,8 @@ import torch
 
 from tests.notebook_code import functions_of
 from toolkit.activations.trace import Trace, pack
-from toolkit.papers.hermes import traces
-from toolkit.papers.hermes.traces import ATTENTION, Drawing, drawn_parents
+from toolkit.papers.hermes.traces import ATTENTION, Drawing
 from toolkit.predictors import All, Context, CopyLast, Nothing
-from toolkit.predictors.layer_correlation import Parents
 
 fig03, fig04, fig07 = (functions_of(f"hermes/{name}") for name in ("fig03", "fig04", "fig07"))
 LABELS = {"trace": "by hand", "evidence": "measured"}
@@ -94,24 +92,6 @@ def test_a_drawing_has_the_blocks_of_its_model():
     assert ffn.tokens.shape == (1, 12)
     assert np.isclose(float(ffn.active(0).float().mean()), small.law.active, atol=0.03)
     assert torch.equal(small.trace().active(1), ffn.active(1))
-
-
-def test_parents_are_found_behind_the_tokens_that_are_tried(monkeypatch, tmp_path):
-    """So the same law and ranks, and other tokens; and they are kept."""
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    small, seen = Drawing("llama2-7b", layers=2, tokens=10, prompt=4), []
-    parents = Parents(np.zeros((2, 3), np.uint16), before=1)
-
-    def find(layers):
-        seen.append([len(layer) for layer in layers])
-        return [None, parents]
-
-    monkeypatch.setattr(traces, "find_parents", find)
-    for _ in range(2):
-        first, second = drawn_parents(small, 6)
-        assert first is None
-        assert np.array_equal(second.neurons, parents.neurons)
-    assert seen == [[6, 6]]
 
 
 def test_times_are_of_a_layer():

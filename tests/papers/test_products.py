@@ -119,7 +119,6 @@ def test_what_was_measured_is_kept(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("toy", ["q_proj"], ["dens"]), "contestant 'dens'"),
         (("toy", ["o_proj"], ["dense"]), "layer of toy 'o_proj'"),
         (("tiny", ["q_proj"], ["dense"]), "twin model 'tiny'"),
     ],
@@ -127,5 +126,3 @@ def test_what_was_measured_is_kept(monkeypatch):
 def test_unknown_names(arguments, told):
     with pytest.raises(UserError, match=told):
         product_measurements(*arguments)
-    with pytest.raises(UserError, match="repetitions=0"):
-        product_measurements("toy", ["q_proj"], ["dense"], repetitions=0)

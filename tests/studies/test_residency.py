@@ -19,7 +19,5 @@ def test_misses_by_hand():
 
 
 def test_races_that_cannot_be():
-    with pytest.raises(UserError, match="'belady'; choose from: hot_table, lru, static, window"):
-        ResidencyRace(ThresholdedModel(), policies=["belady"])
     with pytest.raises(UserError, match="8 \\+ 600 tokens: expected no more than 512"):
         ResidencyRace(ThresholdedModel(), tokens=600)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.notebook_code import functions_of
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.loading import SPARSE as SPARSE_MODELS
@@ -36,7 +37,7 @@ def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
     monkeypatch.setattr(sparse_curve, "load_tokens", lambda *_: torch.arange(3000) * 7 % 61)
     tokens = torch.arange(16)[None]
     plain, facts = model(tokens).logits, {}
-    for alteration in (sparse_curve.OwnZeros(), sparse_curve.Zeros("threshold", 0.8)):
+    for alteration in (sparse_curve.Zeros(), sparse_curve.Zeros("threshold", 0.8)):
         with alteration.change(EvaluationSettings("tiny")) as facts[alteration]:
             model(tokens)
         assert torch.equal(model(tokens).logits, plain)
@@ -44,12 +45,12 @@ def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
 
 
 def test_recovered_versions_by_family():
-    found = sparse_curve.recovered("smollm2-135m")
+    found = functions_of("beyond/sparse_curve").recovered("smollm2-135m")
     assert {name for _, _, name in found} == set(SPARSE_MODELS)
     for family, share, name in found:
         assert name.endswith(f"sparse{share * 100:.0f}")
-        assert ("relu" in name) == (family == sparse_curve.RECOVERED_RELU)
-    assert sparse_curve.recovered("no such model") == []
+        assert ("relu" in name) == family.startswith("ReLU")
+    assert functions_of("beyond/sparse_curve").recovered("no such model") == []
 
 
 def test_an_unknown_way_is_refused():

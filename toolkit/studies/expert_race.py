@@ -109,11 +109,7 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     return table.set_index("way").join(_counted(race)).assign(evidence="measured").reset_index()
 
 
-def _weights(race: ExpertRace) -> dict[str, object]:
-    return weights_key(race)
-
-
-@kept("expert_modes", without=LOADING, key=_weights)
+@kept("expert_modes", without=LOADING, key=lambda race: weights_key(race))
 def mode_table(race: ExpertRace) -> pd.DataFrame:
     """The logits of each of `MODES` for the tokens of a turn, one by one from disk, with look-ahead and cache.
 

@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toolkit.errors import unknown
 from toolkit.kernels.neurons.records import group_of
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.progress import progress
@@ -26,7 +25,12 @@ from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import Alteration, EvaluationSettings, restored
 
 RECORDS = "records"
-AXES = (RECORDS, "along the neuron", "along the inputs", "across neurons")
+AXES = {  # of gate, up and down, with a row for each neuron: whether groups lie across the rows
+    RECORDS: (False, False, False),
+    "along the neuron": (False, False, False),
+    "along the inputs": (False, False, True),
+    "across neurons": (True, True, True),
+}
 
 Matrices = tuple[Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"]]
 
@@ -72,18 +76,9 @@ def _quantise(layers: Sequence[Matrices], axis: str, bits: int) -> dict[str, flo
 
 def decoded(matrices: Matrices, axis: str, bits: int) -> Matrices:
     """The matrices of an FFN as their quantised form decodes to."""
-
-    def along(weight: Tensor) -> Tensor:
-        return Groupwise.encode(weight.contiguous(), bits, group_of(bits)).decode()
-
-    gate, up, down = matrices
-    match axis:
-        case "records":
-            return decode(encode(gate, up, down, bits), gate.shape[1], bits)
-        case "along the neuron":
-            return along(gate), along(up), along(down)
-        case "along the inputs":
-            return along(gate), along(up), along(down.T).T
-        case "across neurons":
-            return along(gate.T).T, along(up.T).T, along(down.T).T
-    raise unknown("axis", axis, AXES)
+    if axis == RECORDS:
+        return decode(encode(*matrices, bits), matrices[0].shape[1], bits)
+    turned = [weight.T if across else weight for weight, across in zip(matrices, AXES[axis], strict=True)]
+    rounded = [Groupwise.encode(weight.contiguous(), bits, group_of(bits)).decode() for weight in turned]
+    gate, up, down = (weight.T if across else weight for weight, across in zip(rounded, AXES[axis], strict=True))
+    return gate, up, down

@@ -15,7 +15,7 @@ from torch import Tensor
 from toolkit import sources
 from toolkit.activations.trace import Trace, pack
 from toolkit.cache import cached, kept_folder
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.packed_model import PackedModel
@@ -38,6 +38,7 @@ from toolkit.studies.thresholded import TRACE, ThresholdedModel, few_samples, th
 OPTIMUM = "belady"
 POLICIES = ("window", "lru", "hot_table", "static")
 FOLDER = "store"
+SKIPPED = 8  # tokens of a turn that do not count
 STAGES = {"io": "read", "manage": "manage", "compute": "compute"}  # columns, and stages of the timeline
 NEAR = 0.25  # of the largest logit: neurons near the threshold fall on either side of it, and policies differ by 0.1
 
@@ -46,36 +47,31 @@ Active = Bool[np.ndarray, "tokens units"]
 
 @dataclass(frozen=True)
 class ResidencyRace:
-    """One text through one model from disk, by each policy, under one limit of memory.
+    """One text through one model from disk, by each of `POLICIES`, under one limit of memory.
 
-    `memory_share` is the limit of all weights and buffers over the bytes of the dense model. A turn takes `skipped`
+    `memory_share` is the limit of all weights and buffers over the bytes of the dense model. A turn takes `SKIPPED`
     tokens, which fill the memory, and then the `tokens` that count. `window` is the window's, in tokens. Raises
-    `UserError` for an unknown policy, or more tokens than one window of the setting has.
+    `UserError` for more tokens than one window of the setting has.
     """
 
     setting: ThresholdedModel
     memory_share: float = 0.6
-    policies: Sequence[str] = POLICIES
     window: int = 5
-    skipped: int = 8
     tokens: int = 64
     repetitions: int = 3
 
     def __post_init__(self):
         """Refuse what cannot be raced."""
-        for name in self.policies:
-            if name not in POLICIES:
-                raise unknown("residency policy", name, POLICIES)
-        if not 0 < self.skipped + self.tokens <= self.setting.sequence_length:
+        if not 0 < self.tokens <= self.setting.sequence_length - SKIPPED:
             raise UserError(
-                f"{self.skipped} + {self.tokens} tokens: expected no more than {self.setting.sequence_length}, the "
+                f"{SKIPPED} + {self.tokens} tokens: expected no more than {self.setting.sequence_length}, the "
                 "setting's sequence_length"
             )
 
     @cached_property
     def active(self) -> list[Active]:
         """The neurons of each layer that the tokens use, recorded."""
-        found = Trace.load(_trace(self.setting, self.skipped + self.tokens) / TRACE, self.setting.model)
+        found = Trace.load(_trace(self.setting, SKIPPED + self.tokens) / TRACE, self.setting.model)
         return [found.active(layer)[0].numpy() for layer in range(found.layers)]
 
     @property
@@ -89,7 +85,6 @@ def replay_table(
     frequencies: Sequence[Float64[np.ndarray, " units"]],
     shares: Sequence[float],
     window: int,
-    policies: Sequence[str] = (*POLICIES, OPTIMUM),
 ) -> pd.DataFrame:
     """The misses of each policy on a trace, with room for a share of a layer's units, or what one token needs if more.
 
@@ -99,7 +94,7 @@ def replay_table(
     rows = []
     for share in shares:
         held = [max(int(share * layer.shape[1]), int(layer.sum(1).max())) for layer in active]
-        for policy in policies:
+        for policy in (*POLICIES, OPTIMUM):
             loaded_units = _loaded(active, policy, held, frequencies, window)
             half = len(active[0]) // 2
             needed = sum(int(layer[half:].sum()) for layer in active)
@@ -146,10 +141,10 @@ def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
     """
     runs = _runs(race, fresh=fresh)
     table = summary(runs, ["policy"], ["tokens_per_s"]).set_index("policy")
-    needed = sum(int(layer[race.skipped :].sum()) for layer in race.active) / race.tokens
+    needed = sum(int(layer[SKIPPED:].sum()) for layer in race.active) / race.tokens
     rows, frequencies = held_rows(race), frequencies_of(race.setting)
-    for policy in (*race.policies, OPTIMUM):
-        found = _loaded(race.active, policy, rows, frequencies, race.window)[race.skipped :].mean()
+    for policy in (*POLICIES, OPTIMUM):
+        found = _loaded(race.active, policy, rows, frequencies, race.window)[SKIPPED:].mean()
         table.loc[policy, "replayed"] = found
     optimum = table.index == OPTIMUM
     table.loc[optimum, "neurons_read"] = table.loc[optimum, "replayed"]
@@ -163,8 +158,8 @@ def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
 def _runs(race: ResidencyRace) -> pd.DataFrame:
     """A row for each policy and repetition."""
     text = _text(race)
-    racing = [_contestant(race, policy, text) for policy in race.policies]
-    spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
+    racing = [_contestant(race, policy, text) for policy in POLICIES]
+    spans = take_turns(racing, race.repetitions, race.tokens, SKIPPED)
     store = Store.open(_folder(race.setting))
     (bundle,) = store.layer(0, LAYOUT).ops.values()
     neuron_bytes = store.layer(0, LAYOUT).nbytes // bundle.shape[0]
@@ -209,8 +204,8 @@ def _text(race: ResidencyRace) -> Text:
 
     The logits of the model in memory differ: rounded to bfloat16, some outputs lie on the other side of the threshold.
     """
-    tokens = tokens_of(race.setting, "evaluation")[None, : race.skipped + race.tokens]
-    return Text(tokens.split(1, 1), Reference(race.policies[0], near=NEAR))
+    tokens = tokens_of(race.setting, "evaluation")[None, : SKIPPED + race.tokens]
+    return Text(tokens.split(1, 1), Reference(POLICIES[0], near=NEAR))
 
 
 def _folder(setting: ThresholdedModel) -> Path:

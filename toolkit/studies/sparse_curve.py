@@ -1,8 +1,7 @@
-"""Ways to get zeros among the FFN outputs of a dense model without training, and its versions that were trained."""
+"""Ways to get zeros among the FFN outputs of a dense model without training."""
 
-import re
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -15,7 +14,6 @@ from toolkit.activations.relu import fatrelu, gate_limits
 from toolkit.activations.sensitivity import fisher_losses
 from toolkit.activations.thresholds import watched
 from toolkit.errors import unknown
-from toolkit.models import MODELS
 from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery.shares import LEVELS, check_range, shares_of
@@ -24,7 +22,6 @@ from toolkit.studies.quality import Alteration, EvaluationSettings
 from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
-RECOVERED, RECOVERED_RELU = "recovered by distillation", "ReLU for SiLU, recovered by distillation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,32 +79,27 @@ WAYS: dict[str, Callable[[Fitted, float], AbstractContextManager]] = {
 
 @dataclass(frozen=True)
 class Zeros(Alteration):
-    """A share of the FFN outputs is zero, by a key of `WAYS`. Raises `UserError` for an unknown way."""
+    """A share of the FFN outputs is zero, by a key of `WAYS`; without a way the model's own zeros are counted.
 
-    way: str
-    share: float
+    Raises `UserError` for an unknown way.
+    """
+
+    way: str | None = None
+    share: float = 0.0
 
     def __post_init__(self):
         """Refuse a way that is not there."""
-        if self.way not in WAYS:
+        if self.way and self.way not in WAYS:
             raise unknown("way to get zeros", self.way, WAYS)
 
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
         """The fact is zeros: the share on the evaluation text."""
-        dense = fitted(loaded(settings.model)[0], settings.model, settings.corpus)
-        with WAYS[self.way](dense, self.share), counted_zeros(dense.model) as facts:
-            yield facts
-
-
-@dataclass(frozen=True)
-class OwnZeros(Alteration):
-    """The model as it is; the zeros among its FFN outputs are counted."""
-
-    @contextmanager
-    def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
-        """The fact is zeros, as for `Zeros`."""
-        with counted_zeros(loaded(settings.model)[0]) as facts:
+        model = loaded(settings.model)[0]
+        way: AbstractContextManager = nullcontext()
+        if self.way:
+            way = WAYS[self.way](fitted(model, settings.model, settings.corpus), self.share)
+        with way, counted_zeros(model) as facts:
             yield facts
 
 
@@ -120,10 +112,3 @@ def counted_zeros(model: nn.Module) -> Iterator[dict[str, float]]:
     with watched(model, see):
         yield facts
     facts["zeros"] = sum(shares) / len(shares)
-
-
-def recovered(model: str) -> list[tuple[str, float, str]]:
-    """Family, share of zeros and name of a model's recovered versions, by family and share."""
-    names = [re.fullmatch(rf"{re.escape(model)}-(?:(\w+)-)?sparse(\d+)", name) for name in MODELS]
-    families = {None: RECOVERED, "relu": RECOVERED_RELU}
-    return sorted((families[name[1]], int(name[2]) / 100, name[0]) for name in names if name)

@@ -5,8 +5,7 @@ for them; "drawn" ones are modelled. The law of the drawn ones takes the statist
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -14,15 +13,12 @@ import pandas as pd
 from toolkit.activations import Trace
 from toolkit.activations.synthetic import BetaLaw, Drift, draw
 from toolkit.activations.trace import UNITS
-from toolkit.cache import kept_folder
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.predictors.layer_correlation import Parents, find_parents, load_parents, save_parents
 
 FFN, ATTENTION, _ = UNITS
 RECORDED, DRAWN = {"trace": "recorded", "evidence": "measured"}, {"trace": "drawn", "evidence": "modelled"}
 LAW = BetaLaw(active=0.20, far=0.70, near=0.90)  # figures 3 and 4
 HOT = 0.20  # of the neurons
-PARENTS = "parents.safetensors"
 
 
 @dataclass(frozen=True)
@@ -48,19 +44,6 @@ class Drawing:
         neurons = shape.hidden if unit == ATTENTION else shape.ffn
         drift = Drift(self.drift, HOT, self.prompt)
         return draw(self.model, [self.law] * self.layers, neurons, self.tokens, self.seed, self.copied, drift, unit)
-
-
-def drawn_parents(drawing: Drawing, calibration: int) -> list[Parents | None]:
-    """The parents found in so many other tokens of the same law and ranks; kept."""
-    longer = replace(drawing, tokens=drawing.tokens + calibration)
-    return load_parents(_drawn_parents(longer, drawing.tokens) / PARENTS, drawing.model)
-
-
-@kept_folder("drawn_parents")
-def _drawn_parents(folder: Path, drawing: Drawing, first: int) -> None:
-    trace = drawing.trace()
-    found = find_parents(trace.active(layer)[0, first:] for layer in range(trace.layers))
-    save_parents(folder / PARENTS, drawing.model, found)
 
 
 def percentages(values: dict[str, Iterable[float]]) -> pd.DataFrame:

@@ -21,7 +21,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from toolkit.errors import UserError, unknown
+from toolkit.errors import unknown
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
 from toolkit.kernels import csr, dense, spqr
@@ -127,14 +127,6 @@ CONTESTANTS: dict[str, Callable[[MatrixTwin, Tensor], tuple[int, Run]]] = {
 }
 
 
-def runnable(contestants: Sequence[str]) -> list[str]:
-    """The backends that this CPU can run. Raises `UserError` for an unknown one."""
-    for name in contestants:
-        if name not in CONTESTANTS:
-            raise unknown("contestant", name, CONTESTANTS)
-    return [name for name in contestants if name not in spqr.BACKENDS or name in spqr.available()]
-
-
 def product_measurements(
     model: str,
     ops: Sequence[str],
@@ -149,7 +141,7 @@ def product_measurements(
     Args:
         model: of `toolkit.models.shapes`, or a part of it.
         ops: its operations, such as "q_proj".
-        contestants: keys of `CONTESTANTS`.
+        contestants: keys of `CONTESTANTS`; backends that this CPU cannot run are left out.
         densities: outliers of each row of a real matrix, by operation, as in `MatrixTwin`; an operation without: even.
         outliers: the share of weights that are outliers.
         repetitions: turns that count; one more warms up.
@@ -157,16 +149,13 @@ def product_measurements(
 
     Columns: op, rows, columns, contestant, nbytes, repetition (from 1), seconds, threads, disturbed, measured_at. The
     contestant `READ` stands for `torch.sum` of `SWEPT_BYTES`. `FEW` and `MANY` are SpQR's products on one core with
-    words that its second cache holds; nbytes are those words. Raises `UserError` for names that are unknown, and for a
-    product that is not the same in each turn.
+    words that its second cache holds; nbytes are those words. Raises `UserError` for a model or an operation
+    that is unknown, and for a product that is not the same in each turn.
     """
-    known, contestants = twin_shapes(model), runnable(contestants)
-    if repetitions < 1:
-        raise UserError(f"repetitions={repetitions}: expected 1 or more")
-    for op in ops:
-        if op not in known:
-            raise unknown(f"layer of {model}", op, known)
-    tables = []
+    known, tables = twin_shapes(model), []
+    if unknown_ops := [op for op in ops if op not in known]:
+        raise unknown(f"layer of {model}", unknown_ops[0], known)
+    contestants = [name for name in contestants if name not in spqr.BACKENDS or name in spqr.available()]
     for op in ops:  # one by one, so that notebooks share measurements of the same operation
         density = (densities or {}).get(op)
         twin = MatrixTwin(known[op], outliers, None if density is None else tuple(int(count) for count in density))
