@@ -12,7 +12,6 @@ from toolkit.papers.hermes.systems import (
     MACHINE,
     FittedSet,
     SystemCase,
-    fits,
     shares,
 )
 from toolkit.simulation.hot_cold_loads import Serving
@@ -59,8 +58,8 @@ def test_the_share_on_the_gpu_by_hand():
 
 def test_dimms_that_hold_a_model():
     """OPT-66B's 132 GB need five DIMMs of 32 GB, as a count of bytes has it; five A100s have no DIMM."""
-    assert [fits("opt-66b", dimms) for dimms in (1, 3, 5, 8)] == [False, False, True, True]
-    assert fits(OPT, 1)
+    assert [fig14.fits("opt-66b", dimms) for dimms in (1, 3, 5, 8)] == [False, False, True, True]
+    assert fig14.fits(OPT, 1)
 
 
 @pytest.mark.parametrize(

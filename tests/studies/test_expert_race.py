@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.models.test_experts import mixtures
+from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.twins import twin_mixture
@@ -11,7 +12,7 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.routing import RecordedRouter
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.studies import expert_race
-from toolkit.studies.expert_race import MODES, WAYS, ExpertRace, counts, mode_table, race_table, replayed, routing_of
+from toolkit.studies.expert_race import WAYS, ExpertRace, counts, race_table, replayed, routing_of
 
 LAYERS = 4
 
@@ -61,8 +62,8 @@ def test_all_ways_race_under_one_limit(race):
 
 
 def test_exact_mode_gives_the_logits_of_all_experts_in_memory_and_the_papers_does_not(race):
-    table = mode_table.__wrapped__(race).set_index("way")
-    assert list(table.index) == list(MODES)
+    table = functions_of("corm/tab02").mode_table(race).set_index("way")
+    assert list(table.index) == ["all experts in memory", "exact", "as the paper"]
     assert table["memory"].tolist() == [1, 0.5, 0.5]
     assert table.loc["exact", "logit_difference"] == table.loc["exact", "log_difference"] == 0
     assert table.loc["as the paper", "logit_difference"] > 1e-3

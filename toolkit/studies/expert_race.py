@@ -13,12 +13,10 @@ import pandas as pd
 import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
-from torch.nn import functional
 
 from toolkit import paths, sources
-from toolkit.cache import cached, kept
+from toolkit.cache import cached
 from toolkit.errors import UserError, unknown
-from toolkit.evaluation.likelihood import paired_difference
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure import llama_cpp, memory_group
 from toolkit.measure.contestant import Reference
@@ -41,7 +39,7 @@ from toolkit.simulation.expert_replay import COUNTS, replay_experts
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
 from toolkit.storage.store import Store
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import loaded
 from toolkit.text import load_tokens
 
 EXACT = replace(ON_DEMAND, exact=True)
@@ -50,11 +48,6 @@ WAYS = {  # what each does beside reading experts when they are needed
     "look-ahead": replace(EXACT, prefetch=True),
     "cached": replace(EXACT, cached=True),
     "both": replace(EXACT, prefetch=True, cached=True),
-}
-MODES = {  # of each: the share of the experts in memory, None for that of the race; whether it is exact
-    "all experts in memory": (1.0, True),
-    "exact": (None, True),
-    "as the paper": (None, False),
 }
 FOLDER = "packed"
 TOKEN = 7  # of a twin, for which every token is as good
@@ -109,29 +102,14 @@ def race_table(race: ExpertRace, fresh: bool = False) -> pd.DataFrame:
     return table.set_index("way").join(_counted(race)).assign(evidence="measured").reset_index()
 
 
-@kept("expert_modes", without=LOADING, key=lambda race: weights_key(race))
-def mode_table(race: ExpertRace) -> pd.DataFrame:
-    """The logits of each of `MODES` for the tokens of a turn, one by one from disk, with look-ahead and cache.
+def logits(race: ExpertRace, exact: bool) -> tuple[Float32[Tensor, "tokens vocabulary"], Int64[Tensor, " tokens"]]:
+    """The logits of each token of a turn, one by one from disk with look-ahead and cache, and the tokens.
 
-    Columns: way, memory (share of the experts), perplexity (of each next token), logit_difference (the largest, to all
-    experts in memory), log_difference (mean over the tokens, to the same) and difference_error (its standard error);
-    evidence.
+    Without `exact` mispredicted experts are not read.
     """
-    text = torch.cat(_tokens(race)).flatten()
-    found, losses = {}, {}
-    for way, (share, exact) in MODES.items():
-        sized = replace(race, share=share or race.share)
-        settings = _settings(sized, "both") | {"exact": exact}
-        with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
-            found[way] = _pass_all(engine, race)[:-1]
-        losses[way] = functional.cross_entropy(found[way], text[1:], reduction="none").double()
-    (whole, own), rows = next(zip(found.values(), losses.values(), strict=True)), []
-    for way, loss in losses.items():
-        difference, error = paired_difference(loss.tolist(), own.tolist())
-        row = {"way": way, "memory": MODES[way][0] or race.share, "perplexity": loss.mean().exp().item()}
-        row |= {"logit_difference": (found[way] - whole).abs().max().item()}
-        rows.append(row | {"log_difference": difference, "difference_error": error})
-    return pd.DataFrame(rows).assign(evidence="measured")
+    settings = _settings(race, "both") | {"exact": exact}
+    with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
+        return _pass_all(engine, race), torch.cat(_tokens(race)).flatten()
 
 
 def counts(race: ExpertRace, way: str) -> dict[str, int]:

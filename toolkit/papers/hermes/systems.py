@@ -14,13 +14,12 @@ from functools import lru_cache
 import pandas as pd
 
 from toolkit.cache import kept
-from toolkit.errors import UserError
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
 from toolkit.policies.hot_cold_ways import ABLATION, SYSTEMS
 from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving
 from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
-from toolkit.simulation.near_data import MULTIPLIERS, dimms_needed, with_multipliers
+from toolkit.simulation.near_data import MULTIPLIERS, with_multipliers
 from toolkit.simulation.null_model import links_only
 
 MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
@@ -167,13 +166,3 @@ def shares(table: pd.DataFrame) -> pd.DataFrame:
         "generation_percent": 100 - table["prefill_percent"],
     }
     return table[["model", "system", "batch", "profile", "evidence"]].assign(part="shares", **parts)
-
-
-def fits(model: str, dimms: int, machine: str = MACHINE) -> bool:
-    """Whether so many DIMMs hold a model, and the GPU its projections and head."""
-    found, serving = profile(machine), Serving(model)
-    try:
-        serving.neuron_bytes_on_gpu(found)
-    except UserError:
-        return False
-    return dimms >= dimms_needed(found.near_data, serving.nbytes)
