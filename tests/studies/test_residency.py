@@ -1,15 +1,18 @@
 import numpy as np
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.errors import UserError
-from toolkit.studies.residency import ResidencyRace, replay_table
+from toolkit.studies.residency import ResidencyRace
 from toolkit.studies.thresholded import ThresholdedModel
 
 
-def test_misses_by_hand():
+def test_misses_by_hand(monkeypatch):
     """Units 0 and 1 take turns with 2 in four tokens; the last two count. With room for all, nothing is missed then."""
     active = np.array([[1, 1, 0], [0, 0, 1], [1, 1, 0], [0, 0, 1]], dtype=bool)
-    table = replay_table([active], [np.array([0.5, 0.5, 0.4])], [0.1, 0.7, 1], window=1)
+    replay_table = functions_of("beyond/residency").replay_table
+    monkeypatch.setitem(replay_table.__globals__, "window", 1)
+    table = replay_table([active], [np.array([0.5, 0.5, 0.4])], [0.1, 0.7, 1])
     found = table.pivot(index="memory", columns="policy", values="missed")
     assert found.loc[0.1].equals(found.loc[0.7])  # a tenth holds no token's units: there is room for two
     assert found.loc[0.7].to_dict() == pytest.approx(

@@ -1,7 +1,6 @@
-"""Which neurons stay in memory: residency policies replayed on traces, and raced from disk on a real model."""
+"""Which neurons stay in memory: residency policies raced from disk on a real model."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from toolkit import sources
@@ -25,7 +24,7 @@ from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.residencies import RESIDENCIES
+from toolkit.policies.residencies import residency_of
 from toolkit.policies.residency import Residency
 from toolkit.predictors import Oracle
 from toolkit.predictors.from_trace import FromTrace
@@ -41,8 +40,6 @@ FOLDER = "store"
 SKIPPED = 8  # tokens of a turn that do not count
 STAGES = {"io": "read", "manage": "manage", "compute": "compute"}  # columns, and stages of the timeline
 NEAR = 0.25  # of the largest logit: neurons near the threshold fall on either side of it, and policies differ by 0.1
-
-Active = Bool[np.ndarray, "tokens units"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class ResidencyRace:
             )
 
     @cached_property
-    def active(self) -> list[Active]:
+    def active(self) -> list[Bool[np.ndarray, "tokens neurons"]]:
         """The neurons of each layer that the tokens use, recorded."""
         found = Trace.load(_trace(self.setting, SKIPPED + self.tokens) / TRACE, self.setting.model)
         return [found.active(layer)[0].numpy() for layer in range(found.layers)]
@@ -78,57 +75,6 @@ class ResidencyRace:
     def dram_bytes(self) -> int:
         """The limit in bytes."""
         return int(self.memory_share * sum(each.nbytes for each in loaded(self.setting.model)[0].parameters()))
-
-
-def replay_table(
-    active: Sequence[Active],
-    frequencies: Sequence[Float64[np.ndarray, " units"]],
-    shares: Sequence[float],
-    window: int,
-) -> pd.DataFrame:
-    """The misses of each policy on a trace, with room for a share of a layer's units, or what one token needs if more.
-
-    Columns: policy, memory (share of the units), missed (share of the units that tokens need and memory lacks). The
-    first half of the tokens fills the memory and does not count.
-    """
-    rows = []
-    for share in shares:
-        held = [max(int(share * layer.shape[1]), int(layer.sum(1).max())) for layer in active]
-        for policy in (*POLICIES, OPTIMUM):
-            loaded_units = _loaded(active, policy, held, frequencies, window)
-            half = len(active[0]) // 2
-            needed = sum(int(layer[half:].sum()) for layer in active)
-            rows.append({"policy": policy, "memory": share, "missed": loaded_units[half:].sum() / needed})
-    return pd.DataFrame(rows)
-
-
-def _loaded(
-    active: Sequence[Active],
-    policy: str,
-    rows: Sequence[int],
-    frequencies: Sequence[Float64[np.ndarray, " units"]],
-    window: int,
-) -> Float64[np.ndarray, " tokens"]:
-    """Units that all layers together load for each token."""
-    total = np.zeros(len(active[0]))
-    for layer, held, frequency in zip(active, rows, frequencies, strict=True):
-        needed = units_of(layer)
-        residency = _residency(policy, layer.shape[1], held, window, frequency, needed)
-        total += replay(needed, residency)["loaded"].to_numpy()
-    return total
-
-
-def _residency(
-    policy: str,
-    units: int,
-    rows: int,
-    window: int,
-    frequency: Float64[np.ndarray, " units"],
-    future: Sequence[Int64[np.ndarray, " needed"]] = (),
-) -> Residency:
-    """The policy by its name, with what it must know."""
-    settings = {"window": {"tokens": window}, "static": {"frequency": frequency}, OPTIMUM: {"future": future}}
-    return RESIDENCIES[policy](units, rows=rows, **settings.get(policy, {}))
 
 
 def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
@@ -143,9 +89,13 @@ def race_table(race: ResidencyRace, fresh: bool = False) -> pd.DataFrame:
     table = summary(runs, ["policy"], ["tokens_per_s"]).set_index("policy")
     needed = sum(int(layer[SKIPPED:].sum()) for layer in race.active) / race.tokens
     rows, frequencies = held_rows(race), frequencies_of(race.setting)
-    for policy in (*POLICIES, OPTIMUM):
-        found = _loaded(race.active, policy, rows, frequencies, race.window)[SKIPPED:].mean()
-        table.loc[policy, "replayed"] = found
+    replayed = pd.Series(0.0, [*POLICIES, OPTIMUM])
+    for policy in replayed.index:
+        for layer, held, frequency in zip(race.active, rows, frequencies, strict=True):
+            tokens = units_of(layer)
+            residency = residency_of(policy, layer.shape[1], held, tokens, frequency, race.window)
+            replayed[policy] += replay(tokens, residency)["loaded"][SKIPPED:].mean()
+    table = table.reindex(replayed.index).assign(replayed=replayed)
     optimum = table.index == OPTIMUM
     table.loc[optimum, "neurons_read"] = table.loc[optimum, "replayed"]
     table = table.assign(
@@ -187,7 +137,7 @@ def _contestant(race: ResidencyRace, policy: str, text: Text) -> PackedModel:
     frequencies = frequencies_of(race.setting)
 
     def residency(layer: int, neurons: int, rows: int) -> Residency:
-        return _residency(policy, neurons, rows, race.window, frequencies[layer])
+        return residency_of(policy, neurons, rows, frequency=frequencies[layer], window=race.window)
 
     more = {"dram_bytes": race.dram_bytes, "residency": residency}
     made = {"predictors": lambda: _predictors(race)}

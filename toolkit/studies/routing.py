@@ -1,22 +1,20 @@
 """Mixtures of experts: how well a layer foretells the next, and what stays in memory of experts and neurons."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 from torch import Tensor
 
 from toolkit.activations.route_traces import load_route_trace
 from toolkit.activations.routing import record_routing
 from toolkit.activations.trace import Trace
 from toolkit.cache import kept
-from toolkit.errors import unknown
 from toolkit.models.activation import activation_name
-from toolkit.policies.residencies import RESIDENCIES
-from toolkit.policies.residency import Residency
+from toolkit.policies.residencies import residency_of
 from toolkit.predictors import Samples
 from toolkit.predictors.next_layer import expert_samples, gate_limits
 from toolkit.simulation.replay import replay, units_of
@@ -89,11 +87,12 @@ def policy_table(trace: Trace, shares: Sequence[float], policies: Sequence[str] 
     experts, half = trace.units[0], trace.tokens.shape[1] // 2
     fewest = max(len(needed) for tokens in layers for needed in tokens)
     wanted = sum(len(needed) for tokens in layers for needed in tokens[half:])
+    often = [np.bincount(np.concatenate(tokens[:half]), minlength=experts).astype(float) for tokens in layers]
     for share, slots in distinct_slots(shares, fewest, experts):
         for policy in policies:
             late = sum(
-                replay(tokens, _policy(policy, tokens, experts)(experts, rows=slots))["loaded"][half:].sum()
-                for tokens in layers
+                replay(tokens, residency_of(policy, experts, slots, tokens, frequency))["loaded"][half:].sum()
+                for tokens, frequency in zip(layers, often, strict=True)
             )
             row = {"policy": policy, "memory": share, "slots": slots, "experts": experts}
             rows.append(row | {"expert_hits": 1 - late / wanted})
@@ -112,12 +111,3 @@ def distinct_slots(shares: Sequence[float], fewest: int, experts: int) -> Iterat
     for share in shares:
         slots.setdefault(max(fewest, round(share * experts)), share)
     return ((share, count) for count, share in slots.items())
-
-
-def _policy(name: str, needed: Sequence[Int64[np.ndarray, " needed"]], experts: int) -> Callable[..., Residency]:
-    """A policy by its name for the cache of a layer; the static profile is that of the first half of these tokens."""
-    if name not in RESIDENCIES:
-        raise unknown("residency policy", name, RESIDENCIES)
-    seen = np.bincount(np.concatenate(needed[: len(needed) // 2]), minlength=experts).astype(float)
-    more = {"static": {"frequency": seen}, "belady": {"future": needed}, "window": {"tokens": 5}}
-    return partial(RESIDENCIES[name], **more.get(name, {}))
