@@ -22,17 +22,17 @@ fig09 = functions_of("corm/fig09")
 
 
 @pytest.mark.parametrize(
-    ("seconds", "whole_s", "expected"),
+    ("ms", "whole_ms", "expected"),
     [
-        ([1.0, 2.0, 3.0], 2.5, 0.625),  # half way from 0.5 to 0.75
-        ([1.0, 2.0, 3.0], 2.0, 0.5),
+        ([1.0, 2.0, 3.0], 2.5, 62.5),  # half way from 0.5 to 0.75
+        ([1.0, 2.0, 3.0], 2.0, 50.0),
         ([1.0, 2.0, 3.0], 1.0, 0.0),
-        ([1.0, 2.0, 3.0], 3.5, 1.0),
-        ([1.0, 3.0, 1.0], 2.0, 0.375),  # the first crossing counts
+        ([1.0, 2.0, 3.0], 3.5, 100.0),
+        ([1.0, 3.0, 1.0], 2.0, 37.5),  # the first crossing counts
     ],
 )
-def test_the_crossing_by_hand(seconds, whole_s, expected):
-    assert fig09.share_limit(np.array([0.25, 0.5, 0.75]), np.array(seconds), whole_s) == expected
+def test_the_crossing_by_hand(ms, whole_ms, expected):
+    assert fig09.limit_of(np.array([25.0, 50.0, 75.0]), np.array(ms), whole_ms) == expected
 
 
 def test_crossings_with_and_without_decompression():
@@ -43,8 +43,9 @@ def test_crossings_with_and_without_decompression():
         for s in (0.25, 0.5, 0.75, 1.0)
     ]
     times = pd.DataFrame(rows).assign(model="m", tier=DISK, bits=4, evidence="measured", gap_bytes=0)
-    found = fig09.crossings(times).set_index("use")["share_limit"]
-    assert found.to_dict() == {"decompressed": 0.5, "as they come": pytest.approx(0.8)}
+    times = times.assign(seconds_low=0.0, seconds_high=0.0, decompress_s=0.0)
+    found = fig09.crossings(fig09.in_ms(times)).set_index("use")["limit_percent"]
+    assert found.to_dict() == {"decompressed": 50, "as they come": pytest.approx(80)}
 
 
 def test_a_paced_copy_takes_what_its_link_would():
@@ -88,7 +89,7 @@ def test_every_tier_way_and_share_has_a_row(monkeypatch, tmp_path):
     assert (paced["load_s"] >= 1e-4).all()
     sums = times[["compress_s", "load_s", "decompress_s"]].sum(axis=1)
     assert (sums > 0).all()
-    limits = fig09.crossings(times)
+    limits = fig09.crossings(fig09.in_ms(times))
     assert len(limits) == 3 * 2 * (2 + 1)
-    assert limits["share_limit"].between(0, 1).all()
+    assert limits["limit_percent"].between(0, 100).all()
     assert times["stored_bytes"].unique().tolist() == [40 * 384, 40 * 192, 40 * 128]
