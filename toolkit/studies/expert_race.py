@@ -50,6 +50,8 @@ WAYS = {  # what each does beside reading experts when they are needed
     "both": replace(EXACT, prefetch=True, cached=True),
 }
 FOLDER = "packed"
+CORPUS = "wiki-slice"
+LAYERS, ROUTED_LIKE = 4, "smollm2-135m-moe-upcycled"
 TOKEN = 7  # of a twin, for which every token is as good
 
 
@@ -57,13 +59,13 @@ TOKEN = 7  # of a twin, for which every token is as good
 class ExpertRace:
     """A mixture on disk, and how much of it memory holds.
 
+    A model gets evaluation text of `CORPUS`, token by token. A twin has `LAYERS` layers, and replays the routing of the
+    first layers of `ROUTED_LIKE`.
+
     Args:
         model: as `load_model` takes it, or a mixture of `ARCHITECTURES`, of which a twin with random experts is made.
         bits: of an expert's weight; None: as the model has them.
         share: of the experts, that the limit of DRAM holds.
-        layers: of a twin.
-        routed_like: the model whose first layers' routing a twin replays.
-        corpus: whose evaluation text a model gets, token by token.
         tokens: that count in a turn, after `skipped` ones that fill the memory.
         rivals: types of llama.cpp's file, mapped, in a memory cgroup of as many bytes.
     """
@@ -71,9 +73,6 @@ class ExpertRace:
     model: str = "smollm2-135m-moe-upcycled"
     bits: int | None = None
     share: float = 0.5
-    layers: int = 4
-    routed_like: str = "smollm2-135m-moe-upcycled"
-    corpus: str = "wiki-slice"
     tokens: int = 12
     skipped: int = 6
     repetitions: int = 3
@@ -262,13 +261,13 @@ def _limit(race: ExpertRace) -> int:
 
 def _recorded(race: ExpertRace, layer: int, experts: Experts) -> RecordedRouter:
     """The routing of a layer of another model, for a twin."""
-    like = replace(race, model=race.routed_like, rivals=())
+    like = replace(race, model=ROUTED_LIKE, rivals=())
     chosen, predicted = (of[layer] for of in routing_of(like))
     ids = torch.tensor(chosen)
     if ids.max() >= experts.count or ids.shape[1] != experts.per_token:
         raise UserError(
-            f"{race.routed_like} sends a token to {ids.shape[1]} experts, up to number {ids.max()}; {race.model} to "
-            f"{experts.per_token} of {experts.count}: choose another model for its routing"
+            f"{ROUTED_LIKE} sends a token to {ids.shape[1]} experts, up to number {ids.max()}; {race.model} to "
+            f"{experts.per_token} of {experts.count}: a twin is routed like that model"
         )
     return RecordedRouter(experts, ids, torch.tensor(predicted) if predicted[0] else ids)
 
@@ -278,7 +277,7 @@ def _tokens(race: ExpertRace) -> list[Tensor]:
     count = race.skipped + race.tokens
     if race.is_twin:
         return [torch.tensor([[TOKEN]])] * count
-    return list(load_tokens(race.corpus, loaded(race.model)[1], "evaluation").flatten()[:count].view(-1, 1, 1))
+    return list(load_tokens(CORPUS, loaded(race.model)[1], "evaluation").flatten()[:count].view(-1, 1, 1))
 
 
 def _mixtures_of(engine: OffloadedModel) -> list[ExpertFFN]:
@@ -290,11 +289,11 @@ def _mixtures_of(engine: OffloadedModel) -> list[ExpertFFN]:
 def _folder(race: ExpertRace) -> Path:
     """The packed mixture, kept."""
     key = {"model": race.model, "bits": race.bits}
-    key |= {"layers": race.layers} if race.is_twin else {"weights_sha256": loaded(race.model)[2]}
+    key |= {"layers": LAYERS} if race.is_twin else {"weights_sha256": loaded(race.model)[2]}
 
     def make(folder: Path) -> None:
         if race.is_twin:
-            pack_mixture_twin(twin_mixture(race.model, race.layers), folder / FOLDER, race.model, race.bits or 4)
+            pack_mixture_twin(twin_mixture(race.model, LAYERS), folder / FOLDER, race.model, race.bits or 4)
         else:
             model, tokenizer, _ = loaded(race.model)
             pack_experts(model, folder / FOLDER, race.model, tokenizer, race.bits)

@@ -53,6 +53,7 @@ TWINS = {  # each way of a twin, with the store that it reads and the form of it
     "spqr": (PLAIN, "spqr"),
     "spqr_ptcsr": (PLAIN, "spqr_ptcsr"),
 }
+SPARSITY, OUTLIERS = 0.5, 0.01  # of a twin: shares of zeros, and of the weights that SpQR has as outliers
 PLACES = ("dram", "storage")
 STREAMED_TOKENS = 4  # in a turn, after one that fills the buffers
 
@@ -113,15 +114,13 @@ def _quantised_forms(quantised: QuantisedModel) -> Mapping[str, object]:
 class ModelTwin:
     """A Llama decoder of random weights: a model of `toolkit.models.shapes`, so many layers, and a vocabulary.
 
-    `sparsity` is that of the dense weights and of what Endor packs; `outliers` the share that SpQR has. With `alike`
-    the layers share their dense weights, so that a model larger than the memory can be written, piece by piece.
+    Half of the dense weights, and of those that Endor packs, are zeros. With `alike` the layers share their dense
+    weights, so that a model larger than the memory can be written, piece by piece.
     """
 
     model: str = "tinyllama-1.1b"
     layers: int = 22
     vocabulary: int = 32_000
-    sparsity: float = 0.5
-    outliers: float = 0.01
     alike: bool = False
 
 
@@ -141,7 +140,7 @@ def twin_measurements(
     `layer_bytes` are those of the decoder linears, `weights` their number, `head_bytes` those of the head, which has 16
     bits everywhere. Raises `UserError` for a way that gives other logits from the disk than from memory.
     """
-    model = twin_model(twin.model, twin.layers, torch.bfloat16, twin.sparsity, 0, twin.vocabulary, twin.alike)
+    model = twin_model(twin.model, twin.layers, torch.bfloat16, SPARSITY, 0, twin.vocabulary, twin.alike)
     weights = twin.layers * sum(rows * columns for rows, columns in twin_shapes(twin.model).values())
     references, tables = {name: Reference("the same weights in the other place") for name in ways}, []
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
@@ -154,7 +153,7 @@ def twin_measurements(
                     forms = {TWINS[name][1]: name for name in ways if TWINS[name][0] == store}
                     raced = [_way(f"{form}{PACKED}", place) for form in forms]
                     raced += [_way(name, place) for name in rivals] if not number else []
-                    packs = {form: _packed(twin, store, form) for form in forms}
+                    packs = {form: _packed(store, form) for form in forms}
                     (folder / store).mkdir(exist_ok=True)
                     entered = contestants(model, raced, folder / store, [text], packs, staged=False)
                     for contestant in stack.enter_context(entered):
@@ -173,7 +172,7 @@ def twin_measurements(
     return table.assign(weights=weights, head_bytes=model.lm_head.weight.nbytes)
 
 
-def _packed(twin: ModelTwin, store: str, form: str) -> object:
+def _packed(store: str, form: str) -> object:
     """How a matrix of a twin is packed in a form."""
     if store != PLAIN:
         return partial(Scaled.encode, form)
@@ -182,6 +181,6 @@ def _packed(twin: ModelTwin, store: str, form: str) -> object:
     seeds = itertools.count()
 
     def random_form(weight: Tensor) -> Packed:
-        return random_spqr(QUANTISED[form], tuple(weight.shape), weight.dtype, twin.outliers, next(seeds))
+        return random_spqr(QUANTISED[form], tuple(weight.shape), weight.dtype, OUTLIERS, next(seeds))
 
     return random_form
