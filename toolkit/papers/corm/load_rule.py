@@ -41,7 +41,7 @@ from toolkit.models.architectures import ARCHITECTURES
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import buffer_bytes, buffered_chunks
 from toolkit.storage.readers import open_reader, open_scattered
-from toolkit.storage.readers.base import Reader
+from toolkit.storage.readers.base import HostReader, Reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
@@ -157,6 +157,7 @@ class Loading(Contestant):
 
 def _ways(layer: Layer, threads: Reader, scattered: Reader, links: Sequence[Link]) -> Iterator[tuple[Labels, str, Run]]:
     """Labels, how it reads, and a function that gets chosen neurons and gives the seconds of the stages."""
+    assert isinstance(scattered, HostReader)  # it reads to memory
     (stored,) = layer.ops.values()
     neurons, stride = stored.shape
     buffer = aligned_buffer(max(buffer_bytes(layer, neurons, max(GAPS)), layer.nbytes))
