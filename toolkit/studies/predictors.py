@@ -228,16 +228,11 @@ def _bytes(ffns: Sequence[FFN], variant: PredictorVariant, by_layer: pd.DataFram
 
     Gate weights in memory are not read from disk.
     """
-    whole = sum(ffn_bytes(ffn) for ffn in ffns)
+    whole = sum(linear.weight.nbytes for ffn in ffns for linear in (ffn.gate, ffn.up, ffn.down) if linear)
     gates = sum(ffn.gate.weight.nbytes for ffn in ffns) if variant.kind == "gate" else 0
     read = by_layer["predicted"].mean() * (1 - gates / whole)
     nbytes = by_layer["nbytes"].sum()
     return {"nbytes": nbytes, "resident_share": nbytes / whole, "read_share": read}
-
-
-def ffn_bytes(ffn: FFN) -> int:
-    """Bytes of an FFN's weights."""
-    return sum(linear.weight.nbytes for linear in (ffn.gate, ffn.up, ffn.down) if linear)
 
 
 @kept("predictions", without=LOADING, key=weights_key)
