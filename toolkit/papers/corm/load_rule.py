@@ -139,9 +139,9 @@ class Loading(Contestant):
     """
 
     def __init__(self, labels: Labels, mode: str, run: Run, expert: Layer, generator: np.random.Generator):
-        (stored,) = expert.ops.values()
-        self.labels, self.mode, self.run, self.generator, self.nbytes = labels, mode, run, generator, expert.nbytes
-        self.neurons = stored.shape[0]
+        self.labels, self.mode, self.run, self.generator = labels, mode, run, generator
+        ((self.neurons, stride),) = (stored.shape for stored in expert.ops.values())
+        self.nbytes = self.neurons * stride
         self.chosen = max(1, round(labels["share"] * self.neurons))
         self._clock_s = 0.0
         self.recorder = Recorder(lambda: self._clock_s)
