@@ -96,6 +96,7 @@ def sensitive_share(weight: Tensor, gram: Tensor, share: float, damping: float =
     """
     hessian = gram.double() + damping * gram.diagonal().double().mean() * torch.eye(len(gram), dtype=torch.float64)
     rounded = SpQR(outliers=0).round(weight.float()).decode()
-    errors = (weight.float() - rounded).double().square() / torch.cholesky_inverse(torch.linalg.cholesky(hessian)).diagonal()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(hessian))
+    errors = (weight.float() - rounded).double().square() / inverse.diagonal()
     worst = errors.flatten().topk(max(1, round(share * errors.numel()))).values
     return 100 * float(worst.sum() / errors.sum()) if errors.sum() else 0.0
