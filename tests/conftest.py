@@ -1,5 +1,6 @@
 """Annotations of tensors are contracts: under the tests they are checked at every call."""
 
+import contextlib
 import errno
 import gc
 import os
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from tests import contracts
+from toolkit import hub
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
 CHECKED = (
@@ -24,33 +26,26 @@ CHECKED = (
     "text",
 )
 
-# what `--fast` leaves out: files that take more than 2 seconds of CPU time
-SLOW = {
-    ".": "benchmarks command_line explorers extending repeatable starts wheel",
-    "evaluation": "tasks",
-    "evidence": "reference report run schema",
-    "formats": "contract files formats spqr",
-    "hostile": "hostile",
-    "interchange": "gguf",
-    "kernels": "ahead bitmap bitmap_cuda compiled csr cuda neuron_records neurons neurons_cuda program spqr spqr_cuda",
-    "machines": "disk",
-    "measure": "race",
-    "models": "gguf models",
-    "offload": "close draft expert_model families hot_neurons int8 model neuron_model new_format single_token spqr"
-    " uploader",
-    "papers": "endor endor_passes operations replay spqr_forward",
-    "policies": "mapping residencies",
-    "predictors": "files kinds",
-    "pruning": "prune",
-    "quantization": "quantised smoothquant spqr",
-    "recovery": "adapters distillation embedded",
-    "simulation": "hot_cold",
-    "storage": "index readers store",
-    "sweep": "lab state sweep",
-    "text": "text",
-}
+# files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
+# them, since a worker that begins a long one last leaves the other without work
+SLOW = """
+sweep/sweep kernels/cuda tests/command_line offload/families kernels/neuron_records offload/expert_model kernels/spqr
+papers/corm_latency hostile/hostile kernels/bitmap recovery/embedded offload/neuron_model kernels/neurons
+offload/draft evidence/report kernels/ahead offload/close offload/model kernels/bitmap_cuda offload/hot_neurons
+kernels/program offload/uploader kernels/spqr_cuda offload/spqr tests/explorers kernels/neurons_cuda offload/int8
+sweep/lab kernels/compiled kernels/csr kernels/single_token offload/new_format kernels/neuron_records_cuda
+offload/single_token evaluation/tasks formats/contract formats/files formats/formats formats/spqr interchange/gguf
+machines/disk measure/race models/gguf models/models offload/logit_check papers/endor papers/endor_passes
+papers/operations papers/replay papers/spqr_forward policies/mapping policies/residencies predictors/files
+predictors/kinds pruning/prune quantization/quantised quantization/smoothquant quantization/spqr recovery/adapters
+recovery/distillation simulation/hot_cold storage/index storage/readers storage/store tests/benchmarks tests/extending
+tests/repeatable tests/starts tests/wheel text/text
+"""
+PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
 gc.disable()  # until all tests are imported, which makes millions of objects that stay
+collection = contextlib.ExitStack()
+collection.enter_context(hub.lean("hqq"))  # which compiles when transformers imports it
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
 contracts.check(f"toolkit.{name}" for name in CHECKED)
 
@@ -64,17 +59,21 @@ def pytest_ignore_collect(collection_path, config):
     """Whether `--fast` leaves a file out; None leaves the question to others."""
     if not config.getoption("--fast"):
         return None
-    folder = "." if collection_path.parent.name == "tests" else collection_path.parent.name
-    return collection_path.stem.removeprefix("test_") in SLOW.get(folder, "").split() or None
+    return _name(collection_path) in PLACES or None
 
 
 def pytest_collection_modifyitems(items):
-    """Sweeps take minutes, so they begin first: a worker that begins one last leaves the other without work."""
-    items.sort(key=lambda item: item.path.parent.name != "sweep")
+    """The dearest files begin first."""
+    items.sort(key=lambda item: PLACES.get(_name(item.path), len(PLACES)))
+
+
+def _name(file):
+    return f"{file.parent.name}/{file.stem.removeprefix('test_')}"
 
 
 def pytest_collection_finish():
-    """No collection of garbage looks through them again."""
+    """No collection of garbage looks through what was imported again."""
+    collection.close()
     gc.freeze()
     gc.enable()
 

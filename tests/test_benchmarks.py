@@ -25,7 +25,7 @@ SMALL = {
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
-    "neurons": "--repetitions 1",
+    "neurons": "--hidden 64 --neurons 256 --repetitions 1",
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",

@@ -130,10 +130,7 @@ def _simulated_sum_before(value):
     cuda.syncthreads()
     room[warp, cuda.threadIdx.x] = value
     cuda.syncthreads()
-    total = 0
-    for lane in range(cuda.threadIdx.x):
-        total += room[warp, lane]
-    return total
+    return int(room[warp, : cuda.threadIdx.x].sum())
 
 
 @cuda.jit(device=True)
@@ -143,10 +140,7 @@ def _simulated_sum_all(value):
     cuda.syncthreads()
     room[warp, cuda.threadIdx.x] = value
     cuda.syncthreads()
-    total = float32(0)
-    for lane in range(LANES):
-        total += room[warp, lane]
-    return total
+    return room[warp].sum()
 
 
 @cuda.jit(device=True)

@@ -3,8 +3,6 @@
 import os
 
 if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":  # set before Numba is imported, as `test_cuda.py` does
-    from numba.cuda.simulator import kernel
+    from tests.kernels import simulator
 
-    from tests.kernels.simulator import Block
-
-    kernel.BlockManager = Block
+    simulator.install()

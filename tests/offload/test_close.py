@@ -17,7 +17,7 @@ from toolkit.storage.packing import pack_model
 SIZES = {"vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SIZES | {"intermediate_size": 512, "num_key_value_heads": 2}
 PROMPT = torch.tensor([[5, 17, 3]])
-OPENS = 50
+OPENS = 25
 LEAST_BYTES = 4 * 8192 * 256  # of the embedding, which each open model holds
 
 
@@ -72,7 +72,7 @@ def test_nothing_refers_to_what_was_closed(use, collected, way):
     assert [part() for part in use(way) if part() is not None] == []
 
 
-def test_fifty_opens_leave_no_memory_files_or_threads(use, collected, one_thread):
+def test_many_opens_leave_no_memory_files_or_threads(use, collected, one_thread):
     use("packed")
     before = resident_bytes(), len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(OPENS):

@@ -12,7 +12,6 @@ from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.replay import most_held, replay, replay_trace, units_of
 
 UNITS, ROWS = 40, 16
-TRACE = draw("toy", [UsageLaw(0.2, 1.0, 0.6)] * 2, neurons=UNITS, tokens=30)
 POLICIES = {
     "window": lambda layer, needed: SlidingWindow(UNITS, 3, ROWS),
     "lru": lambda layer, needed: Lru(UNITS, ROWS),
@@ -27,9 +26,10 @@ def test_worked_example():
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_engine_loads_the_same_units(name):
-    found = replay_trace(TRACE, POLICIES[name], unit_bytes=8)
-    for layer in range(TRACE.layers):
-        needed = units_of(TRACE.active(layer)[0].numpy())
+    trace = draw("toy", [UsageLaw(0.2, 1.0, 0.6)] * 2, neurons=UNITS, tokens=30)
+    found = replay_trace(trace, POLICIES[name], unit_bytes=8)
+    for layer in range(trace.layers):
+        needed = units_of(trace.active(layer)[0].numpy())
         fetched = []
 
         def fetch(units, rows, fetched=fetched):

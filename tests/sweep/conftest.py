@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -94,10 +95,14 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def make_checkout(place: Path, results: Path | None = None) -> Checkout:
-    """For what processes do: with a copy of the toolkit."""
+    """For what processes do: with a copy of the toolkit, whose fork server imports no large library."""
     shutil.copytree(paths.root() / "toolkit", place / "toolkit", ignore=shutil.ignore_patterns("__pycache__"))
-    papers = place / "toolkit" / "evidence" / "literature.py"
+    papers, server = place / "toolkit" / "evidence" / "literature.py", place / "toolkit" / "sweep" / "fork_server.py"
     papers.write_text(papers.read_text() + '\nPAPERS["toy"] = Paper("Toy")\n')
+    heavy = r' +"(torch|numba|transformers\.[\w.]+|safetensors\.torch)",\n'
+    changed, count = re.subn(heavy, "", server.read_text())
+    assert count == 5
+    server.write_text(changed)
     return _with_notebooks(Checkout(place, results))
 
 
@@ -116,6 +121,7 @@ def _with_notebooks(toy: Checkout) -> Checkout:
 def told(checkout: Checkout, monkeypatch, capfd):
     """Calls the command in this process, for what runs no notebook: a process of its own takes a second to start."""
     monkeypatch.setattr(paths, "root", lambda: checkout.root)
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", "")  # the command sets it, and it is as before after the test
 
     def call(*arguments: str) -> subprocess.CompletedProcess:
         status = main([*arguments])
