@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import re
 
 import nbformat
@@ -10,7 +11,7 @@ import pytest
 from tqdm import tqdm
 
 from toolkit.evidence.catalogue import Notebook, notebooks
-from toolkit.evidence.page import write_page
+from toolkit.evidence.page import three_digits, write_page
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 ABOUT = Notebook("endor/fig04", "A <title>", "How many bytes?", notebooks()["endor/fig04"].path)
@@ -168,3 +169,9 @@ def test_a_notebook_that_is_none_still_has_a_page(tmp_path, content):
     text = (tmp_path / "page.html").read_text()
     assert "How many bytes?" in text
     assert "cells cannot be shown" in text
+
+
+def test_numbers_have_three_digits():
+    numbers = [0.0, 0.012345, 1.0, -1.2345, 123.4, 1234.5, 12345.0, 8.259174e7, 1.234e-7, math.nan, math.inf]
+    shown = ["0", "0.0123", "1", "-1.23", "123", "1,234", "12,300", "82,600,000", "1.23e-07", "–", "inf"]
+    assert [three_digits(number) for number in numbers] == shown

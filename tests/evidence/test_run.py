@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import COLUMNS
+from toolkit.evidence.meta import Card
 from toolkit.evidence.reference import reference_dir
-from toolkit.evidence.run import Run, outside_ranges
+from toolkit.evidence.run import Run, latency_card, outside_ranges
 
 ID = next(iter(notebooks()))
 TABLE = pd.DataFrame({"name": ["a", "b"], "value": [1.5, 2.5]})
@@ -184,3 +185,34 @@ OUTSIDE = {f"xeon-sapphire-rapids-2c/flash/{name}/table.csv" for name in ("fig01
 def test_no_value_of_the_kept_results_lies_outside_its_range():
     tables = {str(path.relative_to(reference_dir())): path for path in reference_dir().rglob("table.csv")}
     assert {name for name, path in tables.items() if outside_ranges(pd.read_csv(path, low_memory=False))} <= OUTSIDE
+
+
+LATENCIES = ["model", "op", "way", "stage", "evidence", "seconds"]
+SECONDS = [
+    ("opt/8", "fc1", "storage, dense", "read", "measured", 0.1),
+    ("opt/8", "fc1", "storage, dense", "total", "measured", 0.2),
+    ("opt/8", "fc1", "storage, dense", "total", "modelled", 0.3),
+    ("opt/8", "fc1", "storage, endor", "total", "measured", 0.125),
+    ("llama", "fc1", "storage, dense", "total", "measured", 9.0),
+]
+
+
+def test_the_bars_are_the_first_models_measured_totals():
+    card = latency_card(pd.DataFrame(SECONDS, columns=LATENCIES))
+    assert card == Card(caption="ms a product of opt/8, measured, storage", bars={"dense": 200.0, "endor": 125.0})
+
+
+def test_words_that_all_bars_share_stand_in_the_caption():
+    ways = [
+        ("llama", "layer", f"llama, {method}", "total", "measured", 2.5) for method in ("dense", "endor, pipelined")
+    ]
+    assert latency_card(pd.DataFrame(ways, columns=LATENCIES)) == Card(
+        caption="s a layer of llama, measured", bars={"dense": 2.5, "endor, pipelined": 2.5}
+    )
+
+
+def test_a_table_with_fewer_than_two_measured_ways_has_no_card():
+    table = pd.DataFrame(SECONDS, columns=LATENCIES)
+    assert latency_card(table.iloc[:2]) is None
+    assert latency_card(table[table["evidence"] == "modelled"]) is None
+    assert latency_card(table.drop(columns="way")) is None

@@ -286,7 +286,7 @@ def test_bad_input_is_one_line_and_status_2_before_any_work(checkout, told, argu
 
 
 def test_values_that_a_notebook_may_not_take_are_refused_before_any_work(checkout, told):
-    rules = "parameters: {value: {type: integer, at_most: 9}, label: {choices: [x, some text]}}\n"
+    rules = "parameters: {value: {at_most: 9}, label: {choices: [x, some text]}}\n"
     (checkout.root / "notebooks" / "parameters.yaml").write_text(
         rules + "notebooks: {toy/b: {label: {choices: [x]}}}\n"
     )

@@ -1,12 +1,7 @@
 """The papers' own numbers, as `data/claims/<paper>.yaml` has them: one record a number.
 
-Every record has a kind, which says what a score may make of it:
-
-- `input`: a profile in `data/hardware/` was derived from it, or a model takes it (`input_of`). It is never scored.
-- `arithmetic`: it follows from shapes and formats, or by a sum, product or quotient from inputs; or it holds by
-  construction.
-- `prediction`: a model or a run could miss it.
-- `context`: the set-up, or a number of another study. It has no verdict.
+Every record has a kind, one of `KINDS`, which says what a score may make of it. An `input` may be that of a model
+instead (`input_of`). `arithmetic` is also a sum, product or quotient of inputs, and a fact that holds by construction.
 
 Several records can be one quantity, such as a time and the speed-up made from it. `same_as` names the record that
 stands for all of them; it is of the same kind.
@@ -23,7 +18,12 @@ from toolkit.errors import UserError
 from toolkit.records import checked, load_yaml, mapping
 
 READS = ("data/claims/{paper}.yaml",)  # for `toolkit.sources`: a notebook reruns when its paper's claims change
-KINDS = ("prediction", "arithmetic", "input", "context")
+KINDS = {
+    "prediction": "a model or a run could miss it; only predictions are scored",
+    "arithmetic": "it follows from shapes, formats and inputs, whatever the machine",
+    "input": "the machine's profile was derived from it, so it is listed and never scored",
+    "context": "the set-up, or a number of another study; it has no verdict of its own",
+}
 EVIDENCE = ("measured", "modelled")
 
 # `number` counts things (layers, tokens) or has no unit (a threshold); `points` is a difference of two percentages

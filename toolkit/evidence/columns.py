@@ -3,22 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from toolkit import paths
-from toolkit.records import checked, load_yaml, mapping
+from toolkit.records import load_yaml
 
 FILE = "data/columns.yaml"
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}  # in a unit of time
-UNITS = [
-    *("text", "flag", "number", "index", "count", "share", "ratio", "percent", "perplexity", *SECONDS, "tokens"),
-    *("tokens/s", "bits", "bytes", "KiB", "MB", "GB", "GB/s", "ops/s", "ops/byte"),
-]
-STATISTICS = ("median", "mean", "low", "high")
-
-REQUIRED = {"unit": Literal[*UNITS], "meaning": str}
-OPTIONAL = {"key": Literal[True], "quantity": str, "statistic": Literal[*STATISTICS]}
-ENTRY = mapping("entry", REQUIRED, OPTIONAL | {"in": dict[str, mapping("entry", REQUIRED, OPTIONAL)]})
 
 
 @dataclass(frozen=True)
@@ -38,32 +28,23 @@ class Column:
 
 
 @cache
-def _entries() -> dict[str, dict]:
-    file = paths.root() / FILE
-    entries = load_yaml(file)
-    checked(entries, dict[str, ENTRY], file)  # type: ignore[valid-type]  # made at run time
-    return entries
-
-
-def column(name: str, notebook: str | None = None) -> Column | None:
-    """The meaning of a column, in this notebook if it has one of its own there; None for a column without an entry.
+def dictionary() -> dict[tuple[str, str], Column]:
+    """Every meaning of a column, by its name and the notebook that alone has it ("": all others).
 
     Raises `UserError` for a dictionary that cannot be read.
     """
-    entry = dict(_entries().get(name, {}))
-    entry = entry.pop("in", {}).get(notebook, entry)
-    return Column(**{key: value for key, value in entry.items() if key != "in"}) if entry else None
+    entries = load_yaml(paths.root() / FILE)
+    meanings = [
+        (name, id, one) for name, entry in entries.items() for id, one in {"": entry, **entry.pop("in", {})}.items()
+    ]
+    return {(name, id): Column(**one) for name, id, one in meanings}
+
+
+def column(name: str, notebook: str | None = None) -> Column | None:
+    """The meaning of a column, in this notebook if it has one of its own there; None for a column without an entry."""
+    return dictionary().get((name, notebook or "")) or dictionary().get((name, ""))
 
 
 def unknown_columns(names: Iterable[str]) -> list[str]:
     """The names that have no entry."""
-    return [name for name in names if name not in _entries()]
-
-
-def dictionary() -> list[dict[str, str]]:
-    """A row for each meaning of a column: column, notebook (empty for all), unit, meaning."""
-    rows = []
-    for name, entry in _entries().items():
-        for notebook, one in {"": entry, **entry.get("in", {})}.items():
-            rows.append({"column": name, "notebook": notebook, "unit": one["unit"], "meaning": one["meaning"]})
-    return rows
+    return [name for name in names if column(name) is None]

@@ -22,14 +22,24 @@ SAME_SIGN = "same sign"
 DIFFERS = "differs"
 NOT_RUN = "not run"
 DISTURBED = "other work disturbed the measurement, which has no verdict therefore"
-VERDICTS = (WITHIN, SAME_EFFECT, SAME_SIGN, DIFFERS, NOT_RUN)  # from best to worst
+VERDICTS = {  # from best to worst
+    WITHIN: "ours is within 10 % of the published value, or within the tolerance that the claim states",
+    SAME_EFFECT: "another value, but 0.67 to 1.5 times the published effect, and outside the spread of runs",
+    SAME_SIGN: "faster or slower, larger or smaller, as published, by another amount",
+    DIFFERS: "ours was run and shows none of these, or no more than chance gives",
+    NOT_RUN: "no result here answers to the claim",
+}
 
 TOLERANCE = 0.1  # relative, where a claim gives none
 EFFECT = (0.67, 1.5)  # the shares of the published effect between which ours is the same
 ERRORS = 2  # standard errors on either side of a value
 THIS_MACHINE = "this-machine"
 VALUES, LIMITS, STAND_INS = "values", "limits", "stand-ins"
-GROUPS = (VALUES, LIMITS, STAND_INS)  # never added up; only values are scored
+GROUPS = {  # never added up
+    VALUES: "the paper gives a value, and ours is of the same model and machine; only values are scored",
+    LIMITS: "the paper gives a bound (at least, at most), not a value; a bound has no error",
+    STAND_INS: "another model or another machine than the paper's: it can show an effect, never the value",
+}
 COLUMNS = [
     *("claim", "kind", "same_as", "quantity", "unit", "conditions", "section", "bound", "published", "ours"),
     *("stand_in", "evidence", "profile", "ratio", "verdict", "reason", "null", "null_ratio"),
@@ -60,7 +70,10 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
     - `not run`: `table` holds no number that the claim is about, or other work disturbed it (`is_disturbed`).
     """
     records = claims(figure.split("/")[0])
-    chosen = {record["id"]: record for record in records[records["figure"] == figure].to_dict("records")}
+    chosen = {
+        record["id"]: {key: value for key, value in record.items() if not _absent(value)}
+        for record in records[records["figure"] == figure].to_dict("records")
+    }
     machines = _machines(table)
     guesses = {} if null is None else _machines(null)
     rows = []
@@ -122,12 +135,6 @@ def predictions(comparison: pd.DataFrame) -> pd.DataFrame:
             "a `machine`"
         )
     return comparison[modelled & group(comparison).eq(VALUES)]
-
-
-def distinct_predictions(comparison: pd.DataFrame) -> pd.DataFrame:
-    """The `predictions`, each quantity once a machine: the record with the largest error."""
-    chosen = predictions(comparison)
-    return _once(chosen, _error(chosen["ratio"]))
 
 
 def score(comparison: pd.DataFrame) -> dict[str, object]:
@@ -216,11 +223,11 @@ def score_sentence(comparison: pd.DataFrame) -> str:
 
 
 def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
-    """To be looked at: the columns that a reader needs, numbers to three digits after the point."""
+    """The columns of a comparison that a reader needs."""
     wanted = ["quantity", "conditions", "kind", "verdict", "published", "ours", "null", "unit", "profile", "evidence"]
-    wanted.append("reason")
-    numbers = {name: comparison[name].astype(float).round(3) for name in ("published", "ours", "null")}
-    return comparison.assign(**numbers)[wanted].fillna({"reason": ""})
+    numbers = comparison[["published", "ours", "null"]].astype(float)
+    reasons = comparison["reason"].astype(object).fillna("")
+    return comparison.assign(**numbers, reason=reasons)[[*wanted, "reason"]]
 
 
 def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: pd.DataFrame | None = None) -> dict:
@@ -234,17 +241,17 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
     return {
         "claim": record["id"],
         "kind": record["kind"],
-        "same_as": _or(record.get("same_as"), None),
+        "same_as": record.get("same_as"),
         "quantity": record["quantity"],
         "unit": record["unit"],
         "conditions": _conditions(record),
         "section": record["section"],
-        "bound": _or(record.get("bound"), None),
+        "bound": record.get("bound"),
         "published": record["value"],
         "ours": ours,
         "stand_in": stand_in,
         "evidence": evidence,
-        "profile": _or(row.get("profile"), _or(record.get("machine"), None)) if known else None,
+        "profile": _or(row.get("profile"), record.get("machine")) if known else None,
         "ratio": _ratio(ours, record),
         "verdict": verdict,
         "reason": DISTURBED if disturbed else None if _as_published(verdict, ours, record) else _reason(row, record),
@@ -256,7 +263,7 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
 def _conditions(record: dict) -> str:
     """The claim's, and whether the paper says it in words only or contradicts it."""
     more = ["in words there"] * (record.get("worded") is True)
-    return "; ".join([record["conditions"], *more, *filter(None, [_or(record.get("contradiction"), None)])])
+    return "; ".join([record["conditions"], *more, *filter(None, [record.get("contradiction")])])
 
 
 def _number(row: pd.Series | None, record: dict) -> float | None:
@@ -269,7 +276,7 @@ def _ratio(number: float | None, record: dict) -> float | None:
 
 
 def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series, stand_in: bool) -> str:
-    ours, bound = float(row[record["column"]]), _or(record.get("bound"), None)
+    ours, bound = float(row[record["column"]]), record.get("bound")
     if bound in ("at_least", "at_most") and _kept(ours, record["value"], bound):
         return SAME_SIGN if stand_in else WITHIN
     if bound == "up_to" and _beyond(ours, record, records):
@@ -281,7 +288,7 @@ def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: p
 
 def _as_published(verdict: str, ours: float | None, record: dict) -> bool:
     """Whether there is nothing to give a reason for: ours has no verdict, is within tolerance, or keeps the limit."""
-    limit = _or(record.get("bound"), None) in ("at_least", "at_most")
+    limit = record.get("bound") in ("at_least", "at_most")
     return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, record["value"], record["bound"]))
 
 
@@ -289,7 +296,7 @@ def _reason(row: pd.Series, record: dict) -> str | None:
     """Why ours is another number: chance, or what the claim says for this kind of evidence."""
     if _by_chance(row, record["column"]):
         return f"chance alone gives {row['chance']:.3g}"
-    return _or(record.get("reason"), {}).get(row.get("evidence"))
+    return record.get("reason", {}).get(row.get("evidence"))
 
 
 def _by_chance(row: pd.Series, column: str) -> bool:
@@ -304,7 +311,7 @@ def _kept(ours: float, limit: float, bound: str) -> bool:
 
 
 def _slack(record: dict) -> float:
-    return _or(record.get("slack"), _or(record.get("tolerance"), TOLERANCE) * abs(record["value"]))
+    return record.get("slack", record.get("tolerance", TOLERANCE) * abs(record["value"]))
 
 
 def _beyond(ours: float, record: dict, records: dict[str, dict]) -> bool:
@@ -316,7 +323,7 @@ def _beyond(ours: float, record: dict, records: dict[str, dict]) -> bool:
 
 def _by_effect(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series) -> str:
     """`same effect`, `same sign` or `differs`, by what the claim is beside in the paper and here."""
-    column, beside = record["column"], _or(record.get("beside"), None)
+    column, beside = record["column"], record.get("beside")
     theirs, span = beside, (beside, beside)
     if isinstance(beside, str):
         other = records[beside]
@@ -390,8 +397,12 @@ def _quantity(comparison: pd.DataFrame) -> pd.Series:
 
 def _badness(verdict: str) -> int:
     """Larger for a worse verdict, and least for what was not run."""
-    return -1 if verdict == NOT_RUN else VERDICTS.index(verdict)
+    return -1 if verdict == NOT_RUN else [*VERDICTS].index(verdict)
 
 
 def _or(value: Any, default: Any) -> Any:
-    return default if value is None or (isinstance(value, float) and np.isnan(value)) else value
+    return default if _absent(value) else value
+
+
+def _absent(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))

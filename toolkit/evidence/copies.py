@@ -53,12 +53,12 @@ def _copy(notebook: Notebook, folder: Path, preset: str) -> str | None:
     _set_parameters(content, notebook, preset)
     original = _digest(content)
     if copy.exists():
-        made_from = _mapping(read_json(copy).get("metadata")).get(COPIED)
+        made_from, present = _digests(copy)
         if made_from == original:
             return None
-        if made_from is None or made_from != _digest(read_json(copy)):
+        if made_from is None or made_from != present:
             return f"{copy} was changed and is not {notebook.path.name} with preset {preset}: rename it to get that"
-    content["metadata"] = _mapping(content.get("metadata")) | {COPIED: original}
+    content.setdefault("metadata", {})[COPIED] = original
     copy.parent.mkdir(parents=True, exist_ok=True)
     write_json(copy, content)
     return None
@@ -71,22 +71,19 @@ def _set_parameters(content: dict, notebook: Notebook, preset: str) -> None:
         return
     lines = [f"# preset {preset}", *(f"{name} = {value!r}" for name, value in changed.items())]
     cell = {"cell_type": "code", "id": INJECTED, "metadata": {"tags": [INJECTED]}, "execution_count": None}
-    tags = [_mapping(each.get("metadata")).get("tags", ()) for each in content["cells"]]
-    place = next(number for number, found in enumerate(tags) if PARAMETERS in found)
-    content["cells"].insert(place + 1, cell | {"outputs": [], "source": "\n".join(lines)})
+    tagged = [PARAMETERS in each["metadata"].get("tags", ()) for each in content["cells"]]
+    content["cells"].insert(tagged.index(True) + 1, cell | {"outputs": [], "source": "\n".join(lines)})
 
 
-def _digest(book: dict) -> str | None:
-    """The checksum of a notebook's cells without their outputs; None for a file that is no notebook."""
-    cells = book.get("cells")
-    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
-        return None
-    return sources.digest(*(f"{cell.get('cell_type')}\0{_joined(cell.get('source'))}" for cell in cells))
+def _digests(copy: Path) -> tuple[str | None, str | None]:
+    """The digest that a copy was made with, and that of its present cells; None for a file that is no copy."""
+    book = read_json(copy)
+    try:
+        return book["metadata"][COPIED], _digest(book)
+    except (KeyError, TypeError):
+        return None, None
 
 
-def _joined(source: object) -> str:
-    return "".join(map(str, source)) if isinstance(source, list) else str(source)
-
-
-def _mapping(value: object) -> dict:
-    return value if isinstance(value, dict) else {}
+def _digest(book: dict) -> str:
+    """The checksum of a notebook's cells without their outputs."""
+    return sources.digest(*(f"{cell['cell_type']}\0{''.join(cell['source'])}" for cell in book["cells"]))

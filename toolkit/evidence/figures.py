@@ -149,67 +149,40 @@ def timeline(axes: Axes, spans: pd.DataFrame, lane: str = "tier", colour: str = 
     """A Gantt chart of what `Timeline.table()` gives: a row a value of column `lane`, a colour a value of `colour`.
 
     A span is hatched where its row's `evidence` is modelled. To draw several timelines under each other, concatenate
-    their tables with a column that tells them apart, and name that column as `lane`.
+    their tables with a column that tells them apart, and name that column as `lane`. The colours are `stage_colours`
+    if all values are stages.
     """
-    lanes = list(dict.fromkeys(spans[lane]))
+    lanes, names = (list(dict.fromkeys(spans[column])) for column in (lane, colour))
+    colours = stage_colours(names)
+    if len(colours) < len(names):
+        colours = dict(zip(names, sns.color_palette("colorblind", len(names)), strict=True))
     for name, rows in spans.groupby(colour, sort=False):
         heights = [lanes.index(value) for value in rows[lane]]
         bars = axes.barh(heights, rows["end_s"] - rows["start_s"], left=rows["start_s"], height=0.7, label=name)
-        _paint(bars, _colours(spans[colour])[name], rows["evidence"])
-    _rows(axes, lanes)
+        for bar, kind in zip(bars, rows["evidence"], strict=True):
+            bar.set(facecolor=colours[name], edgecolor="white", linewidth=0.3, hatch=HATCHES.get(kind, ""))
+    axes.set_yticks(range(len(lanes)), lanes)
+    first_on_top(axes)
     axes.set_xlabel("seconds")
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
 
 
-def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str, value: str = "seconds", part: str = "stage") -> None:
-    """Horizontal bars made of parts: a bar a value of column `bar`, in it a part a value of column `part`.
+def stacked_bars(axes: Axes, table: pd.DataFrame, bar: str) -> None:
+    """Horizontal bars made of stages: a bar a value of column `bar`, in it the stages' seconds one after the other.
 
-    `table` holds one row for each bar and part, such as `Timeline.stages()` of several timelines. Its rows `transfer`
-    and `total` are sums and are left out. A part is hatched where its row's `evidence` is modelled. A star follows the
+    `table` holds one row for each bar and stage, such as `Timeline.stages()` of several timelines. Its rows `transfer`
+    and `total` are sums and are left out. A stage is hatched where its row's `evidence` is modelled. A star follows the
     name of a bar that other work disturbed.
     """
-    parts = table.assign(**{bar: starred(table, bar)})
-    parts = parts[~parts[part].isin(SUMS)]
+    parts = table.assign(**{bar: starred(table, bar)})[~table["stage"].isin(SUMS)]
     bars = list(dict.fromkeys(parts[bar]))
-    ends = dict.fromkeys(bars, 0.0)
-    colours = _colours(parts[part])
-    for name in colours:
-        rows = parts[parts[part] == name]
-        drawn = axes.barh(
-            [bars.index(place) for place in rows[bar]],
-            rows[value],
-            left=[ends[place] for place in rows[bar]],
-            height=0.7,
-            label=name,
-        )
-        _paint(drawn, colours[name], rows["evidence"])
-        for place, length in zip(rows[bar], rows[value], strict=True):
-            ends[place] += length
-    _rows(axes, bars)
-    axes.set_xlabel(value)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), ncols=LEGEND_COLUMNS)
+    places = parts[bar].map(bars.index) * len(STAGES) + parts["stage"].map(STAGES.index)
+    parts = parts.iloc[places.argsort(kind="stable")]
+    ends = parts.groupby(bar, sort=False)["seconds"].cumsum()
+    timeline(axes, parts.assign(start_s=ends - parts["seconds"], end_s=ends), lane=bar)
 
 
 def stage_colours(names: Iterable[str]) -> dict[str, tuple]:
     """The colour of each stage of a timeline among the names, in the stages' order: the same in every figure."""
     palette = dict(zip(STAGES, sns.color_palette("colorblind", len(STAGES)), strict=True))
     return {name: palette[name] for name in STAGES if name in set(names)}
-
-
-def _colours(names: pd.Series) -> dict[str, tuple]:
-    """A colour for each name: `stage_colours` if all are stages."""
-    found = list(dict.fromkeys(names))
-    if set(found) <= set(STAGES):
-        return stage_colours(found)
-    return dict(zip(found, sns.color_palette("colorblind", len(found)), strict=True))
-
-
-def _paint(bars: Iterable[Patch], colour: tuple, evidence: Iterable[str]) -> None:
-    for bar, kind in zip(bars, evidence, strict=True):
-        bar.set(facecolor=colour, edgecolor="white", linewidth=0.3, hatch=HATCHES.get(kind, ""))
-
-
-def _rows(axes: Axes, names: Sequence[str]) -> None:
-    """Name the rows of horizontal bars, with the first one on top."""
-    axes.set_yticks(range(len(names)), names)
-    first_on_top(axes)

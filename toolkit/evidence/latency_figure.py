@@ -32,19 +32,19 @@ OVERLAPPED = "total, where stages overlap"
 TOTAL = {"color": "black", "linewidth": 2, "solid_capstyle": "butt"}
 
 
-def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "way") -> Figure:
+def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
     """A panel of stacked stages for every machine, then one of our ratios and speed-ups beside the published ones.
 
     Args:
-        table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and the column `bar` (`way_names`, say).
-            Where a machine's bar was both measured and modelled, the modelled one stands below. Columns seconds_low and
+        table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and `way`, a bar each.
+            Where a machine's way was both measured and modelled, the modelled one stands below. Columns seconds_low and
             seconds_high, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
             repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
         comparison: of `compare`. Claims in other units, and those without a number of ours, are left out.
     """
-    panels = {name: _paired(rows, bar) for name, rows in table.groupby("profile", sort=False)}
+    panels = {name: _paired(rows) for name, rows in table.groupby("profile", sort=False)}
     ratios = comparison[comparison["unit"].isin(RATIOS) & comparison["ours"].notna()]
-    heights = [BAR_IN * rows[bar].nunique() + FRAME_IN for rows in panels.values()]
+    heights = [BAR_IN * rows["way"].nunique() + FRAME_IN for rows in panels.values()]
     heights += [CLAIM_IN * len(ratios) + FRAME_IN] * bool(len(ratios))
     figure, axes = plt.subplots(
         len(heights),
@@ -54,33 +54,32 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame, bar: str = "w
         squeeze=False,
     )
     for place, (name, rows) in zip(axes.flat, panels.items(), strict=False):
-        stacked_bars(place, rows, bar)
+        stacked_bars(place, rows, "way")
         place.get_legend().remove()
         models, kinds = (list(dict.fromkeys(rows[column])) for column in ("model", "evidence"))
         about = models if len(models) == 1 else []  # the bars say which, if there are several
         place.set_title(", ".join([name, *about, " and ".join(kinds)]))
-        _mark_totals(place, rows, bar)
+        _mark_totals(place, rows)
     if len(ratios):
         _ratios(axes.flat[-1], ratios, table, first=table["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 
 
-def _paired(rows: pd.DataFrame, bar: str) -> pd.DataFrame:
+def _paired(rows: pd.DataFrame) -> pd.DataFrame:
     """Bars in their order. Where some were measured, modelled ones stand behind them and say so in their name."""
     if set(rows["evidence"]) != {"measured", "modelled"}:
         return rows
-    places = {name: number for number, name in enumerate(dict.fromkeys(rows[bar]))}
-    rows = rows.sort_values("evidence", kind="stable").sort_values(
-        bar, key=lambda names: names.map(places), kind="stable"
-    )
-    return rows.assign(**{bar: rows[bar].where(rows["evidence"] == "measured", rows[bar] + ", modelled")})
+    ways = list(dict.fromkeys(rows["way"]))
+    places = 2 * rows["way"].map(ways.index) + rows["evidence"].eq("modelled")
+    rows = rows.assign(way=rows["way"].where(rows["evidence"] == "measured", rows["way"] + ", modelled"))
+    return rows.iloc[places.argsort(kind="stable")]
 
 
-def _mark_totals(axes: Axes, rows: pd.DataFrame, bar: str) -> None:
+def _mark_totals(axes: Axes, rows: pd.DataFrame) -> None:
     """A line at the total of each bar whose stages overlap: they are stacked, so the bar's length is no time."""
-    seconds = rows[~rows["stage"].isin(SUMS)].groupby(bar, sort=False)["seconds"].sum()
-    totals = rows[rows["stage"] == "total"].set_index(bar).reindex(seconds.index)
+    seconds = rows[~rows["stage"].isin(SUMS)].groupby("way", sort=False)["seconds"].sum()
+    totals = rows[rows["stage"] == "total"].set_index("way").reindex(seconds.index)
     for place, (stacked, total) in enumerate(zip(seconds, totals["seconds"], strict=True)):
         if total < OVERLAPPING * stacked:
             axes.plot([total, total], [place - 0.45, place + 0.45], label=OVERLAPPED, **TOTAL)

@@ -5,10 +5,23 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolkit.evidence.cards import Card
 from toolkit.files import read_json
 
 HEADLINES = ("gain", "cost", "negative")
+MOST_BARS = 9  # of a card
+
+
+class Card(BaseModel):
+    """The few numbers that stand for a notebook on the report's index, where a whole figure is too small to read.
+
+    `caption` says what they are, with unit and evidence: "ms a layer, measured here". `bars` are values from 0 by
+    label, in the order in which they are drawn; the index has room for `MOST_BARS`.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    caption: str
+    bars: dict[str, float]
 
 
 class Meta(BaseModel):

@@ -6,22 +6,22 @@ A page is one HTML file: figures embedded, maths as MathML, no script, nothing f
 import base64
 import csv
 import json
+import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-import jinja2
-
 from toolkit.errors import UserError
-from toolkit.evidence import wording
 from toolkit.evidence.catalogue import PRESETS, Notebook, heading
+from toolkit.evidence.claims import KINDS
 from toolkit.evidence.columns import Column, column
+from toolkit.evidence.comparison import GROUPS, VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.parameters import INJECTED, PARAMETERS
 from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
 
+NOTHING = "–"
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
@@ -33,15 +33,6 @@ FILES = {
     "provenance": "meta.json",
 }
 BAR = re.compile(r"\r(?:[^\r\n]*?\[\d+:\d\d[^\]\r\n]*\])? *")  # what tqdm writes, up to its clock, and what clears it
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One parameter of a run, as JSON; `default` only where the run took another value."""
-
-    name: str
-    value: str
-    default: str | None
 
 
 def write_page(executed: Path, page: Path, about: Notebook, error: str | None = None) -> None:
@@ -95,15 +86,15 @@ def png_uri(file: Path) -> str:
     return _data_uri(base64.b64encode(file.read_bytes()).decode())
 
 
-def _parameters(about: Notebook, book: dict) -> list[Parameter]:
-    """The values that a run had: the notebook's defaults, and over them what papermill put in."""
+def _parameters(about: Notebook, book: dict) -> list[tuple[str, str, str | None]]:
+    """Name and value, as JSON, of a run's parameters; then the default, where the run took another value."""
     try:
         defaults = about.parameters
     except UserError:  # the notebook has changed since
         defaults = {}
     given = book.get("metadata", {}).get("papermill", {}).get("parameters", {})
     return [
-        Parameter(name, _json(value), _json(defaults[name]) if defaults.get(name, value) != value else None)
+        (name, _json(value), _json(defaults[name]) if defaults.get(name, value) != value else None)
         for name, value in (defaults | given).items()
     ]
 
@@ -135,12 +126,31 @@ def preset_words(presets: set[str]) -> str:
 
 def render(template: str, target: Path, **values: object) -> None:
     """Write one of the report's templates to a file."""
+    import jinja2
+
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True)
-    environment.globals |= {"highlighting": _highlighting, "wording": wording, "disturbed": disturbance_words}
-    environment.filters |= {"digits": wording.three_digits, "cell": wording.cell}
+    environment.globals |= {"highlighting": _highlighting, "disturbed": disturbance_words}
+    environment.globals |= {"VERDICTS": VERDICTS, "KINDS": KINDS, "GROUPS": GROUPS}
+    environment.filters |= {"digits": three_digits, "cell": cell}
     text = environment.get_template(template).render(**values)
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8", errors="replace")
+
+
+def three_digits(number: float) -> str:
+    """A number to read: 0.0123, 1.23, 1,234, 12,300, 82,600,000, 1.23e-07; – for none."""
+    if math.isnan(number):
+        return NOTHING
+    if 100 <= abs(number) < 10_000:
+        return f"{number:,.0f}"
+    return f"{float(f'{number:.3g}'):,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+
+
+def cell(value: object) -> str:
+    """A value for a table: a number that is not whole with three digits, nothing as a dash."""
+    if value is None or value != value:
+        return NOTHING
+    return three_digits(value) if isinstance(value, float) else str(value)
 
 
 def _cells(book: dict) -> str:

@@ -59,16 +59,6 @@ class Entry:
     files: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Statement:
-    """A sentence on a system (`kind` gain, cost or negative) and the page of the notebook that found it."""
-
-    kind: str
-    text: str
-    page: str | None
-    title: str
-
-
 def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running: bool = False) -> Path:
     """Write `results/report/`, the notebooks' pages and the index of all systems and figures; return the index.
 
@@ -170,15 +160,11 @@ def publish_page(about: Notebook, executed: Path, folder: Path, rebuild: bool, e
     return page.name
 
 
-def _statements(entries: Sequence[Entry], system: str) -> list[Statement]:
-    """The notebooks' findings on a system, in the order gain, cost, negative."""
-    found = [
-        Statement(kind, entry.meta.headline[kind], entry.page, entry.about.title)
-        for entry in entries
-        for kind in HEADLINES
-        if kind in entry.meta.headline and system in _systems(entry)
-    ]
-    return sorted(found, key=lambda statement: HEADLINES.index(statement.kind))
+def _statements(entries: Sequence[Entry], system: str) -> dict[str, list[Entry]]:
+    """The notebooks with a sentence on a system, by its kind: gain, cost, negative; none without any."""
+    ours = [entry for entry in entries if system in _systems(entry)]
+    by_kind = {kind: [entry for entry in ours if kind in entry.meta.headline] for kind in HEADLINES}
+    return {kind: found for kind, found in by_kind.items() if found}
 
 
 def _systems(entry: Entry) -> set[str]:

@@ -20,7 +20,6 @@ from matplotlib.figure import Figure
 from toolkit import paths
 from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError, unknown
-from toolkit.evidence.cards import Card, latency_card
 from toolkit.evidence.catalogue import find
 from toolkit.evidence.columns import FILE as DICTIONARY
 from toolkit.evidence.columns import unknown_columns
@@ -32,12 +31,12 @@ from toolkit.evidence.comparison import (
     verdict_table,
 )
 from toolkit.evidence.figures import note_disturbance, use_style
-from toolkit.evidence.meta import HEADLINES
+from toolkit.evidence.meta import HEADLINES, MOST_BARS, Card
+from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
-from toolkit.evidence.wording import three_digits
 from toolkit.files import make_folder, replacing, write_json
 from toolkit.machines.provenance import provenance
-from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters
+from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters, starred
 
 EVIDENCE = ("measured", "modelled", "published")
 ROUNDING = 1e-9  # by which a value may leave its range
@@ -197,6 +196,41 @@ def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
 
 def _card(caption: str, numbers: Mapping[str, float]) -> Card:
     return Card(caption=caption, bars={str(label): float(value) for label, value in numbers.items() if value >= 0})
+
+
+def latency_card(table: pd.DataFrame) -> Card | None:
+    """The measured totals of this machine, a bar a way of running; None where the table has fewer than two.
+
+    In a table with several models or maps of layers, the first one's numbers. `table` holds rows of `Timeline.stages()`
+    with the column `way`.
+    """
+    if not {"stage", "evidence", "seconds", "way", "model"} <= set(table):
+        return None
+    totals = table[table["stage"].eq("total") & table["evidence"].eq("measured")]
+    for column in ("model", "mapping"):
+        if column in totals and len(totals):
+            totals = totals[totals[column].eq(totals[column].iloc[0])]
+    totals = totals[totals["way"].notna()].head(MOST_BARS)
+    if len(totals) < 2:
+        return None
+    unit, factor = ("s", 1.0) if totals["seconds"].max() >= 1 else ("ms", 1e3)
+    what, model = totals[["op", "model"]].iloc[0]
+    labels, shared = _without_shared_start(starred(totals, "way").tolist())
+    about = [
+        f"{unit} a {what if what in ('layer', 'pass') else 'product'} of {model}",
+        "measured",
+        *(word for word in shared if word != model),
+    ]
+    return Card(caption=", ".join(about), bars=dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True)))
+
+
+def _without_shared_start(names: list[str]) -> tuple[list[str], list[str]]:
+    """The names without the words that all of them begin with, and those words: `storage, dense`, `storage, endor`."""
+    words, shared = [name.split(", ") for name in names], []
+    while all(len(each) > 1 for each in words) and len({each[0] for each in words}) == 1:
+        shared.append(words[0][0])
+        words = [each[1:] for each in words]
+    return [", ".join(each) for each in words], shared
 
 
 def _check(table: pd.DataFrame, identifier: str) -> None:

@@ -1,6 +1,7 @@
-"""The values that parameters may take: `notebooks/parameters.yaml`, checked before a notebook does any work.
+"""The values that parameters may take, checked before a notebook does any work.
 
-Only values that a user has set are checked: the notebook's own defaults and presets are the project's, and tests check
+A value must be of its default's type, and allowed by the entry of `notebooks/parameters.yaml`, if there is one. Only
+values that a user has set are checked: the notebook's own defaults and presets are the project's, and tests check
 them. So the tables that name choices, and torch with them, are imported only for a parameter that somebody changes.
 """
 
@@ -19,38 +20,38 @@ from toolkit.evidence.catalogue import PRESETS, Notebook
 from toolkit.records import load_yaml
 
 FILE = "notebooks/parameters.yaml"
-TYPES = {"text": str, "integer": int, "number": int | float, "boolean": bool}
-WORDS = {
-    "text": "text that is not empty",
-    "integer": "a whole number",
-    "number": "a number",
-    "boolean": "true or false",
-}
+WORDS = {str: "text that is not empty", int: "a whole number", float: "a number", bool: "true or false"}
 LONGEST = 160  # characters of a value in an error
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The values that one parameter may take. `notebooks/parameters.yaml` says what each field means."""
+    """The values that one parameter may take. `notebooks/parameters.yaml` says what its fields mean.
 
-    type: str = "text"
-    choices: tuple[object, ...] = ()
+    `kind` is the type of a value or, for a `list`, of its items.
+    """
+
+    kind: type
+    list: bool = False
+    choices: Sequence[object] = ()
     parts: bool = False
     at_least: float = -math.inf
     at_most: float = math.inf
     above: float = -math.inf
     below: float = math.inf
-    list: bool = False
-    holds: tuple[object, ...] = ()
+    holds: Sequence[object] = ()
     fewest: int = 1
     most: int | None = None
 
     def check(self, label: str, value: object) -> None:
         """Raise `UserError` that names the label, the value and what is expected, unless the value is allowed."""
-        if not self._allows(value):
+        items = value if self.list and isinstance(value, list) else [value]
+        wrong = [item for item in items if not self._allows(item)]
+        if wrong or (self.list and not self._allows_list(value)):
             shown = json.dumps(value, default=str)
             shown = shown if len(shown) <= LONGEST else f"{shown[:LONGEST]} …"
-            raise UserError(f"{label} = {shown}: expected {self}{self._meant(value)}")
+            hint = did_you_mean(wrong[0], map(str, self.names())) if wrong and isinstance(wrong[0], str) else ""
+            raise UserError(f"{label} = {shown}: expected {self}{hint}")
 
     def names(self) -> Sequence[object]:
         """The choices, with the names that a registry of the toolkit holds in the place of `module:NAME`."""
@@ -58,7 +59,7 @@ class Rule:
 
     def __str__(self) -> str:
         """The expected value, in words."""
-        one = "one of " + ", ".join(map(str, self.names())) if self.choices else WORDS[self.type]
+        one = "one of " + ", ".join(map(str, self.names())) if self.choices else WORDS[self.kind]
         if self.parts:
             one += " (or a part of it: NAME/8 has an eighth of the rows)"
         bounds = {"from": self.at_least, "to": self.at_most, "above": self.above, "below": self.below}
@@ -69,86 +70,58 @@ class Rule:
         held = f"; it must have {', '.join(map(str, self.holds))}" if self.holds else ""
         return f"a list of {size}, none of them twice, each {one}{held}"
 
-    def _allows(self, value: object) -> bool:
-        if not self.list:
-            return self._allows_item(value)
+    def _allows_list(self, value: object) -> bool:
         return (
             isinstance(value, list)
-            and all(map(self._allows_item, value))
             and self.fewest <= len(value) <= (self.most or len(value))
             and len(set(value)) == len(value)
             and set(self.holds) <= set(value)
         )
 
-    def _allows_item(self, value: object) -> bool:
-        if not _is_of(self.type, value):
+    def _allows(self, value: object) -> bool:
+        if type(value) is not self.kind and (type(value), self.kind) != (int, float):
             return False
-        if self.type in ("integer", "number") and not (
-            self.at_least <= value <= self.at_most and self.above < value < self.below
+        if isinstance(value, str) and not (value and value.isprintable()):
+            return False
+        if self.kind in (int, float) and not (
+            math.isfinite(value) and self.at_least <= value <= self.at_most and self.above < value < self.below
         ):
             return False
-        return not self.choices or (_whole(value) if self.parts else value) in self.names()
-
-    def _meant(self, value: object) -> str:
-        """A hint at the choice that is like the first wrong one."""
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, str) and not self._allows_item(item):
-                return did_you_mean(item, map(str, self.names()))
-        return ""
+        # opt-66b/8 is a part of opt-66b
+        return not self.choices or (re.sub(r"/[1-9][0-9]*\Z", "", value) if self.parts else value) in self.names()
 
 
 def check_parameters(notebook: Notebook, parameters: Mapping[str, object]) -> None:
     """Check the values that are in none of the notebook's presets.
 
-    Raises `UserError` that names notebook, parameter, value and expectation for the first one that is not allowed. A
-    parameter without an entry in `notebooks/parameters.yaml` takes values like its default.
+    Raises `UserError` that names notebook, parameter, value and expectation for the first one that is not allowed.
     """
-    known, presets = rules(notebook.id), [notebook.preset(name) for name in PRESETS]
-    for name, value in parameters.items():
-        own = any(_same(preset.get(name), value) for preset in presets)
-        if not own and (rule := known.get(name) or _like(notebook.parameters.get(name))):
-            rule.check(f"{notebook.id}: {name}", value)
+    known, presets = rules(notebook), [notebook.preset(name) for name in PRESETS]
+    for name, rule in known.items():
+        own = {repr(preset[name]) for preset in presets}  # 1, 1.0 and true are three values, in a list as well
+        if name in parameters and repr(parameters[name]) not in own:
+            rule.check(f"{notebook.id}: {name}", parameters[name])
 
 
-def rules(id: str) -> dict[str, Rule]:
-    """The rules of a notebook's parameters by name: those for all notebooks, with what this one asks beside that."""
-    found = _entries(paths.root() / FILE)
-    common, own = found.get("parameters", {}), found.get("notebooks", {}).get(id, {})
-    return {name: _rule((common.get(name) or {}) | own.get(name, {})) for name in common | own}
+def rules(notebook: Notebook) -> dict[str, Rule]:
+    """The rules of a notebook's parameters by name; none for a default that has no type, such as None.
 
-
-def _rule(entry: Mapping[str, object]) -> Rule:
-    return Rule(**{key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()})
+    An entry for all notebooks is joined with what this one asks beside that.
+    """
+    file = _entries(paths.root() / FILE)
+    common, own = file.get("parameters", {}), file.get("notebooks", {}).get(notebook.id, {})
+    known = {}
+    for name, default in notebook.parameters.items():
+        kinds = [type(item) for item in (default if isinstance(default, list) else [default])]
+        kind = float if float in kinds else next(iter(kinds), None)
+        if kind in WORDS:
+            known[name] = Rule(kind, isinstance(default, list), **(common.get(name, {}) | own.get(name, {})))
+    return known
 
 
 @cache
 def _entries(file: Path) -> dict:
     return load_yaml(file) if file.is_file() else {}
-
-
-def _like(default: object) -> Rule | None:
-    """The rule that a default stands for; None if it says nothing."""
-    first = default[0] if isinstance(default, list) and default else default
-    kind = next((name for name in TYPES if _is_of(name, first)), None)
-    return Rule(kind, list=isinstance(default, list)) if kind else None
-
-
-def _is_of(kind: str, value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, TYPES[kind]):
-        return kind == "boolean" and isinstance(value, bool)
-    if kind == "text":
-        return bool(value) and value.isprintable()
-    return isinstance(value, int) or math.isfinite(value)
-
-
-def _same(known: object, value: object) -> bool:
-    """Whether two values are equal and of one type: 1, 1.0 and true are three values, in a list as well."""
-    return repr(known) == repr(value)
-
-
-def _whole(name: str) -> str:
-    """The name of which `name` is a part, such as opt-66b of opt-66b/8; `name` itself if it is no part."""
-    return re.sub(r"/[1-9][0-9]*\Z", "", name)
 
 
 @cache

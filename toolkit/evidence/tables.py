@@ -5,7 +5,6 @@ of one notebook apart, as `name=value`. `machine` is the profile that a number w
 measured on; `cpu`, `commit` and `finished` say where, by which code and when the notebook ran.
 """
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -40,7 +39,8 @@ def write_tables(results: Path) -> Path:
         with replacing(folder / f"{name}.csv") as path:
             table.to_csv(path, index=False)
     with replacing(folder / "columns.csv") as path:
-        pd.DataFrame(dictionary()).to_csv(path, index=False, quoting=csv.QUOTE_MINIMAL)
+        rows = [(name, id, one.unit, one.meaning) for (name, id), one in dictionary().items()]
+        pd.DataFrame(rows, columns=["column", "notebook", "unit", "meaning"]).to_csv(path, index=False)
     return folder
 
 
