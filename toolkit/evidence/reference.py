@@ -15,7 +15,7 @@ from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.cite import reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
-from toolkit.evidence.scores import write_scores
+from toolkit.evidence.scores import read_results, write_scores
 from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")
@@ -49,12 +49,12 @@ def compare_again(machine: str) -> Path:
     The null model's numbers stay, since no table has them. Raises `UserError` if nothing is kept of that machine.
     """
     folder = reference_dir() / machine
-    files = [folder / id / "table.csv" for id in notebooks() if (folder / id / "table.csv").is_file()]
-    if not files:
+    tables = dict(read_results(folder, "table"))
+    if not tables:
         raise UserError(f"no tables in {folder}; keep results first, without --again")
-    for table in files:
-        file = table.with_name("comparison.csv")
-        found = compare(pd.read_csv(table, low_memory=False), table.parent.relative_to(folder).as_posix())
+    for id, table in tables.items():
+        file = folder / id / "comparison.csv"
+        found = compare(table, id)
         if found.empty:
             continue
         before = pd.read_csv(file) if file.is_file() else {}

@@ -1,6 +1,6 @@
 """How well the cost models predict, over all notebooks: the papers' numbers, and what was measured on this machine."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -33,31 +33,28 @@ def score_table(comparisons: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame([row for row in rows if row["quantities"]])
 
 
+def read_results(folder: Path, name: str, ids: Iterable[str] | None = None) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Id and `<name>.csv` of all notebooks, or of these, that have one in a folder of results."""
+    for id in notebooks() if ids is None else ids:
+        if (file := folder / id / f"{name}.csv").is_file():
+            yield id, pd.read_csv(file, low_memory=False)
+
+
 def comparisons(folder: Path) -> pd.DataFrame:
     """Every notebook's comparison, with its paper."""
-    tables = [
-        pd.read_csv(file).assign(paper=id.split("/")[0])
-        for id in notebooks()
-        if (file := folder / id / "comparison.csv").is_file()
-    ]
-    kept = [table.reindex(columns=[*COLUMNS, "paper"]) for table in tables if len(table)]
-    return pd.concat(kept, ignore_index=True) if kept else pd.DataFrame(columns=[*COLUMNS, "paper"])
+    columns = [*COLUMNS, "paper"]
+    found = [(table, id.split("/")[0]) for id, table in read_results(folder, "comparison") if len(table)]
+    tables = [table.assign(paper=paper).reindex(columns=columns) for table, paper in found]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
 
 def model_errors(folder: Path) -> pd.DataFrame:
     """A row a notebook whose table has both what was modelled for this machine and what was measured on it."""
-    predicted = dict(_predicted(folder))
+    predicted = {id: modelled_over_measured(table) for id, table in read_results(folder, "table")}
+    predicted = {id: ratios for id, ratios in predicted.items() if len(ratios)}
     if predicted:
         predicted[ALL] = pd.concat(predicted.values())
     return pd.DataFrame([{"notebook": id, **model_error(table)} for id, table in predicted.items()])
-
-
-def _predicted(folder: Path) -> Iterator[tuple[str, pd.DataFrame]]:
-    for id in notebooks():
-        if (file := folder / id / "table.csv").is_file():
-            ratios = modelled_over_measured(pd.read_csv(file, low_memory=False))
-            if len(ratios):
-                yield id, ratios
 
 
 def modelled_over_measured(table: pd.DataFrame) -> pd.DataFrame:

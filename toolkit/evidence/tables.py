@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.columns import SECONDS, Column, column, dictionary
 from toolkit.evidence.comparison import THIS_MACHINE
 from toolkit.evidence.meta import Meta, read_meta
-from toolkit.evidence.scores import comparisons
+from toolkit.evidence.scores import comparisons, read_results
 from toolkit.files import make_folder, replacing
 
 COLUMNS = [
@@ -47,12 +46,10 @@ def write_tables(results: Path) -> Path:
 def combined_tables(results: Path, ids: Iterable[str] | None = None) -> dict[str, pd.DataFrame]:
     """The tables by name, from all notebooks whose results are there, or from these alone."""
     parts: dict[str, list[pd.DataFrame]] = {name: [] for name in TABLES}
-    for id in notebooks() if ids is None else ids:
-        file = results / id / "table.csv"
-        if file.is_file():
-            table, meta = pd.read_csv(file, low_memory=False), read_meta(file.parent)
-            for name, numbers in TABLES.items():
-                parts[name] += [_tidy(table, id, meta, *one) for one in numbers(table, id)]
+    for id, table in read_results(results, "table", ids):
+        meta = read_meta(results / id)
+        for name, numbers in TABLES.items():
+            parts[name] += [_tidy(table, id, meta, *one) for one in numbers(table, id)]
     return {
         name: pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame(columns=COLUMNS)
         for name, tables in parts.items()
