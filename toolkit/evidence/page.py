@@ -22,6 +22,7 @@ from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
 
 NOTHING = "–"
+PNG = "data:image/png;base64,"
 TEMPLATES = Path(__file__).with_name("templates")
 MATHS = re.compile(r"\$\$(?P<block>[^$]+)\$\$|(?<![\\$\w])\$(?P<inline>[^$\s](?:[^$\n]*[^$\s])?)\$(?![\w$])")
 IMAGE = re.compile(r'<img\s[^>]*src="data:image/png[^>]*>')
@@ -66,8 +67,7 @@ def write_page(executed: Path, page: Path, about: Notebook, error: str | None = 
 
 def read_book(executed: Path) -> dict:
     """An executed notebook's JSON; one without cells if it cannot be read."""
-    book = read_json(executed)
-    return book if isinstance(book.get("cells"), list) else {"cells": []}
+    return {"cells": []} | read_json(executed)
 
 
 def file_links(folder: Path, about: Notebook) -> tuple[tuple[str, str], ...]:
@@ -83,7 +83,7 @@ def main_figure(folder: Path, meta: Meta) -> str | None:
 
 def png_uri(file: Path) -> str:
     """A PNG as a data URI."""
-    return _data_uri(base64.b64encode(file.read_bytes()).decode())
+    return f"{PNG}{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def _parameters(about: Notebook, book: dict) -> list[tuple[str, str, str | None]]:
@@ -195,23 +195,9 @@ def _mathml(match: re.Match) -> str:
 
 def last_image(book: dict) -> str | None:
     """The last figure that the notebook shows, for want of a saved one."""
-    data = [output["data"] for output in _outputs(book) if isinstance(output.get("data"), dict)]
-    images = [_joined(each["image/png"]) for each in data if "image/png" in each]
-    return _data_uri("".join(images[-1].split())) if images else None
-
-
-def _outputs(book: dict) -> list[dict]:
-    cells = [cell for cell in book["cells"] if isinstance(cell, dict) and isinstance(cell.get("outputs"), list)]
-    return [output for cell in cells for output in cell["outputs"] if isinstance(output, dict)]
-
-
-def _joined(text: object) -> str:
-    """Notebook text, which is a string or a list of lines."""
-    return "".join(map(str, text)) if isinstance(text, list) else text if isinstance(text, str) else ""
-
-
-def _data_uri(png: str) -> str:
-    return f"data:image/png;base64,{png}"
+    outputs = [output.get("data", {}) for cell in book["cells"] for output in cell.get("outputs", [])]
+    images = ["".join(data["image/png"]) for data in outputs if "image/png" in data]  # a string, or its lines
+    return f"{PNG}{''.join(images[-1].split())}" if images else None
 
 
 def _json(value: object) -> str:
