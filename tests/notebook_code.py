@@ -4,8 +4,7 @@ import ast
 from functools import cache
 from types import SimpleNamespace
 
-from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.parameters import PARAMETERS, read_cells
+from toolkit.evidence.catalogue import PARAMETERS, notebooks, read_cells
 
 
 @cache

@@ -14,8 +14,8 @@ from nbclient import NotebookClient
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from toolkit import models, paths, text
+from toolkit.evidence.catalogue import read_cells
 from toolkit.evidence.interactive import STILL
-from toolkit.evidence.parameters import read_cells
 from toolkit.machines.hardware import profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.cutting import ENTRY, cut_for_good

@@ -7,8 +7,7 @@ import pytest
 
 from toolkit import hub, paths
 from toolkit.downloads import DOWNLOADS
-from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
-from toolkit.evidence.parameters import read_cells
+from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks, read_cells
 from toolkit.models import check_model
 from toolkit.text import check_corpus
 

@@ -1,8 +1,12 @@
 """The notebooks there are, by what their files say, with the presets of `notebooks/presets.yaml`.
 
+Files are read as plain JSON: to import nbformat takes longer than all else that the command line does at its start.
+
 A notebook's first cell has its title and its question; the first argument of its `Run` is its id, `<paper>/<row>`.
 """
 
+import ast
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,15 +17,25 @@ from typing import Any
 from toolkit import paths, sources
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.literature import PAPERS
-from toolkit.evidence.parameters import Cell, read_cells, read_parameters
 from toolkit.records import checked, load_yaml
 
+PARAMETERS = "parameters"  # the tag of the cell that assigns them
+INJECTED = "injected-parameters"  # papermill's tag of the cell that it puts behind the defaults
 PRESETS = ("quick", "standard", "paper")
 EXPLORE = "explore"  # the folder of explorers, and the part of their ids before the slash
 RUN = re.compile(r"""\bRun\(["']([a-z0-9_/]+)["'], globals\(\)\)""")
 TITLE = re.compile(r"\A\s*# (.*)\n?")
 QUESTION = re.compile(r"^\*\*Question\.\*\* +((?:.+\n?)+)", re.MULTILINE)
 SETTINGS = dict[str, dict[str, bool | dict[str, Any] | None] | None]  # of `alone`, and of each preset
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a notebook file."""
+
+    kind: str
+    source: str
+    tags: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -118,6 +132,40 @@ def heading(first: str) -> tuple[str, str, str]:
     question = QUESTION.search(text)
     rest = QUESTION.sub("", text, count=1).strip()
     return title[1].strip() if title else "", " ".join(question[1].split()) if question else "", rest
+
+
+def read_cells(notebook: Path) -> list[Cell]:
+    """The cells of a notebook. Raises `UserError` if the file is no notebook."""
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        return [
+            Cell(cell["cell_type"], "".join(cell["source"]), tuple(cell["metadata"].get("tags", ()))) for cell in cells
+        ]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UserError(f"{notebook}: not a readable notebook ({type(error).__name__}: {error})") from error
+
+
+def read_parameters(notebook: Path) -> dict[str, object]:
+    """Names and default values of a notebook's `parameters` cell: assignments of plain literals and nothing else.
+
+    Raises `UserError` if there is no such cell or it holds anything else.
+    """
+    tagged = [cell for cell in read_cells(notebook) if cell.kind == "code" and PARAMETERS in cell.tags]
+    if len(tagged) != 1:
+        raise UserError(f"{notebook}: expected one cell tagged {PARAMETERS!r}, found {len(tagged)}")
+    try:
+        return dict(_literal(statement) for statement in ast.parse(tagged[0].source).body)
+    except (ValueError, SyntaxError) as error:
+        raise UserError(f"{notebook}: the parameters cell may only assign plain literals ({error})") from error
+
+
+def _literal(statement: ast.stmt) -> tuple[str, object]:
+    match statement:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            return name, ast.literal_eval(value)
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            return name, ast.literal_eval(value)
+    raise ValueError(f"line {statement.lineno}: {ast.unparse(statement)}")
 
 
 def _explorer(file: Path) -> Notebook:

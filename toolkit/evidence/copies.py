@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from toolkit import paths, sources
 from toolkit.errors import unknown
-from toolkit.evidence.catalogue import PRESETS, Notebook, explorers, notebooks
-from toolkit.evidence.parameters import INJECTED, PARAMETERS
+from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, explorers, notebooks
 from toolkit.files import disk_trouble_told, make_folder, read_json, write_json
 
 COPIED = "toolkit_copy_of"  # metadata of a copy: the digest of the cells that it was made from

@@ -11,13 +11,12 @@ import re
 from pathlib import Path
 
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import PRESETS, Notebook, heading
+from toolkit.evidence.catalogue import INJECTED, PARAMETERS, PRESETS, Notebook, heading
 from toolkit.evidence.claims import KINDS
 from toolkit.evidence.columns import Column, column
 from toolkit.evidence.comparison import GROUPS, VERDICTS
 from toolkit.evidence.literature import PAPERS
 from toolkit.evidence.meta import Meta, read_meta
-from toolkit.evidence.parameters import INJECTED, PARAMETERS
 from toolkit.files import read_json, replacing
 from toolkit.measure.disturbance import disturbance_words
 
