@@ -78,13 +78,13 @@ def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
     assert cite.refresh(page, reference) == 0
 
 
-@pytest.mark.parametrize("page", cite.pages(), ids=lambda page: page.name)
-def test_the_numbers_of_a_page_are_those_of_the_kept_tables(page):
+def test_the_numbers_of_pages_are_those_of_the_kept_tables():
     """README, docs and gallery; the message names the machine that a number is from."""
     reference = cite.reference_dir()
     names = cite.read_names(reference)
     stale = [
-        f"{citation.cell} of {cite.address(citation.cell, names)[0]}: {citation.text} here, {kept} kept"
+        f"{page.name}: {citation.cell} of {cite.address(citation.cell, names)[0]}: {citation.text} here, {kept} kept"
+        for page in cite.pages()
         for citation in cite.citations(page)
         if (kept := cite.value(citation.cell, reference, names)) != citation.text
     ]
@@ -109,8 +109,7 @@ def test_every_named_cell_is_cited_and_has_a_value():
     assert names["machine"] in {folder.name for folder in reference.iterdir()}
 
 
-@pytest.mark.parametrize("page", cite.pages(), ids=lambda page: page.name)
-def test_no_line_begins_with_a_cell(page):
+def test_no_line_begins_with_a_cell():
     """Markdown would take it for a block of HTML, and end the paragraph there."""
-    lines = page.read_text(encoding="utf-8").splitlines()
+    lines = [line for page in cite.pages() for line in page.read_text(encoding="utf-8").splitlines()]
     assert [line for line in lines if line.lstrip().startswith("<!--cell")] == []
