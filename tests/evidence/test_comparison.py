@@ -259,6 +259,7 @@ def test_each_machine_is_compared_by_itself_and_by_what_was_measured(publish):
     publish(RECORD, RECORD | {"id": "x-2", "where": {"format": "csr"}})
     found = compare(MACHINES, "toy/fig1", MACHINES.iloc[:1].assign(ratio=0.7))
     shown = found[["profile", "claim", "ours", "null", "evidence", "verdict"]]
+    assert compare(MACHINES.assign(ratio_low=0.3, ratio_high=1), "toy/fig1")["ours_low"].tolist()[:3] == [0.3] * 3
     assert shown.astype(object).fillna("").to_numpy().tolist() == [
         ["paper", "x-1", 0.5, 0.7, "modelled", "within tolerance"],
         ["second", "x-1", 0.4, "", "modelled", "differs"],

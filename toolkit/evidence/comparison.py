@@ -41,8 +41,9 @@ GROUPS = {  # never added up
     STAND_INS: "another model or another machine than the paper's: it can show an effect, never the value",
 }
 COLUMNS = [
-    *("claim", "kind", "same_as", "quantity", "unit", "conditions", "section", "bound", "published", "ours"),
-    *("stand_in", "evidence", "profile", "ratio", "verdict", "reason", "null", "null_ratio"),
+    *("claim", "kind", "same_as", "quantity", "unit", "conditions", "section", "bound", "published"),
+    *("ours", "ours_low", "ours_high", "stand_in", "evidence", "profile", "ratio", "verdict", "reason"),
+    *("null", "null_ratio"),
 ]
 
 
@@ -51,9 +52,10 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
 
     Columns: `COLUMNS`; a row for each claim and machine (`profile`) with a number for it, one that is `not run` for a
     claim that no machine answers, none if the paper prints no number of the figure. Numbers measured on a machine
-    go before those modelled of it. A row without a profile has the claim's `machine`. `reason` is the claim's for
-    that kind of evidence, where ours is another number. `null` is the table that a model of nothing but bytes over
-    bandwidth makes of the paper's machines; the comparison has its numbers for the same claims, and their ratios.
+    go before those modelled of it. A row without a profile has the claim's `machine`. `ours_low` and `ours_high` are
+    the range that the table gives, if any. `reason` is the claim's for that kind of evidence, where ours is another
+    number. `null` is the table that a model of nothing but bytes over bandwidth makes of the paper's machines; the
+    comparison has its numbers for the same claims, and their ratios.
 
     The verdicts, in order of preference:
 
@@ -249,6 +251,8 @@ def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: 
         "bound": record.get("bound"),
         "published": record["value"],
         "ours": ours,
+        "ours_low": row.get(f"{record['column']}_low") if known else None,
+        "ours_high": row.get(f"{record['column']}_high") if known else None,
         "stand_in": stand_in,
         "evidence": evidence,
         "profile": _or(row.get("profile"), record.get("machine")) if known else None,

@@ -1,8 +1,5 @@
 """The figure of a latency notebook: where the time goes, machine by machine, and what was published beside it."""
 
-import math
-from collections.abc import Mapping
-
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
@@ -26,7 +23,6 @@ from toolkit.evidence.figures import (
 
 BAR_IN, CLAIM_IN, FRAME_IN = 0.27, 0.36, 0.55  # height of a bar, of a claim's, and of what stands around a panel
 RATIOS = ("ratio", "speedup")
-TIMES = ("speedup", "time_over_dense")  # columns of ratios that have a range: <column>_low and <column>_high
 OVERLAPPING = 0.99  # a total below this share of its stages together
 OVERLAPPED = "total, where stages overlap"
 TOTAL = {"color": "black", "linewidth": 2, "solid_capstyle": "butt"}
@@ -38,8 +34,8 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
     Args:
         table: rows of `Timeline.stages()` with `profile`, `model`, `evidence` and `way`, a bar each.
             Where a machine's way was both measured and modelled, the modelled one stands below. Columns seconds_low and
-            seconds_high, speedup_low and speedup_high, become whiskers: at a total, and at a ratio. They are what all
-            repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
+            seconds_high become whiskers at a total, `ours_low` and `ours_high` of the comparison at a ratio. They are
+            what all repetitions lie between (measured), or what the profile's ranges make of a number (modelled).
         comparison: of `compare`. Claims in other units, and those without a number of ours, are left out.
     """
     panels = {name: _paired(rows) for name, rows in table.groupby("profile", sort=False)}
@@ -61,7 +57,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
         place.set_title(", ".join([name, *about, " and ".join(kinds)]))
         _mark_totals(place, rows)
     if len(ratios):
-        _ratios(axes.flat[-1], ratios, table, first=table["profile"].iloc[0])
+        _ratios(axes.flat[-1], ratios, first=table["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 
@@ -87,7 +83,7 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame) -> None:
         whiskers(axes, totals["seconds_low"], totals["seconds_high"])
 
 
-def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -> None:
+def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
     comparison_bars(
         axes, ratios.assign(conditions=[CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine)
@@ -97,20 +93,7 @@ def _ratios(axes: Axes, ratios: pd.DataFrame, table: pd.DataFrame, first: str) -
     axes.get_legend().remove()
     for patch in axes.patches:  # no stage's colour
         patch.set_facecolor("0.65")
-    ends = [_range_of(row, table) for row in ratios.to_dict("records")]
-    whiskers(axes, [low for low, _ in ends], [high for _, high in ends])
-
-
-def _range_of(claim: Mapping[str, object], table: pd.DataFrame) -> tuple[float, float]:
-    """The range of the number that stands for a claim: that of the row which has it, NaN where there is none."""
-    rows = table[(table["profile"] == claim["profile"]) & (table["evidence"] == claim["evidence"])]
-    for column in TIMES:
-        low, high = f"{column}_low", f"{column}_high"
-        if low in rows and column in rows:
-            found = rows[rows[column] == claim["ours"]].dropna(subset=[low, high])
-            if len(found):
-                return found[low].min(), found[high].max()
-    return math.nan, math.nan
+    whiskers(axes, ratios["ours_low"].astype(float), ratios["ours_high"].astype(float))
 
 
 def stage_legend(figure: Figure, table: pd.DataFrame, published: bool = False) -> None:
