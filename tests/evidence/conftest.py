@@ -14,8 +14,8 @@ def publish(tmp_path, monkeypatch):
     (tmp_path / "data" / "claims").mkdir(parents=True)
 
     def write(*records: dict) -> None:
-        claims.claims.cache_clear()
+        claims.read_claims.cache_clear()
         (tmp_path / "data" / "claims" / "toy.yaml").write_text(yaml.safe_dump(list(records)))
 
     yield write
-    claims.claims.cache_clear()
+    claims.read_claims.cache_clear()

@@ -11,7 +11,7 @@ from toolkit.evidence.interactive import STILL, Interactive
 
 @pytest.fixture
 def shown(monkeypatch):
-    """What is displayed, and what its handles are updated with."""
+    """The contents that are displayed, each with its later updates."""
     contents = []
 
     class Handle:

@@ -1,4 +1,4 @@
-"""What notebooks' parameters may be: over every notebook, preset and parameter there is."""
+"""The values that parameters may take: over every notebook, preset and parameter there is."""
 
 import copy
 import math

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from toolkit.errors import UserError
-from toolkit.evidence.claims import KINDS, claims
+from toolkit.evidence.claims import KINDS, TOLERANCE, Claim, read_claims
 from toolkit.measure.disturbance import is_disturbed
 
 WITHIN = "within tolerance"
@@ -30,7 +30,6 @@ VERDICTS = {  # from best to worst
     NOT_RUN: "no result here answers to the claim",
 }
 
-TOLERANCE = 0.1  # relative, where a claim gives none
 EFFECT = (0.67, 1.5)  # the shares of the published effect between which ours is the same
 ERRORS = 2  # standard errors on either side of a value
 THIS_MACHINE = "this-machine"
@@ -71,16 +70,12 @@ def compare(table: pd.DataFrame, figure: str, null: pd.DataFrame | None = None) 
       10 % and its own spread.
     - `not run`: `table` holds no number that the claim is about, or other work disturbed it (`is_disturbed`).
     """
-    records = claims(figure.split("/")[0])
-    chosen = {
-        record["id"]: {key: value for key, value in record.items() if not _absent(value)}
-        for record in records[records["figure"] == figure].to_dict("records")
-    }
+    chosen = {claim.id: claim for claim in read_claims(figure.split("/")[0]) if claim.figure == figure}
     machines = _machines(table)
     guesses = {} if null is None else _machines(null)
     rows = []
-    for record in chosen.values():
-        answers = [_compare(rows_, record, chosen, guesses.get(name)) for name, rows_ in machines.items()]
+    for claim in chosen.values():
+        answers = [_compare(rows_, claim, chosen, guesses.get(name)) for name, rows_ in machines.items()]
         rows += [answer for answer in answers if answer["ours"] is not None] or answers[:1]
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -232,75 +227,75 @@ def verdict_table(comparison: pd.DataFrame) -> pd.DataFrame:
     return comparison.assign(**numbers, reason=reasons)[[*wanted, "reason"]]
 
 
-def _compare(table: pd.DataFrame, record: dict, records: dict[str, dict], null: pd.DataFrame | None = None) -> dict:
-    row, stand_in = _counterpart(table, record)
-    ours = _number(row, record)
-    guess = None if null is None or stand_in else _number(_row(null, record, record.get("where")), record)
+def _compare(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], null: pd.DataFrame | None = None) -> dict:
+    row, stand_in = _counterpart(table, claim)
+    ours = _number(row, claim)
+    guess = None if null is None or stand_in else _number(_row(null, claim, claim.where), claim)
     disturbed = ours is not None and is_disturbed(row)
-    verdict = NOT_RUN if ours is None or disturbed else _verdict(table, record, records, row, stand_in)
+    verdict = NOT_RUN if ours is None or disturbed else _verdict(table, claim, claims, row, stand_in)
     known = row is not None and ours is not None
     evidence = row.get("evidence") if known else None
     return {
-        "claim": record["id"],
-        "kind": record["kind"],
-        "same_as": record.get("same_as"),
-        "quantity": record["quantity"],
-        "unit": record["unit"],
-        "conditions": _conditions(record),
-        "section": record["section"],
-        "bound": record.get("bound"),
-        "published": record["value"],
+        "claim": claim.id,
+        "kind": claim.kind,
+        "same_as": claim.same_as,
+        "quantity": claim.quantity,
+        "unit": claim.unit,
+        "conditions": _conditions(claim),
+        "section": claim.section,
+        "bound": claim.bound,
+        "published": claim.value,
         "ours": ours,
-        "ours_low": row.get(f"{record['column']}_low") if known else None,
-        "ours_high": row.get(f"{record['column']}_high") if known else None,
+        "ours_low": row.get(f"{claim.column}_low") if known else None,
+        "ours_high": row.get(f"{claim.column}_high") if known else None,
         "stand_in": stand_in,
         "evidence": evidence,
-        "profile": _or(row.get("profile"), record.get("machine")) if known else None,
-        "ratio": _ratio(ours, record),
+        "profile": _or(row.get("profile"), claim.machine) if known else None,
+        "ratio": _ratio(ours, claim),
         "verdict": verdict,
-        "reason": DISTURBED if disturbed else None if _as_published(verdict, ours, record) else _reason(row, record),
+        "reason": DISTURBED if disturbed else None if _as_published(verdict, ours, claim) else _reason(row, claim),
         "null": guess,
-        "null_ratio": _ratio(guess, record),
+        "null_ratio": _ratio(guess, claim),
     }
 
 
-def _conditions(record: dict) -> str:
+def _conditions(claim: Claim) -> str:
     """The claim's, and whether the paper says it in words only or contradicts it."""
-    more = ["in words there"] * (record.get("worded") is True)
-    return "; ".join([record["conditions"], *more, *filter(None, [record.get("contradiction")])])
+    more = ["in words there"] * claim.worded
+    return "; ".join([claim.conditions, *more, *filter(None, [claim.contradiction])])
 
 
-def _number(row: pd.Series | None, record: dict) -> float | None:
+def _number(row: pd.Series | None, claim: Claim) -> float | None:
     """The claim's number in a row of a table; None for a stage that has no such number."""
-    return None if row is None or pd.isna(row[record["column"]]) else float(row[record["column"]])
+    return None if row is None or pd.isna(row[claim.column]) else float(row[claim.column])
 
 
-def _ratio(number: float | None, record: dict) -> float | None:
-    return number / record["value"] if number is not None and record["value"] else None
+def _ratio(number: float | None, claim: Claim) -> float | None:
+    return number / claim.value if number is not None and claim.value else None
 
 
-def _verdict(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series, stand_in: bool) -> str:
-    ours, bound = float(row[record["column"]]), record.get("bound")
-    if bound in ("at_least", "at_most") and _kept(ours, record["value"], bound):
+def _verdict(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row: pd.Series, stand_in: bool) -> str:
+    ours, bound = float(row[claim.column]), claim.bound
+    if bound in ("at_least", "at_most") and _kept(ours, claim.value, bound):
         return SAME_SIGN if stand_in else WITHIN
-    if bound == "up_to" and _beyond(ours, record, records):
+    if bound == "up_to" and _beyond(ours, claim, claims):
         return DIFFERS
-    if bound not in ("at_least", "at_most") and not stand_in and abs(ours - record["value"]) <= _slack(record):
+    if bound not in ("at_least", "at_most") and not stand_in and abs(ours - claim.value) <= _slack(claim):
         return WITHIN
-    return _by_effect(table, record, records, row)
+    return _by_effect(table, claim, claims, row)
 
 
-def _as_published(verdict: str, ours: float | None, record: dict) -> bool:
+def _as_published(verdict: str, ours: float | None, claim: Claim) -> bool:
     """Whether there is nothing to give a reason for: ours has no verdict, is within tolerance, or keeps the limit."""
-    limit = record.get("bound") in ("at_least", "at_most")
-    return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, record["value"], record["bound"]))
+    limit = claim.bound in ("at_least", "at_most")
+    return verdict in (WITHIN, NOT_RUN) or (limit and _kept(ours, claim.value, claim.bound))
 
 
-def _reason(row: pd.Series, record: dict) -> str | None:
+def _reason(row: pd.Series, claim: Claim) -> str | None:
     """Why ours is another number: chance, or what the claim says for this kind of evidence."""
-    if _by_chance(row, record["column"]):
+    if _by_chance(row, claim.column):
         return f"chance alone gives {row['chance']:.3g}"
-    return record.get("reason", {}).get(row.get("evidence"))
+    return claim.reason.get(row.get("evidence"))
 
 
 def _by_chance(row: pd.Series, column: str) -> bool:
@@ -314,31 +309,31 @@ def _kept(ours: float, limit: float, bound: str) -> bool:
     return ours >= limit if bound == "at_least" else ours <= limit
 
 
-def _slack(record: dict) -> float:
-    return record.get("slack", record.get("tolerance", TOLERANCE) * abs(record["value"]))
+def _slack(claim: Claim) -> float:
+    return claim.tolerance * abs(claim.value) if claim.slack is None else claim.slack
 
 
-def _beyond(ours: float, record: dict, records: dict[str, dict]) -> bool:
+def _beyond(ours: float, claim: Claim, claims: dict[str, Claim]) -> bool:
     """Whether ours goes past an upper end, seen from what the claim is beside."""
-    beside = record["beside"]
-    gain = record["value"] - (records[beside]["value"] if isinstance(beside, str) else beside)
-    return (ours - record["value"]) * math.copysign(1, gain) > _slack(record)
+    beside = claim.beside
+    gain = claim.value - (claims[beside].value if isinstance(beside, str) else beside)
+    return (ours - claim.value) * math.copysign(1, gain) > _slack(claim)
 
 
-def _by_effect(table: pd.DataFrame, record: dict, records: dict[str, dict], row: pd.Series) -> str:
+def _by_effect(table: pd.DataFrame, claim: Claim, claims: dict[str, Claim], row: pd.Series) -> str:
     """`same effect`, `same sign` or `differs`, by what the claim is beside in the paper and here."""
-    column, beside = record["column"], record.get("beside")
+    column, beside = claim.column, claim.beside
     theirs, span = beside, (beside, beside)
     if isinstance(beside, str):
-        other = records[beside]
+        other = claims[beside]
         neighbour, _ = _counterpart(table, other)
         if neighbour is None:
             return DIFFERS
-        theirs, beside, span = other["value"], float(neighbour[other["column"]]), _range(neighbour, other["column"])
+        theirs, beside, span = other.value, float(neighbour[other.column]), _range(neighbour, other.column)
     ours = float(row[column])
     if beside is None or not min(ours, beside) > 0 or _by_chance(row, column):
         return DIFFERS
-    found, published = _effect(ours / beside), _effect(record["value"] / theirs)
+    found, published = _effect(ours / beside), _effect(claim.value / theirs)
     if found * published <= 0:
         return DIFFERS
     low, high = _range(row, column)
@@ -366,24 +361,22 @@ def _range(row: pd.Series, column: str) -> tuple[float, float]:
     return value - error, value + error
 
 
-def _counterpart(table: pd.DataFrame, record: dict) -> tuple[pd.Series | None, bool]:
+def _counterpart(table: pd.DataFrame, claim: Claim) -> tuple[pd.Series | None, bool]:
     """The one row of our table that the claim is about, or else its stand-in, and whether it is one."""
-    row = _row(table, record, record.get("where"))
+    row = _row(table, claim, claim.where)
     if row is not None:
         return row, False
-    row = _row(table, record, record.get("stand_in"))
+    row = _row(table, claim, claim.stand_in)
     return row, row is not None
 
 
-def _row(table: pd.DataFrame, record: dict, where: object) -> pd.Series | None:
+def _row(table: pd.DataFrame, claim: Claim, where: Mapping[str, object] | None) -> pd.Series | None:
     """The one row with these values, if the table has it and the claim's column."""
-    if not isinstance(where, dict) or record.get("column") not in table:
-        return None
-    if any(name not in table for name in where):
+    if where is None or not {claim.column, *where} <= set(table):
         return None
     chosen = table.loc[(table[list(where)] == pd.Series(where)).all(axis=1)]
     if len(chosen) > 1:
-        raise UserError(f"claim {record['id']}: {len(chosen)} rows of the table answer to {where}; expected one")
+        raise UserError(f"claim {claim.id}: {len(chosen)} rows of the table answer to {where}; expected one")
     return None if chosen.empty else chosen.iloc[0]
 
 
@@ -405,8 +398,4 @@ def _badness(verdict: str) -> int:
 
 
 def _or(value: Any, default: Any) -> Any:
-    return default if _absent(value) else value
-
-
-def _absent(value: object) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    return default if value is None or (isinstance(value, float) and math.isnan(value)) else value
