@@ -43,10 +43,10 @@ class Claim(BaseModel):
 
     id: Annotated[str, Field(pattern=r"^[a-z0-9_./-]+\Z")]
     figure: Annotated[str, Field(pattern=r"^[a-z]+/[a-z0-9_]+\Z")]
-    kind: Literal[*KINDS]
+    kind: Literal[*KINDS]  # type: ignore[valid-type]  # known at run time
     quantity: str
     value: FiniteFloat
-    unit: Literal[*UNITS]
+    unit: Literal[*UNITS]  # type: ignore[valid-type]
     conditions: str
     section: str
     same_as: str | None = None
