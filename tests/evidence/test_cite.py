@@ -70,7 +70,7 @@ def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
     page.write_text(
         "A <!--cell half-->9%<!--/--> b <!-- a remark --> <!--cell toy/one bits method=dense .0f-->16<!--/-->.\n"
     )
-    assert next(cite.citations(page)).text == "9%"
+    assert cite.citations(page)[0] == ("half", "9%")
     assert cite.refresh(page, reference) == 1
     assert page.read_text() == (
         "A <!--cell half-->50%<!--/--> b <!-- a remark --> <!--cell toy/one bits method=dense .0f-->16<!--/-->.\n"
@@ -83,10 +83,10 @@ def test_the_numbers_of_pages_are_those_of_the_kept_tables():
     reference = cite.reference_dir()
     names = cite.read_names(reference)
     stale = [
-        f"{page.name}: {citation.cell} of {cite.address(citation.cell, names)[0]}: {citation.text} here, {kept} kept"
+        f"{page.name}: {cell} of {cite.address(cell, names)[0]}: {text} here, {kept} kept"
         for page in cite.pages()
-        for citation in cite.citations(page)
-        if (kept := cite.value(citation.cell, reference, names)) != citation.text
+        for cell, text in cite.citations(page)
+        if (kept := cite.value(cell, reference, names)) != text
     ]
     assert stale == [], "run `python -m toolkit.evidence.cite`"
 
@@ -104,7 +104,7 @@ def test_a_number_of_readme_by_csv_alone():
 def test_every_named_cell_is_cited_and_has_a_value():
     reference = cite.reference_dir()
     names = cite.read_names(reference)
-    cited = {citation.cell for page in cite.pages() for citation in cite.citations(page)}
+    cited = {cell for page in cite.pages() for cell, _ in cite.citations(page)}
     assert names.keys() - {"machine"} <= cited
     assert names["machine"] in {folder.name for folder in reference.iterdir()}
 

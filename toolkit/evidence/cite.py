@@ -17,8 +17,7 @@ endor-packed-->`. That file also names the machine; `epyc-zen5-2c:endor/tab_e2e`
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -36,32 +35,22 @@ HEADLINE = "headline."
 CARD = "card"
 
 
-@dataclass(frozen=True)
-class Citation:
-    """A number in a page: the address or name in its comment, and the text between the comments."""
-
-    cell: str
-    text: str
-
-
 def pages() -> list[Path]:
     """The files that cite cells."""
     return [file for pattern in PAGES for file in sorted(paths.checkout().glob(pattern))]
 
 
-def citations(page: Path) -> Iterator[Citation]:
-    """The citations of a page, in its order."""
-    for match in CITED.finditer(page.read_text(encoding="utf-8")):
-        yield Citation(match[2], match[3])
+def citations(page: Path) -> list[tuple[str, str]]:
+    """The cells of a page, in its order: the address or name in the comment, and the text between the comments."""
+    return [(match[2], match[3]) for match in CITED.finditer(page.read_text(encoding="utf-8"))]
 
 
 def refresh(page: Path, reference: Path) -> int:
     """Put the kept values into a page. Returns how many of its numbers have changed. Raises what `value` raises."""
     text, names = page.read_text(encoding="utf-8"), read_names(reference)
-    new = CITED.sub(lambda match: f"{match[1]}{value(match[2], reference, names)}{match[4]}", text)
-    pairs = zip(CITED.finditer(text), CITED.finditer(new), strict=True)
-    changed = sum(before[3] != after[3] for before, after in pairs)
+    changed = sum(value(cell, reference, names) != shown for cell, shown in citations(page))
     if changed:
+        new = CITED.sub(lambda match: f"{match[1]}{value(match[2], reference, names)}{match[4]}", text)
         with replacing(page) as file:
             file.write_text(new, encoding="utf-8")
     return changed
@@ -147,7 +136,7 @@ def refresh_all(reference: Path) -> None:
     """Refresh the numbers of all pages and print the machines that each page's are from."""
     names = read_names(reference)
     for page in pages():
-        machines = sorted({address(citation.cell, names)[0] for citation in citations(page)})
+        machines = sorted({address(cell, names)[0] for cell, _ in citations(page)})
         if machines:
             print(f"{page.name}: {refresh(page, reference)} numbers changed; cited: {', '.join(machines)}")
 
