@@ -125,8 +125,8 @@ def test_the_table_has_the_default_set_and_the_range_along_the_others(monkeypatc
     """A speed of 1 / active: 10 by default, 2 at the other end."""
     sets = (FittedSet(0.1, 40.0), FittedSet(0.5, 150.0))
 
-    def row(asked, active, bandwidth_gb_s, *sample):
-        numbers = {"tokens_per_s": 1 / active, "token_ms": active, "prefill_percent": 1}
+    def row(asked, chosen, *sample):
+        numbers = {"tokens_per_s": 1 / chosen.active, "token_ms": chosen.active, "prefill_percent": 1}
         return pd.DataFrame([{"model": asked.model} | numbers])
 
     monkeypatch.setattr(systems, "fitted_sets", lambda *sample: sets)

@@ -77,8 +77,7 @@ def systems_table(
     """
     sample = sampled_tokens, sampled_layers, seed
     tables = [
-        pd.concat([_row(case, each.active, each.bandwidth_gb_s, *sample) for case in cases], ignore_index=True)
-        for each in fitted_sets(*sample)
+        pd.concat([_row(case, chosen, *sample) for case in cases], ignore_index=True) for chosen in fitted_sets(*sample)
     ]
     ends = {}
     for column in RANGED:
@@ -89,9 +88,9 @@ def systems_table(
 
 def null_table(cases: Sequence[SystemCase], sampled_tokens: int, sampled_layers: int, seed: int) -> pd.DataFrame:
     """The rows of `systems_table` by the null model, for systems that bring weights over PCIe."""
-    default = fitted_sets(sampled_tokens, sampled_layers, seed)[0]
-    chosen = default.active, default.bandwidth_gb_s, sampled_tokens, sampled_layers, seed
-    return pd.concat([_row(case, *chosen, null=True) for case in cases], ignore_index=True)
+    sample = sampled_tokens, sampled_layers, seed
+    default = fitted_sets(*sample)[0]
+    return pd.concat([_row(case, default, *sample, null=True) for case in cases], ignore_index=True)
 
 
 @lru_cache
@@ -129,16 +128,10 @@ def serving_times(case: SystemCase, chosen: FittedSet, null: bool = False, **sam
 
 @kept("hermes_cases")
 def _row(
-    case: SystemCase,
-    active: float,
-    bandwidth_gb_s: float,
-    sampled_tokens: int,
-    sampled_layers: int,
-    seed: int,
-    null: bool = False,
+    case: SystemCase, chosen: FittedSet, sampled_tokens: int, sampled_layers: int, seed: int, null: bool = False
 ) -> pd.DataFrame:
     sample = {"sampled_tokens": sampled_tokens, "sampled_layers": sampled_layers, "seed": seed}
-    found = serving_times(case, FittedSet(active, bandwidth_gb_s), null, **sample)
+    found = serving_times(case, chosen, null, **sample)
     own = profile(case.machine).near_data
     dimms = case.dimms if case.dimms is not None else int(own.dimms) if own else 0
     labels = {"model": case.model, "system": case.system, "batch": case.batch, "profile": case.machine, "dimms": dimms}
