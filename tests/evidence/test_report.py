@@ -193,18 +193,6 @@ def test_a_page_that_cannot_be_made_is_shown_as_such(results, monkeypatch):
     assert "cannot be shown" not in found["endor/fig05"]
 
 
-def test_folders_where_files_are_expected_do_not_cost_the_report(results):
-    for name in ("plot.png", "notebook.ipynb"):
-        (results / "quickstart" / name).unlink()
-        (results / "quickstart" / name).mkdir()
-    shutil.rmtree(results / "endor" / "fig05")
-    (results / "endor" / "fig05").write_text("a file")
-    (results / "endor" / "fig04" / "more").mkdir()
-    (results / "report" / "old.html").mkdir(parents=True)
-    found = cards(write_report({}).read_text())
-    assert "run it again" in found["endor/fig05"]
-
-
 def test_a_failed_run_shows_its_error_and_its_own_notebook(results):
     failed = results / ".sweep" / "failed" / "quickstart.ipynb"
     failed.parent.mkdir(parents=True)

@@ -73,7 +73,7 @@ def write_report(outcomes: Mapping[str, Outcome], rebuild: bool = False, running
     elsewhere = _grids()
     wanted = {entry.page for entry in entries} | {"index.html", *(address for _, address in elsewhere)}
     for old in folder.glob("*.html"):
-        if old.name not in wanted and not old.is_dir():
+        if old.name not in wanted:
             old.unlink()
     tables = [] if running else _tables()
     index = folder / "index.html"
@@ -135,7 +135,7 @@ def _read_entry(about: Notebook, outcome: Outcome, folder: Path, rebuild: bool) 
 
 
 def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tuple[str, str | None]:
-    if not results.exists() or (results.is_dir() and not any(results.iterdir())):  # a stopped sweep leaves it empty
+    if not any(results.glob("*")):  # a stopped sweep leaves it empty
         return "not run", None
     if meta.id != about.id:
         return "not run", "its results folder has no meta.json of this notebook: run it again"
