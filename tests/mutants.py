@@ -460,7 +460,7 @@ MUTANTS = [
         "evidence/test_comparison.py",
     ),
     Mutant(
-        "toolkit/planner/bounds.py",
+        "toolkit/planner/by_bytes.py",
         "(1 - memory.held_share(dram_bytes))",
         "memory.held_share(dram_bytes)",
         "planner/test_plan.py",

@@ -10,7 +10,7 @@ from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
-from toolkit.planner.elsewhere import limit_elsewhere, resized
+from toolkit.planner.by_bytes import limit_elsewhere, resized
 from toolkit.planner.hits import unmapped_share
 from toolkit.planner.ways import ways
 

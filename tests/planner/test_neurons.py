@@ -57,9 +57,8 @@ def test_counts_of_windows_are_those_of_memory_and_zeros(monkeypatch):
     monkeypatch.setattr(hits, "load_windows", lambda: pd.DataFrame(rows))
     memory = sizes.footprint(SHAPE, way(0.8))
     half_way = memory.fixed_bytes + 0.6 * memory.units * memory.unit_bytes
-    found = hits.window_of(SHAPE, way(0.8), half_way)
-    assert (found.held, found.loaded) == (pytest.approx(0.5), pytest.approx(0.1))
-    assert hits.window_of(SHAPE, way(0.93), half_way).held == 0.1
+    assert hits.window_of(SHAPE, way(0.8), half_way) == (pytest.approx(0.5), pytest.approx(0.1))
+    assert hits.window_of(SHAPE, way(0.93), half_way)[0] == 0.1
 
 
 def test_where_memory_holds_four_and_a_half_experts_half_of_the_layers_hold_five(monkeypatch):
@@ -80,7 +79,7 @@ def test_the_kept_counts_fall_with_memory():
 
 
 def test_a_token_by_neuron_is_read_and_computed_one_after_the_other(machine, monkeypatch):
-    monkeypatch.setattr("toolkit.planner.speed.window_of", lambda shape, way, nbytes: hits.Held(0.3, 0.1))
+    monkeypatch.setattr(hits, "window_of", lambda shape, way, nbytes: (0.3, 0.1))
     found = speed(SHAPE, way(0.8), machine, 64)
     block = 3 * 4096 * 2  # a neuron of three rows of 4096 weights fills six blocks
     predictors = 2 * 11008 * 4096 // 2 + 2 * 11008 * (4096 // 64) * 4  # half a byte a weight, four for a group of 64

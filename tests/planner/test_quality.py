@@ -1,7 +1,7 @@
 """Prices in quality: the file is what the kept tables say, and nothing is read between two models."""
 
 from dataclasses import replace
-from math import exp
+from math import exp, isnan
 
 import pandas as pd
 import pytest
@@ -11,7 +11,7 @@ from toolkit.evidence.reference import reference_dir
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import measured, quality
 from toolkit.planner.prices import DIGITS, load_prices, make_prices, prices_file, write_prices
-from toolkit.planner.quality import price_of, why_unpriced
+from toolkit.planner.quality import price_of
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import ALTERATIONS, EXACT
 from toolkit.planner.ways import NEURONS, ZEROS, ways
@@ -87,30 +87,30 @@ def prices(monkeypatch, tmp_path):
 
 def embedded(name, **settings):
     """Without its file, which an empty cache lacks."""
-    return Target(name, ARCHITECTURES["tinyllama-1.1b"], 2, True, "registry", "llama", **settings)
+    return Target(name, ARCHITECTURES["tinyllama-1.1b"], 2, True, **settings)
 
 
 def test_the_price_is_that_of_most_text_with_the_range_over_machines(prices):
     found = price_of(open_target("llama2-7b"), HALF)
     assert (found.ratio, found.low, found.high) == (2.0, 1.9, 2.1)
-    assert (found.own, found.model, found.bits) == (False, "one", 9.5)
-    assert found.source == "x (2 windows of 64, text; a, b, c)"
+    assert (found.model, found.bits) == ("one", 9.5)
 
 
 def test_the_models_own_price_comes_first(prices):
     found = price_of(replace(open_target("llama2-7b"), name="two"), HALF)
-    assert (found.ratio, found.own, found.model) == (1.1, True, "two")
+    assert (found.ratio, found.model) == (1.1, "two")
 
 
 def test_what_was_not_measured_has_no_price(prices):
-    assert price_of(open_target("llama2-7b"), WAYS["int8"]) is None
-    assert why_unpriced(open_target("llama2-7b"), WAYS["int8"]) == ""
+    found = price_of(open_target("llama2-7b"), WAYS["int8"])
+    assert isnan(found.ratio)
+    assert found.model == ""
 
 
 def test_a_price_at_other_bits_is_not_known(prices):
     target, way = open_target("llama2-7b"), WAYS["llama.cpp Q4_K"]
-    assert price_of(target, way) is None
-    assert why_unpriced(target, way) == "– (two: 5.5 bits)"
+    assert isnan(price_of(target, way).ratio)
+    assert price_of(target, way).model == "– (two: 5.5 bits)"
     assert price_of(target, replace(way, bits=5.5)).ratio == 1.2
 
 
@@ -137,7 +137,7 @@ def test_measured_once_then_known(prices, monkeypatch):
     found = price_of(target, HALF, measure=True)
     assert found.ratio == pytest.approx(exp(0.2))
     assert (found.low, found.high) == (pytest.approx(exp(0.1)), pytest.approx(exp(0.3)))
-    assert (found.own, found.source) == (True, "measured here (2 windows of 512, wiki-slice)")
+    assert found.model == "smollm2-135m"
     assert price_of(target, HALF) == price_of(target, HALF, measure=True) == found
     assert price_of(target, HALF, text="python-sources").model == "one"
     assert calls == [("sparsegpt", 0.5, 2)]
@@ -148,5 +148,5 @@ def test_what_cannot_be_measured_says_why(prices, monkeypatch, caplog):
         raise UserError("it has no experts")
 
     monkeypatch.setattr(measured, "compared", refused)
-    assert price_of(embedded("smollm2-135m"), WAYS["experts, 4 bits"], measure=True) is None
+    assert isnan(price_of(embedded("smollm2-135m"), WAYS["experts, 4 bits"], measure=True).ratio)
     assert "quality with experts 4 is not measured: it has no experts" in caplog.text

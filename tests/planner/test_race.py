@@ -3,9 +3,10 @@
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.planner.race import Trial, _ways, winners
+from toolkit.planner.race import Trial, _ways
 from toolkit.planner.target import open_target
 
 
@@ -21,7 +22,7 @@ def test_a_winner_a_tie_and_a_miss_by_hand():
     ]
     columns = ["model", "dram_mb", "way", "predicted_per_s", "tokens_per_s"]
     columns += ["tokens_per_s_low", "tokens_per_s_high"]
-    found = winners(pd.DataFrame(rows, columns=columns))
+    found = functions_of("beyond/planner").winners(pd.DataFrame(rows, columns=columns))
     assert found["named"].tolist() == ["a", "a", "b"]
     assert found["fastest"].tolist() == ["a", "b", "a"]
     assert found["tie"].tolist() == [True, True, False]

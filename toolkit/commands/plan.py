@@ -77,7 +77,7 @@ def plan(options: argparse.Namespace) -> None:
 def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:
     """Print what another machine can reach at most."""
     from toolkit.machines.hardware import profile
-    from toolkit.planner.elsewhere import best_elsewhere, resized
+    from toolkit.planner.by_bytes import best_elsewhere, resized
     from toolkit.planner.target import open_target
 
     machine = resized(profile(options.machine), dram_bytes, device_bytes)
@@ -96,7 +96,7 @@ def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes
 
 def _show_bounds(model: str, dram_bytes: int | None) -> None:
     """Print what each way moves, before the machine is measured, which takes minutes."""
-    from toolkit.planner.bounds import bounds
+    from toolkit.planner.by_bytes import bounds
     from toolkit.planner.speed import dram_for_weights
     from toolkit.planner.target import open_target
 

@@ -10,7 +10,6 @@ thresholds cut), memory (share of the neurons that fit), needed, held and loaded
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from toolkit.models.architectures import ModelShape
 from toolkit.offload.options import WINDOW
 from toolkit.planner.sizes import footprint, used_weights
 from toolkit.planner.target import open_target
-from toolkit.planner.ways import EXPERTS, ZEROS, PlannedWay
+from toolkit.planner.ways import ZEROS, PlannedWay
 from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.simulation.experts import expert_weights
 from toolkit.simulation.replay import replay, units_of
@@ -40,21 +39,6 @@ STEP = 8  # of the traces' layers
 DENSE, RECOVERED = "smollm2-135m", tuple(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90))
 MEMORY = (0.12, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)  # shares of the neurons that fit
 DIGITS = "%.4g"
-
-
-@dataclass(frozen=True)
-class Held:
-    """Shares of a layer's neurons: those that memory holds while a token is computed, and those that it reads."""
-
-    held: float
-    loaded: float
-
-
-def hits_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> float:
-    """The share of needed experts that a way finds in so many bytes of DRAM; 0 for a way without experts."""
-    if way.kind != EXPERTS:
-        return 0.0
-    return expert_hits(shape, footprint(shape, way).held_share(dram_bytes))
 
 
 def expert_hits(shape: ModelShape, held: float) -> float:
@@ -90,22 +74,21 @@ def unmapped_share(shape: ModelShape, held: float) -> float:
 @cache
 def _hits(few: bool, share: float) -> float:
     if few:
-        return float(own_policies(RoutedModel(SMALL), [share], ["lru"])["expert_hits"].iloc[0])
-    found = [
-        policy_table(every(routing_of(name), STEP), [share], ["lru"])["expert_hits"].iloc[0] for name in ROUTE_TRACES
-    ]
-    return float(sorted(found)[len(found) // 2])
+        tables = [own_policies(RoutedModel(SMALL), [share], ["lru"])]
+    else:
+        tables = [policy_table(every(routing_of(name), STEP), [share], ["lru"]) for name in ROUTE_TRACES]
+    return float(sorted(table["expert_hits"].iloc[0] for table in tables)[len(tables) // 2])
 
 
-def window_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> Held:
-    """The neurons that a window of tokens holds and reads, if the way may take so many bytes in all.
+def window_of(shape: ModelShape, way: PlannedWay, dram_bytes: int) -> tuple[float, float]:
+    """The shares of the neurons that a window of tokens holds and that a token reads, with so many bytes for the way.
 
-    It is that of the recorded model with the nearest share of zeros, and between two sizes of memory on a line.
+    They are those of the recorded model with the nearest share of zeros, and between two sizes of memory on a line.
     """
     table, share = load_windows(), footprint(shape, way).held_share(dram_bytes)
     rows = table[table["zeros"] == min(table["zeros"], key=lambda zeros: abs(zeros - way.sparsity))]
-    found = {name: float(np.interp(share, rows["memory"], rows[name])) for name in ("held", "loaded")}
-    return Held(**found)
+    held, loaded = (float(np.interp(share, rows["memory"], rows[name])) for name in ("held", "loaded"))
+    return held, loaded
 
 
 def windows_file() -> Path:

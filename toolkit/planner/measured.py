@@ -35,10 +35,8 @@ def _identity(model: str) -> Mapping[str, object]:
 def measured(model: str, treatment: str, settings: EvaluationSettings) -> pd.DataFrame:
     """The price of a treatment, in one row.
 
-    Columns: log_difference (log-perplexity less that of the model as it is, nats a token), difference_error (its
-    standard error over windows), corpus, windows, sequence_length. Raises `UserError` for a treatment that this model
-    cannot have, and what `compared` raises.
+    Columns: difference (log-perplexity less that of the model as it is, nats a token), difference_error (its standard
+    error over windows). Raises `UserError` for a treatment that this model cannot have, and what `compared` raises.
     """
-    row = compared(settings, {"as it is": AS_IS, treatment: ALTERATIONS[treatment]}).iloc[-1]
-    row = {"log_difference": row["difference"], "difference_error": row["difference_error"], "corpus": settings.corpus}
-    return pd.DataFrame([row | {"windows": settings.windows, "sequence_length": settings.sequence_length}])
+    table = compared(settings, {"as it is": AS_IS, treatment: ALTERATIONS[treatment]})
+    return table[["difference", "difference_error"]].tail(1)

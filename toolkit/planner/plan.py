@@ -21,9 +21,8 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.machines.probe import describe
 from toolkit.planner import sizes
-from toolkit.planner.elsewhere import CUDA, gpu_ways, limit_on_gpu
-from toolkit.planner.hits import hits_of
-from toolkit.planner.quality import Quality, price_of, why_unpriced
+from toolkit.planner.by_bytes import CUDA, gpu_ways, limit_on_gpu
+from toolkit.planner.quality import Quality, price_of
 from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
@@ -86,7 +85,7 @@ def plan(
     check_corpus(text)
     target = open_target(model)
     if measure and not target.loadable:
-        raise UserError(f"{model}: of this {target.source} no weights can be loaded: leave --measure out")
+        raise UserError(f"{model}: of this model no weights can be loaded: leave --measure out")
     has_gpu = machine.profile.device if machine else describe()["gpu"]
     if device_bytes is not None and not has_gpu:
         raise UserError(
@@ -105,14 +104,12 @@ def plan(
             if way.name in on_gpu:
                 found = limit_on_gpu(target.shape, way, here, device_bytes)
             else:
-                found = speed(target.shape, way, here, prompt_tokens, hits_of(target.shape, way, here.dram_bytes))
+                found = speed(target.shape, way, here, prompt_tokens)
         except UserError as error:
             left_out.append(str(error))
             continue
-        price = price_of(target, way, text, measure)
-        of = price.model if price else why_unpriced(target, way, text)
-        row = _row(way, found, price, ranges.get(way.kind, (nan, nan)))
-        rows.append(row | {"quality_of": of, "gpu": way.name in on_gpu})
+        row = _row(way, found, price_of(target, way, text, measure), ranges.get(way.kind, (nan, nan)))
+        rows.append(row | {"gpu": way.name in on_gpu})
     if not any(row["runs_here"] for row in rows):
         _check_fits(target, known.values(), here.dram_bytes)
         raise UserError(f"{model}: no way fits: {'; '.join(left_out)}")
@@ -143,15 +140,14 @@ def measured_ranges() -> dict[str, tuple[float, float]]:
     return {kind: tuple(rows.quantile([*ENDS])) for kind, rows in ratios if len(rows) >= FEWEST}
 
 
-def _row(way: PlannedWay, found: Speed, quality: Quality | None, ratios: tuple[float, float]) -> dict[str, object]:
+def _row(way: PlannedWay, found: Speed, quality: Quality, ratios: tuple[float, float]) -> dict[str, object]:
     low, high = (nan, nan) if found.at_best else ratios
     row: dict[str, object] = {"way": way.name, "tokens_s": found.tokens_s}
     row |= {"low": found.tokens_s * low, "high": found.tokens_s * high}
     row |= {"first_s": found.first_s, "read_mb": found.read_bytes / 1e6, "dram_mb": found.dram_bytes / 1e6}
     row |= {"memory": found.held, "limit": found.limit, "at_best": found.at_best, "runs_here": way.runs_here}
-    for column, name in {"relative": "ratio", "relative_low": "low", "relative_high": "high"}.items():
-        row[column] = getattr(quality, name) if quality else float("nan")
-    return row | {"rival": way.kind == RIVAL, "evidence": "modelled"}
+    row |= {"relative": quality.ratio, "relative_low": quality.low, "relative_high": quality.high}
+    return row | {"quality_of": quality.model, "rival": way.kind == RIVAL, "evidence": "modelled"}
 
 
 def _ordered(table: pd.DataFrame, loss: float) -> pd.DataFrame:

@@ -16,8 +16,7 @@ from toolkit.machines.machine import GB, Links, Memory, Profile
 from toolkit.machines.probe import probe
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
-from toolkit.planner import sizes
-from toolkit.planner.hits import unmapped_share, window_of
+from toolkit.planner import hits, sizes
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, PlannedWay
 from toolkit.policies.ways import Way
@@ -78,8 +77,8 @@ def dram_for_weights(dram_bytes: int | None = None) -> int:
 _profile, _rates = cache(probe), cache(rates)
 
 
-def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: int, hits: float = 0.0) -> Speed:
-    """The speed of a way. `hits`: the share of needed experts that are found in a cache of those that fit.
+def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: int) -> Speed:
+    """The speed of a way.
 
     Raises `UserError` if the memory does not hold what the way needs at least; the message says how much that is.
     """
@@ -88,12 +87,10 @@ def speed(shape: ModelShape, way: PlannedWay, machine: Machine, prompt_tokens: i
         needed, given = ceil(memory.needed_bytes / 1e6), int(machine.dram_bytes / 1e6)
         raise UserError(f"{way.name}: needs {needed} MB of DRAM, {given} MB are given")
     kinds = {NEURONS: _neurons, EXPERTS: _experts, RIVAL: _rival}
-    return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens, hits)
+    return kinds.get(way.kind, _layers)(shape, way, machine, memory, prompt_tokens)
 
 
-def _layers(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
-) -> Speed:
+def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
     stay = sizes.layers_that_stay(memory, machine.dram_bytes)
     cost = _cost(shape, way, machine)
     layer_s = cost.layer_s + memory.unit_bytes / GB / cost.gb_s
@@ -104,8 +101,8 @@ def _layers(
     compute_s = shape.layers * layer_s + head_s
     first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
     held = memory.fixed_bytes + stay * memory.unit_bytes
-    bound = _bound(machine, sizes.token_bytes(shape, way), compute_s)
-    return Speed(seconds, first_s, read, held, stay / shape.layers, "disk" if read_s > compute_s else bound)
+    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
+    return Speed(seconds, first_s, read, held, stay / shape.layers, limit)
 
 
 def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:
@@ -133,29 +130,29 @@ def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: flo
 
 
 def _neurons(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
 ) -> Speed:
     """Attention as a dense layer of as many bytes. A layer's neurons are foretold, read, and multiplied with."""
-    found, rates = window_of(shape, way, machine.dram_bytes), machine.rates
-    loaded, block = found.loaded * shape.ffn, whole_blocks(memory.unit_bytes)
-    multiplied = sizes.predictors_bytes(shape) / shape.layers + found.held * shape.ffn * memory.unit_bytes
+    held, read_share = hits.window_of(shape, way, machine.dram_bytes)
+    rates, loaded, block = machine.rates, read_share * shape.ffn, whole_blocks(memory.unit_bytes)
+    multiplied = sizes.predictors_bytes(shape) / shape.layers + held * shape.ffn * memory.unit_bytes
     dense_bytes = shape.parameters["attention"] * sizes.ELEMENT_BYTES + sizes.head_bytes(shape)
     compute_s = _cost(shape, way, machine).seconds(shape.layers, dense_bytes)
     compute_s += shape.layers * rates.neuron.seconds(loaded, multiplied)
     read_s = shape.layers * rates.neuron_read.seconds(loaded, loaded * block) if loaded else 0.0
     all_s = memory.units * block / GB / rates.read.gb_s  # of a prompt that needs nearly every neuron
     first_s = all_s + _prompt_s(shape, machine, prompt_tokens)
-    dram = round(memory.fixed_bytes + found.held * memory.units * memory.unit_bytes)
-    bound = "disk" if read_s > compute_s else _bound(machine, dense_bytes + shape.layers * multiplied, compute_s)
-    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, found.held, bound)
+    dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
+    limit = _limit(machine, dense_bytes + shape.layers * multiplied, compute_s, read_s)
+    return Speed(compute_s + read_s, first_s, round(shape.layers * loaded * block), dram, held, limit)
 
 
 def _experts(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
+    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int
 ) -> Speed:
     held = memory.held_share(machine.dram_bytes)
     used = shape.experts_per_token * (shape.layers - shape.dense_layers)
-    missed = 0.0 if held == 1 else used * (1 - hits)
+    missed = 0.0 if held == 1 else used * (1 - hits.expert_hits(shape, held))
     read_s = missed * machine.rates.read.seconds(memory.unit_bytes)
     compute_s = _compute_of_experts_s(shape, way, machine)
     first_s = max(
@@ -163,9 +160,8 @@ def _experts(
         _prompt_s(shape, machine, prompt_tokens),
     )
     dram = round(memory.fixed_bytes + held * memory.units * memory.unit_bytes)
-    bound = _bound(machine, sizes.token_bytes(shape, way), compute_s)
+    limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
     read = round(missed * memory.unit_bytes)
-    limit = "disk" if read_s > compute_s else bound
     return Speed(read_s + compute_s, first_s, read, dram, held, limit, at_best=not way.runs_here)
 
 
@@ -184,11 +180,9 @@ def _compute_of_experts_s(shape: ModelShape, way: PlannedWay, machine: Machine) 
     return machine.rates.token[DENSE].seconds(shape.layers, nbytes) + experts_s
 
 
-def _rival(
-    shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int, hits: float
-) -> Speed:
+def _rival(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.Footprint, prompt_tokens: int) -> Speed:
     held, used = min(1.0, machine.dram_bytes / memory.unit_bytes), sizes.token_bytes(shape, way)
-    read, cost = round(used * unmapped_share(shape, held)), machine.rates.rival.get(way.name)
+    read, cost = round(used * hits.unmapped_share(shape, held)), machine.rates.rival.get(way.name)
     read_s = read / GB / machine.rates.read.gb_s
     compute_s = used / GB / machine.profile.dram.bandwidth_gb_s
     if cost:
@@ -211,6 +205,8 @@ def _prompt_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
     return OPERATIONS * tokens * sizes.used_weights(shape) / rate
 
 
-def _bound(machine: Machine, nbytes: float, compute_s: float) -> str:
-    """Whether the memory's bandwidth, or the work on the bytes, decides the time of the layers in memory."""
+def _limit(machine: Machine, nbytes: float, compute_s: float, read_s: float) -> str:
+    """What most of the time goes to: reads, the memory's bandwidth, or the work on the bytes that memory holds."""
+    if read_s > compute_s:
+        return "disk"
     return "DRAM" if nbytes / GB / machine.profile.dram.bandwidth_gb_s > compute_s / 2 else "compute"

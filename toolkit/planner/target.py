@@ -1,13 +1,11 @@
 """The model that a plan is for: its sizes, without its weights.
 
 target = open_target("mixtral-8x7b")
-target.parts["experts"]     # 90.2e9 bytes
+target.nbytes     # 93.4e9
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -22,32 +20,25 @@ from toolkit.models.shape_of import shape_of
 from toolkit.planner.ways import ZEROS
 from toolkit.storage.index import FILE as INDEX
 
-if TYPE_CHECKING:
-    from toolkit.models.gguf_header import GgufHeader
-
 PUBLISHED_BYTES = 2  # of a weight: nearly every model is published in bf16 or fp16
 OTHERS = (
     f"choose a shape ({', '.join(ARCHITECTURES)}), an embedded model ({', '.join(MODELS)}), a folder with a "
     "config.json, a .gguf file or an id on the hub"
 )
-ARCHITECTURE, REGISTRY, FOLDER, GGUF, HUB = "architecture", "registry", "folder", "gguf", "hub"
 
 
 @dataclass(frozen=True)
 class Target:
     """A model: its name, its sizes, and what is known of it beside them.
 
-    `dtype_bytes` are those of a weight as the model is published. `loadable`: `load_model(name)` gives its weights.
-    `source` is what the name was: "architecture", "registry", "folder", "gguf" or "hub". A sparse model has thresholds
-    of its own, and `zeros` is the share of its FFN outputs that they cut.
+    `dtype_bytes` are those of a weight as the model is published. `loadable`: `load_model(name)` gives its weights. A
+    sparse model has thresholds of its own, and `zeros` is the share of its FFN outputs that they cut.
     """
 
     name: str
     shape: ModelShape
     dtype_bytes: float
     loadable: bool
-    source: str
-    model_type: str
     own_thresholds: bool = False
     zeros: float | None = None
 
@@ -57,11 +48,6 @@ class Target:
         if self.own_thresholds:
             return () if self.zeros is None else (self.zeros,)
         return () if self.shape.experts else ZEROS
-
-    @property
-    def parts(self) -> Mapping[str, float]:
-        """Bytes of the weights as published, by the parts of `ModelShape.parameters`."""
-        return {part: weights * self.dtype_bytes for part, weights in self.shape.parameters.items()}
 
     @property
     def nbytes(self) -> float:
@@ -82,8 +68,7 @@ def open_target(text: str) -> Target:
     if not text:
         raise UserError(f"the model has no name; {OTHERS}")
     if text in ARCHITECTURES:
-        shape = ARCHITECTURES[text]
-        return Target(text, shape, PUBLISHED_BYTES, False, ARCHITECTURE, "mixtral" if shape.experts else shape.family)
+        return Target(text, ARCHITECTURES[text], PUBLISHED_BYTES, False)
     if text in MODELS:
         return _registered(text)
     if (file := gguf_file(text)) is not None:
@@ -96,46 +81,39 @@ def _registered(name: str) -> Target:
     from toolkit.models.adapters import FILE as ADAPTERS
     from toolkit.models.gguf_header import gguf_shape, read_header
 
-    header, file = read_header(gguf_file(name)), parts_of(name)
-    target = Target(name, gguf_shape(header), PUBLISHED_BYTES, True, REGISTRY, _architecture(header))
+    shape, file = gguf_shape(read_header(gguf_file(name))), parts_of(name)
+    target = Target(name, shape, PUBLISHED_BYTES, True)
     if file is None:
         return target
     if file.name == ADAPTERS:
         quality = pd.read_csv(file.with_name("quality.csv"), index_col="version")
         return replace(target, own_thresholds=True, zeros=float(quality.loc["recovered", "zeros"]))
-    return replace(target, **_mixture(target.shape, file))
+    return replace(target, shape=_mixture(shape, file))
 
 
-def _mixture(dense: ModelShape, file: Path) -> dict[str, object]:
-    """Shape and type of a mixture that a file makes of a dense model."""
-    from toolkit.models import mixture, split_files, upcycled
+def _mixture(dense: ModelShape, file: Path) -> ModelShape:
+    """The mixture that a file makes of a dense model."""
+    from toolkit.models import split_files, upcycled
 
     if file.name == upcycled.FILE:
         about, tensors = tensor_files.load(file, upcycled.KIND)
-        kind, experts, ffn, shared = "mixtral", tensors["router"].shape[1], dense.ffn, 0
+        experts, ffn, shared = tensors["router"].shape[1], dense.ffn, 0
     else:
         about, tensors = tensor_files.load(file, split_files.KIND)
-        kind, experts, neurons = mixture.ENTRY, tensors[split_files.ROUTER].shape[1], int(about["shared"])
+        experts, neurons = tensors[split_files.ROUTER].shape[1], int(about["shared"])
         ffn = (dense.ffn - neurons) // experts
         shared = neurons // ffn
     per_token = int(about[upcycled.PER_TOKEN])
-    shape = replace(dense, ffn=ffn, experts=experts, experts_per_token=per_token, shared_experts=shared)
-    return {"shape": shape, "model_type": kind}
+    return replace(dense, ffn=ffn, experts=experts, experts_per_token=per_token, shared_experts=shared)
 
 
 def _gguf(text: str, file: Path) -> Target:
     from toolkit.models.gguf_header import LAYERS, gguf_shape, read_header
 
     header = read_header(file)
-    kinds = {
-        tensor.kind for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1
-    }
-    nbytes = 4 if kinds == {"F32"} else PUBLISHED_BYTES
-    return Target(text, gguf_shape(header), nbytes, True, GGUF, _architecture(header))
-
-
-def _architecture(header: "GgufHeader") -> str:
-    return str(header.architecture)
+    matrices = [tensor for name, tensor in header.tensors.items() if name.startswith(LAYERS) and len(tensor.shape) > 1]
+    nbytes = 4 if {tensor.kind for tensor in matrices} == {"F32"} else PUBLISHED_BYTES
+    return Target(text, gguf_shape(header), nbytes, True)
 
 
 def _configured(text: str, folder: Path) -> Target:
@@ -143,16 +121,14 @@ def _configured(text: str, folder: Path) -> Target:
     local = folder.is_dir()
     if local and (folder / INDEX).exists():
         raise UserError(f"{text}: it is packed already; run it with `python -m toolkit run {text}`")
-    config = skeleton.read_config(folder, ()) if local else _hub_config(text)
-    kind, shapes = config.model_type, []
+    config, shapes = skeleton.read_config(folder, ()) if local else _hub_config(text), []
     try:
         skeleton.check_outline(config, lambda outline: shapes.append(shape_of(outline)))
     except UserError as error:
-        raise UserError(f"{text}: model type {kind!r:.99}: {error}; {OTHERS}") from error
+        raise UserError(f"{text}: model type {config.model_type!r:.99}: {error}; {OTHERS}") from error
     nbytes = getattr(getattr(config, "dtype", None), "itemsize", PUBLISHED_BYTES)
     loadable = getattr(config, "quantization_config", None) is None and (not local or any(folder.glob("*.safetensors")))
-    thresholds = getattr(config, ENTRY, None) is not None
-    return Target(text, shapes[0], nbytes, loadable, FOLDER if local else HUB, kind, thresholds)
+    return Target(text, shapes[0], nbytes, loadable, getattr(config, ENTRY, None) is not None)
 
 
 def _hub_config(text: str):

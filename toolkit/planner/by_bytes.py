@@ -1,11 +1,12 @@
-"""The ways on other machines: a limit by bytes, since nothing was measured there.
+"""The ways by their bytes alone, which are known before a machine is measured.
 
-    best_elsewhere(open_target("mixtral-8x7b"), profile("corm-rtx3090ti"), loss=0.25)
+    bounds(open_target("llama2-7b"), dram_bytes=6_000_000_000)                               # on this machine
+    best_elsewhere(open_target("mixtral-8x7b"), profile("corm-rtx3090ti"), loss=0.25)        # on another one
 
 The nearest memory holds what fits (device, then DRAM), the rest comes from the disk. Weights in DRAM are copied to the
 GPU for each token; llama.cpp multiplies them on the CPU instead. Links and memories work beside each other, so the
-slowest of them decides; in llama.cpp one follows the other. A kernel's share of a memory's bandwidth is left out, so
-each number is the most that the way can reach there.
+slowest of them decides; in llama.cpp one follows the other. The share of a memory's bandwidth that kernels reach is
+left out, so each number is the most that the way can reach there.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from toolkit.planner.hits import expert_hits, unmapped_share
 from toolkit.planner.quality import price_of
 from toolkit.planner.speed import Machine, Speed
 from toolkit.planner.target import Target
-from toolkit.planner.ways import EXPERTS, RIVAL, STREAMED, PlannedWay, ways
+from toolkit.planner.ways import EXPERTS, NEURONS, RIVAL, STREAMED, PlannedWay, ways
 from toolkit.simulation.experts import RESERVED_BYTES
 
 GPU, CUDA = "GPU", "--device cuda"  # what limits, and the option of `run`
@@ -36,6 +37,30 @@ class Placed:
     storage: float
     seconds: float
     limit: str
+
+
+def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
+    """A row for each way of the toolkit that fits into so many bytes of DRAM, the least reads first.
+
+    Columns: way; read_mb (from the disk for a token, if what is in memory is needed as often as the rest); token_mb (of
+    weights that a token is multiplied with); needed_mb (of DRAM, at least). A token takes no less than read_mb at the
+    disk's bandwidth, and no less than token_mb at the memory's.
+    """
+    shape, rows = target.shape, []
+    for way in ways(bool(shape.experts), target.cut):
+        try:
+            memory = sizes.footprint(shape, way)
+        except UserError:  # a way that this model does not have
+            continue
+        if way.runs_here and memory.needed_bytes <= dram_bytes:
+            used = memory.units * (1 - way.sparsity) if way.kind == NEURONS else memory.units
+            if way.kind == EXPERTS:
+                used = shape.experts_per_token * (shape.layers - shape.dense_layers)
+            read = (1 - memory.held_share(dram_bytes)) * used * memory.unit_bytes
+            numbers = {"read_mb": read, "token_mb": sizes.token_bytes(shape, way), "needed_mb": memory.needed_bytes}
+            rows.append({"way": way.name} | {name: nbytes / 1e6 for name, nbytes in numbers.items()})
+    table = pd.DataFrame(rows, columns=["way", "read_mb", "token_mb", "needed_mb"])
+    return table.sort_values(["read_mb", "token_mb"], kind="stable").reset_index(drop=True)
 
 
 def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Placed:
@@ -137,8 +162,7 @@ def best_elsewhere(target: Target, machine: Profile, loss: float) -> pd.DataFram
             placed = limit_elsewhere(target.shape, way, machine)
         except UserError:
             continue
-        price = price_of(target, way)
-        relative = price.ratio if price else float("nan")
+        relative = price_of(target, way).ratio
         row = {"way": way.name, "tokens_s": 1 / placed.seconds, "relative": relative, "within": relative <= 1 + loss}
         rows.append(row | {name: getattr(placed, name) for name in ("device", "dram", "storage")})
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "relative", "within", "device", "dram", "storage"])
