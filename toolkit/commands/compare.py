@@ -49,7 +49,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
             written = load_model(name, fast_dtype())[0]
         except UserError as error:
             weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
-    race = SideBySide(options.folder, form, prompt, options.max_new_tokens, dram_bytes, gguf=own)
+    race = SideBySide(options.folder, form, prompt, options.max_new_tokens, dram_bytes, rivals)
     table, left_out = token_rates(race, packed, written, _tell)
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
     known = _Perplexities(tokenizer, packed, written, name)
@@ -58,7 +58,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
         named = table.assign(model=name, limit=options.dram)
         with replacing(options.csv) as file:
             named.to_csv(file, index=False)
-    _show(table, left_out)
+    _show(table, [*reasons, *left_out])
     print(f"{name} as it was before it was packed: perplexity {known.of_model(name):.1f}")
     print(_notes(options, table["way"], weights, files))
 

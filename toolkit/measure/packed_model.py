@@ -50,6 +50,7 @@ class PackedModel(Decoding):
                 self.nbytes = sum(layer.nbytes for layer, tier in layers if tier == "storage")
                 self.files = [file.path for file in opened.store.files(form).values()]
                 self.mode = self.mode if self.nbytes else "memory"
+            self.held_bytes = opened.budgets["dram"].used_bytes  # of the limit
             yield
         del self.model
 

@@ -1,16 +1,16 @@
 """One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
 
-    race = SideBySide(folder, "endor", prompt, tokens=32, dram_bytes=140_000_000, gguf=Path("model.gguf"))
-    rivals, reasons = planned_rivals(folder, race.dram_bytes, race.gguf)     # before anything is loaded
+    rivals, reasons = planned_rivals(folder, dram_bytes=140_000_000, gguf=Path("model.gguf"))   # before anything loads
+    race = SideBySide(folder, "endor", prompt, 32, 140_000_000, rivals)
     table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
 
 Ways are the dense weights, by torch and by our kernels; the packed ones decoded; the packed ones multiplied as they
 are; llama.cpp with files that the toolkit writes of a Llama model; and llama.cpp with a GGUF file that is there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -30,7 +30,6 @@ from toolkit.measure.turns import take_turns
 from toolkit.models.gguf_header import read_header
 from toolkit.models.skeleton import CONFIG
 from toolkit.offload.budget import BudgetError
-from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.ways import Way
 from toolkit.records import line, load_json
@@ -47,7 +46,8 @@ NEAR = 0.1  # of the largest logit: packed products add in another order, in fp3
 class SideBySide:
     """The comparison: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
 
-    `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory.
+    `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory. `rivals` are those of
+    `planned_rivals`.
     """
 
     folder: Path
@@ -55,9 +55,8 @@ class SideBySide:
     prompt: Tensor
     tokens: int
     dram_bytes: int | None = None
+    rivals: Mapping[str, Path | None] = field(default_factory=dict)
     repetitions: int = 3
-    gguf: Path | None = None
-    """A file of the same vocabulary that llama.cpp runs as it is."""
 
 
 def planned_rivals(
@@ -65,7 +64,8 @@ def planned_rivals(
 ) -> tuple[dict[str, Path | None], list[str]]:
     """The rows of llama.cpp by name, each with its file if that is there, and why others take no part.
 
-    No weights are read; the first call may install llama.cpp. Raises `UserError` for a GGUF file that cannot be read,
+    `gguf` is a file of the same vocabulary that llama.cpp runs as it is. No weights are read; the first call may
+    install llama.cpp. Raises `UserError` for a GGUF file that cannot be read,
     or that has another vocabulary than the packed model.
     """
     config = load_json(Store.open(folder).model_folder / CONFIG)
@@ -104,7 +104,7 @@ def token_rates(
     prompt and of the next token are not counted. llama.cpp begins a new text with each token, which spares it the
     attention to those before. Outputs are checked. Raises `UserError` for a model or a folder that cannot be run.
     """
-    store, (rivals, reasons) = Store.open(race.folder), planned_rivals(race.folder, race.dram_bytes, race.gguf)
+    store, reasons = Store.open(race.folder), list[str]()
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
         tell(f"choosing {SKIPPED + race.tokens} tokens with the dense weights")
         text, dense = greedy_text(model, race.prompt, SKIPPED + race.tokens, NEAR), store
@@ -115,15 +115,17 @@ def token_rates(
         racing: list[Contestant] = []
         held_bytes = {}
         for name, place in _ways(race.form, store, dense).items():
+            way = Way(name, policy=POLICY, device="cpu")
+            ours = PackedModel(name, place.folder, text, {"way": name}, way, dram_bytes=race.dram_bytes)
             try:
-                held_bytes[name] = _used_bytes(name, place, race)
+                with ours.open():
+                    held_bytes[name] = ours.held_bytes
             except BudgetError as error:
                 reasons.append(f"{name}: {error}")
                 tell(reasons[-1])
                 continue
-            way = Way(name, policy=POLICY, device="cpu")
-            racing.append(PackedModel(name, place.folder, text, {"way": name}, way, dram_bytes=race.dram_bytes))
-        for name, file in rivals.items():
+            racing.append(ours)
+        for name, file in race.rivals.items():
             tell(f"starting {name}" + ("" if file else ", whose file is written first"))
             settings = {"mapped": race.dram_bytes is not None, "memory_bytes": race.dram_bytes, "gguf": file}
             try:
@@ -161,10 +163,3 @@ def _ways(form: str, store: Store, dense: Store) -> dict[str, Store]:
     if kind and kind.has_matvec and not kind.is_dense:
         ways[f"{form}{PACKED}"] = store
     return ways
-
-
-def _used_bytes(name: str, store: Store, race: SideBySide) -> int:
-    """The bytes of the limit that the way takes. Raises `BudgetError` if it does not fit."""
-    settings = {"policy": POLICY, "verify": False, "dram_bytes": race.dram_bytes}
-    with OffloadedModel.open(store.folder, name, **settings) as model:
-        return model.budgets["dram"].used_bytes

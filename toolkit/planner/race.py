@@ -93,8 +93,8 @@ def _measured(trial: Trial, model: nn.Module, racing: list[PlannedWay], limit: i
     calibration = None if trial.layers is not None else _tokens(trial, "calibration", stand_ins.CALIBRATED)
     ours, spans = [], []
     for way in (way for way in racing if way.kind != RIVAL):
-        place = stand_ins.packed(model, way, folder, calibration)
-        ours.append(stand_ins.contestant(place, way, text, {"way": way.name}, dram_bytes=limit, verify=False))
+        settings = {"calibration": calibration, "dram_bytes": limit}
+        ours.append(stand_ins.contestant(model, way, folder, text, {"way": way.name}, **settings))
     spans += [take_turns(ours, *count)] if ours else []
     for name in (way.name for way in racing if way.kind == RIVAL):
         with stand_ins.rival(name, model, folder, text, {"way": name}) as rival:

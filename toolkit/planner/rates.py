@@ -25,10 +25,9 @@ from toolkit import memory_limits, paths
 from toolkit.files import make_folder, scratch_folder
 from toolkit.machines.fit import non_negative
 from toolkit.machines.machine import GB
-from toolkit.measure.contestant import Contestant
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import missing
-from toolkit.measure.summary import by_turn
+from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
@@ -58,7 +57,6 @@ TIMED = list(
 DENSE = (f"dense{PACKED}", BFLOAT16)  # method and type
 READ_BY = [way for way in TIMED if way.method == DENSE[0]]  # of both types, since small reads are slower
 MIXTURES = ((512, 1792, 6, 2), (512, 1792, 6, 4), (1024, 3584, 3, 2))  # hidden size, an expert's width, layers, experts
-KEYS = ("method", "dtype", "layers")
 BY_NEURON = next(way for way in ways(experts=False, zeros=ZEROS) if way.kind == NEURONS)
 FFN_OPS = ("predictor", "ffn")
 FASTEST_GB_S = 1000.0  # where the fit finds that bytes take no time at all
@@ -187,77 +185,33 @@ def rival_times() -> pd.DataFrame:
     return pd.concat([_of_rivals(*size) for size in RIVALS_SIZES], ignore_index=True)
 
 
+def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+    model, keys = _twin(hidden, ffn, layers), ["method", "dtype", "layers"]
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        in_dram = _medians(_turns([_layers(model, way, folder, layers) for way in TIMED], model), keys)
+        readers = [_layers(model, way, folder, layers, on_disk=True) for way in READ_BY]
+        spans = take_turns(readers, READS, TOKENS_READ, 1)
+    reads = _medians(spans[spans["stage"] == "read"], keys)
+    return pd.concat([in_dram.assign(stage="token"), reads.assign(stage="read")])
+
+
+def _layers(model: nn.Module, way: PlannedWay, folder: Path, layers: int, on_disk: bool = False) -> PackedModel:
+    where = LayerMap(0, 0, layers) if on_disk else LayerMap(0, layers, 0)
+    labels = {"method": way.method, "dtype": way.dtype, "layers": layers}
+    ours = stand_ins.contestant(model, way, folder, SAME, labels, staged=on_disk, placement=where)
+    labels["unit_bytes"] = Store.open(ours.folder).layer(0, way.stored.format).nbytes
+    return ours
+
+
 def _of_rivals(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+    model, racing = _twin(hidden, ffn, layers), []
     with scratch_folder(make_folder(paths.cache_dir())) as folder, ExitStack() as stack:
-        model, racing = _twin(hidden, ffn, layers), []
         for name in LLAMA_CPP:
             rival = stack.enter_context(stand_ins.rival(name, model, folder, SAME, {"method": name, "layers": layers}))
-            rival.labels["layer_bytes"] = rival.nbytes // layers
+            rival.labels["unit_bytes"] = rival.nbytes // layers
             racing.append(rival)
         spans = take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=True)
-    return _rows("token", spans, "method", "layers")
-
-
-def _of_size(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
-    model = _twin(hidden, ffn, layers)
-    with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        places = [stand_ins.packed(model, way, folder) for way in TIMED]
-        racing = [_held(place, way, layers) for place, way in zip(places, TIMED, strict=True)]
-        in_dram = _rows("token", _turns(racing, model), *KEYS)
-        readers = [_held(stand_ins.packed(model, way, folder), way, layers, on_disk=True) for way in READ_BY]
-        spans = take_turns(readers, READS, TOKENS_READ, 1)
-    return pd.concat([in_dram, _rows("read", spans[spans["stage"] == "read"], *KEYS)])
-
-
-def _turns(racing: list[Contestant], model: nn.Module) -> pd.DataFrame:
-    """Turns of contestants that are opened once, if memory holds all: opening takes longer than a turn."""
-    together = len(racing) * sum(weight.nbytes for weight in model.parameters())
-    return take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=together < memory_limits.free_bytes())
-
-
-def _held(folder: Path, way: PlannedWay, layers: int, on_disk: bool = False) -> Contestant:
-    nbytes = Store.open(folder).layer(0, way.stored.format).nbytes
-    labels = {"method": way.method, "dtype": way.dtype, "layers": layers, "layer_bytes": nbytes}
-    where = LayerMap(0, 0, layers) if on_disk else LayerMap(0, layers, 0)
-    return stand_ins.contestant(folder, way, SAME, labels, staged=on_disk, placement=where)
-
-
-def _rows(stage: str, spans: pd.DataFrame, *keys: str) -> pd.DataFrame:
-    """Medians of the spans' seconds. A token in DRAM is one span."""
-    spans = spans.assign(stage=stage, seconds=spans["end_s"] - spans["start_s"])
-    return _medians(spans, ["stage", *keys, "layer_bytes"]).rename(columns={"layer_bytes": "nbytes"})
-
-
-def _of_neurons(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
-    model, text = _twin(hidden, ffn, layers), torch.arange(stand_ins.CALIBRATED) % VOCABULARY
-    ids = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
-    with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        place = stand_ins.packed(model, BY_NEURON, folder, ids)
-        stored = Store.open(place).layer(0, LAYOUT)
-        tokens = ids[: FILLING + TOKENS].view(-1, 1, 1)
-        racing = [stand_ins.contestant(place, BY_NEURON, list(tokens), {})]
-        spans = take_turns(racing, REPETITIONS, TOKENS, FILLING)
-    neuron_bytes = stored.nbytes // next(iter(stored.ops.values())).shape[0]
-    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], reads=spans["stage"] == "read")
-    spans = spans[spans["reads"] | (spans["stage"] == "manage") | spans["op"].isin(FFN_OPS)]
-    passes = ["repetition", "token", "layer"]
-    sums = spans.groupby([*passes, "reads"])[["seconds", "nbytes"]].sum().unstack("reads", fill_value=0)
-    found = pd.DataFrame(
-        {
-            "seconds": sums["seconds", False],
-            "nbytes": sums["nbytes", False],
-            "read_s": sums["seconds", True],
-            "read_bytes": sums["nbytes", True],
-        }
-    )
-    found = found[found["read_s"] > 0].groupby("token").median().reset_index(drop=True)
-    return found.assign(loaded=found["read_bytes"] / neuron_bytes, disturbed=spans["disturbed"].mean())
-
-
-def _twin(hidden: int, ffn: int, layers: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_sizes(hidden, ffn, layers))).bfloat16().eval().requires_grad_(False)
+    return _medians(spans, ["method", "layers"])
 
 
 def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
@@ -266,23 +220,54 @@ def _of_mixture(hidden: int, ffn: int, layers: int, used: int) -> pd.DataFrame:
     sizes = {"num_local_experts": used, "num_experts_per_tok": used}  # the first token brings all
     model = MixtralForCausalLM(MixtralConfig(**_sizes(hidden, ffn, layers), **sizes)).bfloat16().eval()
     model.requires_grad_(False)
-    attention = decoder_blocks(model)[0].self_attn
-    dense_bytes = sum(weight.nbytes for weight in attention.parameters())
+    dense_bytes = sum(weight.nbytes for weight in decoder_blocks(model)[0].self_attn.parameters())
     racing = []
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
         for way in [way for way in ways(experts=True) if way.kind == EXPERTS and way.runs_here]:
-            place = stand_ins.packed(model, way, folder)
-            nbytes = next(iter(Store.open(place).index.ops)).nbytes
-            labels = {"bits": way.bits, "layers": layers, "used": used}
-            labels |= {"expert_bytes": nbytes, "dense_bytes": dense_bytes}
-            racing.append(stand_ins.contestant(place, way, SAME, labels))
+            labels = {"bits": way.bits, "layers": layers, "used": used, "dense_bytes": dense_bytes}
+            racing.append(stand_ins.contestant(model, way, folder, SAME, labels, staged=False))
+            labels["unit_bytes"] = next(iter(Store.open(racing[-1].folder).index.ops)).nbytes
         spans = _turns(racing, model)
-    keys = ["bits", "layers", "used", "expert_bytes", "dense_bytes"]
-    return _medians(by_turn(spans, keys), keys).rename(columns={"expert_bytes": "nbytes"})
+    return _medians(spans, ["bits", "layers", "used", "dense_bytes"])
 
 
-def _medians(rows: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    return rows.groupby(keys, as_index=False).agg(seconds=("seconds", "median"), disturbed=("disturbed", "mean"))
+def _of_neurons(hidden: int, ffn: int, layers: int) -> pd.DataFrame:
+    model, text = _twin(hidden, ffn, layers), torch.arange(stand_ins.CALIBRATED) % VOCABULARY
+    ids = text[torch.randperm(len(text), generator=torch.Generator().manual_seed(0))]
+    tokens = ids[: FILLING + TOKENS].view(-1, 1, 1)
+    with scratch_folder(make_folder(paths.cache_dir())) as folder:
+        ours = stand_ins.contestant(model, BY_NEURON, folder, list(tokens), {}, ids)
+        stored = Store.open(ours.folder).layer(0, LAYOUT)
+        spans = take_turns([ours], REPETITIONS, TOKENS, FILLING)
+    neuron_bytes = stored.nbytes // next(iter(stored.ops.values())).shape[0]
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"], reads=spans["stage"] == "read")
+    spans = spans[spans["reads"] | (spans["stage"] == "manage") | spans["op"].isin(FFN_OPS)]
+    passes = ["repetition", "token", "layer"]
+    sums = spans.groupby([*passes, "reads"])[["seconds", "nbytes"]].sum().unstack("reads", fill_value=0)
+    columns = {"seconds": ("seconds", False), "nbytes": ("nbytes", False)}
+    columns |= {"read_s": ("seconds", True), "read_bytes": ("nbytes", True)}
+    found = pd.DataFrame({name: sums[column] for name, column in columns.items()})
+    found = found[found["read_s"] > 0].groupby("token").median().reset_index(drop=True)
+    return found.assign(loaded=found["read_bytes"] / neuron_bytes, disturbed=spans["disturbed"].mean())
+
+
+def _turns(racing: list[PackedModel], model: nn.Module) -> pd.DataFrame:
+    """Turns of contestants that are opened once, if memory holds all: opening takes longer than a turn."""
+    together = len(racing) * sum(weight.nbytes for weight in model.parameters())
+    return take_turns(racing, REPETITIONS, TOKENS, SKIPPED, stay_open=together < memory_limits.free_bytes())
+
+
+def _medians(spans: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """The median seconds of the spans, of which a token in DRAM has one, and the share of those disturbed."""
+    spans = spans.assign(seconds=spans["end_s"] - spans["start_s"]).groupby([*keys, "unit_bytes"], as_index=False)
+    table = spans.agg(seconds=("seconds", "median"), disturbed=("disturbed", "mean"))
+    return table.rename(columns={"unit_bytes": "nbytes"})
+
+
+def _twin(hidden: int, ffn: int, layers: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_sizes(hidden, ffn, layers))).bfloat16().eval().requires_grad_(False)
 
 
 def _sizes(hidden: int, ffn: int, layers: int) -> dict[str, int]:

@@ -15,7 +15,7 @@ from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
-from toolkit.measure.contestant import Contestant, Reference
+from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
@@ -32,12 +32,32 @@ CALIBRATION = Calibration(windows=2, sequence_length=128)
 CALIBRATED = 256  # tokens
 
 
-def packed(model: nn.Module, way: PlannedWay, parent: Path, tokens: Tensor | None = None) -> Path:
-    """The folder below `parent` with the model as a way stores it; ways that store alike share one."""
+def contestant(
+    model: nn.Module,
+    way: PlannedWay,
+    parent: Path,
+    tokens: Sequence[Tensor],
+    labels: dict[str, object],
+    calibration: Tensor | None = None,
+    **settings: object,
+) -> PackedModel:
+    """A stand-in that takes these tokens, int64 [1, 1] each; `settings` are those of `PackedModel`.
+
+    It lies in a folder below `parent`, which ways that store alike share. Each turn's logits are compared with those of
+    the first turn: nobody else has the same weights. Raises what `pack` raises.
+    """
     folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g}"
     if not folder.exists():
-        pack(model, way, folder, tokens)
-    return folder
+        pack(model, way, folder, calibration)
+    run = None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
+    return PackedModel(way.name, folder, Text(tokens, Reference("the turn before")), labels, run, **settings)
+
+
+def rival(
+    name: str, model: nn.Module, folder: Path, tokens: Sequence[Tensor], labels: dict[str, object]
+) -> AbstractContextManager[LlamaCpp]:
+    """llama.cpp with a model in memory, as a contestant that is closed afterwards. Raises what `LlamaCpp` raises."""
+    return closing(LlamaCpp(name, model, folder, Text(tokens, Reference(name)), labels, mapped=False))
 
 
 def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:
@@ -47,52 +67,29 @@ def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None 
     """
     if way.kind == NEURONS:
         write_folder(model, folder, "stand-in", tokens, way.sparsity, "few_bits", CALIBRATION)
-        return
-    if way.kind == EXPERTS and way.bits == 16:
+    elif way.kind == EXPERTS and way.bits == 16:
         pack_experts(model, folder, "stand-in")
-        return
-    if way.kind == EXPERTS:
+    elif way.kind == EXPERTS:
         pack_mixture_twin(model, folder, "stand-in", round(way.bits))
-        return
-    pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in")
+    else:
+        pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in")
 
 
 def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:
-    form, made = way.stored.format, dict[torch.Size, Packed]()
-
-    def encoded(weight: Tensor) -> Packed:
-        if form == SpQRMatrix.name:
-            return random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype)
-        kept = torch.where(torch.rand(weight.shape) < way.sparsity, 0, weight) if way.sparsity else weight
-        return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)
+    """Packs the first matrix of each shape."""
+    packed: dict[torch.Size, Packed] = {}
 
     def once(weight: Tensor) -> Packed:
-        if weight.shape not in made:
-            made[weight.shape] = encoded(weight)
-        return made[weight.shape]
+        if weight.shape not in packed:
+            packed[weight.shape] = _encoded(weight, way)
+        return packed[weight.shape]
 
     return once
 
 
-def contestant(
-    folder: Path,
-    way: PlannedWay,
-    tokens: Sequence[Tensor],
-    labels: dict[str, object],
-    staged: bool = True,
-    **settings: object,
-) -> Contestant:
-    """A packed stand-in that takes these tokens, int64 [1, 1] each; `settings` are the runtime's.
-
-    Each turn's logits are compared with those of the first turn: nobody else has the same weights.
-    """
-    text = Text(tokens, Reference("the turn before"))
-    run = None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
-    return PackedModel(way.name, folder, text, labels, run, staged, **settings)
-
-
-def rival(
-    name: str, model: nn.Module, folder: Path, tokens: Sequence[Tensor], labels: dict[str, object]
-) -> AbstractContextManager[LlamaCpp]:
-    """llama.cpp with a model in memory, as a contestant that is closed afterwards. Raises what `LlamaCpp` raises."""
-    return closing(LlamaCpp(name, model, folder, Text(tokens, Reference(name)), labels, mapped=False))
+def _encoded(weight: Tensor, way: PlannedWay) -> Packed:
+    form = way.stored.format
+    if form == SpQRMatrix.name:
+        return random_spqr(SpQRMatrix, tuple(weight.shape), weight.dtype)
+    kept = torch.where(torch.rand(weight.shape) < way.sparsity, 0, weight) if way.sparsity else weight
+    return Scaled.encode(form, kept) if way.dtype == INT8 else encode(form, kept)

@@ -6,7 +6,7 @@ pass_measurements(race)
 pairs_table(race_spans(race), PAIRS)
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
@@ -25,7 +25,6 @@ from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
 from toolkit.simulation import tables
 from toolkit.simulation.cost_model import predict
 from toolkit.simulation.tables import layer_of
-from toolkit.timeline.spans import Timeline
 from toolkit.timeline.tables import beside_dense, beside_measured
 
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
@@ -75,15 +74,18 @@ def pass_measurements(race: Race, fresh: bool = False) -> pd.DataFrame:
         raise UserError(f"memory_bytes={race.memory_bytes}: passes under a limit are not modelled; `race_spans`")
     workload, spans = race.workload, race_spans(race, fresh=fresh)
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
-    tables = []
-    for (way, mapping), rows in _by_way(spans):
-        where = LayerMap(0, int(rows["dram_layers"].iloc[0]), int(rows["storage_layers"].iloc[0]))
+    tables, of_window = [], ["seconds", "seconds_low", "seconds_high", "nbytes"]
+    for (method, policy, mapping), rows in spans.groupby(PLACED, sort=False):
+        way, first = Way(method, policy=policy, device="cpu"), rows.iloc[0]
+        where = LayerMap(0, int(first["dram_layers"]), int(first["storage_layers"]))
         labels = {"profile": machine.id, **asdict(workload), "op": "pass", **asdict(way)}
         labels |= {"mapping": mapping, "dram_layers": where.dram, "storage_layers": where.storage}
-        tables.append(_a_token(rows).assign(**labels))
-        if way.method not in RIVALS:
-            modelled = _predicted(machine, workload, way, where)
-            tables.append(modelled.stages().assign(**labels))
+        stages = stage_summary(rows)
+        a_token = {name: stages[name] / stages["tokens"] for name in of_window}
+        tables.append(stages.assign(**a_token, **labels))
+        if method not in RIVALS:
+            layers = [layer_of(workload, machine, method, tier) for tier in where.tiers]
+            tables.append(predict(machine, layers, way).stages().assign(**labels))
     table = pd.concat(tables, ignore_index=True)
     mapped = table["mapping"] != "storage"
     compared = [beside_dense(table[~mapped])]
@@ -145,19 +147,3 @@ def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -
     """
     ways = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
     return ways + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])
-
-
-def _a_token(spans: pd.DataFrame) -> pd.DataFrame:
-    """`stage_summary` of windows over several tokens, for one of them."""
-    stages = stage_summary(spans)
-    summed = ["seconds", "seconds_low", "seconds_high", "nbytes"]
-    return stages.assign(**{name: stages[name] / stages["tokens"] for name in summed})
-
-
-def _by_way(spans: pd.DataFrame) -> Iterator[tuple[Placed, pd.DataFrame]]:
-    for (method, policy, mapping), rows in spans.groupby(PLACED, sort=False):
-        yield (Way(method, policy=policy, device="cpu"), mapping), rows
-
-
-def _predicted(machine: Profile, workload: Workload, way: Way, where: LayerMap) -> Timeline:
-    return predict(machine, [layer_of(workload, machine, way.method, tier) for tier in where.tiers], way)
