@@ -29,7 +29,6 @@ from torch import Tensor
 from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.activations.trace import Trace
 from toolkit.cache import kept
-from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
 from toolkit.machines.probe import describe
@@ -53,14 +52,14 @@ BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them
 SAMPLE = 512  # neurons that a threshold is found with
 MEAN_RANK = 240  # of the predictors of OPT 6.7B: 128 in 28 layers, 1024 in 4 (FLASH, B.3)
-COUNTS = ("window", "tokens", "passes", "repetitions", "rank", "depth")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The replayed model: a twin of `model` with so many layers, and tokens through it by each way.
+    """The replayed model, a twin of `model` with so many layers, and tokens through it by each way.
 
     Args:
+        layers: three or more, since two buffers would keep fewer in memory.
         active: share of a layer's neurons that the predictor names for a token.
         fired: share of them that really fire: only their down columns are multiplied.
         new: share of a layer's neurons that a token with a window of `window` reads.
@@ -84,21 +83,6 @@ class Replay:
     rank: int = MEAN_RANK
     depth: int = 32
     seed: int = 0
-
-    def __post_init__(self):
-        """Refuse numbers that make no sense."""
-        for way in self.ways:
-            if way not in WAYS:
-                raise unknown("way", way, WAYS)
-        counts = {name: getattr(self, name) for name in COUNTS}
-        if min(counts.values()) < 1 or self.layers < 3:
-            given = ", ".join(f"{name}={count}" for name, count in counts.items())
-            raise UserError(
-                f"{given}: expected 1 or more of each; layers={self.layers}: 3 or more, since two buffers would keep "
-                "fewer in memory"
-            )
-        if not 0 < self.fired <= 1:
-            raise UserError(f"fired={self.fired}: expected a share above 0, at most 1")
 
     def trace(self) -> Trace:
         """The drawn trace: what the predictor names. Raises `UserError` for shares that no law has."""

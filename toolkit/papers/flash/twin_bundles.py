@@ -31,10 +31,8 @@ DTYPE = torch.float16
 def twin_bundles(model: str, layers: int) -> Store:
     """The store of a model of `SHAPES` with so many layers, from the cache: FFNs in both layouts, attention dense.
 
-    Raises `UserError` for an unknown model or a part of one, fewer than one layer, or a disk that is too small.
+    Raises `UserError` for an unknown model or a part of one, rows that are no whole blocks, or a disk too small.
     """
-    if layers < 1:
-        raise UserError(f"layers={layers}: expected 1 or more")
     if model not in SHAPES:
         raise UserError(f"twin model {model!r}: expected a whole model, one of {', '.join(SHAPES)}")
     if neuron_shape(model)[1] * DTYPE.itemsize % BLOCK_BYTES:
