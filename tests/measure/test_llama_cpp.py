@@ -92,12 +92,6 @@ def test_without_a_limit_pages_are_dropped_before_each_pass(model, tmp_path):
     assert layer_bytes(tmp_path / "F16.gguf") <= end - first < (tmp_path / "F16.gguf").stat().st_size
 
 
-@pytest.mark.parametrize("settings", [{"memory_bytes": 0}, {"memory_bytes": 9, "mapped": False}])
-def test_a_limit_is_of_a_mapped_file_and_positive(tmp_path, settings):
-    with pytest.raises(UserError, match="expected a positive limit of a mapped file"):
-        LlamaCpp("llama.cpp F16", None, tmp_path, **settings)
-
-
 def test_no_type_may_give_nan(model, tmp_path):
     answers = json.loads((tmp_path / "answers.json").read_text())
     (tmp_path / "answers.json").write_text(json.dumps([float("nan"), *answers[1:]]))

@@ -179,23 +179,11 @@ def test_pages_are_dropped_between_tokens_unless_reads_pass_them_by(
     assert events == (1 + TOKENS) * [*before, "token"]
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ({"method": "gzip"}, "unknown method 'gzip'"),
-        ({"method": "dense", "policy": "random"}, "unknown policy 'random'"),
-        ({"method": "dense", "mapping": "moon"}, "unknown mapping 'moon'"),
-    ],
-)
-def test_unknown_names_are_refused(tmp_path, name, words):
-    with pytest.raises(UserError, match=words):
-        pass_spans(2, [placed(**name)], 1, tmp_path)
-
-
-@pytest.mark.parametrize(("repetitions", "tokens"), [(0, 4), (1, 0)])
-def test_turns_and_tokens_are_needed(tmp_path, repetitions, tokens):
-    with pytest.raises(UserError, match=f"repetitions={repetitions}, tokens={tokens}"):
-        pass_spans(2, [placed("dense")], repetitions, tmp_path, tokens)
+def test_unknown_names_are_refused(tmp_path):
+    for name in ({"method": "gzip"}, {"method": "dense", "policy": "random"}, {"method": "dense", "mapping": "moon"}):
+        *_, (kind, given) = name.items()
+        with pytest.raises(UserError, match=f"unknown {kind} '{given}'"):
+            pass_spans(2, [placed(**name)], 1, tmp_path)
 
 
 def test_as_much_is_read_in_a_window_as_its_tokens_need(spans_of_turns):
@@ -235,14 +223,6 @@ def test_passes_give_what_one_pass_over_all_tokens_gives():
             assert torch.equal(expected.argmax(-1, keepdim=True), text.inputs[step + 1])
 
 
-@pytest.mark.parametrize(
-    ("sizes", "words"),
-    [
-        ({"prompt_tokens": -1}, "prompt_tokens=-1: 0 or more"),
-        ({"batches": [1, 0]}, r"batches=\[1, 0\]"),
-        ({"prompt_tokens": 250, "tokens": 32}, "a text of 282 tokens: expected no more than the model's 256"),
-    ],
-)
-def test_texts_that_make_no_sense_are_refused(tmp_path, sizes, words):
-    with pytest.raises(UserError, match=words):
-        pass_spans(3, [placed("dense")], 1, tmp_path, **sizes)
+def test_a_text_that_is_too_long_for_the_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="a text of 282 tokens: expected no more than the model's 256"):
+        pass_spans(3, [placed("dense")], 1, tmp_path, prompt_tokens=250, tokens=32)

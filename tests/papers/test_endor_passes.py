@@ -185,19 +185,11 @@ def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
     assert found == ["dense", "endor", "accelerate", *([] if reason else PLAIN_TYPES)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_bad_arguments_are_refused():
+    for arguments, words in (
         (("gpt-5", 4), "unknown twin model"),
         (("toy-opt", 4, ["gzip"]), "unknown method 'gzip'"),
         (("toy-opt", 0), "layers=0"),
-    ],
-)
-def test_bad_arguments_are_refused(arguments, words):
-    with pytest.raises(UserError, match=words):
-        pass_measurements(toy_passes(*arguments))
-
-
-def test_no_repetition_is_refused():
-    with pytest.raises(UserError, match="repetitions=0"):
-        pass_measurements(toy_passes(repetitions=0))
+    ):
+        with pytest.raises(UserError, match=words):
+            pass_measurements(toy_passes(*arguments))

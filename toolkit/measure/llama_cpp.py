@@ -74,8 +74,7 @@ class LlamaCpp(Contestant):
     with a K get blocks that repeat (`llama_cpp_quantiser.repeated`): good for timing only. `nbytes` are those of the
     layers in the file. Unless `mapped`, the file is read into memory and put in the order that llama.cpp's quickest
     products want, as it does by itself. Raises `UserError` if llama.cpp cannot be installed or cannot run the file, for
-    wrong logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made or the file
-    is not mapped.
+    wrong logits, for a model of another kind than Llama, or for a limit where no memory cgroup can be made.
     """
 
     def __init__(
@@ -89,8 +88,6 @@ class LlamaCpp(Contestant):
         memory_bytes: int | None = None,
         gguf: Path | None = None,
     ):
-        if memory_bytes is not None and (memory_bytes < 1 or not mapped):
-            raise UserError(f"memory_bytes={memory_bytes}, mapped={mapped}: expected a positive limit of a mapped file")
         self.name, self.text, self.labels, self.mapped = method, text, labels or {}, mapped
         self.limited, python = memory_bytes is not None, _python()
         self.mode = LIMITED if self.limited else MODE if mapped else "memory"

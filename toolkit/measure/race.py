@@ -78,12 +78,7 @@ class Race:
     batches: Sequence[int] = (1,)
 
     def __post_init__(self):
-        """Refuse numbers that make no sense, unknown names, and ways that cannot be limited."""
-        if min(self.repetitions, self.tokens, *self.batches) < 1 or self.prompt_tokens < 0:
-            raise UserError(
-                f"repetitions={self.repetitions}, tokens={self.tokens}, batches={list(self.batches)}: expected 1 or "
-                f"more of each; prompt_tokens={self.prompt_tokens}: 0 or more"
-            )
+        """Refuse unknown names, and ways that cannot be limited."""
         endless = [way.method for way, _ in self.ways if way.method in RIVALS.keys() - LLAMA_CPP]
         if self.memory_bytes is not None and endless:
             raise UserError(f"memory_bytes={self.memory_bytes}: {endless[0]} cannot be given a limit; leave one out")
@@ -158,7 +153,7 @@ def contestants(
         places = {way.method: (way, mapping) for way, mapping in ways}
         for method in [name for name in RUNTIMES if name in places]:
             labels = _labels(*places[method], maps[places[method]], texts[0])
-            mapped = {"mapped": False} if places[method][1] == "dram" else {}
+            mapped = {"mapped": False} if places[method][1] == "dram" and not limit else {}
             rivals[method] = RUNTIMES[method](method, model, folder, texts[0], labels, **mapped, **limit)
             rivals[method].labels = labels | {"layer_bytes": rivals[method].nbytes}
             stack.callback(rivals[method].close)
