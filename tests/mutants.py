@@ -463,7 +463,7 @@ MUTANTS = [
         "toolkit/planner/by_bytes.py",
         "(1 - memory.held_share(dram_bytes))",
         "memory.held_share(dram_bytes)",
-        "planner/test_plan.py",
+        "planner/test_by_bytes.py",
     ),
 ]
 

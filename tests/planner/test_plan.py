@@ -12,11 +12,9 @@ from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes, speed
-from toolkit.planner.by_bytes import bounds
 from toolkit.planner.plan import measured_ranges, plan
 from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine
-from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERT_BITS, ways
 
 GB = 10**9
@@ -147,8 +145,7 @@ def test_a_gpu_of_this_machine_is_planned_by_bytes_alone(machine):
     found = plan("llama2-7b", machine=with_gpu(machine, 4))
     row = found.table.set_index("way").loc["int8, GPU"]
     memory, used = sizes.footprint(shape, int8), sizes.token_bytes(shape, int8)
-    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
-    assert row["tokens_s"] == pytest.approx(1 / ((1 - 4 * GB / whole) * used / 10 / GB))
+    assert row["tokens_s"] == pytest.approx(1 / ((1 - 4 * GB / memory.whole_bytes) * used / 10 / GB))
     assert (row["at_best"], row["limit"]) == (True, "copies")
     assert not found.table["gpu"][0]  # a limit does not come first
     assert any("--device cuda" in line and "nothing was measured with this GPU" in line for line in found.advice)
@@ -178,19 +175,3 @@ def test_a_limit_that_is_too_small_is_refused_before_the_machine_is_measured(mon
     monkeypatch.setattr(speed, "_profile", lambda: pytest.fail("measured"))
     with pytest.raises(UserError, match=r"llama2-7b: 10 MB of DRAM are too few. The smallest way, .*, takes \d+ MB"):
         plan("llama2-7b", dram_bytes=10_000_000)
-
-
-def test_bounds_by_hand():
-    """Of dense Llama-2-7B: 32 layers of 404.8 MB; what memory does not hold is read."""
-    target = open_target("llama2-7b")
-    table = bounds(target, 8 * GB).set_index("way")
-    memory = sizes.footprint(target.shape, way("dense"))
-    held = (8 * GB - memory.fixed_bytes) / 404.75e6
-    assert table.loc["dense", "read_mb"] == pytest.approx((32 - held) * 404.75, rel=1e-3)
-    assert table.loc["dense", "token_mb"] == pytest.approx(32 * 404.75 + 262.1, rel=1e-3)
-    assert table["read_mb"].is_monotonic_increasing
-    assert (table["needed_mb"] <= 8000).all()
-    mixture = bounds(open_target("mixtral-8x7b"), 40 * GB).set_index("way")
-    used = 2 * 32 * 3 * 4096 * 14336 * 2 / 1e6  # two experts of each layer, in 16 bits
-    assert 0 < mixture.loc["experts, 16 bits", "read_mb"] < used
-    assert bounds(target, 10_000_000).empty

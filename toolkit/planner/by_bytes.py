@@ -69,8 +69,7 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Pla
     Raises `UserError` for a model that fits nowhere: with a disk that is missing, or parts that must stay too large.
     """
     memory, used = sizes.footprint(shape, way), sizes.token_bytes(shape, way)
-    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
-    own = not machine.unified and machine.device is not None
+    whole, own = memory.whole_bytes, not machine.unified and machine.device is not None
     device = max(0.0, machine.device.capacity_bytes - RESERVED_BYTES) if own else 0.0
     dram = OF_DRAM * machine.dram.capacity_bytes if machine.dram else 0.0
     if memory.needed_bytes > device + dram:
@@ -130,8 +129,7 @@ def limit_on_gpu(shape: ModelShape, way: PlannedWay, machine: Machine, device_by
         if needed > given:
             raise UserError(f"{way.name}: needs {needed / 1e6:.0f} MB of {where}, {given / 1e6:.0f} MB are given")
     found = limit_elsewhere(shape, way, resized(machine.profile, machine.dram_bytes, device + RESERVED_BYTES))
-    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
-    read, dram, held = round(found.storage * used), round(found.dram * whole), found.device + found.dram
+    read, dram, held = round(found.storage * used), round(found.dram * memory.whole_bytes), found.device + found.dram
     return Speed(found.seconds, float("nan"), read, dram, held, found.limit, at_best=True)
 
 

@@ -40,6 +40,11 @@ class Footprint:
     least_bytes: int
 
     @property
+    def whole_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.fixed_bytes + self.units * self.unit_bytes
+
+    @property
     def needed_bytes(self) -> int:
         """Bytes below which the way does not run."""
         return self.fixed_bytes + self.least_bytes

@@ -1,4 +1,4 @@
-"""Limits by bytes on machines with round numbers."""
+"""Bytes that ways move, and limits by bytes on machines with round numbers."""
 
 from dataclasses import replace
 
@@ -10,8 +10,9 @@ from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
-from toolkit.planner.by_bytes import limit_elsewhere, resized
+from toolkit.planner.by_bytes import bounds, limit_elsewhere, resized
 from toolkit.planner.hits import unmapped_share
+from toolkit.planner.target import open_target
 from toolkit.planner.ways import ways
 
 GB = 10**9
@@ -33,9 +34,8 @@ def way(name):
 def test_what_the_gpu_does_not_hold_is_copied_for_each_token():
     found = limit_elsewhere(SHAPE, way("int8"), MACHINE)
     memory, used = sizes.footprint(SHAPE, way("int8")), sizes.token_bytes(SHAPE, way("int8"))
-    whole = memory.fixed_bytes + memory.units * memory.unit_bytes
-    assert (found.device, found.storage) == (pytest.approx(2 * GB / whole), pytest.approx(0))
-    assert found.seconds == pytest.approx((1 - 2 * GB / whole) * used / 10 / GB)
+    assert (found.device, found.storage) == (pytest.approx(2 * GB / memory.whole_bytes), pytest.approx(0))
+    assert found.seconds == pytest.approx((1 - 2 * GB / memory.whole_bytes) * used / 10 / GB)
 
 
 def test_llama_cpp_multiplies_on_the_cpu_what_the_gpu_does_not_hold():
@@ -81,3 +81,19 @@ def test_a_mapped_mixture_keeps_what_each_token_needs(monkeypatch):
     assert unmapped_share(shape, 1 - experts / 2 / whole) == pytest.approx(used / 2 / needed)
     assert unmapped_share(shape, 1.0) == 0
     assert unmapped_share(SHAPE, 0.75) == 0.25
+
+
+def test_bounds_by_hand():
+    """Of dense Llama-2-7B: 32 layers of 404.8 MB; what memory does not hold is read."""
+    target = open_target("llama2-7b")
+    table = bounds(target, 8 * GB).set_index("way")
+    memory = sizes.footprint(target.shape, way("dense"))
+    held = (8 * GB - memory.fixed_bytes) / 404.75e6
+    assert table.loc["dense", "read_mb"] == pytest.approx((32 - held) * 404.75, rel=1e-3)
+    assert table.loc["dense", "token_mb"] == pytest.approx(32 * 404.75 + 262.1, rel=1e-3)
+    assert table["read_mb"].is_monotonic_increasing
+    assert (table["needed_mb"] <= 8000).all()
+    mixture = bounds(open_target("mixtral-8x7b"), 40 * GB).set_index("way")
+    used = 2 * 32 * 3 * 4096 * 14336 * 2 / 1e6  # two experts of each layer, in 16 bits
+    assert 0 < mixture.loc["experts, 16 bits", "read_mb"] < used
+    assert bounds(target, 10_000_000).empty
