@@ -1,13 +1,10 @@
-"""Which ways race, and how winners are counted, without a race."""
+"""Which ways race in `beyond/planner`, and how winners are counted, without a race."""
 
 import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
 from toolkit.errors import UserError
-from toolkit.models.architectures import ARCHITECTURES
-from toolkit.planner.race import Trial, _ways
-from toolkit.planner.target import open_target
 
 
 def test_a_winner_a_tie_and_a_miss_by_hand():
@@ -31,15 +28,14 @@ def test_a_winner_a_tie_and_a_miss_by_hand():
 
 def test_each_model_races_the_named_ways_that_it_has():
     names = ("dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "experts, 4 bits", "llama.cpp Q4_0")
+    ways_of = functions_of("beyond/planner").ways_of
 
-    def raced(model, layers=None, names=names):
-        target = open_target(model)
-        return [way.name for way in _ways(target.shape, Trial(model, layers, names=names))]
+    def racing(model, layers=None):
+        return [way.name for way in ways_of(model, layers, names)]
 
-    assert raced("smollm2-135m") == ["dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "llama.cpp Q4_0"]
-    assert raced("smollm2-135m-sparse90") == ["neurons, 90 % zeros"]
-    assert raced("smollm2-135m-moe-upcycled") == ["experts, 4 bits"]
-    assert raced("llama2-7b", 3) == ["dense", "llama.cpp Q4_0"]
-    assert raced("smollm2-135m-moe-upcycled", names=()) == [f"experts, {bits} bits" for bits in (16, 4, 2)]
+    assert racing("smollm2-135m") == ["dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "llama.cpp Q4_0"]
+    assert racing("smollm2-135m-sparse90") == ["neurons, 90 % zeros"]
+    assert racing("smollm2-135m-moe-upcycled") == ["experts, 4 bits"]
+    assert racing("llama2-7b", 3) == ["dense", "llama.cpp Q4_0"]
     with pytest.raises(UserError, match=r"unknown way 'dens'.*did you mean 'dense'"):
-        _ways(ARCHITECTURES["llama2-7b"], Trial("llama2-7b", 3, names=("dens",)))
+        ways_of("llama2-7b", 3, ("dens",))
