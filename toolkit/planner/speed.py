@@ -206,7 +206,7 @@ def _prompt_s(shape: ModelShape, machine: Machine, tokens: int) -> float:
 
 
 def _limit(machine: Machine, nbytes: float, compute_s: float, read_s: float) -> str:
-    """What most of the time goes to: reads, the memory's bandwidth, or the work on the bytes that memory holds."""
+    """The limit of a token: reads, the bandwidth of memory, or the work on the bytes that memory holds."""
     if read_s > compute_s:
         return "disk"
     return "DRAM" if nbytes / GB / machine.profile.dram.bandwidth_gb_s > compute_s / 2 else "compute"
