@@ -439,7 +439,8 @@ def test_shared_experts_are_in_memory_once(family, tmp_path, monkeypatch):
     monkeypatch.setattr(StoredFile, "content", remembered)
     with OffloadedModel.open(packed.folder, verify=False) as ours:
         left = {id(ref()) for _, ref in read if ref() is not None}
-        gone = [run.name for run, (_, ref) in zip(ours.store.index.rest, read, strict=True) if ref() is None]
+        held = [run for run in ours.store.index.rest if run.name != "model.embed_tokens.weight"]
+        gone = [run.name for run, (_, ref) in zip(held, read, strict=True) if ref() is None]
         assert len(gone) == 3 * len(ours.strategy.ffns)
         assert len(left) == len(read) - len(gone)
         assert all(".shared_expert" in name and "_proj" in name for name in gone)

@@ -22,7 +22,7 @@ from toolkit.offload.expert_ffn import ExpertFFN
 from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.neuron_ffn import Maths
 from toolkit.offload.routing import Router
-from toolkit.offload.strategy import Opening, refuse, resident, skeleton
+from toolkit.offload.strategy import Opening, refuse, resident
 from toolkit.offload.turn import Turn
 from toolkit.policies.lru import Lru
 from toolkit.policies.two_level import TwoLevel
@@ -49,7 +49,7 @@ class ByExpert:
         refuse(store, options, "experts", fixed_order=options.fixed_order or None, predictors=options.predictors)
         if options.verify:
             store.verify()
-        self.model = skeleton(store, lambda outline: check_fits(store, outline))
+        self.model = opening.skeleton(lambda outline: check_fits(store, outline))
         self._maths = Maths(_activation(self.model), gated=True)
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())

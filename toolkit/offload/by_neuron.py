@@ -26,7 +26,7 @@ from toolkit.offload.hot_neurons import SplitFFN, choose, place
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.offload.strategy import Opening, refuse, resident, skeleton
+from toolkit.offload.strategy import Opening, refuse, resident
 from toolkit.offload.turn import Turn
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.residency import Residency
@@ -74,7 +74,7 @@ class ByNeuron:
         self.by_token = not options.on_gpu
         if options.verify:
             store.verify()
-        self.model = skeleton(store, lambda outline: check_fits(store, outline))
+        self.model = opening.skeleton(lambda outline: check_fits(store, outline))
         self._modules = decoder_ffns(self.model)
         self._maths = _maths(self.model, self._modules)
         count = len(self._modules)

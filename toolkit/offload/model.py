@@ -24,6 +24,7 @@ from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.draft import Speculation, Speculative, check_draft
+from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.options import Options
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
@@ -47,8 +48,9 @@ class OffloadedModel:
     """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
     `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) brings the
-    weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Embeddings,
-    norms, biases and the head stay in the memory of `device`. `budgets` are those of the tiers "dram" and "device".
+    weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Norms, biases
+    and the head stay in the memory of `device`, and input embeddings where they are the head's matrix or on a GPU; else
+    their rows are read (`toolkit.offload.embedding`). `budgets` are those of the tiers "dram" and "device".
     `speculation` counts what the last text with a draft took.
     """
 
@@ -94,7 +96,7 @@ class OffloadedModel:
             strategy = STRATEGIES.get(variant, Streamed)(opening)
             opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
-                opened._take_over(common)
+                opened._take_over(opening)
             opened._stack = stack.pop_all()
         return opened
 
@@ -165,13 +167,17 @@ class OffloadedModel:
         """Close it."""
         self.close()
 
-    def _take_over(self, common: Mapping[str, Tensor]) -> None:
+    def _take_over(self, opening: Opening) -> None:
         """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
-        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(without=common)} | dict(common)
+        common, on_disk = opening.common, opening.on_disk
+        without = {*common} | ({on_disk} if on_disk else set())
+        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(without)} | dict(common)
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
         self.strategy.take_over(self._turn)
+        if on_disk:
+            self._leave_on_disk(on_disk)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
@@ -180,6 +186,13 @@ class OffloadedModel:
         self._step = SingleToken.of(self.model) if self.strategy.by_token else None
         forward = unowned(self.model.forward)
         self.model.forward = self._turn.guard(self._step.guard(forward) if self._step else forward)
+
+    def _leave_on_disk(self, weight: str) -> None:
+        """Have the rows of the input embedding with this weight read when they are needed."""
+        run = next(run for run in self.store.index.rest if run.name == weight)
+        module, embedding = weight.rpartition(".")[0], self.model.get_input_embeddings()
+        ours = StoredEmbedding(embedding, run, self.store.shards[run.shard])
+        self.model.set_submodule(module, ours)
 
     def _on_device(self, value: object) -> object:
         return value.to(self.device.torch_device) if isinstance(value, Tensor) else value

@@ -18,6 +18,7 @@ from toolkit.formats.dense import Dense
 from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
+from toolkit.offload.embedding import embedding_beside_head
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
 from toolkit.offload.turn import Turn
@@ -27,11 +28,12 @@ from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Opening:
     """A folder that is being opened; `stack` closes what a strategy opens.
 
-    `common` are the tensors, no op's weights, that another opened model holds already.
+    `common` are the tensors, no op's weights, that another opened model holds already. `on_disk` is the name of an
+    input embedding that stays there, if there is one; `skeleton` finds it.
     """
 
     store: Store
@@ -41,11 +43,19 @@ class Opening:
     recorder: Recorder
     stack: ExitStack
     common: Mapping[str, Tensor] = field(default_factory=dict)
+    on_disk: str | None = field(default=None, init=False)
+
+    def skeleton(self, check: Callable[[nn.Module], None]) -> nn.Module:
+        """`skeleton` of the store. On the CPU an input embedding that is no head's, too, stays on disk."""
+        model = skeleton(self.store, check)
+        self.on_disk = embedding_beside_head(model) if isinstance(self.device, Cpu) else None
+        return model
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of the tensors that are no op's weight and are not held already."""
-        return sum(run.nbytes for run in self.store.index.rest if run.name not in self.common)
+        """Bytes in memory of the tensors that are no op's weight and are not held already."""
+        elsewhere = {*self.common, self.on_disk}
+        return sum(run.nbytes for run in self.store.index.rest if run.name not in elsewhere)
 
 
 class Strategy(Protocol):

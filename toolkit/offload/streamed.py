@@ -10,7 +10,7 @@ from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
-from toolkit.offload.strategy import Opening, skeleton
+from toolkit.offload.strategy import Opening
 from toolkit.offload.streamer import Streamer
 from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
@@ -33,7 +33,7 @@ class Streamed:
         way, self._opening = options.way, opening
         if options.verify:
             store.verify_files()
-        self.model = skeleton(store, lambda model: store.check_fits(model, way.stored.format))
+        self.model = opening.skeleton(lambda model: store.check_fits(model, way.stored.format))
         layers = store.layers_of(way.stored.format)
         check_weights(store, layers)
         fixed = {"scratch": scratch_bytes(layers, way), "rest": opening.rest_bytes}

@@ -119,7 +119,7 @@ def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
         return dense + round((1 - way.sparsity) * shape.parameters["ffn"] * ELEMENT_BYTES)
     if way.kind == EXPERTS:
         experts = shape.experts_per_token * (shape.layers - shape.dense_layers)
-        return experts * expert_bytes(shape, way) + _rest_bytes(shape, way) - _embedding_bytes(shape)
+        return experts * expert_bytes(shape, way) + _rest_bytes(shape, way)
     return shape.layers * layer_bytes(shape, way) + head_bytes(shape)
 
 
@@ -138,13 +138,18 @@ def _scratch_bytes(shape: ModelShape, way: PlannedWay) -> int:
 
 
 def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
-    """Bytes of all that stays in memory beside layers, or beside the weights of neurons or of routed experts."""
+    """Bytes of all that stays in memory beside layers, or beside the weights of neurons or of routed experts.
+
+    An embedding that is not the head as well stays on disk.
+    """
     parts = shape.parameters
-    held, matrices = parts["embedding"] + parts["head"], 2
+    held, matrices = parts["head"] or parts["embedding"], 1
     if way.kind == NEURONS:
         held, matrices = held + parts["attention"], matrices + MATRICES * shape.layers
     if shape.experts:
-        held = sum(parts.values()) - (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
+        on_disk = parts["embedding"] if parts["head"] else 0
+        routed = (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
+        held = sum(parts.values()) - routed - on_disk
         matrices += MATRICES * shape.layers
     attention = shape.attention.values() if shape.experts else ()  # where experts are packed, it is, too
     saved = shape.layers * sum(math.prod(matrix) * ELEMENT_BYTES - _matrix_bytes(matrix, way) for matrix in attention)
@@ -158,11 +163,6 @@ def _vector_bytes(shape: ModelShape) -> int:
         return (NORMS * shape.layers + 2) * hidden
     positions = OPT_POSITIONS * shape.hidden * ELEMENT_BYTES
     return shape.layers * (OPT_VECTORS * hidden + ffn) + 2 * hidden + whole_blocks(positions)
-
-
-def _embedding_bytes(shape: ModelShape) -> int:
-    """The bytes of the embedding, of which a token needs one row; none where it is the head as well."""
-    return 0 if shape.tied else shape.parameters["embedding"] * ELEMENT_BYTES
 
 
 def _of_experts(shape: ModelShape, way: PlannedWay) -> Footprint:
