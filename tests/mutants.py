@@ -335,7 +335,14 @@ MUTANTS = [
         "machines/test_disk.py",
     ),
     # pruning, quantisation, activations, predictors, quality
-    Mutant("toolkit/pruning/wanda.py", "gram.diagonal().sqrt()", "gram.diagonal()", "pruning/test_methods.py"),
+    Mutant("toolkit/pruning/wanda.py", "gram.diagonal()).sqrt()", "gram.diagonal())", "pruning/test_methods.py"),
+    Mutant("toolkit/pruning/calibration.py", "rows.square().sum(0)", "rows.abs().sum(0)", "pruning/test_prune.py"),
+    Mutant(
+        "toolkit/offload/embedding.py",
+        "self._start + number *",
+        "self._start + 1 + number *",
+        "offload/test_embedding.py",
+    ),
     Mutant("toolkit/pruning/patterns.py", "<= missing", "< missing", "pruning/test_methods.py"),
     Mutant(
         "toolkit/pruning/sparsegpt.py",
