@@ -29,17 +29,18 @@ CHECKED = (
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
 SLOW = """
-sweep/sweep kernels/cuda tests/command_line offload/families kernels/neuron_records offload/expert_model kernels/spqr
-papers/corm_latency hostile/hostile kernels/bitmap recovery/embedded offload/neuron_model kernels/neurons
-offload/draft evidence/report kernels/ahead offload/close offload/model kernels/bitmap_cuda offload/hot_neurons
-kernels/program offload/uploader kernels/spqr_cuda offload/spqr tests/explorers kernels/neurons_cuda offload/int8
-sweep/lab kernels/compiled kernels/csr kernels/single_token offload/new_format kernels/neuron_records_cuda
-offload/single_token evaluation/tasks formats/contract formats/files formats/formats formats/spqr interchange/gguf
-machines/disk measure/race models/gguf models/models offload/logit_check papers/endor papers/endor_passes
-papers/operations papers/replay papers/spqr_forward policies/mapping policies/residencies predictors/files
-predictors/kinds pruning/prune quantization/quantised quantization/smoothquant quantization/spqr recovery/adapters
-recovery/distillation simulation/hot_cold storage/index storage/readers storage/store tests/benchmarks tests/extending
-tests/repeatable tests/starts tests/wheel text/text
+sweep/sweep kernels/cuda offload/families kernels/neuron_records tests/command_line tests/benchmarks
+offload/expert_model kernels/spqr hostile/hostile kernels/bitmap offload/neuron_model evidence/report kernels/neurons
+offload/draft kernels/ahead offload/close offload/model evidence/schema papers/endor recovery/embedded
+kernels/bitmap_cuda offload/hot_neurons tests/explorers kernels/program offload/uploader studies/expert_race
+papers/corm_latency papers/endor_passes tests/starts evidence/tables kernels/spqr_cuda offload/spqr papers/operations
+kernels/neurons_cuda offload/int8 tests/wheel papers/replay sweep/explorers planner/neurons papers/load_rule sweep/lab
+evidence/run kernels/compiled kernels/csr kernels/single_token offload/new_format papers/spqr_forward
+kernels/neuron_records_cuda offload/single_token recovery/distillation evaluation/tasks formats/contract formats/files
+formats/formats formats/spqr interchange/gguf machines/disk measure/race models/gguf models/models offload/logit_check
+measure/side_by_side simulation/neuron_tokens simulation/experts policies/mapping policies/residencies
+predictors/files predictors/kinds pruning/prune quantization/quantised quantization/smoothquant quantization/spqr
+simulation/hot_cold storage/index storage/readers storage/store text/text
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
+from tests.families import WORDS, write_tokenizer
 from tests.offload.pretend import PretendGpu
 from toolkit import formats, paths
 from toolkit.__main__ import main
@@ -36,19 +37,19 @@ from toolkit.storage.experts import bits_of, op_name
 from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
 
-PROMPT = "The library of"
+PROMPT = "7 31 5"
+TEXT = torch.arange(2100) % WORDS
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The folder of a tiny model with a real tokenizer."""
+    """The folder of a tiny model, whose words are numbers."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    tokenizer = load_model("smollm2-135m")[1]
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=len(tokenizer), initializer_range=0.5, eos_token_id=tokenizer.eos_token_id, **sizes)
+    config = LlamaConfig(vocab_size=WORDS, initializer_range=0.5, eos_token_id=None, **sizes)
     LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder)
     return folder
 
 
@@ -96,7 +97,7 @@ def test_a_folder_with_other_logits_is_not_left_behind(model, tmp_path, capfd, m
 
 
 def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: torch.arange(500))
+    monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: TEXT[:500])
     calibration = ["--windows", "2", "--sequence-length", "32"]
     assert pack(model, tmp_path / "packed", "--int8", "--format", "endor", "dense", *calibration) == 0
     capfd.readouterr()
@@ -113,12 +114,12 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
 
 def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
     for module in ("toolkit.quantization.quantised", "toolkit.text"):
-        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
     command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--dtype", "float32"]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
     found = load_quantised(str(model), SpQR(0.02), calibration, torch.float32)
-    tokens, dense = torch.arange(2100), load_model(str(model), dtype=torch.float32)[0]
+    tokens, dense = TEXT, load_model(str(model), dtype=torch.float32)[0]
     before, after = (perplexity(each, tokens, 512, 4) for each in (dense, found.model))
     told = capfd.readouterr().out
     assert f"perplexity {before:.1f} dense, {after:.1f} packed" in told
@@ -136,11 +137,11 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
 
 def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_path, capfd, monkeypatch):
     for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
-        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     sparse = shutil.copytree(model, tmp_path / "sparse")
     config = json.loads((sparse / "config.json").read_text()) | {"activation_thresholds": [0.1, 0.1]}
     (sparse / "config.json").write_text(json.dumps(config))
-    before = perplexity(load_model(str(sparse), dtype=torch.float32)[0], torch.arange(2100), 512, 4)
+    before = perplexity(load_model(str(sparse), dtype=torch.float32)[0], TEXT, 512, 4)
     command = ["pack", str(sparse), "--method", "neurons", "--dtype", "float32", "--out", str(tmp_path / "packed")]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--predictors", "gate"]) == 0
     assert f"perplexity {before:.1f} with its thresholds, " in capfd.readouterr().out
@@ -165,7 +166,7 @@ def test_git_ignores_what_the_documented_commands_write():
 
 
 def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: TEXT)
     monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "it is not installed")
     assert pack(model, tmp_path / "packed") == 0
     capfd.readouterr()
@@ -200,7 +201,7 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
 
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
     for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
-        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+        monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder = tmp_path / "packed"
     command = ["pack", str(model), "--method", "neurons", "--sparsity", "0.6", "--dtype", "float32"]
     command += ["--windows", "2", "--sequence-length", "32", "--predictors", "gate"]
@@ -229,7 +230,7 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
 
 def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
     """As it is, and with the experts that a text uses least in 2 bits."""
-    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: torch.arange(2100))
+    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: TEXT)
     dense, tokenizer = load_model(str(model), dtype=torch.float32)
     config = dense.config.to_dict() | {"hidden_size": 64, "head_dim": 32, "sliding_window": None}
     config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -311,12 +312,12 @@ def test_every_format_that_is_packed_can_be_run(model, tmp_path, capfd):
 
 def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
     def text(corpus, tokenizer, split):
-        return torch.arange(2100)
+        return TEXT
 
     monkeypatch.setattr("toolkit.text.load_tokens", text)
     dense, _ = load_model(str(model), dtype=torch.float32)
     pruned, _, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
-    before, after = (perplexity(each, torch.arange(2100), 512, 4) for each in (dense, pruned))
+    before, after = (perplexity(each, TEXT, 512, 4) for each in (dense, pruned))
     for form in ("csr", SPARSE_BITMASK):
         arguments = ["--method", "magnitude", "--dtype", "float32", "--out", str(tmp_path / form), "--format", form]
         assert main(["pack", str(model), *arguments]) == 0
