@@ -21,9 +21,11 @@ from toolkit.commands.run import UNITS, bytes_of
 from toolkit.commands.text import method_of
 from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
-from toolkit.formats import FORMATS
+from toolkit.formats import FORMATS, decode
+from toolkit.formats.scaled import Scaled
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
+from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
@@ -116,14 +118,17 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
     for module in ("toolkit.quantization.quantised", "toolkit.text"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
-    command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--dtype", "float32"]
+    command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--head", "int8", "--dtype", "float32"]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
     found = load_quantised(str(model), SpQR(0.02), calibration, torch.float32)
+    for part in head_parts(untied_head(found.model), rows_of_part(found.model)):
+        part.weight.data.copy_(decode(Scaled.encode("dense", part.weight)))
     tokens, dense = TEXT, load_model(str(model), dtype=torch.float32)[0]
     before, after = (perplexity(each, tokens, 512, 4) for each in (dense, found.model))
     told = capfd.readouterr().out
     assert f"perplexity {before:.1f} dense, {after:.1f} packed" in told
     store, weights = Store.open(folder), sum(of.rows * of.columns for of in found.statistics)
+    weights += found.model.get_output_embeddings().weight.numel()
     assert store.variants == ("spqr",)
     assert f"; {8 * store.tensor_bytes('spqr') / weights:.2f} bits a weight, " in told
     assert {key: store.model[key] for key in ("method", "outliers")} == {"method": "spqr", "outliers": 0.02}
@@ -340,6 +345,8 @@ COMPLAINTS = [
     ["pack", "m", "--out", "FOLDER/out", "--format", "gzip"],
     ["pack", "m", "--out", "FOLDER/out", "--method", "spqr", "--outliers", "2"],
     ["pack", "m", "--out", "FOLDER/out", "--method", "spqr", "--pattern", "2:4"],
+    ["pack", "m", "--out", "FOLDER/out", "--head", "int4"],
+    ["pack", "m", "--out", "FOLDER/out", "--head", "int8", "--format", "sparse-bitmask"],
     ["pack", "m", "--out", "FOLDER/out", "--method", "neurons", "--predictors", "guess"],
 ]
 

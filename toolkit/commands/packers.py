@@ -25,6 +25,8 @@ FORMATS = {
 }
 PREDICTORS = ("few_bits", "low_rank", "gate", "none")
 EXPERT_BITS = (16, 4, 2)
+HEADS = ("whole", "dense", "int8", "spqr")
+HEAD_OUTLIERS = 0.01
 
 
 @dataclass(frozen=True)
@@ -119,13 +121,21 @@ def pack_pruned(options: Namespace) -> tuple:
     else:
         recipe = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
         variants = {name: _encoder(options, name) for name in options.format}
-        pack_model(model, options.out, variants, options.model, tokenizer, recipe)
+        pack_model(model, options.out, variants, options.model, tokenizer, recipe, _head(options, model))
     return model, tokenizer
 
 
+def _check_head(options: Namespace) -> None:
+    if options.head not in HEADS:
+        raise unknown("--head", options.head, HEADS)
+
+
 def check_pruned(options: Namespace) -> None:
-    """Raise `UserError` for a sparsity, a pattern or formats that cannot be."""
+    """Raise `UserError` for a sparsity, a pattern, formats or a form of the head that cannot be."""
     resolve(options.sparsity, options.pattern)
+    _check_head(options)
+    if options.head != HEADS[0] and SPARSE_BITMASK in options.format:
+        raise UserError(f"--head {options.head}: {SPARSE_BITMASK} has no place for it; leave --head out")
     for name in options.format:
         if name.startswith("spqr"):
             raise UserError(f"--format {name}: its weights are quantised; use --method spqr without --format")
@@ -172,12 +182,27 @@ def pack_spqr(options: Namespace) -> tuple:
     quantised = load_quantised(options.model, SpQR(options.outliers), calibration(options), dtype)
     cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
-    pack_quantised(quantised, options.out, "spqr", fastest, options.model, recipe)
+    head = _head(options, quantised.model)
+    pack_quantised(quantised, options.out, "spqr", fastest, options.model, recipe, head)
     return quantised.model, quantised.tokenizer
 
 
+def _head(options: Namespace, model) -> Callable | None:
+    """The encoder of the output head's parts; None where it stays as it is."""
+    from toolkit.formats import encode
+    from toolkit.formats.scaled import Scaled
+    from toolkit.formats.spqr import fastest
+    from toolkit.quantization.spqr import SpQR
+
+    if options.head == "spqr":
+        return lambda weight: fastest(SpQR(HEAD_OUTLIERS).round(weight.float()), model.dtype)
+    encoders: dict[str, Callable] = {"dense": partial(encode, "dense"), "int8": partial(Scaled.encode, "dense")}
+    return encoders.get(options.head)
+
+
 def check_spqr(options: Namespace) -> None:
-    """Raise `UserError` for a share of outliers that cannot be."""
+    """Raise `UserError` for a share of outliers, or a form of the head, that cannot be."""
+    _check_head(options)
     if not 0 <= options.outliers <= 1:
         raise UserError(f"--outliers {options.outliers}: expected a share of the weights from 0 to 1, such as 0.01")
 
@@ -238,7 +263,13 @@ PRUNING_METHODS = {
     "sparsegpt": "prune and make up for the error in the other weights",
     "dense": "do not prune",
 }
+HEAD = Option(
+    "head",
+    HEADS[0],
+    "output head: whole is in memory; dense (16 bits), int8, spqr (4.4 bits) are read like layers",
+)
 PRUNING = (
+    HEAD,
     Option("sparsity", 0.5, "share of zeros", {"type": float}),
     Option("pattern", None, "N:M instead, such as 2:4"),
     Option("format", ["endor"], "one or several; see below", {"nargs": "+"}),
@@ -259,7 +290,7 @@ PACKERS: dict[str, Packer] = {  # in the order in which the help lists them
     packer.name: packer
     for packer in (
         *(Packer(name, help, pack_pruned, PRUNING, check_pruned) for name, help in PRUNING_METHODS.items()),
-        Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS,), check_spqr, resumable=True),
+        Packer("spqr", "quantise to 3 bits by SpQR", pack_spqr, (OUTLIERS, HEAD), check_spqr, resumable=True),
         Packer("neurons", "keep all weights, and store FFNs by neuron", pack_neurons, NEURONS, check_neurons),
         Packer("experts", BY_EXPERT, pack_by_expert, EXPERTS, check_experts),
     )

@@ -163,7 +163,9 @@ def _held(model, kind: str) -> str:
 def _held_layers(model) -> str:
     where = model.placement
     on_device = f"{where.device} layers on the device, " if model.device.tier == "device" else ""
-    return f"{on_device}{where.dram} layers in DRAM, {where.storage} on disk ({model.mode} reads)"
+    parts = len(getattr(model.model.get_output_embeddings(), "parts", ()))
+    head = f", {parts} of them parts of the head" if parts else ""
+    return f"{on_device}{where.dram} layers in DRAM, {where.storage} on disk{head} ({model.mode} reads)"
 
 
 def _held_neurons(model) -> str:

@@ -23,6 +23,7 @@ from toolkit.interchange.reading import load_dense_model
 from toolkit.models import decoder_blocks
 from toolkit.models.cutting import ENTRY, attached, hook_thresholds, thresholds_of
 from toolkit.models.experts import mixtures_by_layer
+from toolkit.models.head import HEAD
 from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import PACKED, known_methods
@@ -138,7 +139,7 @@ def _as_packed(opened: OffloadedModel, model: nn.Module) -> Iterator[None]:
     limits = getattr(opened.model.config, ENTRY, None)
     if experts.LAYOUT in opened.store.variants:
         _copy_experts(opened.store, model)
-    if any(run.scales_dtype for run in opened.store.index.ops):
+    if any(run.scales_dtype for run in opened.store.index.ops if run.op != HEAD):  # the head is what is packed already
         round_to_int8(model)
     cut = limits is not None and thresholds_of(model) is None
     with attached(hook_thresholds(model, torch.tensor(limits)) if cut else []):

@@ -32,6 +32,7 @@ from toolkit.kernels.single_token import add_and_normalise, attend_stored, gate,
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Projections
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
+from toolkit.offload.head import OffloadedHead
 
 # RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and
 # keys, layers that attend to a window, or norms after attention and FFN
@@ -64,7 +65,8 @@ class SingleToken:
         self.blocks = [
             _Block(block, self.vectors, *self.angles[basis]) for block, basis in zip(blocks, bases, strict=True)
         ]
-        self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head.weight
+        self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head
+        self.dtype = model.dtype
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ][2:]  # not the model's own, which its caller runs
@@ -105,8 +107,9 @@ class SingleToken:
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
         self.norm.run()
-        logits = dense.matvec(self.head, of.given).to(self.head.dtype)
-        return CausalLMOutputWithPast(logits=logits.view(1, 1, -1), past_key_values=cache)
+        in_parts = isinstance(self.head, OffloadedHead)
+        logits = self.head(of.given) if in_parts else dense.matvec(self.head.weight, of.given)
+        return CausalLMOutputWithPast(logits=logits.to(self.dtype).view(1, 1, -1), past_key_values=cache)
 
     def close(self) -> None:
         """Release the weights."""

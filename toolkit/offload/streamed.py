@@ -6,8 +6,10 @@ from functools import partial
 from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.head import HEAD, head_parts
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
+from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening
@@ -59,6 +61,16 @@ class Streamed:
                 ours = OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
                 ours.forward = turn.guard(ours.forward)  # blocks can be called by themselves
                 block.set_submodule(name, ours)
+        if rows := self._opening.store.head_rows:
+            first, head = len(decoder_blocks(self.model)), self.model.get_output_embeddings()
+            parts = [
+                OffloadedLinear(
+                    *(part, HEAD, number, partial(self.weight, number, HEAD), scratch, self._packed, recorder, device)
+                )
+                for number, part in enumerate(head_parts(self.model, rows), first)
+            ]
+            name = next(name for name, module in self.model.named_modules() if module is head)
+            self.model.set_submodule(name, OffloadedHead(parts))
 
     def weight(self, number: int, name: str) -> Packed:
         """The packed weight of a linear, good until one of another layer is asked for."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from toolkit.errors import UserError, unknown
-from toolkit.formats import FORMATS, Packed, encode, expected_nbytes
+from toolkit.formats import FORMATS, FormatError, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer, rows_of_part, untied_head
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 from toolkit.quantization.layerwise import Matrix
@@ -18,6 +20,7 @@ from toolkit.quantization.quantised import QuantisedModel
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]
+HEAD_ROWS = "head_rows"
 
 
 def pack_model(
@@ -27,6 +30,7 @@ def pack_model(
     name: str = "unnamed",
     tokenizer: object | None = None,
     description: Mapping[str, object] | None = None,
+    head: Pack | None = None,
 ) -> None:
     """Write a model into a new folder, with everything that `Store` and `transformers` need to run it again.
 
@@ -37,6 +41,8 @@ def pack_model(
         name: the model's name, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
+        head: packs the rows of the output head, which is streamed like layers then; None leaves it as it is, in memory.
+            The model's head becomes what is packed, a matrix of its own.
 
     One layer in one variant is held in memory beside the model. Raises `UserError` as `check_reopens`,
     `write_store` and `encode` do.
@@ -45,12 +51,13 @@ def pack_model(
     if not packs:
         raise UserError("no variant to pack: name at least one format, such as 'endor'")
     formats = () if isinstance(variants, Mapping) else variants
-    matrices = len(packs) * sum(len(decoder_linears(block)) for block in decoder_blocks(model))
-    described = {"name": name, **(description or {})}
-    expected = _expected_bytes(model, formats)
+    rows = rows_of_part(untied_head(model)) if head else None
+    matrices = len(packs) * sum(map(len, linears_by_layer(model, rows)))
+    described = {"name": name, **(description or {})} | head_record(rows)
+    ops = chain(_ops(model, packs), _head_ops(model, tuple(packs), head, rows))
     write_model(
-        *(model, folder, _ops(model, packs), matrices, rest_tensors(model), described, tokenizer),
-        expected_bytes=expected,
+        *(model, folder, ops, matrices, rest_tensors(model, rows), described, tokenizer),
+        expected_bytes=_expected_bytes(model, formats),
     )
 
 
@@ -61,6 +68,7 @@ def pack_quantised(
     pack: Callable[[Matrix, torch.dtype], Packed],
     name: str = "unnamed",
     description: Mapping[str, object] | None = None,
+    head: Pack | None = None,
 ) -> None:
     """Write a quantised model into a new folder, as `pack_model` does.
 
@@ -73,10 +81,12 @@ def pack_quantised(
         for number in range(len(quantised.folders))
         for op, matrix in quantised.matrices(number).items()
     )
-    described = {"name": name, **(description or {})}
+    model = quantised.model
+    rows = rows_of_part(untied_head(model)) if head else None
+    described = {"name": name, **(description or {})} | head_record(rows)
     expected = sum(record.nbytes for record in quantised.statistics)
-    model, matrices = quantised.model, len(quantised.statistics)
-    rest = rest_tensors(model)
+    matrices, rest = sum(map(len, linears_by_layer(model, rows))), rest_tensors(model, rows)
+    ops = chain(ops, _head_ops(model, (variant,), head, rows))
     write_model(model, folder, ops, matrices, rest, described, quantised.tokenizer, expected_bytes=expected)
 
 
@@ -119,11 +129,26 @@ def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
         bar.update()
 
 
-def rest_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """All tensors of a model but the weights of its decoder linears. A shared tensor is listed under its first name."""
-    return tensors_beside(
-        model, (linear.weight for block in decoder_blocks(model) for linear in decoder_linears(block).values())
-    )
+def rest_tensors(model: nn.Module, head_rows: int | None = None) -> dict[str, Tensor]:
+    """All tensors of a model but the weights of its decoder linears, and of its head if that is cut into parts.
+
+    A shared tensor is listed under its first name.
+    """
+    weights = [linear.weight for layer in linears_by_layer(model, None) for linear in layer.values()]
+    return tensors_beside(model, [*weights, model.get_output_embeddings().weight] if head_rows else weights)
+
+
+def head_record(rows: int | None) -> dict[str, object]:
+    """What a store says of its head: the rows of its parts; nothing if it is not cut into parts."""
+    return {HEAD_ROWS: rows} if rows else {}
+
+
+def head_rows(store_record: Mapping[str, object], folder: Path) -> int | None:
+    """The rows of a part of the head by a store's record of the model. Raises `FormatError` for no number of rows."""
+    rows = store_record.get(HEAD_ROWS)
+    if rows is None or (isinstance(rows, int) and not isinstance(rows, bool) and rows >= TILE):
+        return rows
+    raise FormatError(f"{folder}: {HEAD_ROWS} is {rows!r:.99}; expected a number of rows, at least {TILE}")
 
 
 def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -148,6 +173,17 @@ def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
         for variant, pack in packs.items():
             for name, linear in decoder_linears(block).items():
                 yield Op.of(number, name, variant, pack(linear.weight.detach()))
+
+
+def _head_ops(model: nn.Module, variants: Iterable[str], head: Pack | None, rows: int | None) -> Iterator[Op]:
+    """Each part of the head, packed once; the model's head gets the weights that it decodes to."""
+    if head is None or rows is None:
+        return
+    for number, part in enumerate(head_parts(model, rows), len(decoder_blocks(model))):
+        packed = head(part.weight.detach())
+        part.weight.data.copy_(decode(packed))
+        for variant in variants:
+            yield Op.of(number, HEAD, variant, packed)
 
 
 def _expected_bytes(model: nn.Module, formats: Collection[str]) -> int:

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_memory, file_sha256, path_of
 from toolkit.formats import FormatError
-from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.head import linears_by_layer
 from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.packing import rest_tensors
+from toolkit.storage.packing import head_rows, rest_tensors
 from toolkit.storage.runs import BlockRun, Layer, OpRun, in_order, views
 
 VERIFY_BYTES = 8 << 20  # read and hashed at a time
@@ -67,6 +67,11 @@ class Store:
     def model_folder(self) -> Path:
         """The folder of configuration and tokenizer, in Hugging Face's layout."""
         return self.folder / MODEL_FOLDER
+
+    @property
+    def head_rows(self) -> int | None:
+        """The rows of each part of the head, which are layers after the last block; None if it is not packed."""
+        return head_rows(self.model, self.folder)
 
     @cached_property
     def layers(self) -> Mapping[tuple[int, str], Layer]:
@@ -174,12 +179,11 @@ class Store:
         The other tensors of the model are compared with `rest`. Types need not be the same, but integers stay integers.
         The model may be on the device "meta".
         """
-        linears = [decoder_linears(block) for block in decoder_blocks(model)]
         ops = {
             layer: {name: tuple(linear.weight.shape) for name, linear in found.items()}
-            for layer, found in enumerate(linears)
+            for layer, found in enumerate(linears_by_layer(model, self.head_rows))
         }
-        self.check_holds(model, variant, ops, rest_tensors(model))
+        self.check_holds(model, variant, ops, rest_tensors(model, self.head_rows))
 
     def check_holds(
         self,

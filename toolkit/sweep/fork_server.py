@@ -27,6 +27,7 @@ from jupyter_client import AsyncKernelManager
 SOCKET = "TOOLKIT_FORK_SERVER"  # the variable that names the server's socket
 CLIENT = Path(__file__).with_name("forked.py")
 REQUEST_BYTES = 1 << 20
+LONGEST_FOLDER = 90  # the name of a socket has 107 characters at most
 LIBRARIES = (
     "torch",
     "numba",
@@ -48,7 +49,26 @@ LIBRARIES = (
 
 
 class ForkedKernelManager(AsyncKernelManager):
-    """Starts kernels by the fork server where there is one, and else as usual."""
+    """Starts kernels by the fork server where there is one, and else as usual.
+
+    Kernels are spoken to by sockets in a folder of their own. Ports that were found free may be another kernel's, which
+    starts at the same time, when the kernel opens them: it would not answer.
+    """
+
+    def __init__(self, **settings: object):
+        self._folder = tempfile.TemporaryDirectory(prefix="kernel-")
+        place = Path(self._folder.name)
+        if len(str(place)) < LONGEST_FOLDER:
+            settings |= {"transport": "ipc", "ip": str(place / "ipc"), "connection_file": str(place / "kernel.json")}
+        super().__init__(**settings)
+
+    async def _async_cleanup_resources(self, restart: bool = False) -> None:
+        """Remove the sockets' folder, too, at a kernel's end: no finaliser runs in a fork."""
+        await super()._async_cleanup_resources(restart)
+        if not restart:
+            self._folder.cleanup()
+
+    cleanup_resources = _async_cleanup_resources
 
     def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
         """The usual command, or the client with the same arguments."""

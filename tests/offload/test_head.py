@@ -1,0 +1,84 @@
+"""Output heads in parts, streamed like layers: the model with the weights that they decode to, in less memory."""
+
+from functools import partial
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests.families import load_family
+from toolkit.errors import UserError
+from toolkit.formats import FormatError, encode
+from toolkit.formats.scaled import Scaled
+from toolkit.formats.spqr import SpQRMatrix
+from toolkit.models.head import TILE, head_parts, rows_of_part
+from toolkit.offload.embedding import StoredEmbedding
+from toolkit.offload.logit_check import check_logits
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.unpacking import unpack_model
+from toolkit.storage.packing import HEAD_ROWS, head_rows, pack_model
+from toolkit.storage.store import Store
+
+IDS = torch.tensor([[5, 96, 0, 5, 41, 7]])
+HEADS = {"dense": partial(encode, "dense"), "int8": partial(Scaled.encode, "dense"), "spqr": SpQRMatrix.encode}
+FAMILIES = ["Qwen2", "Llama, tied", "Gemma3", "GPT-J", "OPT, as 350m"]  # GPT-J's head has a bias
+
+
+@pytest.mark.parametrize("form", HEADS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_runs_with_what_the_head_decodes_to(family, form, tmp_path, one_thread):
+    model = load_family(family, tmp_path / "model", torch.bfloat16)
+    before = model.get_output_embeddings().weight.clone()
+    pack_model(model, tmp_path / "packed", head=HEADS[form])
+    assert torch.equal(model.get_output_embeddings().weight, before) == (form == "dense")
+    with OffloadedModel.open(tmp_path / "packed", "endor") as decoded, torch.no_grad():
+        assert torch.equal(decoded.model(IDS).logits, model(IDS).logits)
+        assert isinstance(decoded.model.get_input_embeddings(), StoredEmbedding)
+        assert "lm_head.weight" not in {run.name for run in decoded.store.index.rest}
+    with torch.no_grad():
+        assert torch.equal(unpack_model(Store.open(tmp_path / "packed"), "endor")(IDS).logits, model(IDS).logits)
+    check_logits(tmp_path / "packed", model)  # raises if products with packed weights are off by more than rounding
+
+
+def test_a_head_larger_than_the_budget_is_streamed(tmp_path, one_thread):
+    """The head has 8 MB, in 32 parts; the budget holds two buffers of 2 MB each and little more."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=1 << 15, num_hidden_layers=2, tie_word_embeddings=False)
+    model = LlamaForCausalLM(config).bfloat16().eval()
+    pack_model(model, tmp_path / "packed", ("dense",), head=HEADS["dense"])
+    store = Store.open(tmp_path / "packed")
+    assert len(store.layers_of("dense")) == 2 + 128
+    with OffloadedModel.open(tmp_path / "packed", "dense_packed", dram_bytes=5_000_000) as tight, torch.no_grad():
+        assert tight.budgets["dram"].used_bytes <= 5_000_000
+        assert tight.placement.storage > 64
+        tokens = tight.generate(IDS, max_new_tokens=5, do_sample=False)
+    assert torch.equal(tokens, model.generate(IDS, max_new_tokens=5, do_sample=False))
+
+
+def test_parts_are_no_larger_than_the_largest_matrix_and_hold_every_row():
+    config = LlamaConfig(
+        vocab_size=1001, hidden_size=32, intermediate_size=96, num_attention_heads=4, num_hidden_layers=1
+    )
+    model = LlamaForCausalLM(config)
+    rows = rows_of_part(model)
+    parts = head_parts(model, rows)
+    assert rows == 96
+    assert [part.out_features for part in parts] == [96] * 10 + [41]
+    assert torch.equal(torch.cat([part.weight for part in parts]), model.lm_head.weight)
+
+
+@pytest.mark.parametrize("rows", [0, -1, TILE - 1, True, "96", 96.0, [96]])
+def test_a_record_of_no_number_of_rows_is_refused(rows, tmp_path):
+    with pytest.raises(FormatError, match="expected a number of rows"):
+        head_rows({HEAD_ROWS: rows}, tmp_path)
+
+
+def test_a_record_of_other_rows_is_refused(tmp_path, one_thread):
+    model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
+    pack_model(model, tmp_path / "packed", head=HEADS["int8"])
+    store = Store.open(tmp_path / "packed")
+    for rows in (32, None):
+        store.index.model[HEAD_ROWS] = rows
+        with pytest.raises(UserError, match="was packed from another model"):
+            store.check_fits(model, "endor")

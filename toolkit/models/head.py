@@ -1,0 +1,45 @@
+"""The output head in parts: a matrix of a vocabulary is many times as large as any other, too large for one buffer."""
+
+import torch
+from torch import nn
+
+from toolkit.models.blocks import decoder_blocks, decoder_linears
+
+HEAD = "head"  # the op of a part
+TILE = 16  # rows of a part are whole tiles of every format
+
+
+def linears_by_layer(model: nn.Module, head_rows: int | None) -> list[dict[str, nn.Linear]]:
+    """The linears of each decoder block by name, then each part of the head, if it has parts of so many rows."""
+    layers = [decoder_linears(block) for block in decoder_blocks(model)]
+    return [*layers, *({HEAD: part} for part in head_parts(model, head_rows))] if head_rows else layers
+
+
+def untied_head(model: nn.Module) -> nn.Module:
+    """Give a model a head of its own where it is the embedding, in place; return the model."""
+    head = model.get_output_embeddings()
+    if head.weight is model.get_input_embeddings().weight:
+        head.weight = nn.Parameter(head.weight.detach().clone(), requires_grad=False)
+        model.config.get_text_config().tie_word_embeddings = False
+        model.config.tie_word_embeddings = False
+    return model
+
+
+def rows_of_part(model: nn.Module) -> int:
+    """Rows of a part of the head, so that it has no more weights than the largest matrix of a decoder block."""
+    largest = max(linear.weight.numel() for linear in decoder_linears(decoder_blocks(model)[0]).values())
+    return max(largest // model.get_output_embeddings().weight.shape[1] // TILE, 1) * TILE
+
+
+def head_parts(model: nn.Module, rows: int) -> list[nn.Linear]:
+    """Linears over so many rows of the head each, the last one over the rest. Their weights are views of the head's."""
+    head, parts = model.get_output_embeddings(), []
+    for start in range(0, head.weight.shape[0], rows):
+        weight = head.weight.detach()[start : start + rows]
+        with torch.device("meta"):
+            part = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None)
+        part.weight = nn.Parameter(weight, requires_grad=False)
+        if head.bias is not None:
+            part.bias = nn.Parameter(head.bias.detach()[start : start + rows], requires_grad=False)
+        parts.append(part)
+    return parts
