@@ -139,7 +139,7 @@ def rest_tensors(model: nn.Module, head_rows: int | None = None) -> dict[str, Te
 
 
 def head_record(rows: int | None) -> dict[str, object]:
-    """What a store says of its head: the rows of its parts; nothing if it is not cut into parts."""
+    """The entry of a store on its head: the rows of its parts; none if it is not cut into parts."""
     return {HEAD_ROWS: rows} if rows else {}
 
 
