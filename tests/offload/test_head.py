@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.families import load_family
+from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
 from toolkit.formats import FormatError, encode
 from toolkit.formats.scaled import Scaled
@@ -54,6 +55,16 @@ def test_a_head_larger_than_the_budget_is_streamed(tmp_path, one_thread):
         assert tight.placement.storage > 64
         tokens = tight.generate(IDS, max_new_tokens=5, do_sample=False)
     assert torch.equal(tokens, model.generate(IDS, max_new_tokens=5, do_sample=False))
+
+
+@pytest.mark.parametrize("method", ["endor", "endor_packed"])
+def test_a_gpu_gets_the_parts_as_it_gets_layers(method, tmp_path, monkeypatch, one_thread):
+    monkeypatch.setattr("toolkit.offload.model.open_device", lambda name: PretendGpu())
+    model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
+    pack_model(model, tmp_path / "packed", head=HEADS["int8"])
+    with OffloadedModel.open(tmp_path / "packed", method, device="cuda") as opened, torch.no_grad():
+        assert opened.placement.device == 2 + 2
+        assert torch.equal(opened.model(IDS).logits, model(IDS).logits)
 
 
 def test_parts_are_no_larger_than_the_largest_matrix_and_hold_every_row():
