@@ -194,10 +194,11 @@ def _head(options: Namespace, model) -> Callable | None:
     from toolkit.formats.spqr import fastest
     from toolkit.quantization.spqr import SpQR
 
+    if options.head == "whole":
+        return None
     if options.head == "spqr":
         return lambda weight: fastest(SpQR(HEAD_OUTLIERS).round(weight.float()), model.dtype)
-    encoders: dict[str, Callable] = {"dense": partial(encode, "dense"), "int8": partial(Scaled.encode, "dense")}
-    return encoders.get(options.head)
+    return partial(Scaled.encode if options.head == "int8" else encode, "dense")
 
 
 def check_spqr(options: Namespace) -> None:

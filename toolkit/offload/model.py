@@ -169,15 +169,14 @@ class OffloadedModel:
 
     def _take_over(self, opening: Opening) -> None:
         """Load the tensors that are no weights of the strategy's, and have it replace the model's modules."""
-        common, on_disk = opening.common, opening.on_disk
-        without = {*common} | ({on_disk} if on_disk else set())
-        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(without)} | dict(common)
+        rest = {name: self._on_device(tensor) for name, tensor in self.store.rest(opening.elsewhere)}
+        rest |= opening.common
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
         self.strategy.take_over(self._turn)
-        if on_disk:
-            self._leave_on_disk(on_disk)
+        if opening.on_disk:
+            self._leave_on_disk(opening.on_disk)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
             raise UserError(f"{self.store.folder} has no {left[0]}: pack the model again")
         self.model.to(self.device.torch_device).eval().requires_grad_(False)

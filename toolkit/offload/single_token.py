@@ -67,6 +67,8 @@ class SingleToken:
         ]
         self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head
         self.dtype = model.dtype
+        if not isinstance(self.head, OffloadedHead):
+            self.head = functools.partial(dense.matvec, self.head.weight)
         self._hooks = [
             hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
         ][2:]  # not the model's own, which its caller runs
@@ -107,8 +109,7 @@ class SingleToken:
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
         self.norm.run()
-        in_parts = isinstance(self.head, OffloadedHead)
-        logits = self.head(of.given) if in_parts else dense.matvec(self.head.weight, of.given)
+        logits = self.head(of.given)
         return CausalLMOutputWithPast(logits=logits.to(self.dtype).view(1, 1, -1), past_key_values=cache)
 
     def close(self) -> None:

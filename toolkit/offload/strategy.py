@@ -52,10 +52,14 @@ class Opening:
         return model
 
     @property
+    def elsewhere(self) -> set[str | None]:
+        """The names of the tensors, no op's weights, that are not read into memory."""
+        return {*self.common, self.on_disk}
+
+    @property
     def rest_bytes(self) -> int:
         """Bytes in memory of the tensors that are no op's weight and are not held already."""
-        elsewhere = {*self.common, self.on_disk}
-        return sum(run.nbytes for run in self.store.index.rest if run.name not in elsewhere)
+        return sum(run.nbytes for run in self.store.index.rest if run.name not in self.elsewhere)
 
 
 class Strategy(Protocol):

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from functools import partial
 
+from torch import nn
+
 from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
@@ -55,20 +57,20 @@ class Streamed:
         """Replace the linears of the decoder."""
         recorder, device = self._opening.recorder, self._opening.device
         scratch = device.empty(self._scratch_bytes)
-        for number, block in enumerate(decoder_blocks(self.model)):
+
+        def replacing(linear: nn.Linear, name: str, number: int) -> OffloadedLinear:
+            fetch = partial(self.weight, number, name)
+            ours = OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
+            ours.forward = turn.guard(ours.forward)  # blocks and the head can be called by themselves
+            return ours
+
+        blocks = decoder_blocks(self.model)
+        for number, block in enumerate(blocks):
             for name, linear in decoder_linears(block).items():
-                fetch = partial(self.weight, number, name)
-                ours = OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
-                ours.forward = turn.guard(ours.forward)  # blocks can be called by themselves
-                block.set_submodule(name, ours)
+                block.set_submodule(name, replacing(linear, name, number))
         if rows := self._opening.store.head_rows:
-            first, head = len(decoder_blocks(self.model)), self.model.get_output_embeddings()
-            parts = [
-                OffloadedLinear(
-                    *(part, HEAD, number, partial(self.weight, number, HEAD), scratch, self._packed, recorder, device)
-                )
-                for number, part in enumerate(head_parts(self.model, rows), first)
-            ]
+            parts = [replacing(part, HEAD, at) for at, part in enumerate(head_parts(self.model, rows), len(blocks))]
+            head = self.model.get_output_embeddings()
             name = next(name for name, module in self.model.named_modules() if module is head)
             self.model.set_submodule(name, OffloadedHead(parts))
 

@@ -1,7 +1,7 @@
 """Packing a model as a store: each decoder linear in every variant, and all other tensors as they are."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -51,14 +51,8 @@ def pack_model(
     if not packs:
         raise UserError("no variant to pack: name at least one format, such as 'endor'")
     formats = () if isinstance(variants, Mapping) else variants
-    rows = rows_of_part(untied_head(model)) if head else None
-    matrices = len(packs) * sum(map(len, linears_by_layer(model, rows)))
-    described = {"name": name, **(description or {})} | head_record(rows)
-    ops = chain(_ops(model, packs), _head_ops(model, tuple(packs), head, rows))
-    write_model(
-        *(model, folder, ops, matrices, rest_tensors(model, rows), described, tokenizer),
-        expected_bytes=_expected_bytes(model, formats),
-    )
+    described, expected = {"name": name, **(description or {})}, _expected_bytes(model, formats)
+    _write_linears(model, folder, _ops(model, packs), tuple(packs), head, described, tokenizer, expected)
 
 
 def pack_quantised(
@@ -81,13 +75,27 @@ def pack_quantised(
         for number in range(len(quantised.folders))
         for op, matrix in quantised.matrices(number).items()
     )
-    model = quantised.model
-    rows = rows_of_part(untied_head(model)) if head else None
-    described = {"name": name, **(description or {})} | head_record(rows)
-    expected = sum(record.nbytes for record in quantised.statistics)
-    matrices, rest = sum(map(len, linears_by_layer(model, rows))), rest_tensors(model, rows)
-    ops = chain(ops, _head_ops(model, (variant,), head, rows))
-    write_model(model, folder, ops, matrices, rest, described, quantised.tokenizer, expected_bytes=expected)
+    described, expected = {"name": name, **(description or {})}, sum(of.nbytes for of in quantised.statistics)
+    _write_linears(quantised.model, folder, ops, (variant,), head, described, quantised.tokenizer, expected)
+
+
+def _write_linears(
+    model: nn.Module,
+    folder: Path,
+    ops: Iterable[Op],
+    variants: Sequence[str],
+    head: Pack | None,
+    description: Mapping[str, object],
+    tokenizer: object | None,
+    expected_bytes: int,
+) -> None:
+    """Write a model from the `ops` of its decoder linears in each of the variants, and from parts of its head."""
+    rows = None
+    if head:
+        rows = rows_of_part(untied_head(model))
+        ops, description = chain(ops, _head_ops(model, variants, head, rows)), {**description, HEAD_ROWS: rows}
+    matrices, rest = len(variants) * sum(map(len, linears_by_layer(model, rows))), rest_tensors(model, rows)
+    write_model(model, folder, ops, matrices, rest, description, tokenizer, expected_bytes=expected_bytes)
 
 
 def write_model(
@@ -138,11 +146,6 @@ def rest_tensors(model: nn.Module, head_rows: int | None = None) -> dict[str, Te
     return tensors_beside(model, [*weights, model.get_output_embeddings().weight] if head_rows else weights)
 
 
-def head_record(rows: int | None) -> dict[str, object]:
-    """The entry of a store on its head: the rows of its parts; none if it is not cut into parts."""
-    return {HEAD_ROWS: rows} if rows else {}
-
-
 def head_rows(store_record: Mapping[str, object], folder: Path) -> int | None:
     """The rows of a part of the head by a store's record of the model. Raises `FormatError` for no number of rows."""
     rows = store_record.get(HEAD_ROWS)
@@ -175,10 +178,8 @@ def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
                 yield Op.of(number, name, variant, pack(linear.weight.detach()))
 
 
-def _head_ops(model: nn.Module, variants: Iterable[str], head: Pack | None, rows: int | None) -> Iterator[Op]:
+def _head_ops(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) -> Iterator[Op]:
     """Each part of the head, packed once; the model's head gets the weights that it decodes to."""
-    if head is None or rows is None:
-        return
     for number, part in enumerate(head_parts(model, rows), len(decoder_blocks(model))):
         packed = head(part.weight.detach())
         part.weight.data.copy_(decode(packed))

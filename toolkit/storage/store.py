@@ -122,7 +122,7 @@ class Store:
         layers = [layer for variant in variants or self.variants for layer in self.layers_of(variant)]
         return {layer.shard: self.shards[layer.shard] for layer in layers}
 
-    def rest(self, without: Collection[str] = ()) -> Iterator[tuple[str, Tensor]]:
+    def rest(self, without: Collection[str | None] = ()) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are no op's weight, with their names, one at a time. Each checksum is compared.
 
         Tensors that `without` names are left out.
