@@ -95,10 +95,6 @@ def contestants(weight: torch.Tensor, x: torch.Tensor) -> list[Contestant]:
         Contestant("matvec", name, packed.nbytes, lambda name=name: bitmap.matvec(packed, x32, y, name))
         for name in backends
     ]
-    if bitmap.available() != ["portable"]:
-        found.append(
-            Contestant("matvec", "decode", packed.nbytes, lambda: bitmap.matvec(packed, x32, y, bitmap.DECODE))
-        )
     return found + _parts(packed, out) + _decoding_rivals(weight, packed, out) + _matvec_rivals(weight, x)
 
 
@@ -225,19 +221,12 @@ def run(options: argparse.Namespace) -> dict:
     return {
         "machine": _machine(),
         "parameters": {"shape": shape, "dtype": options.dtype, "sparsity": options.sparsity},
-        "auto": chosen(weight),
+        "auto": bitmap.available()[0],
         "read_bandwidth_gb_s": limit,
         "in_cache_ns_per_word": in_cache_ns(weight, x),
         "rows": [asdict(row) for row in rows],
         "goals": goals,
     }
-
-
-def chosen(weight: torch.Tensor) -> dict[str, str]:
-    """What `auto` takes on this machine for a matrix like this."""
-    packed = bitmap.encode(weight)
-    batches = {f"matvec, batch {batch}": bitmap.chosen_matvec(packed, batch) for batch in (1, 4)}
-    return {"decompress": bitmap.chosen_decompress(packed)} | batches
 
 
 def _row(contestant: Contestant, spent: list[float], limit_gb_s: float) -> Row:
@@ -269,7 +258,7 @@ def markdown(result: dict) -> str:
         f"({machine['llvm_cpu']}), {machine['threads']} threads, "
         f"load average {machine['load_average']:.1f}; torch {machine['torch']}, numba {machine['numba']}; "
         f"{machine['measured_at']}. Reads reach {result['read_bandwidth_gb_s']:.1f} GB/s. "
-        "`auto` takes " + ", ".join(f"{name} for {operation}" for operation, name in result["auto"].items()) + ".",
+        f"`auto` takes {result['auto']}.",
         "",
         "| operation | contestant | minimum ms | median ms | MB moved | GB/s | of read bandwidth |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",

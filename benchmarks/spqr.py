@@ -20,7 +20,7 @@ from toolkit.kernels import csr, int8, spqr
 
 GOALS = {"times_torch_bf16": 3.0, "share_of_read": 0.5}
 READ, BF16, OURS = "read", "torch, dense bfloat16", "auto"
-FUSED = ("avx512_int16", "avx512", "avx512_int8", "avx2", "avx2_int8")
+FUSED = ("avx512_int16", "avx2")
 OTHER_BYTES = 128 << 20  # more than caches hold
 CACHED_ROWS = 256  # whose words the second cache holds
 ERROR_ROWS = 256

@@ -88,11 +88,7 @@ def _shuffle(pattern: int, lanes: int, width: int) -> list[int]:
 
 @intrinsic
 def by_instruction(typing_context, values, at, word):
-    """With AVX-512's expand instruction, in its register form: the one that reads memory is slow on AMD.
-
-    For a CPU without it LLVM's generic expanding load is written instead, which becomes plain branches there: right,
-    and of use only to test the kernels around it.
-    """
+    """With AVX-512's expand instruction, in its register form: the one that reads memory is slow on AMD."""
     lanes = min(WORD, simd.CACHE_LINE * 8 // values.dtype.bitwidth)
     part = Vector(values.dtype, lanes)
 
@@ -102,71 +98,18 @@ def by_instruction(typing_context, values, at, word):
         kind = context.get_value_type(part)
         nothing, suffix = ir.Constant(kind, None), f"v{lanes}i{values.dtype.bitwidth}"
 
-        def load_then_expand(place, mask):
-            data = builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
-            function = ir.FunctionType(kind, [kind, kind, mask.type])
-            expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{suffix}", (), function)
-            return builder.call(expand, [simd.in_register(builder, data), nothing, mask])
-
-        def expanding_load(place, mask):
-            source = simd.pointer(context, builder, values, array, place, kind.element)
-            function = ir.FunctionType(kind, [source.type, mask.type, kind])
-            expand = builder.module.declare_intrinsic(f"llvm.masked.expandload.{suffix}", (), function)
-            return builder.call(expand, [source, mask, nothing])
+        function = ir.FunctionType(kind, [kind, kind, ir.VectorType(ir.IntType(1), lanes)])
+        expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.{suffix}", (), function)
 
         def expanded(start: int):
             mask = bits if lanes == WORD else simd.take(builder, bits, range(start, start + lanes))
-            return expand(_place(builder, at_value, word_value, start), mask)
+            place = _place(builder, at_value, word_value, start)
+            data = builder.load(simd.pointer(context, builder, values, array, place, kind), align=1)
+            return builder.call(expand, [simd.in_register(builder, data), nothing, mask])
 
-        expand = load_then_expand if simd.has("avx512vbmi2") else expanding_load
         return simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
 
     return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
-
-
-@intrinsic
-def by_widening(typing_context, values, at, word):
-    """With the expand instruction for 32-bit lanes, which every AVX-512 CPU has: narrower values are widened first.
-
-    For a CPU without it each lane is picked by itself: right, and of use only to test the code around it.
-    """
-    lanes = simd.CACHE_LINE // 4
-    wide = ir.VectorType(I32, lanes)
-
-    def generate(context, builder, signature, arguments):
-        array, at_value, word_value = arguments
-        narrow = context.get_value_type(Vector(values.dtype, lanes))
-        bits = builder.bitcast(word_value, ir.VectorType(ir.IntType(1), WORD))
-        expand = _expand_instruction if simd.has("avx512f") else _expand_by_lane
-
-        def expanded(start: int):
-            place = _place(builder, at_value, word_value, start)
-            data = builder.load(simd.pointer(context, builder, values, array, place, narrow), align=1)
-            widened = data if narrow == wide else builder.zext(data, wide)
-            return expand(builder, widened, bits, word_value, start)
-
-        both = simd.join(builder, [expanded(start) for start in range(0, WORD, lanes)])
-        whole = context.get_value_type(Vector(values.dtype, WORD))
-        return both if both.type == whole else builder.trunc(both, whole)
-
-    return Vector(values.dtype, WORD)(values, types.int64, types.uint32), generate
-
-
-def _expand_instruction(builder, data, bits, word, start: int) -> ir.Value:
-    mask = simd.take(builder, bits, range(start, start + data.type.count))
-    function = ir.FunctionType(data.type, [data.type, data.type, mask.type])
-    expand = builder.module.declare_intrinsic(f"llvm.x86.avx512.mask.expand.v{data.type.count}i32", (), function)
-    return builder.call(expand, [simd.in_register(builder, data), ir.Constant(data.type, None), mask])
-
-
-def _expand_by_lane(builder, data, bits, word, start: int) -> ir.Value:
-    result = ir.Constant(data.type, None)
-    for lane in range(data.type.count):
-        earlier = builder.and_(builder.lshr(word, I32(start)), I32((1 << lane) - 1))
-        value = builder.extract_element(data, builder.ctpop(earlier))
-        present = builder.extract_element(bits, I32(start + lane))
-        result = builder.insert_element(result, builder.select(present, value, I32(0)), I32(lane))
-    return result
 
 
 def _place(builder, at, word, start: int) -> ir.Value:
@@ -267,34 +210,3 @@ def matvec(expand, dtype: torch.dtype):
             y[row] = result
 
     return matvec
-
-
-def c_entry(operation: str, backend, dtype: torch.dtype):
-    """A function of all rows that C can call, and Numba's types of its arguments (`toolkit.kernels.common.ahead`).
-
-    void decompress(const uint32_t *bitmap, const int64_t *offsets, const T *values,
-                    T *dense, int64_t rows, int64_t columns);
-    void matvec(const uint32_t *bitmap, const int64_t *offsets, const T *values,
-                const float *x, float *y, int64_t rows, int64_t columns);
-
-    T is an unsigned integer of the elements' width.
-    """
-    element = {1: types.uint8, 2: types.uint16, 4: types.uint32}[dtype.itemsize]
-    packed = [types.CPointer(kind) for kind in (types.uint32, types.int64, element)]
-
-    def decompress(bitmap, offsets, values, dense, rows, columns):
-        offsets = numba.carray(offsets, (rows + 1,))
-        words = numba.carray(bitmap, (rows, (columns + WORD - 1) // WORD))
-        kernel(words, offsets, numba.carray(values, (offsets[rows],)), numba.carray(dense, (rows, columns)), 0, rows)
-
-    def matvec(bitmap, offsets, values, x, y, rows, columns):
-        offsets = numba.carray(offsets, (rows + 1,))
-        words = numba.carray(bitmap, (rows, (columns + WORD - 1) // WORD))
-        values = numba.carray(values, (offsets[rows],))
-        kernel(words, offsets, values, numba.carray(x, (columns,)), numba.carray(y, (rows,)), 0, rows)
-
-    if operation == "decompress":
-        kernel, entry, others = backend.decompress(False), decompress, [types.CPointer(element)]
-    else:
-        kernel, entry, others = backend.product(dtype), matvec, [types.CPointer(types.float32)] * 2
-    return entry, [*packed, *others, types.int64, types.int64]

@@ -44,20 +44,20 @@ def load_rows(typing_context, array, at, stride, rows):
 
 
 @intrinsic(prefer_literal=True)
-def load_tile(typing_context, x, at, stride, rows, vectors):
-    """The `LANES` numbers from `at` once for each row, then those from `at + stride` and so on, as one vector."""
-    vector = Vector(x.dtype, rows.literal_value * vectors.literal_value * LANES)
+def load_tile(typing_context, x, at, stride, rows, vectors, lanes):
+    """The `lanes` numbers from `at` once for each row, then those from `at + stride` and so on, as one vector."""
+    vector = Vector(x.dtype, rows.literal_value * vectors.literal_value * lanes.literal_value)
 
     def generate(context, builder, signature, arguments):
         data, place, stride = arguments[:3]
-        kind, parts = context.get_value_type(Vector(x.dtype, LANES)), []
+        kind, parts = context.get_value_type(Vector(x.dtype, lanes.literal_value)), []
         for _ in range(vectors.literal_value):
             source = simd.pointer(context, builder, x, data, place, kind)
             parts += [builder.load(source, align=x.dtype.bitwidth // 8)] * rows.literal_value
             place = builder.add(place, stride)
         return simd.join(builder, parts)
 
-    return vector(x, types.int64, types.int64, rows, vectors), generate
+    return vector(x, types.int64, types.int64, rows, vectors, lanes), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -71,13 +71,13 @@ def repeat(typing_context, vector, times):
     return repeated(vector, times), generate
 
 
-@intrinsic
-def totals(typing_context, sums):
-    """The sum of each `LANES` lanes, which are halved again and again."""
-    results = sums.lanes // LANES
+@intrinsic(prefer_literal=True)
+def totals(typing_context, sums, lanes):
+    """The sum of each so many lanes, which are halved again and again."""
+    results = sums.lanes // lanes.literal_value
 
     def generate(context, builder, signature, arguments):
-        value, width = arguments[0], LANES
+        value, width = arguments[0], lanes.literal_value
         while width > 1:
             starts = range(0, results * width, width)
             low = [start + lane for start in starts for lane in range(width // 2)]
@@ -85,7 +85,7 @@ def totals(typing_context, sums):
             value, width = builder.fadd(simd.take(builder, value, low), simd.take(builder, value, high)), width // 2
         return value
 
-    return Vector(sums.element, results)(sums), generate
+    return Vector(sums.element, results)(sums, lanes), generate
 
 
 @intrinsic(prefer_literal=True)
@@ -118,7 +118,7 @@ def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
     @numba.njit(inline="always")
     def add(weight, at, stride, x, place, sums):
         weights = lanes_to_float32(load_rows(weight, at, stride, rows))
-        return fma(repeat(weights, vectors), load_tile(x, place, x.shape[1], rows, vectors), sums)
+        return fma(repeat(weights, vectors), load_tile(x, place, x.shape[1], rows, vectors, LANES), sums)
 
     @compiled(forceinline=True)
     def multiply_tile(weight, at, stride, x, vector, y, place):
@@ -136,7 +136,7 @@ def multiply_tile(rows: int, vectors: int, dtype: torch.dtype):
             sums = add(weight, at, stride, x, column, sums)
             at += LANES
             column += LANES
-        store_rows(y, vector * y.shape[1] + place, y.shape[1], totals(sums), rows)
+        store_rows(y, vector * y.shape[1] + place, y.shape[1], totals(sums, LANES), rows)
         for v in range(vector, vector + vectors):
             for r in range(rows):
                 for rest in range(whole - begin, columns):

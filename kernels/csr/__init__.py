@@ -19,7 +19,7 @@ from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_b
 from toolkit.kernels.csr.shared import BLOCK
 from toolkit.kernels.runtime.backends import Backend, choose, runnable
 from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.contracts import expect
+from toolkit.kernels.runtime.contracts import operands
 from toolkit.kernels.runtime.threads import over_rows
 
 __all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
@@ -57,18 +57,17 @@ def add_matvec(
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
     `ValueError` for an `x` or `out` of the wrong shape, type or device.
     """
-    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
-    expect("x", x, x.dtype, (*batch, columns), device)
-    expect("out", out, torch.float32, (*batch, rows), device)
-    vectors, kernels = batch[0] if batch else 1, choose(backend, BACKENDS, device, for_gpus=[CUDA])
+    (rows, columns), device = outliers.shape, outliers.offsets.device
+    each_x, each_out, out = operands(x, out, outliers.shape, device)
+    kernels = choose(backend, BACKENDS, device, for_gpus=[CUDA])
     if kernels == CUDA:
         from toolkit.kernels.csr import cuda
 
-        cuda.add_matvec(outliers, x.view(vectors, columns), out.view(vectors, rows))
+        cuda.add_matvec(outliers, each_x, each_out)
         return out
     run = _rows(kernels.product, outliers.name, column_bits(columns))
-    each_x, each_out = x.to(torch.float32).view(vectors, columns), out.view(vectors, rows)
-    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), each_x.numpy(), each_out.numpy())
+    given = each_x.to(torch.float32).numpy(), each_out.numpy()
+    over_rows(run, -(-rows // BLOCK), outliers.col_vals.nbytes, *arrays(outliers), *given)
     return out
 
 

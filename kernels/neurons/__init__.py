@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.neurons import cpu, cpu_records, cpu_records_simd, cpu_records_vnni, cpu_simd
+from toolkit.kernels.neurons import cpu, cpu_records, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 from toolkit.kernels.runtime.backends import Backend, choose, runnable
@@ -36,9 +36,8 @@ BACKENDS = {
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_simd.ffn),
     "portable": Backend(frozenset(), cpu.ffn),
 }
-# of quantised neurons; the first takes activations in 16 bits
+# of quantised neurons
 RECORD_BACKENDS = {
-    "avx512_int16": Backend(frozenset({"avx512f", "avx512bw", "avx512vnni"}), cpu_records_vnni.ffn),
     "avx512": Backend(frozenset({"avx512f"}), cpu_records_simd.by_lookup),
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_records_simd.by_conversion),
     "portable": Backend(frozenset(), cpu_records.ffn),

@@ -16,8 +16,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
-from toolkit.kernels.common.products import NEAR_BYTES
-from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, load, prefetch, prefetch_l2, splat, store, total, zeros
+from toolkit.kernels.common.products import NEAR_BYTES, load_tile, repeat, store_rows, totals
+from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, load, prefetch, prefetch_l2, splat, store, zeros
 from toolkit.kernels.neurons.cpu_records import section_start
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, groups, section_bytes
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
@@ -60,40 +60,49 @@ def factors(typing_context, numbers, head, scales, zero_points):
 
 
 @cache
-def block_weights(bits: int, lookup: bool):
-    """The intrinsic that gives the 64 weights of a block, by AVX-512's look-up or without it."""
+def block_weights(bits: int, lookup: bool, rows: int = 1):
+    """The intrinsic that gives the 64 weights of a block in each row, by AVX-512's look-up or without it.
+
+    A row's block begins at `at`, at `at + stride` and so on. Its factors begin in the room at `place`, behind two
+    stretches of `wide` for each row before it, and its addends `wide` further on.
+    """
     levels = ir.Constant(FLOATS, [float(lane % 2**bits) for lane in range(LANES)])
     number = ir.IntType(FIELDS * bits)
 
+    def weights(context, builder, kinds, arrays, source, place, wide):
+        def of_group(place, field):
+            first = simd.pointer(context, builder, kinds[1], arrays[1], place, ir.FloatType())
+            return builder.load(builder.gep(first, [simd.I64(0 if bits == 4 else field)]))
+
+        source = simd.pointer(context, builder, kinds[0], arrays[0], source, ir.VectorType(number, LANES))
+        words, table = builder.zext(builder.load(source, align=1), INTS), None
+        for field in range(FIELDS):
+            slope, shift = of_group(place, field), of_group(builder.add(place, wide), field)
+            if lookup:
+                if bits == 2 or table is None:
+                    table = _fma(builder, levels, _splat(builder, slope), _splat(builder, shift))
+                places = builder.lshr(words, ir.Constant(INTS, [bits * field] * LANES))
+                kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
+                pick = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.sf.512", (), kind)
+                yield builder.call(pick, [table, places])
+            else:
+                mask = ir.Constant(INTS, [(2**bits - 1) << bits * field] * LANES)
+                codes = builder.sitofp(builder.and_(words, mask), FLOATS)
+                slope = builder.fmul(slope, ir.Constant(ir.FloatType(), 2.0 ** -(bits * field)))
+                yield _fma(builder, codes, _splat(builder, slope), _splat(builder, shift))
+
     @intrinsic
-    def block_weights(typing_context, numbers, at, room, factor, addend):
+    def block_weights(typing_context, numbers, at, stride, room, place, wide):
         def generate(context, builder, signature, arguments):
-            source = simd.pointer(context, builder, numbers, *arguments[:2], ir.VectorType(number, LANES))
-            words = builder.zext(builder.load(source, align=1), INTS)
-
-            def of_group(place, field):
-                first = simd.pointer(context, builder, room, arguments[2], place, ir.FloatType())
-                return builder.load(builder.gep(first, [simd.I64(0 if bits == 4 else field)]))
-
-            parts, table = [], None
-            for field in range(FIELDS):
-                slope, shift = of_group(arguments[3], field), of_group(arguments[4], field)
-                if lookup:
-                    if bits == 2 or table is None:
-                        table = _fma(builder, levels, _splat(builder, slope), _splat(builder, shift))
-                    places = builder.lshr(words, ir.Constant(INTS, [bits * field] * LANES))
-                    kind = ir.FunctionType(FLOATS, [FLOATS, INTS])
-                    pick = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.sf.512", (), kind)
-                    parts.append(builder.call(pick, [table, places]))
-                else:
-                    mask = ir.Constant(INTS, [(2**bits - 1) << bits * field] * LANES)
-                    codes = builder.sitofp(builder.and_(words, mask), FLOATS)
-                    slope = builder.fmul(slope, ir.Constant(ir.FloatType(), 2.0 ** -(bits * field)))
-                    parts.append(_fma(builder, codes, _splat(builder, slope), _splat(builder, shift)))
+            numbers_value, source, stride, room_value, place, wide = arguments
+            arrays, parts = (numbers_value, room_value), []
+            for _ in range(rows):
+                parts += weights(context, builder, (numbers, room), arrays, source, place, wide)
+                source, place = builder.add(source, stride), builder.add(builder.add(place, wide), wide)
             return simd.join(builder, parts)
 
-        kind = Vector(types.float32, BLOCK)
-        return kind(numbers, types.int64, room, types.int64, types.int64), generate
+        kind = Vector(types.float32, rows * BLOCK)
+        return kind(numbers, types.int64, types.int64, room, types.int64, types.int64), generate
 
     return block_weights
 
@@ -140,83 +149,53 @@ def weights_at_once(bits: int) -> tuple[int, int, int]:
 
 
 @cache
-def multiply_rows(bits: int, lookup: bool):
-    """The function that multiplies rows, as `ffn_of_parts` describes it."""
-    weights_of, fill = block_weights(bits, lookup), fill_room(bits)
+def multiply_tile(rows: int, vectors: int, bits: int, lookup: bool):
+    """The function that sets `y[vector + v, place + i]` to the product of row i with a vector, for so many of both.
+
+    The factors of the rows begin at `first` in the room. Meanwhile the caches are asked for the rows behind these.
+    """
+    weights_of, lanes = block_weights(bits, lookup, rows), rows * vectors * BLOCK
     block_bytes, of_block, line = weights_at_once(bits)
 
     @compiled
-    def multiply_four(numbers, at, stride, room, x, vector, y, place):
-        hidden, column = x.shape[1], vector * x.shape[1]
-        wide, start = padded(hidden, bits), at + codes_start(hidden, bits)
-        a, b, c, d = start, start + stride, start + 2 * stride, start + 3 * stride
-        of_a, of_b, of_c, of_d = zeros(BLOCK), zeros(BLOCK), zeros(BLOCK), zeros(BLOCK)
-        group = 0
+    def multiply_tile(numbers, at, stride, room, first, x, vector, y, place):
+        hidden, column, group = x.shape[1], vector * x.shape[1], first
+        wide, start, sums = padded(hidden, bits), at + codes_start(hidden, bits), zeros(lanes)
         for block in range(hidden // BLOCK):
             if block * BLOCK % line == 0:
-                for row in (a, b, c, d):
-                    prefetch_l2(numbers, row + ROWS * stride)
-                    prefetch(numbers, row + NEAR_BYTES)
-            given = load(x, column, BLOCK)
-            of_a = fma(weights_of(numbers, a, room, group, group + wide), given, of_a)
-            of_b = fma(weights_of(numbers, b, room, group + 2 * wide, group + 3 * wide), given, of_b)
-            of_c = fma(weights_of(numbers, c, room, group + 4 * wide, group + 5 * wide), given, of_c)
-            of_d = fma(weights_of(numbers, d, room, group + 6 * wide, group + 7 * wide), given, of_d)
-            a, b, c, d = a + block_bytes, b + block_bytes, c + block_bytes, d + block_bytes
-            group, column = group + of_block, column + BLOCK
-        y[vector, place], y[vector, place + 1] = total(of_a), total(of_b)
-        y[vector, place + 2], y[vector, place + 3] = total(of_c), total(of_d)
+                for row in range(rows):
+                    prefetch_l2(numbers, start + (row + rows) * stride)
+                    prefetch(numbers, start + row * stride + NEAR_BYTES)
+            weights = repeat(weights_of(numbers, start, stride, room, group, wide), vectors)
+            sums = fma(weights, load_tile(x, column, hidden, rows, vectors, BLOCK), sums)
+            start, group, column = start + block_bytes, group + of_block, column + BLOCK
+        store_rows(y, vector * y.shape[1] + place, y.shape[1], totals(sums, BLOCK), rows)
 
-    @compiled
-    def multiply_one(numbers, at, stride, room, first, x, vector, y, place):
-        hidden, column = x.shape[1], vector * x.shape[1]
-        wide, a, sums = padded(hidden, bits), at + codes_start(hidden, bits), zeros(BLOCK)
-        group = first
-        for block in range(hidden // BLOCK):
-            if block * BLOCK % line == 0:
-                prefetch_l2(numbers, a + stride)
-                prefetch(numbers, a + NEAR_BYTES)
-            sums = fma(weights_of(numbers, a, room, group, group + wide), load(x, column, BLOCK), sums)
-            a, group, column = a + block_bytes, group + of_block, column + BLOCK
-        y[vector, place] = total(sums)
+    return multiply_tile
 
-    @compiled
-    def multiply_vectors(numbers, at, stride, room, first, x, vector, y, place):
-        hidden, column = x.shape[1], vector * x.shape[1]
-        wide, a, group = padded(hidden, bits), at + codes_start(hidden, bits), first
-        of_a, of_b, of_c, of_d = zeros(BLOCK), zeros(BLOCK), zeros(BLOCK), zeros(BLOCK)
-        for block in range(hidden // BLOCK):
-            if block * BLOCK % line == 0:
-                prefetch_l2(numbers, a + stride)
-                prefetch(numbers, a + NEAR_BYTES)
-            weights = weights_of(numbers, a, room, group, group + wide)
-            of_a = fma(weights, load(x, column, BLOCK), of_a)
-            of_b = fma(weights, load(x, column + hidden, BLOCK), of_b)
-            of_c = fma(weights, load(x, column + 2 * hidden, BLOCK), of_c)
-            of_d = fma(weights, load(x, column + 3 * hidden, BLOCK), of_d)
-            a, group, column = a + block_bytes, group + of_block, column + BLOCK
-        y[vector, place], y[vector + 1, place] = total(of_a), total(of_b)
-        y[vector + 2, place], y[vector + 3, place] = total(of_c), total(of_d)
+
+@cache
+def multiply_rows(bits: int, lookup: bool):
+    """The function that multiplies rows, as `ffn_of_parts` describes it."""
+    fill, at_once = fill_room(bits), VECTORS if lookup else 1  # AVX2 has no registers for more
+    of_one, of_four, of_vectors = (multiply_tile(*tile, bits, lookup) for tile in ((1, 1), (ROWS, 1), (1, at_once)))
 
     @compiled
     def multiply(given, at, stride, rows, x, y, place):
         numbers, room = given
-        hidden, wide = x.shape[1], padded(x.shape[1], bits)
+        step = 2 * padded(x.shape[1], bits)
         for i in range(rows):
-            fill(numbers, at + i * stride, hidden, room, 2 * i * wide)
-        vector = 0
-        if lookup:
-            while vector + VECTORS <= len(x):
-                for i in range(rows):
-                    multiply_vectors(numbers, at + i * stride, stride, room, 2 * i * wide, x, vector, y, place + i)
-                vector += VECTORS
-        while vector < len(x):
+            fill(numbers, at + i * stride, x.shape[1], room, i * step)
+        together = len(x) // at_once * at_once if lookup else 0
+        for vector in range(0, together, at_once):
+            for i in range(rows):
+                of_vectors(numbers, at + i * stride, stride, room, i * step, x, vector, y, place + i)
+        for vector in range(together, len(x)):
             if lookup and rows == ROWS:
-                multiply_four(numbers, at, stride, room, x, vector, y, place)
+                of_four(numbers, at, stride, room, 0, x, vector, y, place)
             else:
                 for i in range(rows):
-                    multiply_one(numbers, at + i * stride, stride, room, 2 * i * wide, x, vector, y, place + i)
-            vector += 1
+                    of_one(numbers, at + i * stride, stride, room, i * step, x, vector, y, place + i)
 
     return multiply
 
@@ -242,10 +221,10 @@ def add_columns_of(bits: int, lookup: bool):
             if block * BLOCK % line == 0:
                 for row in (a, b, c, d):
                     prefetch(numbers, row + NEAR_BYTES)
-            of_a = weights_of(numbers, a, room, group, group + wide)
-            of_b = weights_of(numbers, b, room, group + 2 * wide, group + 3 * wide)
-            of_c = weights_of(numbers, c, room, group + 4 * wide, group + 5 * wide)
-            of_d = weights_of(numbers, d, room, group + 6 * wide, group + 7 * wide)
+            of_a = weights_of(numbers, a, 0, room, group, wide)
+            of_b = weights_of(numbers, b, 0, room, group + 2 * wide, wide)
+            of_c = weights_of(numbers, c, 0, room, group + 4 * wide, wide)
+            of_d = weights_of(numbers, d, 0, room, group + 6 * wide, wide)
             for vector in range(len(sums)):
                 place = vector * hidden + column
                 found = fma(of_a, splat(values[vector, first], BLOCK), load(sums, place, BLOCK))
@@ -261,7 +240,7 @@ def add_columns_of(bits: int, lookup: bool):
         wide, a = padded(hidden, bits), at + codes_start(hidden, bits)
         group = 0
         for column in range(0, hidden, BLOCK):
-            weights = weights_of(numbers, a, room, group, group + wide)
+            weights = weights_of(numbers, a, 0, room, group, wide)
             for vector in range(len(sums)):
                 place = vector * hidden + column
                 store(sums, place, fma(weights, splat(values[vector, row], BLOCK), load(sums, place, BLOCK)))

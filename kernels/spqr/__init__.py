@@ -12,9 +12,7 @@ Ways to multiply, all with fp32 sums:
 
     avx512_int16     activations in 16 bits, with one scale for every 16 columns; integer products; s · (q − z) is not
                      rounded to fp16: at most 2⁻¹⁰ · |s| · (|q| + |z|) + 2⁻²⁵ off, if it is finite there
-    avx512           the same with fp32 activations
-    avx512_int8      the same with int8 activations
-    avx2, avx2_int8  the same with AVX2
+    avx2             the same with fp32 activations
     avx2_table       decodes 16 rows at a time by a look-up table and multiplies: exactly the weights of `decode`
     avx2_arithmetic  the same, each weight converted by itself (thesis, section 3.2, compares the two)
     table            as avx2_table, for any CPU
@@ -38,7 +36,7 @@ from toolkit.kernels import csr
 from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.csr.layout import column_bits
 from toolkit.kernels.runtime.backends import Backend, choose, runnable
-from toolkit.kernels.runtime.contracts import expect, operand
+from toolkit.kernels.runtime.contracts import expect, operands
 from toolkit.kernels.runtime.program import Product, Task
 from toolkit.kernels.runtime.threads import over_rows
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
@@ -50,7 +48,6 @@ __all__ = ["BACKENDS", "LEVELS", "TILE", "Codes", "available", "check", "decode"
 FOR_GPUS = {"cuda_table": True, "cuda_arithmetic": False}  # whether by table; the thesis found that to be faster
 SIMD = frozenset({"avx2", "fma", "f16c"})
 ROWS_AT_ONCE = 8 * TILE  # whose columns a GPU puts in order together
-VBMI = SIMD | {"avx512f", "avx512bw", "avx512vbmi"}
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,14 @@ def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) ->
     return SpQRBackend(features, product, partial(cpu.decoded, decode))
 
 
-def _fused(features: frozenset[str], kernel: cpu_simd.Fused, prepare: Callable, prepared: type) -> SpQRBackend:
+def _fused(features: frozenset[str], kernel: cpu_simd.Fused) -> SpQRBackend:
     decode = partial(cpu.decoded, cpu_simd.decode_stripe(True))
-    return SpQRBackend(features, partial(cpu_simd.product, kernel), decode, prepare, prepared)
+    return SpQRBackend(features, partial(cpu_simd.product, kernel), decode, kernel.prepare, kernel.prepared)
 
 
 BACKENDS = {
-    "avx512_int16": _fused(VBMI | {"avx512vnni"}, cpu_avx512.INT16, cpu_simd.prepare_two_bytes, np.int16),
-    "avx512": _fused(VBMI, cpu_avx512.FLOAT, cpu_simd.prepare, np.float32),
-    "avx512_int8": _fused(VBMI | {"avx512vnni"}, cpu_avx512.INT8, cpu_simd.prepare_int8, np.int8),
-    "avx2": _fused(SIMD, cpu_simd.FLOAT, cpu_simd.prepare, np.float32),
-    "avx2_int8": _fused(SIMD, cpu_simd.INT8, cpu_simd.prepare_shifted_int8, np.int16),
+    "avx512_int16": _fused(SIMD | {"avx512f", "avx512bw", "avx512vbmi", "avx512vnni"}, cpu_avx512.INT16),
+    "avx2": _fused(SIMD, cpu_simd.FLOAT),
     "avx2_table": _decoding(cpu_simd, True, SIMD),
     "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
     "table": _decoding(cpu, True),
@@ -131,26 +125,23 @@ def matvec(
 ) -> Float32[Tensor, "*batch rows"]:
     """The product of the matrix with `x`, [columns] or [batch, columns], taken as fp32 and finite.
 
-    The matrix is read from memory once for all vectors, on a GPU for sixteen. "auto" never takes int8 activations; on a
-    GPU it takes cuda_table. 16 bits round an activation by at most 1 / 65,024 of the largest of its 16 columns. avx512
-    and avx2 lose bits of entries below 2⁻⁹⁹, which they divide by up to 2²⁷.
+    The matrix is read from memory once for all vectors, on a GPU for sixteen. On a GPU "auto" takes cuda_table. 16 bits
+    round an activation by at most 1 / 65,024 of the largest of its 16 columns. avx2 loses bits of entries below 2⁻⁹⁹,
+    which it divides by up to 2²⁷.
 
     Raises `UserError` for a backend that is unknown, that this machine cannot run or that works on another device, and
     `ValueError` for tensors of the wrong shape, type or device.
     """
-    (rows, columns), batch, device = outliers.shape, tuple(x.shape[:1] if x.ndim == 2 else ()), outliers.offsets.device
+    device = outliers.offsets.device
     expect("words", words, torch.int64, (*tiles(outliers.shape), TILE), device)
-    expect("x", x, x.dtype, (*batch, columns), device)
-    out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
-    expect("out", out, torch.float32, (*batch, rows), device)
-    vectors = batch[0] if batch else 1
+    each_x, each_out, out = operands(x, out, outliers.shape, device)
     kernels = choose(backend, BACKENDS, device, for_gpus=[*FOR_GPUS])
     if kernels in FOR_GPUS:
-        given = operand(x, out).view(vectors, columns)
-        _cuda().matvec(words, outliers, given, out.view(vectors, rows), FOR_GPUS[kernels])
+        _cuda().matvec(words, outliers, each_x, each_out, FOR_GPUS[kernels])
         return out
-    padded = _padded(x.view(vectors, columns), words.shape[1] * TILE)
-    _run(_product(kernels, words, outliers, padded.numpy(), out.view(vectors, rows).numpy()))
+    product = _product(kernels, words, outliers, _padded(each_x, words.shape[1] * TILE).numpy(), each_out.numpy())
+    for task in (*product.before, product.task):
+        task()
     return out
 
 
@@ -204,11 +195,6 @@ def _product(kernels: SpQRBackend, words: Tensor, outliers: csr.Outliers, x: np.
         given, before = (x, *made), (Task(kernels.prepare, (x, *made)),)
     run = kernels.product(outliers.name, column_bits(outliers.shape[1]))
     return Product(Task(run, (*_arrays(words, outliers), *given, out), len(words), words.nbytes), before)
-
-
-def _run(product: Product) -> None:
-    for task in (*product.before, product.task):
-        task()
 
 
 def _places(order: Tensor | None) -> np.ndarray:

@@ -1,31 +1,20 @@
-"""The fused products of SpQR for CPUs with AVX-512 and VBMI: eight words in a register.
+"""The fused product of SpQR for CPUs with AVX-512, VBMI and VNNI: eight words in a register.
 
 `vpmultishiftqb` takes any eight bits of a word to each byte, and `vpermt2b` any bytes of a tile to any place. So the
 eight levels of scales and those of zero points are found in one register, and looked up by one shuffle.
-
-With fp32 activations a tile is multiplied as `cpu_simd` does. With integers `vpmultishiftqb` and an AND give half of
-the codes of eight rows, a byte each, and `vpdpbusd` multiplies them with bytes and adds. An int8 activation is one
-byte. An int16 activation is two, 256 · high + low, and both meet the same codes.
+`vpmultishiftqb` and an AND also give half of the codes of eight rows, a byte each, and `vpdpbusd` multiplies them with
+bytes and adds. An activation is two bytes, 256 · high + low, and both meet the same codes.
 """
 
+import numba
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.simd import I64, Vector
-from toolkit.kernels.spqr.cpu_simd import (
-    F32,
-    HIGH_PART,
-    I8,
-    I16,
-    Fused,
-    fused,
-    multiply_add,
-    multiply_codes,
-    splat,
-    summed,
-)
+from toolkit.kernels.spqr.cpu_simd import F32, I8, I16, Fused, fused, multiply_add, prepare_two_bytes, splat
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 AT_ONCE = 4  # vectors
@@ -87,43 +76,33 @@ def statistics(typing_context, words, at):
     return Vector(types.float32, 2 * TILE)(words, types.int64), generate
 
 
-def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
-    registers = _registers(builder, word)
-    parts = [[8 * row + start // 8 + byte for row in range(TILE) for byte in range(4)] for start in (0, HIGH_PART)]
-    parts = [builder.bitcast(_bytes(builder, registers, order), INTS) for order in parts]
-    return multiply_codes(builder, parts, found, vectors, sums)
-
-
-def _multiply_integers(planes: int):
-    """`planes` are the bytes of an activation; those of a tile lie plane by plane, the highest first."""
-
-    def generate(builder, word, vectors, found, sums) -> ir.Value:
-        kind = ir.FunctionType(INTS, [INTS] * 3)
-        multiply = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
-        given = [[_eight_columns(builder, x, place) for place in range(2 * planes)] for x, _, _ in vectors]
-        totals = [[] for _ in vectors]
-        for words in _registers(builder, word):
-            codes = [_codes(builder, words, part) for part in range(2)]
-            for eights, total in zip(given, totals, strict=True):
-                products = ir.Constant(INTS, None)
-                for plane in range(planes):
-                    products = builder.shl(products, ir.Constant(INTS, [8] * TILE)) if plane else products
-                    for part in range(2):
-                        products = builder.call(multiply, [products, codes[part], eights[2 * plane + part]])
-                total.append(products)
-        scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
-        results = []
-        for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
-            even, odd = (
-                builder.shuffle_vector(*total, ir.Constant(INTS, list(range(lane, 2 * TILE, 2)))) for lane in range(2)
-            )
-            product = builder.fmul(builder.sitofp(builder.add(even, odd), FLOATS), splat(builder, x_scale, TILE))
-            product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
-            before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
-            results.append(multiply_add(builder, scales, product, before))
-        return simd.join(builder, results)
-
-    return generate
+def _multiply_integers(builder, word, vectors, found, sums) -> ir.Value:
+    """Add Σ s·(q − z)·x of a tile to `sums`. The high bytes of prepared activations come first."""
+    kind = ir.FunctionType(INTS, [INTS] * 3)
+    multiply = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
+    given = [[_eight_columns(builder, x, place) for place in range(4)] for x, _, _ in vectors]
+    totals = [[] for _ in vectors]
+    for words in _registers(builder, word):
+        codes = [_codes(builder, words, part) for part in range(2)]
+        for (*high, low, last), total in zip(given, totals, strict=True):
+            products = ir.Constant(INTS, None)
+            for half, eights in zip(codes, high, strict=True):
+                products = builder.call(multiply, [products, half, eights])
+            products = builder.shl(products, ir.Constant(INTS, [8] * TILE))
+            for half, eights in zip(codes, (low, last), strict=True):
+                products = builder.call(multiply, [products, half, eights])
+            total.append(products)
+    scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
+    results = []
+    for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
+        even, odd = (
+            builder.shuffle_vector(*total, ir.Constant(INTS, list(range(lane, 2 * TILE, 2)))) for lane in range(2)
+        )
+        product = builder.fmul(builder.sitofp(builder.add(even, odd), FLOATS), splat(builder, x_scale, TILE))
+        product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
+        before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
+        results.append(multiply_add(builder, scales, product, before))
+    return simd.join(builder, results)
 
 
 def _codes(builder, words, part: int) -> ir.Value:
@@ -139,12 +118,10 @@ def _eight_columns(builder, x, place: int) -> ir.Value:
     return builder.bitcast(splat(builder, eight, HALF), INTS)
 
 
-def _as_it_is(builder, sums) -> ir.Value:
+@numba.njit(inline="always")
+def as_it_is(sums):
+    """A lane's row is its number already."""
     return sums
 
 
-FLOAT = Fused(statistics, fused(TILE, _multiply_float), summed(TILE, _as_it_is), TILE, AT_ONCE)
-INT8, INT16 = (
-    Fused(statistics, fused(TILE, _multiply_integers(planes)), summed(TILE, _as_it_is), TILE, AT_ONCE)
-    for planes in (1, 2)
-)
+INT16 = Fused(statistics, fused(_multiply_integers), as_it_is, AT_ONCE, prepare_two_bytes, np.int16)

@@ -7,9 +7,6 @@ With fp32 activations a lane stays a row. The 32 bits from byte 0 of a word and 
 both at bits 6, 9 and so on to 27. Codes are not shifted down: q·2^p is converted, and x is divided by 2^p beforehand,
 which is exact. So eight weights cost an AND, a conversion and an FMA.
 
-With int8 activations each code gets its own 16-bit lane: it is q·2^p there, p < 8, and meets the activation times
-2^(7 − p). Sixteen weights cost a byte shuffle, an AND and a `vpmaddwd`.
-
 Several vectors share the codes of a tile, once these are ready to be multiplied. `cpu_avx512` builds on this module.
 """
 
@@ -33,18 +30,10 @@ from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZER
 
 LANES = 8
 F32, I8, I16 = ir.FloatType(), ir.IntType(8), ir.IntType(16)
-FLOATS, INTS, QUADS, SHORTS = (
-    ir.VectorType(F32, 8),
-    ir.VectorType(I32, 8),
-    ir.VectorType(I64, 4),
-    ir.VectorType(I16, 16),
-)
+FLOATS, INTS, QUADS = ir.VectorType(F32, 8), ir.VectorType(I32, 8), ir.VectorType(I64, 4)
 SHIFTS = [WEIGHTS + 3 * lane for lane in range(LANES)]  # where the codes lie in both 32-bit parts of a word
 ROW = ir.VectorType(F32, TILE)
 HIGH_PART = 24  # the bit with which the second part begins
-# for integers: the first of the two bytes that hold a column's code, and the code's first bit in them
-BYTES, BITS = zip(*(divmod(WEIGHTS + 3 * column, 8) for column in range(TILE)), strict=True)
-LARGEST_BIT = 7
 LARGEST_TWO_BYTES = 127 * 256  # of an activation in two signed bytes: 256 times what one holds
 ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
 LANES_OF_ROWS = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
@@ -136,12 +125,6 @@ def statistics(typing_context, words, at):
     return Vector(types.float32, 4 * LANES)(words, types.int64), generate
 
 
-def _halves(builder, found) -> list[tuple[ir.Value, ir.Value]]:
-    """The result of `statistics`, in the form of `_statistics`."""
-    parts = [simd.take(builder, found, range(LANES * part, LANES * (part + 1))) for part in range(4)]
-    return [(parts[0], parts[2]), (parts[1], parts[3])]
-
-
 def vectors_of(context, builder, signature, arguments, number: int) -> list[tuple[ir.Value, ir.Value, ir.Value]]:
     """For each vector the address of a tile's prepared activations, their scale and their sum.
 
@@ -184,8 +167,8 @@ def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
     return simd.join(builder, results)
 
 
-def fused(lanes: int, generate: Callable):
-    """The intrinsic that adds a tile's products with one or more vectors to `sums`, so many lanes for each.
+def fused(generate: Callable):
+    """The intrinsic that adds a tile's products with one or more vectors to `sums`, sixteen lanes for each.
 
     `found` are the tile's `statistics`; `wide` tiles lie beside each other; `x`, `tile_scales` and `tile_sums` are
     prepared. `generate` writes the instructions, given the tile's address and what `vectors_of` gives.
@@ -195,7 +178,7 @@ def fused(lanes: int, generate: Callable):
     def multiply_tile(typing_context, words, at, x, tile_scales, tile_sums, tile, wide, vector, found, sums):
         def written(context, builder, signature, arguments):
             word = simd.pointer(context, builder, words, *arguments[:2], I64)
-            vectors = vectors_of(context, builder, signature, arguments, sums.lanes // lanes)
+            vectors = vectors_of(context, builder, signature, arguments, sums.lanes // TILE)
             return generate(builder, word, vectors, *arguments[8:])
 
         places = [types.int64] * 3
@@ -210,60 +193,15 @@ def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
     return multiply_codes(builder, parts, found, vectors, sums)
 
 
-def _multiply_int8(builder, word, vectors, found, sums) -> ir.Value:
-    """Two lanes of `sums` for each row, in order, hold Σ s·q·x; the others hold the sums of the zero points."""
-    kind = ir.FunctionType(INTS, [SHORTS, SHORTS])
-    multiply = builder.module.declare_intrinsic("llvm.x86.avx2.pmadd.wd", (), kind)
-    halves, totals = _halves(builder, found), [[None] * 4 for _ in vectors]
-    for part, some_words in enumerate(_four_words(builder, word)):
-        for k in range(4):
-            columns = range(4 * k, 4 * k + 4)
-            order = [8 * row + BYTES[column] + more for row in range(4) for column in columns for more in range(2)]
-            moved = simd.take(builder, builder.bitcast(some_words, ir.VectorType(I8, 32)), order)
-            mask = ir.Constant(SHORTS, [7 << BITS[column] for column in columns] * 4)
-            codes = builder.and_(builder.bitcast(moved, SHORTS), mask)
-            for (x, _, _), total in zip(vectors, totals, strict=True):
-                four_x = builder.load(builder.gep(builder.bitcast(x, I64.as_pointer()), [I64(k)]), align=2)
-                product = builder.call(multiply, [codes, builder.bitcast(splat(builder, four_x, 4), SHORTS)])
-                total[part] = builder.add(total[part], product) if total[part] else product
-    results = []
-    for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
-        first = 4 * TILE * number
-        for part in range(4):
-            scale = builder.fmul(halves[part // 2][0], splat(builder, x_scale))
-            lanes = [ROWS_OF_LANES.index(4 * (part % 2) + row) for row in range(4) for _ in range(2)]
-            before = simd.take(builder, sums, range(first + LANES * part, first + LANES * (part + 1)))
-            floats = builder.sitofp(total[part], FLOATS)
-            results.append(multiply_add(builder, floats, simd.take(builder, scale, lanes), before))
-        for half, (scale, zero) in enumerate(halves):
-            before = simd.take(builder, sums, range(first + LANES * (4 + half), first + LANES * (5 + half)))
-            results.append(multiply_add(builder, builder.fmul(scale, zero), splat(builder, x_sum), before))
-        results += [ir.Constant(FLOATS, None)] * 2  # vectors are joined in pairs of pairs
-    return simd.join(builder, results)
+@intrinsic
+def in_order(typing_context, sums):
+    """The sums of each vector, the row of a lane being its number."""
 
+    def generate(context, builder, signature, arguments):
+        order = [first + lane for first in range(0, sums.lanes, TILE) for lane in LANES_OF_ROWS]
+        return simd.take(builder, arguments[0], order)
 
-def summed(lanes: int, generate: Callable):
-    """The intrinsic that sums sixteen rows, in order, for every vector: `generate` makes the sums of its lanes."""
-
-    @intrinsic
-    def row_sums(typing_context, sums):
-        def written(context, builder, signature, arguments):
-            each = [range(first, first + lanes) for first in range(0, sums.lanes, lanes)]
-            return simd.join(builder, [generate(builder, simd.take(builder, arguments[0], part)) for part in each])
-
-        return Vector(types.float32, sums.lanes // lanes * TILE)(sums), written
-
-    return row_sums
-
-
-def _in_order(builder, sums) -> ir.Value:
-    return simd.take(builder, sums, LANES_OF_ROWS)
-
-
-def _sums_int8(builder, sums) -> ir.Value:
-    first, second = (simd.take(builder, sums, range(lane, 2 * TILE, 2)) for lane in range(2))
-    less = simd.take(builder, sums, [2 * TILE + lane for lane in LANES_OF_ROWS])
-    return builder.fsub(builder.fadd(first, second), less)
+    return sums(sums), generate
 
 
 @cache
@@ -323,17 +261,14 @@ def decode_stripe(by_table: bool):
 
 @dataclass(frozen=True)
 class Fused:
-    """The parts of a fused product; `lanes` of sums belong to a vector, and `at_once` vectors share a decoded tile."""
+    """The parts of a fused product; `at_once` vectors share a decoded tile."""
 
     statistics: Callable
     multiply: Callable
-    row_sums: Callable
-    lanes: int
+    in_order: Callable
     at_once: int
-
-
-FLOAT = Fused(statistics, fused(TILE, _multiply_float), summed(TILE, _in_order), TILE, 2)
-INT8 = Fused(statistics, fused(4 * TILE, _multiply_int8), summed(4 * TILE, _sums_int8), 4 * TILE, 2)
+    prepare: Callable  # compiled: activations, prepared ones, a scale and a sum for each tile
+    prepared: type  # of the prepared activations
 
 
 @cache
@@ -343,8 +278,8 @@ def product(kernel: Fused, storage: str, bits: int):
     `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what the backend's `prepare` makes of it. The
     sums of a vector are the same, to the bit, however many vectors there are.
     """
-    find, multiply, row_sums = kernel.statistics, kernel.multiply, kernel.row_sums
-    lanes, at_once, of_all = kernel.lanes, kernel.at_once, kernel.lanes * kernel.at_once
+    find, multiply, in_order = kernel.statistics, kernel.multiply, kernel.in_order
+    at_once, of_all = kernel.at_once, TILE * kernel.at_once
     add_outliers = csr.add_product(storage, bits)
 
     @numba.njit(inline="always")
@@ -371,10 +306,10 @@ def product(kernel: Fused, storage: str, bits: int):
             if words.shape[1]:
                 for vector in range(0, together, at_once):
                     total = multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, zeros(of_all))
-                    store(sums, vector * TILE, row_sums(total))
+                    store(sums, vector * TILE, in_order(total))
                 for vector in range(together, len(x)):
-                    total = multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, zeros(lanes))
-                    store(sums, vector * TILE, row_sums(total))
+                    total = multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, zeros(TILE))
+                    store(sums, vector * TILE, in_order(total))
             for vector in range(len(x)):
                 add_outliers(offsets, col_vals, tall, rows, x, vector, sums[vector])
                 for row in range(rows):
@@ -431,43 +366,28 @@ def _as_floats(builder, x) -> tuple[ir.Value, ...]:
     return builder.fmul(x, powers), F32(1.0), _over_lanes(builder, "fadd", x, F32(0.0))
 
 
-def _quantised(builder, x, largest: int = 127) -> tuple[ir.Value, ...]:
-    """Integers from −`largest` to `largest` in 32 bits, their scale, and the sum of what they stand for."""
-    scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(float(largest)))
+def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
+    """Sixteen high bytes, then sixteen low ones, both signed: an integer is 256 · high + low. With scale and sum.
+
+    Integers go from −32,512 to 32,512, which is the largest of the sixteen.
+    """
+    largest = float(LARGEST_TWO_BYTES)
+    scale = builder.fdiv(_over_lanes(builder, "fmax", _of_lanes(builder, "fabs", x)), F32(largest))
     positive = builder.fcmp_ordered(">", scale, F32(0.0))
     inverse = builder.select(positive, builder.fdiv(F32(1.0), scale), F32(0.0))
     rounded = _of_lanes(builder, "rint", builder.fmul(x, splat(builder, inverse, TILE)))
-    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (float(largest), -float(largest)))
+    most, least = (ir.Constant(ROW, [limit] * TILE) for limit in (largest, -largest))
     limited = _of_lanes(builder, "maxnum", _of_lanes(builder, "minnum", rounded, most), least)
     integers = builder.fptosi(limited, ir.VectorType(I32, TILE))
-    return integers, scale, builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
-
-
-def _as_int8(builder, x) -> tuple[ir.Value, ...]:
-    integers, scale, total = _quantised(builder, x)
-    return builder.trunc(integers, ir.VectorType(I8, TILE)), scale, total
-
-
-def _as_shifted_int8(builder, x) -> tuple[ir.Value, ...]:
-    """Shift each value to the bit position of its code."""
-    integers, scale, total = _quantised(builder, x)
-    moved = builder.shl(integers, ir.Constant(integers.type, [LARGEST_BIT - bit for bit in BITS]))
-    return builder.trunc(moved, SHORTS), builder.fmul(scale, F32(2.0**-LARGEST_BIT)), total
-
-
-def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
-    """Sixteen high bytes, then sixteen low ones, both signed: an integer is 256 · high + low."""
-    integers, scale, total = _quantised(builder, x, LARGEST_TWO_BYTES)
+    total = builder.fmul(scale, builder.sitofp(_over_lanes(builder, "add", integers), F32))
     low = builder.trunc(integers, ir.VectorType(I8, TILE))
     rest = builder.sub(integers, builder.sext(low, integers.type))
     high = builder.trunc(builder.ashr(rest, ir.Constant(integers.type, [8] * TILE)), low.type)
     planes = builder.shuffle_vector(high, low, ir.Constant(ir.VectorType(I32, 2 * TILE), list(range(2 * TILE))))
-    return builder.bitcast(planes, SHORTS), scale, total
+    return builder.bitcast(planes, ir.VectorType(I16, TILE)), scale, total
 
 
-prepare = preparing(_as_floats)
-prepare_int8 = preparing(_as_int8)
-prepare_shifted_int8 = preparing(_as_shifted_int8)
+FLOAT = Fused(statistics, fused(_multiply_float), in_order, 2, preparing(_as_floats), np.float32)
 prepare_two_bytes = preparing(_as_two_bytes)
 
 
