@@ -1,12 +1,15 @@
 """Every benchmark runs to its end at a small size; goals of speed are not judged here."""
 
 import importlib
+import os
+import subprocess
 import sys
 
 import pandas as pd
 import pytest
 import torch
 
+from tests.kernels.families import needs_numba_cuda
 from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.models import shapes
@@ -15,13 +18,13 @@ from toolkit.storage.packing import pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
-HELPERS = {"fio", "gpu_turns", "reports"}
+HELPERS = {"fio", "reports"}
 SMALL = {
     "bitmap": "--rows 64 --columns 64 --repetitions 1",
-    "bitmap_cuda": "--shapes 64x64 --repetitions 1",
     "compare_results": "{tmp}/before {tmp}/after",
     "decode_step": "--folder {tmp}/store --tokens 6 --turns 1 --ways dense endor_packed spqr_packed",
     "draft": "{tmp}/packed {tmp}/packed --draft-method endor_packed --drafted 2 --tokens 6 --prompts 1",
+    "gpu": "--only outliers --repetitions 1",
     "hot_cold": "--neurons 4096 --tokens 8 --repetitions 1",
     "int8": "--rows 64 --columns 64 --repetitions 1",
     "neuron_records": "--hidden 256 --neurons 64 --repetitions 1",
@@ -29,7 +32,6 @@ SMALL = {
     "offload": "--folder {tmp} --layers 3 --repetitions 1",
     "sparse_bitmask": "--rows 64 --columns 64 --repetitions 1",
     "spqr": "--shapes 64x64 --repetitions 1 --pause-ms 0",
-    "spqr_cuda": "--shapes 64x64 --repetitions 1",
     "storage_fio": "--folder {tmp} --file-mib 64 --read-s 0.01 --repetitions 1",
     "storage_read": "--folder {tmp} --layer-mib 16 --repetitions 1",
 }
@@ -39,7 +41,7 @@ SIZES = {  # constants of the scripts
     "spqr": {"OTHER_BYTES": 1},
     "decode_step": {"RIVALS": (), "LAYERS": 2, "VOCABULARY": 512, "READ_BYTES": 1 << 20},
 }
-NEEDS = {"bitmap_cuda", "spqr_cuda", "sparse_bitmask", "storage_fio", "storage_read"}
+NEEDS = {"gpu", "sparse_bitmask", "storage_fio", "storage_read"}
 
 
 @pytest.fixture
@@ -78,3 +80,12 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
     else:
         assert status in (None, 0, 1)
         assert name == "compare_results" or (small / "results" / "benchmarks" / f"{name}.json").is_file()
+
+
+@needs_numba_cuda
+def test_a_gpu_s_checks_run_in_the_simulator(tmp_path):
+    command = [sys.executable, str(FOLDER / "gpu.py"), "--simulate", "--only", "by table, csr"]
+    environment = os.environ | {"TOOLKIT_RESULTS_DIR": str(tmp_path), "PYTHONPATH": str(paths.root())}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 checks, 0 wrong" in done.stdout
