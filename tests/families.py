@@ -66,6 +66,43 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     "OLMoE": ("Olmoe", LLAMA | {"num_experts": 4, "num_experts_per_tok": 2}),
     "GptOss": ("GptOss", HEADS | LOCAL | {"layer_types": ["sliding_attention", "full_attention"]}),
     "JetMoE": ("JetMoe", LLAMA | LOCAL | {"kv_channels": 16, "num_key_value_heads": 2}),
+    "GraniteMoE": ("GraniteMoe", LLAMA | LOCAL),
+    "PhiMoE": ("Phimoe", LLAMA | LOCAL),
+    "GLM4-MoE": ("Glm4Moe", LLAMA | EXPERTS | {
+        "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    }),
+    "DeepSeek-V3": ("DeepseekV3", LLAMA | {
+        "num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,
+        "v_head_dim": 16, "first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, **EXPERTS,
+    }),
+    "Llama 4": ("Llama4Text", HEADS | LOCAL | {"intermediate_size_mlp": 96}),
+    "Ernie 4.5 MoE": ("Ernie4_5_Moe", LLAMA | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}),
+    "MiniMax": ("MiniMax", HEADS | LOCAL),
+    "DBRX": ("Dbrx", {
+        "vocab_size": WORDS, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 640,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2, "ffn_act_fn": {"name": "silu"}},
+    }),
+    "Gemma3n": ("Gemma3nText", HEADS | {
+        "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8, "laurel_rank": 8,
+        "activation_sparsity_pattern": None,
+    }),
+    "Gemma4": ("Gemma4Text", HEADS | {
+        "sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 16,
+        "vocab_size_per_layer_input": WORDS, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0,
+    }),
+    "ModernBERT, decoder": ("ModernBertDecoder", LLAMA | {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}),
+    "Arcee": ("Arcee", LLAMA),
+    "GPT-Neo": ("GPTNeo", {
+        "vocab_size": WORDS, "hidden_size": 64, "num_layers": 2, "num_heads": 4, "max_position_embeddings": 640,
+        "intermediate_size": 96, "attention_types": [[["global", "local"], 1]], "window_size": 7,
+    }),
+    "Apertus": ("Apertus", LLAMA),
+    "Qwen3-Next": ("Qwen3Next", HEADS | EXPERTS | {
+        "num_experts": 4, "shared_expert_intermediate_size": 48, "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    }),
     "Mamba": ("Mamba", {"vocab_size": WORDS, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8}),
     "BERT": ("Bert", ENCODER),
     "RoBERTa": ("Roberta", ENCODER),

@@ -413,7 +413,7 @@ def test_complaints_come_before_slow_imports(tmp_path):
         (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--bits", "3"], "unknown --bits 3"),
         (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "2"], "--mixed 2.0: expected a share"),
         (["pack", "MODEL", "--out", "OUT", "--method", "experts", "--mixed", "0.5"], "--bits 16: give --bits 4"),
-        (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "has no experts"),
+        (["pack", "MODEL", "--out", "OUT", "--method", "experts"], "is no mixture of experts"),
         (["run", "MODEL", "--prompt", ""], "--prompt is empty"),
         (["run", "MODEL", "--prompt", "a\udcff"], "--prompt is not UTF-8: its character 2"),
         (["run", "MODEL", "--prompt", "x", "--seed", "-1"], "--seed -1: expected a whole number from 0"),

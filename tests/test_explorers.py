@@ -19,6 +19,7 @@ from toolkit.evidence.interactive import STILL
 from toolkit.machines.hardware import profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.cutting import ENTRY, cut_for_good
+from toolkit.models.plain import plain
 
 FOLDER = paths.root() / "notebooks" / "explore"
 FILES = sorted(FOLDER.glob("*.ipynb"))
@@ -181,7 +182,7 @@ def tiny(monkeypatch, one_thread):
                 "num_local_experts": 4,
                 "num_experts_per_tok": 2,
             }
-            return MixtralForCausalLM(MixtralConfig(**sizes)).eval().requires_grad_(False), Tokenizer()
+            return plain(MixtralForCausalLM(MixtralConfig(**sizes))).eval().requires_grad_(False), Tokenizer()
         model = dense(**({ENTRY: [0.5] * 3} if "sparse" in name else {}))
         cut_for_good(model)
         return model, Tokenizer()

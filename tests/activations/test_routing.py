@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.models.test_experts import mixtures as mixture
-from toolkit.activations.routing import balance, fed_experts, mixtures, record_routing
+from toolkit.activations.routing import balance, mixtures, record_routing
 from toolkit.activations.trace import Trace, pack
 from toolkit.errors import UserError
 from toolkit.models.experts import decoder_experts
@@ -40,22 +40,10 @@ def test_the_trace_is_what_the_modules_routers_choose(family):
         torch.testing.assert_close(trace.weights[0].sum(-1), torch.ones(2, 8))
 
 
-def test_the_inputs_are_the_mixtures_own():
-    model = mixture("Mixtral")
-    inputs = {}
-    with fed_experts(model, inputs.__setitem__), torch.no_grad():
-        model.base_model(TOKENS[None, :5])
-    assert sorted(inputs) == [0, 1]
-    assert inputs[0].shape == (5, 32)
-    with torch.no_grad():
-        model.base_model(TOKENS[None, :4])
-    assert len(inputs[0]) == 5  # no hook stays
-
-
 def test_a_model_without_experts_is_refused():
     from tests.models.test_models import LLAMA, small
 
-    with pytest.raises(UserError, match="has no experts of a known form: choose a mixture"):
+    with pytest.raises(UserError, match="is no mixture of experts: choose a mixture"):
         record_routing(small("Llama", **LLAMA), "tiny", TOKENS, "numbers", windows=1, sequence_length=4)
 
 

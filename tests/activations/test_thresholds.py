@@ -116,5 +116,5 @@ def test_thresholds_on_the_gate_cut_by_the_gate_alone(tiny, tokens):
 def test_criteria_that_cannot_be_are_refused(tiny, tokens):
     with pytest.raises(UserError, match="unknown criterion 'up'"), thresholded(tiny(), torch.zeros(3), "up"):
         pass
-    with pytest.raises(UserError, match="have no gate"):
+    with pytest.raises(UserError, match="no linear that is their gate"):
         Magnitudes.measure(tiny("opt"), tokens, sequence_length=16, criterion="gate")

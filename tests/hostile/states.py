@@ -108,8 +108,8 @@ class PredictorFiles(State):
         return [
             LowRank(0.0, draw(4, HIDDEN).bfloat16(), draw(NEURONS, 4).bfloat16(), draw(NEURONS).bfloat16()),
             Gate(0.1, draw(NEURONS, HIDDEN), draw(NEURONS).abs(), "silu"),
-            FewBits.of(FFN(up, down), "relu", 0.2),
-            FewBits.of(FFN(gate, down, gate), "silu", 0.2),
+            FewBits.of(FFN.of(up, down), "relu", 0.2),
+            FewBits.of(FFN.of(gate, down, gate), "silu", 0.2),
         ]
 
     def make(self, rng):

@@ -10,6 +10,7 @@ from toolkit.errors import UserError
 from toolkit.interchange.gguf import QUANTIZATIONS, write_gguf
 from toolkit.models import shapes
 from toolkit.models.experts import decoder_experts
+from toolkit.models.plain import plain
 from toolkit.models.twins import twin_model
 
 BYTES = {"F16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}  # a weight, with the scale of each 32; others need llama.cpp
@@ -88,7 +89,9 @@ def test_types_that_the_package_cannot_make_take_the_blocks_they_are_given(model
 
 def test_experts_are_one_tensor_of_each_kind(tmp_path):
     """transformers' reader fuses gate and up rows again, so their order is checked, too."""
-    mixtral = small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}).requires_grad_(False)
+    mixtral = plain(small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2})).requires_grad_(
+        False
+    )
     stored = write_gguf(mixtral, tmp_path / "toy.gguf", "F16")
     reader = gguf.GGUFReader(tmp_path / "toy.gguf")
     assert reader.get_field("llama.expert_count").contents() == 4
@@ -99,5 +102,5 @@ def test_experts_are_one_tensor_of_each_kind(tmp_path):
     gate, up, down = experts.matrices(3)
     for name, weight in {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down.T}.items():
         assert np.array_equal(tensors[f"blk.1.{name}.weight"].data[3], weight.half().numpy())
-    assert np.array_equal(tensors["blk.1.ffn_gate_inp.weight"].data, experts.router.numpy())
+    assert np.array_equal(tensors["blk.1.ffn_gate_inp.weight"].data, experts.gate.weight.numpy())
     assert "blk.1.ffn_gate.weight" not in tensors

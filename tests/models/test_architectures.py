@@ -40,6 +40,7 @@ def test_parts_of_a_dense_model_by_hand():
         "ffn": 32 * 3 * 4096 * 11008,
         "experts": 0,
         "router": 0,
+        "other": 0,
     }
 
 

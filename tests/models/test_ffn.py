@@ -1,30 +1,65 @@
-"""FFNs found by the names of their linears."""
+"""FFNs are found by what they compute, whatever their linears are called."""
 
 import pytest
+import torch
+from torch.nn import functional
 
-from tests.models.test_models import FAMILIES, LLAMA, small
+from tests.families import FAMILIES, load_family
+from tests.models.test_models import LLAMA, small
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks
+from toolkit.models.activation import activation
 from toolkit.models.ffn import decoder_ffns
 
+CHANGES = {
+    "scale": lambda output: 1.1 * output,
+    "clamp": lambda output: output.clamp(-5, 5),
+    "tuple": lambda output: (output, None),
+    "nan": lambda output: output * torch.nan,
+}
+WITHOUT = {  # experts, more than linears, an activation with weights, no FFN
+    "BitNet", "Mixtral", "Qwen2-MoE", "Qwen3-MoE", "OLMoE", "GptOss", "JetMoE", "GraniteMoE", "PhiMoE", "GLM4-MoE",
+    "DeepSeek-V3", "Ernie 4.5 MoE", "MiniMax", "DBRX", "Apertus", "Qwen3-Next", "Mamba", "BERT", "RoBERTa", "BART",
+}  # fmt: skip
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_has_its_ffns(family):
-    model = small(family, **FAMILIES[family][0])
-    ffns = decoder_ffns(model)
-    assert len(ffns) == 2
-    for ffn in ffns:
-        assert (ffn.gate is None) == (family in ("OPT", "Falcon"))
-        assert ffn.up.out_features == ffn.down.in_features == ffn.neurons > ffn.down.out_features == 32
+
+def by_hand(ffn, x):
+    act = activation(ffn.activation)
+    up = functional.linear(x, ffn.up.weight, ffn.up.bias)
+    inner = act(up) if ffn.gate is None else act(functional.linear(x, ffn.gate.weight, ffn.gate.bias)) * up
+    return functional.linear(inner, ffn.down.weight, ffn.down.bias)
 
 
-def test_other_names_and_experts_are_refused():
+@pytest.mark.parametrize("family", FAMILIES.keys() - WITHOUT)
+def test_the_linears_compute_what_the_module_does(tmp_path, family):
+    model = load_family(family, tmp_path, torch.float32)
+    for ffn in decoder_ffns(model):
+        x = torch.randn(3, ffn.up.in_features)
+        assert ffn.neurons == ffn.up.out_features
+        if ffn.module is not decoder_blocks(model)[0] and not family.startswith("OPT"):
+            more = () if ffn.alone else (torch.zeros(1, *x.shape),)
+            torch.testing.assert_close(by_hand(ffn, x), ffn.module(x[None], *more)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["BitNet", "Apertus", "Mamba", "Mixtral"])
+def test_blocks_without_such_an_ffn_are_refused(tmp_path, family):
+    with pytest.raises(UserError, match=r"block 0 .*has (no FFN|4 experts)") as caught:
+        decoder_ffns(load_family(family, tmp_path, torch.float32))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_does_more_is_no_ffn(change):
     model = small("Llama", **LLAMA)
-    block = decoder_blocks(model)[1]
-    mlp = block.mlp
-    block.second = mlp.__class__(model.config)
-    with pytest.raises(UserError, match="block 1 has 2 FFNs"):
+    mlp = decoder_blocks(model)[1].mlp
+    forward = mlp.forward
+    decoder_ffns(model)  # what is known of a class does not hold for this module
+    mlp.forward = lambda x: CHANGES[change](forward(x))
+    with pytest.raises(UserError, match="block 1 "):
         decoder_ffns(model)
-    del block.second, block.mlp
-    with pytest.raises(UserError, match=r"block 1 has no known FFN among q_proj, .*; expected linears named gate_proj"):
-        decoder_ffns(model)
+
+
+def test_outlines_have_the_same_ffns():
+    with torch.device("meta"):
+        ffns = decoder_ffns(small("Phi3", **LLAMA | {"pad_token_id": None}))
+    assert [(ffn.activation, ffn.neurons, ffn.gate.weight.is_meta) for ffn in ffns] == [("silu", 48, True)] * 2

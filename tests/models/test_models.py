@@ -56,24 +56,10 @@ def test_blocks_and_their_linears(family):
     assert every - found == {id(model.get_output_embeddings())}
 
 
-def test_fused_experts_are_refused():
-    settings = LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}
-    with pytest.raises(UserError, match="fused experts") as caught:
-        decoder_linears(decoder_blocks(small("Mixtral", **settings))[0])
-    assert "\n" not in str(caught.value)
-
-
-def test_transposed_layers_are_refused():
-    model = small("GPT2", vocab_size=64, n_embd=32, n_layer=2, n_head=4)
-    assert len(decoder_blocks(model)) == 2
-    with pytest.raises(UserError, match="Conv1D"):
-        decoder_linears(decoder_blocks(model)[0])
-
-
 def test_quantised_weights_are_refused():
     block = nn.ModuleDict({"linear": nn.Linear(4, 4)})
     block["linear"].weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(UserError, match=r"linear.weight .int8, 4 × 4."):
+    with pytest.raises(UserError, match=r"linear.weight is quantised .int8."):
         decoder_linears(block)
 
 

@@ -3,7 +3,6 @@
 import copy
 import errno
 import signal
-import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 
@@ -16,7 +15,8 @@ from tests.models.test_experts import mixtures
 from tests.offload.conftest import run_and_kill
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
-from toolkit.models.experts import decoder_experts
+from toolkit.models import decoder_blocks
+from toolkit.models.experts import decoder_experts, mixtures_by_layer
 from toolkit.offload.expert_ffn import ExpertFFN
 from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.model import OffloadedModel
@@ -26,7 +26,6 @@ from toolkit.offload.single_token import SingleToken
 from toolkit.policies.lfu import Lfu
 from toolkit.policies.placement import LayerMap
 from toolkit.quantization import neuron_records
-from toolkit.storage.direct import StoredFile
 from toolkit.storage.experts import experts_rest, pack_experts
 from toolkit.storage.readers import READERS
 
@@ -251,7 +250,7 @@ def test_a_prediction_counts_once(mixtral):
             found.append([])
             for x in inputs:
                 ours.model(PROMPT[:, :1])
-                found[-1].append(ours.strategy.ffns[2](x))
+                found[-1].append(decoder_blocks(ours.model)[2].mlp(x))
     assert all(map(torch.equal, *found))
 
 
@@ -416,7 +415,7 @@ def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
             OffloadedModel.from_options(mixtral.folder, Options(**{name: value}))
     from tests.offload.conftest import pruned
 
-    with pytest.raises(UserError, match="has no experts"):
+    with pytest.raises(UserError, match="is no mixture of experts"):
         pack_experts(pruned("llama"), tmp_path / "store")
     with pytest.raises(UserError, match="unknown number of bits"):
         pack_experts(mixtral.model, tmp_path / "store", bits=3)
@@ -425,32 +424,9 @@ def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("family", ["Qwen2Moe", "DeepseekV2"])
-def test_shared_experts_are_in_memory_once(family, tmp_path, monkeypatch):
-    """The mixture's own matrices go when their copy by neuron is made; the budget has room for one layer's."""
-    packed = Packed(family, tmp_path / "store", num_hidden_layers=4, **CHANGES.get(family, {}))
-    content, read = StoredFile.content, []
-
-    def remembered(self, offset, size):
-        data = content(self, offset, size)
-        read.append((size, weakref.ref(data)))
-        return data
-
-    monkeypatch.setattr(StoredFile, "content", remembered)
-    with OffloadedModel.open(packed.folder, verify=False) as ours:
-        left = {id(ref()) for _, ref in read if ref() is not None}
-        held = [run for run in ours.store.index.rest if run.name != "model.embed_tokens.weight"]
-        gone = [run.name for run, (_, ref) in zip(held, read, strict=True) if ref() is None]
-        assert len(gone) == 3 * len(ours.strategy.ffns)
-        assert len(left) == len(read) - len(gone)
-        assert all(".shared_expert" in name and "_proj" in name for name in gone)
-        copies = [ffn._shared.nbytes for ffn in ours.strategy.ffns]
-        assert ours.budgets["dram"].taken["shared"] == copies[0] == max(copies)
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), packed.expected())
-
-
 def test_all_but_the_routed_experts_stay_in_memory(packed):
     rest = experts_rest(packed.model)
-    assert not any(tensor.ndim == 3 for tensor in rest.values())
-    kept = {name for name, parameter in packed.model.named_parameters() if parameter.ndim != 3}
+    routed = {id(it) for experts in mixtures_by_layer(packed.model).values() for it in experts.linears.parameters()}
+    kept = {name for name, parameter in packed.model.named_parameters() if id(parameter) not in routed}
     assert kept <= set(rest)
+    assert not any(id(tensor) in routed for tensor in rest.values())

@@ -6,11 +6,10 @@ from torch import nn
 
 from tests.families import load_family
 from toolkit.errors import UserError
-from toolkit.models import skeleton
+from toolkit.models import ffn, skeleton
 from toolkit.offload import linear
 from toolkit.offload.logit_check import check_logits
 from toolkit.offload.single_token import SingleToken
-from toolkit.storage import neuron_packing
 from toolkit.storage.neuron_packing import pack_neurons
 from toolkit.storage.packing import pack_model
 
@@ -29,8 +28,9 @@ def linears_that_add_at_once(patch):
     patch.setattr(linear.OffloadedLinear, "__init__", init)
 
 
-def ffns_that_are_not_run(patch):
-    patch.setattr(neuron_packing, "check_ffns", lambda model: None)
+def ffns_that_are_not_tried(patch):
+    patch.setattr(ffn, "_TRIED", {})
+    patch.setattr(ffn, "_tried", lambda module, form, act: form._replace(activation="relu2"))
 
 
 def wrong_single_tokens(patch):
@@ -45,7 +45,7 @@ def wrong_single_tokens(patch):
 FAULTS = {
     buffers_of_the_models_type: ("GPT-J", pack_model, "endor, prompt"),
     linears_that_add_at_once: ("Falcon, with biases", pack_model, "endor, prompt"),
-    ffns_that_are_not_run: ("BitNet", pack_neurons, "bundled, prompt"),
+    ffns_that_are_not_tried: ("BitNet", pack_neurons, "bundled, prompt"),
     wrong_single_tokens: ("Qwen2", pack_model, "endor, single tokens"),
 }
 

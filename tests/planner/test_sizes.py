@@ -4,14 +4,18 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
 
+from tests.families import load_family
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.plain import plain
 from toolkit.models.shape_of import shape_of
 from toolkit.offload.budget import BudgetError
 from toolkit.offload.model import OffloadedModel
 from toolkit.planner import sizes, stand_ins
 from toolkit.planner.rates import TIMED
+from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
 from toolkit.storage.direct import whole_blocks
+from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
@@ -29,7 +33,7 @@ def models():
     opt = OPTForCausalLM(OPTConfig(**SIZES, ffn_dim=1024, word_embed_proj_dim=256))
     mixture = MixtralForCausalLM(MixtralConfig(**SIZES, **EXPERT_SIZES))
     made = {"llama": llama, "opt": opt, "mixture": mixture}
-    return {name: model.bfloat16().eval().requires_grad_(False) for name, model in made.items()}
+    return {name: plain(model).bfloat16().eval().requires_grad_(False) for name, model in made.items()}
 
 
 def folders(tmp_path, models, way: PlannedWay):
@@ -58,6 +62,16 @@ def test_what_a_plan_lets_through_is_not_refused_and_what_it_leaves_out_would_be
             assert stored.nbytes == shape.ffn * whole_blocks(sizes.neuron_bytes(shape))
         else:
             assert sizes.layer_bytes(shape, way) == pytest.approx(stored.nbytes, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["GPT-2", "Phi-3", "DeepSeek-V3, dense", "JetMoE", "Gemma3n", "Mamba", "MPT"])
+def test_the_memory_of_other_families_is_known_beforehand(family, tmp_path):
+    model = load_family(family, tmp_path / "model", torch.bfloat16)
+    shape = open_target(str(tmp_path / "model")).shape
+    pack_model(model, tmp_path / "store", ("dense",))
+    with pytest.raises(BudgetError) as refused:
+        OffloadedModel.open(tmp_path / "store", "dense_packed", dram_bytes=1000, verify=False)
+    assert sizes.footprint(shape, OURS["dense"]).needed_bytes == pytest.approx(refused.value.needed_bytes, rel=0.02)
 
 
 def test_more_memory_holds_more_layers_until_all_are_held():

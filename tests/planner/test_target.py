@@ -109,5 +109,5 @@ def test_what_cannot_be_read_is_one_line(folder, tmp_path):
         with pytest.raises(UserError, match=words) as caught:
             open_target(name)
         assert "\n" not in str(caught.value)
-    with pytest.raises(UserError, match=r"model type 'gpt2'.*choose a shape"):
-        open_target(edited(folder, model_type="gpt2", num_hidden_layers=2))
+    with pytest.raises(UserError, match=r"model type 't5'.*choose a shape"):
+        open_target(edited(folder, model_type="t5", num_hidden_layers=2))

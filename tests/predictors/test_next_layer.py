@@ -58,7 +58,7 @@ def test_the_next_layer_as_by_hand(model, samples):
     second = mixtures(model)[1]
     hits = 0
     for token in range(24):
-        named = functional.linear(samples.inputs[0][token], second.router).argsort(descending=True)[:3].tolist()
+        named = functional.linear(samples.inputs[0][token], second.gate.weight).argsort(descending=True)[:3].tolist()
         used = np.flatnonzero(samples.active(1)[token])
         assert predict_experts(samples.inputs[0][token][None], second)[0].tolist() == named
         hits += len({*named} & {*used.tolist()}) * (token % 12 > 0)
@@ -85,7 +85,7 @@ def test_neurons_as_by_hand(model, samples):
     for token in range(24):
         named = predict_experts(samples.inputs[0][token][None], second)[0].tolist()
         for expert in np.flatnonzero(samples.active(1)[token]):
-            gate = second.gate_up[expert, : second.neurons]
+            gate = second.matrices(expert)[0]
             right = functional.silu(gate @ samples.inputs[1][token]).abs() > limits[1]
             guess = functional.silu(gate @ samples.inputs[0][token]).abs() > limits[1]
             assert torch.equal(

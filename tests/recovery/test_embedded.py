@@ -47,7 +47,7 @@ UPCYCLED, SPLIT = "smollm2-135m-moe-upcycled", "smollm2-135m-moe-split"
 def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
     folder, (model, tokenizer) = folder_of(UPCYCLED, upcycled.FILE, "quality.csv", "routing.csv"), load_model(UPCYCLED)
     assert type(model).__name__ == "MixtralForCausalLM"
-    assert {experts.form for experts in decoder_experts(model)} == {"renormalised"}
+    assert {experts.gate.form for experts in decoder_experts(model)} == {"renormalised"}
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
     dense, _ = load_model("smollm2-135m")
     ours, theirs = (it(tokens[None], labels=tokens[None]).loss.item() for it in (model, dense))
@@ -61,7 +61,8 @@ def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
 def test_the_split_model_uses_8_of_14_experts():
     folder_of(SPLIT, "split.safetensors", "quality.csv")
     model, tokenizer = load_model(SPLIT)
-    assert {(it.form, it.count, it.neurons, it.per_token) for it in decoder_experts(model)} == {("ones", 14, 96, 8)}
+    found = decoder_experts(model)
+    assert {(it.gate.form, it.count, it.neurons, it.per_token) for it in found} == {("ones", 14, 96, 8)}
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[None, :256]
     eight = model(tokens, labels=tokens).loss
     use_per_token(model, 4)

@@ -76,7 +76,7 @@ def wide(tmp_path_factory):
     generator = torch.Generator().manual_seed(1)
     up, down = (torch.randn(FEW, WIDE, generator=generator).bfloat16() for _ in range(2))
     folder = tmp_path_factory.mktemp("wide") / "store"
-    ffn = FFN(torch.nn.Linear(WIDE, FEW, dtype=torch.bfloat16), torch.nn.Linear(FEW, WIDE, dtype=torch.bfloat16))
+    ffn = FFN.of(torch.nn.Linear(WIDE, FEW, dtype=torch.bfloat16), torch.nn.Linear(FEW, WIDE, dtype=torch.bfloat16))
     ffn.up.weight.data, ffn.down.weight.data = up, down.T
     write_store(folder, bundles.bundle_ops([ffn], bundles.LAYOUTS))
     return Store.open(folder), torch.cat([up, down], 1)

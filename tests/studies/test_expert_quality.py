@@ -8,11 +8,12 @@ from torch.nn import functional
 
 from tests.models.test_experts import FAMILIES
 from tests.models.test_models import small
-from toolkit.activations.routing import fed_experts, mixtures
+from toolkit.activations.routing import mixtures
 from toolkit.errors import UserError
+from toolkit.models.plain import plain
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.studies import expert_quality
-from toolkit.studies.expert_quality import as_predicted, mixture_output
+from toolkit.studies.expert_quality import as_predicted, routed_output
 from toolkit.studies.quality import EvaluationSettings
 
 TOKENS = torch.arange(1, 9)[None]
@@ -27,7 +28,7 @@ def model(request):
     for parameter in made.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.2)
-    return made
+    return plain(made)
 
 
 def by_hand(experts, x, before, limit):
@@ -40,9 +41,6 @@ def by_hand(experts, x, before, limit):
             gate, up, down = experts.matrices(expert)
             inner = functional.silu(gate @ token) * (up @ token)
             total += weight * (inner * (functional.silu(gate @ earlier).abs() > limit)) @ down
-        if (shared := experts.shared) is not None:
-            output = shared.down @ (functional.silu(shared.gate @ token) * (shared.up @ token))
-            total += output if shared.share is None else torch.sigmoid(shared.share @ token) * output
         rows.append(total)
     return torch.stack(rows)
 
@@ -51,7 +49,7 @@ def test_a_mixtures_output_is_that_of_the_oracle(model):
     experts = mixtures(model)[-1]
     x, before = torch.randn(2, 5, experts.hidden)
     for limit in (-1.0, 0.3, 1e9):
-        found = mixture_output(experts, x, before, "silu", limit)
+        found = routed_output(experts, x, before, "silu", limit)
         torch.testing.assert_close(found, by_hand(experts, x, before, limit), rtol=1e-4, atol=1e-5)
 
 
@@ -63,14 +61,17 @@ def test_nothing_foretold_and_nothing_skipped_is_the_model(model):
 
 
 def test_each_mixture_sees_the_input_of_the_one_before(model):
-    inputs = {}
-    with as_predicted(model, thresholds=[0.05] * len(mixtures(model))), fed_experts(model, inputs.__setitem__):
-        outputs = {}
+    inputs, outputs = {}, {}
+    found = mixtures(model)
+    with as_predicted(model, thresholds=[0.05] * len(found)):
 
         def keep(number):
-            return lambda _module, _args, output: outputs.__setitem__(number, output)
+            def look(_, args, output):
+                inputs[number], outputs[number] = args[0], output
 
-        handles = [each.module.register_forward_hook(keep(n)) for n, each in enumerate(mixtures(model))]
+            return look
+
+        handles = [each.routed.register_forward_hook(keep(n)) for n, each in enumerate(found)]
         model(TOKENS)
         for handle in handles:
             handle.remove()
@@ -86,7 +87,7 @@ def test_rounding_is_undone(model, monkeypatch):
     weights = expert_quality._matrices(model)
     dense = {name: [each.clone() for each in group] for name, group in weights.items()}
     expected = model(TOKENS).logits
-    routers = {each.router.data_ptr() for each in mixtures(model)}
+    routers = {each.gate.weight.data_ptr() for each in mixtures(model)}
     assert not routers & {each.data_ptr() for group in weights.values() for each in group}
     with expert_quality.ExpertVariant(None, bits=2).change(EvaluationSettings("tiny")):
         assert not torch.allclose(model(TOKENS).logits, expected)

@@ -9,6 +9,7 @@ from tests.notebook_code import functions_of
 from toolkit.activations.thresholds import thresholded, watched
 from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
+from toolkit.models.plain import plain
 from toolkit.studies.quality import EvaluationSettings
 
 fig02, fig10 = functions_of("corm/fig02"), functions_of("corm/fig10")
@@ -57,11 +58,11 @@ def test_a_dense_model_is_cut_as_by_the_gate_criterion():
 
 @torch.no_grad()
 def test_of_a_mixture_only_the_experts_used_count():
-    model = small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2}).eval()
+    model = plain(small("Mixtral", **LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2})).eval()
     cuts = [fig02.CountedActivation("silu") for _ in range(2)]
-    plain = model(TOKENS).logits
+    expected = model(TOKENS).logits
     with replaced(model, cuts):
-        torch.testing.assert_close(model(TOKENS).logits, plain)
+        torch.testing.assert_close(model(TOKENS).logits, expected)
     assert [cut.total for cut in cuts] == [24 * 2 * 48] * 2
     assert decoder_experts(model)[0].per_token == 2
 

@@ -5,20 +5,15 @@ balance(trace)
 overlap(trace, distances=[1, 8])   # of `toolkit.activations.statistics`: for experts as for neurons
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Float32
+from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 
 from toolkit.activations.thresholds import run_decoder
 from toolkit.activations.trace import Trace, pack
-from toolkit.models.cutting import attached
-from toolkit.models.experts import Experts, mixtures_by_layer
+from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
 
@@ -30,24 +25,12 @@ def mixtures(model: nn.Module) -> list[Experts]:
     return list(mixtures_by_layer(model).values())
 
 
-@contextmanager
-def fed_experts(model: nn.Module, see: Callable[[int, Float[Tensor, "tokens hidden"]], None]) -> Iterator[None]:
-    """Inside the block, `see(mixture, x)` gets the input of each mixture before it is routed."""
-
-    def look(number: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        see(number, args[0].reshape(-1, args[0].shape[-1]))
-
-    modules = (each.module for each in mixtures(model))
-    with attached(module.register_forward_pre_hook(partial(look, n)) for n, module in enumerate(modules)):
-        yield
-
-
-def routed(
-    experts: Experts, x: Float[Tensor, "tokens hidden"]
+def spread(
+    ids: Int64[Tensor, "tokens k"], weights: Float[Tensor, "tokens k"], experts: int
 ) -> tuple[Bool[Tensor, "tokens experts"], Float32[Tensor, "tokens experts"]]:
-    """Which experts the router chooses for each token, and their weights, 0 for the others."""
-    ids, values = (each.cpu() for each in experts.route(x))
-    active = torch.zeros(len(ids), experts.count, dtype=torch.bool).scatter_(1, ids, True)
+    """A router's choice as a row of all experts for each token: which are chosen, and their weights, 0 for others."""
+    ids, values = ids.cpu(), weights.cpu().float()
+    active = torch.zeros(len(ids), experts, dtype=torch.bool).scatter_(1, ids, True)
     return active, torch.zeros(active.shape).scatter_(1, ids, values)
 
 
@@ -72,10 +55,10 @@ def record_routing(
     with progress("recording routing", len(cut), "windows") as bar:
         for number, window in enumerate(cut):
 
-            def see(layer: int, x: Tensor, number: int = number) -> None:
-                active[layer][number], weights[layer][number] = routed(found[layer], x)
+            def see(layer: int, _: Tensor, ids: Tensor, values: Tensor, number: int = number) -> None:
+                active[layer][number], weights[layer][number] = spread(ids, values, found[layer].count)
 
-            with fed_experts(model, see):
+            with seen_routing(model, see):
                 run_decoder(model, window)
             bar.update()
     experts = tuple(each.count for each in found)

@@ -134,8 +134,8 @@ def fed(model: nn.Module, see: Callable[[int, Tensor], None]) -> Iterator[None]:
     def look(layer: int, _: nn.Module, args: tuple[Tensor, ...]) -> None:
         see(layer, args[0])
 
-    ups = (ffn.up for ffn in decoder_ffns(model))
-    with attached(up.register_forward_pre_hook(partial(look, layer)) for layer, up in enumerate(ups)):
+    firsts = (ffn.linears[0] for ffn in decoder_ffns(model))
+    with attached(first.register_forward_pre_hook(partial(look, layer)) for layer, first in enumerate(firsts)):
         yield
 
 
@@ -156,8 +156,8 @@ def changed(
         outputs = lambda layer, _, args: change(layer, args[0], args[0])  # noqa: E731
         hooks = [ffn.down.register_forward_pre_hook(partial(outputs, layer)) for layer, ffn in enumerate(ffns)]
     else:
-        if any(ffn.gate is None for ffn in ffns):
-            raise UserError("the model's FFNs have no gate: take the criterion 'output'")
+        if any(ffn.gate not in ffn.linears for ffn in ffns):
+            raise UserError("the model's FFNs have no linear that is their gate: take the criterion 'output'")
         act = activation(activation_name(model))
         gates = lambda layer, _, __, gate: change(layer, gate, act(gate))  # noqa: E731
         hooks = [ffn.gate.register_forward_hook(partial(gates, layer)) for layer, ffn in enumerate(ffns)]

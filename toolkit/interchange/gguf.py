@@ -129,10 +129,11 @@ def _tensors(model: nn.Module, linear_dtype: type) -> Iterator[tuple[str, np.nda
 
 
 def _experts(number: int, experts: Experts, linear_dtype: type) -> Iterator[tuple[str, np.ndarray, bool]]:
-    gate, up = experts.gate_up.split(experts.neurons, dim=1)
-    yield f"blk.{number}.ffn_gate_inp.weight", _array(experts.router, np.float32), False
-    for short, weight in {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": experts.down}.items():
-        yield f"blk.{number}.{short}.weight", _array(weight, linear_dtype), True
+    yield f"blk.{number}.ffn_gate_inp.weight", _array(experts.gate.weight, np.float32), False
+    matrices = zip(*map(experts.matrices, range(experts.count)), strict=True)
+    for short, each in zip(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), matrices, strict=True):
+        rows = each if short != "ffn_down_exps" else [weight.T for weight in each]
+        yield f"blk.{number}.{short}.weight", _array(torch.stack(list(rows)), linear_dtype), True
 
 
 def _interleaved(weight: Tensor, heads: int | None) -> Tensor:

@@ -16,6 +16,7 @@ from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import PARTS, SparseBitmask
 from toolkit.interchange.checkpoint_files import read_object, read_tensor, stored_tensors, tensor_shape
 from toolkit.interchange.spqr_quant import METHOD, SpqrQuantCheckpoint, open_spqr_quant
+from toolkit.models.plain import as_stored, plain
 from toolkit.models.skeleton import CONFIG, check_outline, read_config
 from toolkit.records import line
 
@@ -137,7 +138,7 @@ def load_dense_model(folder: str | os.PathLike, dtype: torch.dtype | str = "auto
         if told[fault]:
             name = min(map(str, told[fault]))
             raise FormatError(f"{checkpoint.folder}: {fault.replace('_keys', '')} tensor {name} for its {CONFIG}")
-    return model.eval().requires_grad_(False)
+    return plain(model).eval().requires_grad_(False)
 
 
 def load_tokenizer(folder: str | os.PathLike) -> object:
@@ -154,7 +155,7 @@ def load_tokenizer(folder: str | os.PathLike) -> object:
 
 def _check_shapes(folder: Path, shapes: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
     """Raise `FormatError` for a tensor of another shape, before transformers makes the model's own in its place."""
-    for name, tensor in model.state_dict().items():
+    for name, tensor in as_stored(model):
         if shapes.get(name, tuple(tensor.shape)) != tuple(tensor.shape):
             raise FormatError(f"{folder}: mismatched tensor {name} for its {CONFIG}")
     check_memory(sum(tensor.nbytes for tensor in model.state_dict().values()), f"the model of {folder / CONFIG}")

@@ -16,6 +16,7 @@ from toolkit.formats.endor import Endor
 from toolkit.formats.sparse_bitmask import SparseBitmask
 from toolkit.interchange.checkpoint_files import Shards, own, write_object
 from toolkit.interchange.reading import CONFIG, FORMAT, split
+from toolkit.models.plain import RoutedExperts, TransposedLinear, as_stored, plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 
@@ -37,8 +38,13 @@ def save_model(
         raise UserError("the model is quantised; sparse-bitmask holds plain weights: dequantise it first")
     if away := next((name for name, tensor in model.state_dict().items() if tensor.is_meta), None):
         raise UserError(f"{type(model).__name__}: {away} is a meta tensor; load the whole model before saving it")
-    check_reopens(model)
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    check_reopens(plain(model))
+    fused = {it for experts in model.modules() if isinstance(experts, RoutedExperts) for it in experts.modules()}
+    linears = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not isinstance(module, TransposedLinear) and module not in fused
+    ]
     config = json.loads(model.config.to_json_string())
     config |= {"architectures": [type(model).__name__], "dtype": str(model.dtype).removeprefix("torch.")}
     with new_folder(path_of(folder)) as part:
@@ -75,12 +81,9 @@ def save_checkpoint(
 
 
 def _packed_weights(model: nn.Module, linears: list[str], bar: tqdm) -> Iterator[tuple[str, Tensor | SparseBitmask]]:
-    written = set()  # a tied weight is one tensor under several names
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in written:
-            written.add(id(tensor))
-            yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
-            bar.update()
+    for name, tensor in as_stored(model):
+        yield name, _smaller(name, tensor) if name.removesuffix(".weight") in linears else tensor
+        bar.update()
 
 
 def _smaller(name: str, weight: Tensor) -> Tensor | SparseBitmask:

@@ -10,11 +10,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A decoder's sizes. Norms, biases and learned positions, less than 0.5 % of any model here, are left out.
+    """A decoder's sizes.
 
     `ffn` is the width of an FFN, or of one expert. `experts` are routed, `experts_per_token` of them for each token;
     each token also uses the `shared_experts`. The first `dense_layers` have an FFN of width `dense_ffn` for experts.
-    `tied`: the head is the embedding.
+    `tied`: the head is the embedding. Norms, biases and learned positions, less than 0.5 % of any model of
+    `ARCHITECTURES`, are left out there; a model that is at hand has them, too, and all that is no such matrix, as
+    `other` weights in `others` tensors.
     """
 
     layers: int
@@ -31,6 +33,10 @@ class ModelShape:
     shared_experts: int = 0
     dense_layers: int = 0
     dense_ffn: int = 0
+    own_attention: tuple[tuple[int, int], ...] | None = None
+    """Outputs × inputs of a layer's matrices outside the FFN, of a model at hand; None: they follow from the heads."""
+    other: int = 0
+    others: int = 0
 
     @property
     def gated(self) -> bool:
@@ -40,6 +46,8 @@ class ModelShape:
     @property
     def attention(self) -> dict[str, tuple[int, int]]:
         """Outputs × inputs of a layer's attention matrices, under transformers' names."""
+        if self.own_attention is not None:
+            return {str(number): matrix for number, matrix in enumerate(self.own_attention)}
         queries, keys = self.heads * self.head_size, self.key_value_heads * self.head_size
         if self.family == "falcon":  # queries, keys and values in one matrix
             return {"query_key_value": (queries + 2 * keys, self.hidden), "dense": (self.hidden, queries)}
@@ -48,7 +56,9 @@ class ModelShape:
 
     @property
     def ffn_matrices(self) -> dict[str, tuple[int, int]]:
-        """Outputs × inputs of a layer's FFN, or of one of its experts."""
+        """Outputs × inputs of a layer's FFN, or of one of its experts; none without a known FFN."""
+        if not self.ffn:
+            return {}
         *inputs, output = FFN_NAMES[self.family]
         return dict.fromkeys(inputs, (self.ffn, self.hidden)) | {output: (self.hidden, self.ffn)}
 
@@ -59,9 +69,9 @@ class ModelShape:
 
     @property
     def parameters(self) -> dict[str, int]:
-        """Weights by part: embedding, head (0 if tied), attention, ffn, experts, router; of the whole model."""
+        """Weights by part: embedding, head (0 if tied), attention, ffn, experts, router, other; of the whole model."""
         embedding, one_ffn = self.vocabulary * self.hidden, _weights(self.ffn_matrices)
-        dense = one_ffn // self.ffn * self.dense_ffn * self.dense_layers
+        dense = one_ffn // self.ffn * self.dense_ffn * self.dense_layers if self.experts else 0
         routed_layers = self.layers - self.dense_layers if self.experts else 0
         return {
             "embedding": embedding,
@@ -70,6 +80,7 @@ class ModelShape:
             "ffn": dense if self.experts else self.layers * one_ffn,
             "experts": routed_layers * (self.experts + self.shared_experts) * one_ffn,
             "router": routed_layers * self.experts * self.hidden,
+            "other": self.other,
         }
 
     def nbytes(self, element_bytes: float = 2) -> float:

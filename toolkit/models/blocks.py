@@ -3,6 +3,8 @@
 Embeddings and the output head (often one tied matrix) are not part of the blocks: pruning leaves them alone.
 """
 
+from functools import cache
+
 import torch
 from torch import nn
 
@@ -12,8 +14,8 @@ from toolkit.errors import UserError
 def decoder_blocks(model: nn.Module) -> nn.ModuleList:
     """The decoder's blocks in order, as the model holds them. Raises `UserError` if the model has no such list."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    count = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count)
+    count, modules = model.config.get_text_config().num_hidden_layers, (*decoder.modules(), *model.modules())
+    lists = (module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count)
     blocks = next(lists, None)  # modules() yields outer modules first, so this is the outermost list
     if blocks is None:
         raise UserError(f"{type(model).__name__} has no list of {count} decoder blocks; choose a decoder-only model")
@@ -21,23 +23,38 @@ def decoder_blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def decoder_linears(block: nn.Module) -> dict[str, nn.Linear]:
-    """A block's linear layers by their dotted name inside it, each with a plain floating-point weight (out × in).
+    """A block's linear layers by their dotted name inside it, each with a floating-point weight (out × in).
 
-    Raises `UserError` if the block holds matrices of another kind (experts fused into one 3-D parameter, GPT-2's
-    transposed Conv1D, weights still quantised), which a walk over `nn.Linear` would miss without a word.
+    Among them are those of experts (`toolkit.models.plain`). A gate with a single output is left out: it counts as
+    little as a norm. All other tensors of a block, such as experts in a form of their own, are no linears, and stay in
+    memory. Raises `UserError` for a block without linears, or with weights that are still quantised.
     """
-    linears = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-    weights = {f"{name}.weight" for name in linears}
     for name, parameter in block.named_parameters():
-        plain = parameter.is_floating_point() and parameter.element_size() > 1
-        if parameter.ndim > 1 and not (name in weights and plain):
+        if not parameter.is_floating_point() or parameter.element_size() == 1:
+            kind = str(parameter.dtype).removeprefix("torch.")
             raise UserError(
-                f"{type(block).__name__}.{name} ({str(parameter.dtype).removeprefix('torch.')}, "
-                f"{' × '.join(map(str, parameter.shape))}) is not the floating-point weight of an nn.Linear (but of "
-                "fused experts, a Conv1D or a state-space layer, or quantised); choose a dense model such as "
-                "smollm2-135m, OPT or Llama; --method experts packs some mixtures of experts, such as Mixtral"
+                f"{type(block).__name__}.{name} is quantised ({kind}); choose the model that it was made of"
             )
+    linears = {name: it for name, it in block.named_modules() if _is_linear(it) and it.out_features > 1}
+    if not linears:
+        raise UserError(f"{type(block).__name__} has no linear layers; choose a decoder such as Llama")
     return linears
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or (isinstance(module, nn.Linear) and _multiplies(type(module)))
+
+
+@cache
+def _multiplies(kind: type[nn.Linear]) -> bool:
+    """Whether a class of linears only multiplies: some routers, which give more, derive from `nn.Linear`."""
+    with torch.device("cpu"):
+        linear, x = nn.Linear(4, 3), torch.linspace(-1, 1, 8).view(2, 4)
+    try:
+        given = kind.forward(linear, x)
+    except Exception:  # it is more than a linear
+        return False
+    return isinstance(given, torch.Tensor) and torch.allclose(given, linear(x), atol=1e-6)
 
 
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:

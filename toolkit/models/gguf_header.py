@@ -21,7 +21,7 @@ from pathlib import Path
 
 from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
-from toolkit.models.shape_of import BlockSizes, assemble, check_whole
+from toolkit.models.shape_of import BlockSizes, assemble
 from toolkit.records import line, regular_size
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
@@ -29,8 +29,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 TEXT, ARRAY = 8, 9
 SIZES = re.compile(r"_(count|length)$(?<!context_length)")  # a context may be longer than anything in the file
 LAYERS = "blk."  # how the names of the decoder blocks' tensors begin
-LATENT = "attn_kv_a_mqa"  # attention with latent keys and values (DeepSeek-V2 and later)
-ATTENTION = ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")
+FFN = "ffn_"  # how the names of their FFNs begin
 FUSED_GATE = ("phi3", "chatglm", "glm4")  # architectures whose up projection holds the gate's rows, too
 
 
@@ -110,9 +109,7 @@ def _check_sizes(header: GgufHeader) -> None:
 def gguf_shape(header: GgufHeader) -> ModelShape:
     """The sizes of the model in a file. Raises `UserError`, which names the architecture, as `assemble` does."""
     try:
-        shape = _shape(header)
-        check_whole(shape, {name: tensor.shape for name, tensor in header.tensors.items()})
-        return shape
+        return _shape(header)
     except Exception as error:  # whatever fails in a foreign file
         told = error if isinstance(error, UserError) else "its sizes do not fit together"
         raise UserError(f"{header.file}: architecture {header.architecture!r:.99}: {told}") from error
@@ -134,36 +131,26 @@ def _shape(header: GgufHeader) -> ModelShape:
             matrices.setdefault(int(part), {})[rest.removesuffix(".weight")] = tensor.shape
     if sorted(matrices) != list(range(count)):
         raise UserError(f"expected tensors of blocks 0 to {count - 1}")
-    blocks = [_block(matrices[number]) for number in sorted(matrices)]
-    first = matrices[0]
+    fused = header.architecture in FUSED_GATE
     return assemble(
-        blocks,
-        family=_family(first, header.architecture),
+        [_block(matrices[number], fused) for number in sorted(matrices)],
+        [tensor.shape for tensor in header.tensors.values()],
         hidden=hidden,
         vocabulary=embedding.shape[0],
         tied="output.weight" not in header.tensors,
         heads=heads,
-        head_size=header.size("attention.key_length") or hidden // heads,
         per_token=header.size("expert_used_count") or 0,
     )
 
 
-def _block(matrices: Mapping[str, tuple[int, ...]]) -> BlockSizes:
-    if LATENT in matrices:
-        raise UserError("its attention has latent keys and values, which the toolkit does not know")
-    attention = sum(prod(matrices.get(name, (0,))) for name in ATTENTION)
+def _block(matrices: Mapping[str, tuple[int, ...]], fused: bool) -> BlockSizes:
+    attention = tuple(it[:2] for name, it in matrices.items() if len(it) == 2 and not name.startswith(FFN))
     down, shared = matrices.get("ffn_down_exps"), matrices.get("ffn_down_shexp", (0, 0))
     if down:
         return BlockSizes(attention, experts=down[0], expert_ffn=down[2], shared_ffn=shared[1])
     if "ffn_down" not in matrices:
         raise UserError("a block has no ffn_down")
-    return BlockSizes(attention, matrices["ffn_down"][1])
-
-
-def _family(matrices: Mapping[str, tuple[int, ...]], architecture: object) -> str:
-    if {"ffn_gate", "ffn_gate_exps"} & set(matrices) or architecture in FUSED_GATE:
-        return "llama"
-    return "falcon" if "attn_qkv" in matrices else "opt"
+    return BlockSizes(attention, matrices["ffn_down"][1], fused or "ffn_gate" in matrices)
 
 
 class _Cursor:

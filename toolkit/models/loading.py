@@ -20,6 +20,7 @@ from toolkit.models import adapters, mixture, split_files, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.causality import check_causal
 from toolkit.models.cutting import cut_for_good
+from toolkit.models.plain import plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +80,7 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         )
         tokenizer = AutoTokenizer.from_pretrained(place, **hub.NO_CODE, **options)
     _check_complete(name, report)
+    plain(model)
     if parts:
         model = _made(model, parts, dtype)
     cast_parameters(model, dtype)

@@ -1,6 +1,6 @@
 """A dense FFN split into experts: shared neurons, which every token uses, and routed groups of equal size.
 
-The parameters are named like those of transformers' mixtures. The output is the sum of the shared part and of the
+The output is the sum of the shared part and of the
 chosen experts, each with a weight of 1, so with all experts it is the dense FFN's. The model's config says how its FFNs
 are split, in the entry `split_mixture`; `load_model` and `toolkit.models.skeleton` form the modules when it is there.
 Any other program reads the folder as a dense model whose FFN weights are missing.
@@ -18,6 +18,7 @@ from torch.nn import functional
 from toolkit.errors import UserError
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.plain import Expert, Inner, RoutedExperts
 
 ENTRY = "split_mixture"  # of a model's config
 SIZES = ("experts", "neurons", "shared", "per_token")  # its numbers; `neurons` of one routed expert
@@ -35,15 +36,6 @@ class SplitRouter(nn.Module):
         return functional.linear(x, self.weight).float().topk(self.top_k, dim=-1).indices
 
 
-class SplitExperts(nn.Module):
-    """The weights of the routed experts, fused as transformers' are."""
-
-    def __init__(self, experts: int, neurons: int, hidden: int):
-        super().__init__()
-        self.gate_up_proj = nn.Parameter(torch.empty(experts, 2 * neurons, hidden))
-        self.down_proj = nn.Parameter(torch.empty(experts, hidden, neurons))
-
-
 class SharedProjections(nn.Module):
     """The linears of the shared neurons."""
 
@@ -59,20 +51,18 @@ class SplitMixture(nn.Module):
     def __init__(self, hidden: int, act_fn: nn.Module, experts: int, neurons: int, shared: int, per_token: int):
         super().__init__()
         self.gate = SplitRouter(experts, hidden, per_token)
-        self.experts = SplitExperts(experts, neurons, hidden)
+        linears = [
+            (nn.Linear(hidden, 2 * neurons, bias=False), nn.Linear(neurons, hidden, bias=False)) for _ in range(experts)
+        ]
+        self.experts = RoutedExperts([Expert(*pair) for pair in linears], Inner(act_fn))
         self.shared_expert = SharedProjections(shared, hidden)
-        self.act_fn = act_fn
 
     def forward(self, x: Float[Tensor, "*places hidden"]) -> Float[Tensor, "*places hidden"]:
-        """The output, expert by expert, each for the tokens that use it."""
+        """The output of the shared neurons, and of the experts that each token uses."""
         flat, shared = x.reshape(-1, x.shape[-1]), self.shared_expert
-        total = shared.down_proj(self.act_fn(shared.gate_proj(flat)) * shared.up_proj(flat))
-        ids = self.gate(flat)
-        for expert in range(len(self.gate.weight)):
-            tokens = (ids == expert).any(-1).nonzero()[:, 0]
-            gate, up = functional.linear(flat[tokens], self.experts.gate_up_proj[expert]).chunk(2, dim=-1)
-            output = functional.linear(self.act_fn(gate) * up, self.experts.down_proj[expert])
-            total.index_add_(0, tokens, output)
+        ids, act_fn = self.gate(flat), self.experts.inner.act_fn
+        routed = self.experts(flat, ids, torch.ones_like(ids, dtype=x.dtype))
+        total = shared.down_proj(act_fn(shared.gate_proj(flat)) * shared.up_proj(flat)) + routed
         return total.view(x.shape)
 
 
@@ -190,7 +180,7 @@ def _mixture(block: nn.Module) -> SplitMixture:
 
 
 def _fill(mixture: SplitMixture, ffn: FFN, order: Tensor, router: Tensor) -> None:
-    experts, neurons = mixture.experts.down_proj.shape[0], mixture.experts.down_proj.shape[2]
+    experts, neurons = len(mixture.experts), mixture.experts[0].down.in_features
     shared, routed = order[: len(order) - experts * neurons], order[len(order) - experts * neurons :]
     gate, up, down = ffn.gate.weight, ffn.up.weight, ffn.down.weight
     for linear, weight in zip(
@@ -198,7 +188,8 @@ def _fill(mixture: SplitMixture, ffn: FFN, order: Tensor, router: Tensor) -> Non
     ):
         linear.weight.copy_(weight)
     groups = routed.view(experts, neurons)
-    mixture.experts.gate_up_proj.copy_(torch.cat([gate[groups], up[groups]], dim=1))
-    mixture.experts.down_proj.copy_(down[:, groups].transpose(0, 1))
+    for expert, neurons in zip(mixture.experts, groups, strict=True):
+        expert.up.weight.copy_(torch.cat([gate[neurons], up[neurons]]))
+        expert.down.weight.copy_(down[:, neurons])
     mixture.gate.weight.copy_(router)
     mixture.requires_grad_(gate.requires_grad)

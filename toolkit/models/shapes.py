@@ -9,8 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
-from toolkit.models.architectures import ARCHITECTURES
-from toolkit.models.ffn import FORMS
+from toolkit.models.architectures import ARCHITECTURES, FFN_NAMES
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
 SHAPES = {
@@ -62,7 +61,8 @@ def neuron_bytes(model: str, element_bytes: int, layout: str) -> int:
 
 def ffn_names(ops) -> tuple[str | None, str, str]:
     """The names of gate (or None), up and down projection among the ops of a layer."""
-    return next(form for form in FORMS if {name for name in form if name} <= set(ops))
+    *gate, up, down = next(names for names in FFN_NAMES.values() if set(names) <= set(ops))
+    return (gate[0] if gate else None), up, down
 
 
 def random_pruned(

@@ -20,6 +20,7 @@ from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.models import mixture
+from toolkit.models.plain import plain
 from toolkit.records import line, load_json
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -65,7 +66,7 @@ def check_outline(config, check: Callable[[nn.Module], None], kind: type | None 
     """
     with _usable(CONFIG), torch.device("meta"):
         outline = _made(config, kind)
-    check(outline)
+    check(plain(outline))
     check_memory(sum(buffer.nbytes for buffer in outline.buffers()), f"what {CONFIG} has computed for the model")
 
 
@@ -81,7 +82,7 @@ def empty_model(config, check: Callable[[nn.Module], None]) -> nn.Module:
         with init_empty_weights(include_buffers=False):
             model = _made(config, None)
         _compute_buffers(model)
-    return model
+    return plain(model)
 
 
 def check_reopens(model: nn.Module) -> None:

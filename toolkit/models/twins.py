@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.plain import plain
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
 VOCABULARY, POSITIONS, HEAD = 1000, 256, 64  # small, since the layers are what is timed; heads have their usual size
@@ -74,7 +75,8 @@ def twin_mixture(model: str, layers: int, dtype: torch.dtype = torch.bfloat16, s
     with hub.quiet(), init_empty_weights(include_buffers=False):
         made = AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
     torch.manual_seed(seed)
-    state = {name: _value(name, each, {}, dtype, False) for name, each in made.named_parameters() if each.ndim < 3}
+    own = {name: it for name, it in plain(made).named_parameters() if ".experts." not in name}
+    state = {name: _value(name, each, {}, dtype, False) for name, each in own.items()}
     made.load_state_dict(state, strict=False, assign=True)
     return made.to(dtype).eval().requires_grad_(False)
 

@@ -18,6 +18,7 @@ from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.models.adapters import BASE, fingerprint
 from toolkit.models.ffn import decoder_ffns
+from toolkit.models.plain import plain
 from toolkit.records import line
 
 FILE = "experts.safetensors"  # in the folder of an upcycled model
@@ -121,4 +122,4 @@ def as_mixtral(base: nn.Module, parts: LowRankExperts, dtype: torch.dtype) -> nn
             weights[f"{place}.experts.{name}_proj"] = torch.stack(sums)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
-    return model
+    return plain(model)

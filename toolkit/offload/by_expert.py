@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from torch import nn
 
-from toolkit.errors import unknown
-from toolkit.kernels.neurons import ACTIVATIONS
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.activation import activation_name
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.expert_ffn import ExpertFFN, products
 from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.offload.neuron_ffn import Maths
 from toolkit.offload.routing import Router
 from toolkit.offload.strategy import Opening, refuse, resident
 from toolkit.offload.turn import Turn
@@ -35,8 +30,9 @@ from toolkit.storage.readers import open_reader
 class ByExpert:
     """The mixture of each decoder block reads experts when a token needs them; see `Strategy`. It computes on the CPU.
 
-    Attention, embeddings, norms, routers, shared experts and the head stay in memory, and so do as many experts of each
-    layer as the budget allows. `ffns` are the modules in the places of the model's mixtures.
+    The model's own modules route. They stay in memory with attention, embeddings, norms, shared experts and the head,
+    and so do as many experts of each layer as the budget allows. `ffns` are the modules in the places of the routed
+    experts.
 
     Raises `UserError` for options that experts do not have, or a budget that does not hold the experts of one token;
     the message says how much that is.
@@ -50,7 +46,6 @@ class ByExpert:
         if options.verify:
             store.verify()
         self.model = opening.skeleton(lambda outline: check_fits(store, outline))
-        self._maths = Maths(_activation(self.model), gated=True)
         outline = mixtures_by_layer(self.model)
         self._slot_bytes = max(run.nbytes for layer in outline for run in store.layer(layer, LAYOUT).ops.values())
         self._slots = _slots(opening, outline, self._slot_bytes)
@@ -58,7 +53,7 @@ class ByExpert:
         self.mode, self.ffns = self._reader.mode, []
 
     def take_over(self, turn: Turn) -> None:
-        """Replace the mixtures, and the decoder's linears by ones whose time is recorded."""
+        """Replace the routed experts, and the decoder's linears by ones whose time is recorded."""
         options, recorder = self._opening.options, self._opening.recorder
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
         for layer, count in self._slots.items():
@@ -81,16 +76,16 @@ class ByExpert:
             ffn.close()
 
     def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
-        """Put our module in the place of a layer's mixture; no weight of that one stays but its router's."""
+        """Put our module in the place of a layer's routed experts, of which only biases stay."""
         options, block = self._opening.options, decoder_blocks(self.model)[layer]
         experts = block_experts(block, layer)
         assert experts is not None  # layers with slots have experts
-        routed = replace(experts, module=nn.Identity(), shared=None)
-        router = Router(routed) if options.routing is None else options.routing(layer, routed)
-        slots = self._slots_of(layer, routed, arena)
-        recorder, keeps = self._opening.recorder, bool(options.window)
-        ours = ExpertFFN(layer, router, experts.shared, slots, self._maths, recorder, keeps, options.exact)
-        _replace(block, experts.module, ours)
+        slots, recorder = self._slots_of(layer, experts, arena), self._opening.recorder
+        ours = ExpertFFN(layer, slots, products(experts, slots), recorder, bool(options.window), options.exact)
+        names = {module: name for name, module in block.named_modules()}
+        block.set_submodule(names[experts.routed], ours)
+        routing = replace(experts, routed=ours)
+        ours.router = Router(routing) if options.routing is None else options.routing(layer, routing)
         return ours
 
     def _slots_of(self, layer: int, experts: Experts, arena: np.ndarray) -> ExpertSlots:
@@ -102,24 +97,15 @@ class ByExpert:
         return ExpertSlots(cache, runs, arena, self._reader, opening.recorder, layer)
 
 
-def _activation(model: nn.Module) -> str:
-    """The activation's name. Raises `UserError` for one that has no kernel."""
-    name = activation_name(model)
-    if name not in ACTIVATIONS:
-        raise unknown("activation", name, ACTIVATIONS)
-    return name
-
-
 def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) -> dict[int, int]:
     """Take all memory from the budget; return how many experts of each layer it holds.
 
     Layers get the same number, and the first ones what is left. Raises `UserError` for a budget that is too small.
     """
     budget = opening.budgets["dram"]
-    shared = max(_bytes_of_shared(experts) for experts in outline.values())  # of the layer that is being replaced
     least = sum(experts.per_token for experts in outline.values())
-    budget.check(rest=opening.rest_bytes, shared=shared, slots=whole_pages(least * slot_bytes))
-    budget.take(rest=opening.rest_bytes, shared=shared)
+    budget.check(rest=opening.rest_bytes, slots=whole_pages(least * slot_bytes))
+    budget.take(rest=opening.rest_bytes)
     slots = {layer: experts.per_token for layer, experts in outline.items()}
     if opening.options.window:  # else nothing stays
         whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
@@ -130,17 +116,3 @@ def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) ->
             left -= len(growing[:left])
     budget.take(slots=whole_pages(sum(slots.values()) * slot_bytes))
     return slots
-
-
-def _bytes_of_shared(experts: Experts) -> int:
-    """Bytes of the copy of a shared FFN by neuron."""
-    return (
-        0
-        if experts.shared is None
-        else sum(w.nbytes for w in (experts.shared.gate, experts.shared.up, experts.shared.down))
-    )
-
-
-def _replace(block: nn.Module, module: nn.Module, ours: nn.Module) -> None:
-    names = {each: name for name, each in block.named_modules()}
-    block.set_submodule(names[module], ours)

@@ -16,12 +16,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from toolkit.activations.usage import Usage
-from toolkit.errors import UserError, unknown
-from toolkit.kernels.neurons import ACTIVATIONS
+from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.models.activation import activation_name
 from toolkit.models.cutting import thresholds_of
-from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.models.ffn import FFN, decoder_ffns, known_activation, replace_ffn
 from toolkit.offload.hot_neurons import SplitFFN, choose, place
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
 from toolkit.offload.neuron_reads import NeuronReads
@@ -92,7 +90,7 @@ class ByNeuron:
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
             ours = self._ffn(number, held)
             ours._run = turn.guard(ours._run)  # blocks can be called by themselves
-            _replace_ffn(block, self._modules[number], ours)
+            replace_ffn(block, self._modules[number], ours)
             for name, linear in decoder_linears(block).items():
                 block.set_submodule(name, resident(linear, name, number, recorder, device))
             self.ffns.append(ours)
@@ -130,13 +128,10 @@ def _reader(store: Store, name: str | None) -> Reader:
 
 
 def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
-    """Each layer's FFN, as the configuration describes it. Raises `UserError` for what has no kernel."""
-    name = activation_name(model)
-    if name not in ACTIVATIONS:
-        raise unknown("activation", name, ACTIVATIONS)
+    """Each layer's FFN. Raises `UserError` for an activation that has no kernel."""
     limits = thresholds_of(model)
     return [
-        Maths(name, ffn.gate is not None, 0.0 if limits is None else float(limits[layer]))
+        Maths(known_activation(ffn), ffn.gate is not None, 0.0 if limits is None else float(limits[layer]))
         for layer, ffn in enumerate(ffns)
     ]
 
@@ -240,14 +235,3 @@ def _matrices(rows: Sequence[int], width: int, dtype: torch.dtype) -> list[Float
 def _buffer_bytes(store: Store, ffns: Sequence[FFN]) -> int:
     most = min(STAGED, max(ffn.neurons for ffn in ffns))
     return bundles.buffer_bytes(store.layer(0, LAYOUT), most, GAP_BYTES)
-
-
-def _replace_ffn(block: nn.Module, ffn: FFN, ours: NeuronFFN) -> None:
-    """Put ours in the place of a block's FFN. OPT's is no module of its own: its parts lie in the block."""
-    names = {module: name for name, module in block.named_modules()}
-    if place := names[ffn.down].rpartition(".")[0]:
-        block.set_submodule(place, ours)
-    else:
-        block.set_submodule(names[ffn.up], ours)
-        for name in (names[ffn.down], "activation_fn"):
-            block.set_submodule(name, nn.Identity())

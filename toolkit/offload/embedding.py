@@ -47,6 +47,11 @@ class StoredEmbedding(nn.Module):
         finally:
             self._hold(self.table.weight.data[:0].clone())
 
+    @property
+    def weight(self) -> Float[Tensor, "0 hidden"]:
+        """No rows, of the embedding's type and on its device: some models ask for these."""
+        return self.table.weight
+
     def _row(self, number: int) -> Float[Tensor, "1 hidden"]:
         data = self._shard.content(self._start + number * self._row_bytes, self._row_bytes)
         return torch.from_numpy(data).view(self._piece.dtype)[None]

@@ -50,8 +50,8 @@ class ExpertSlots:
         """Start to read experts that the next token of this layer is predicted to need, the likeliest first."""
         self._read(self.cache.admit(dict.fromkeys(experts.tolist())))
 
-    def neurons(self, expert: int) -> Shaped[Tensor, "neurons width"]:
-        """The stored neurons of an expert, in place, once they have arrived; good until the next change.
+    def rows(self, expert: int) -> Shaped[Tensor, "rows width"]:
+        """The stored rows of an expert, in place, once they have arrived; good until the next change.
 
         Raises what the read raises.
         """

@@ -52,7 +52,7 @@ class Group:
 
     def __call__(self) -> None:
         """Fill the parts' `outs` with the products and their biases. It is one span, of stage `compute`."""
-        weights = [linear.weight() for linear in self.linears]
+        weights = [linear.fetched() for linear in self.linears]
         if any(now is not bound for now, bound in zip(weights, self._weights, strict=True)):
             self._bind(weights)
         first = self.linears[0]

@@ -47,7 +47,7 @@ class OffloadedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] → [..., out_features]: equal to the dense layer to the bit, unless used packed."""
-        weight, vectors = self.weight(), x.numel() // max(1, self.in_features)
+        weight, vectors = self.fetched(), x.numel() // max(1, self.in_features)
         if self._multiplies_packed(weight, vectors):
             given = x.reshape(-1) if vectors == 1 else x.reshape(-1, self.in_features)
             y = self._product(weight, given).to(x.dtype)
@@ -58,9 +58,14 @@ class OffloadedLinear(nn.Module):
         self.ended("compute", begun_s, dense.nbytes)
         return y
 
-    def weight(self) -> Packed:
+    def fetched(self) -> Packed:
         """The packed weight, good until that of another layer is asked for."""
         return self._fetch()
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, for a model that multiplies by it itself; good until another one is made dense."""
+        return self._dense(self.fetched())
 
     def ended(self, stage: str, begun_s: float, nbytes: int, name: str | None = None) -> None:
         """Record a span that ends when the work is done. Copies to the device go on meanwhile."""

@@ -1,30 +1,27 @@
 """Which experts a token is sent to: those that the model's router chooses, or those of a trace."""
 
 import torch
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from toolkit.models.experts import Experts
-from toolkit.predictors.next_layer import predict_experts
-
-Routed = tuple[Int64[Tensor, "tokens k"], Float32[Tensor, "tokens k"]]
+from toolkit.models.experts import Experts, Routed
 
 
 class Router:
     """The router of a mixture, which also foretells its choice from the input of the mixture before (CORM, 4.2)."""
 
     def __init__(self, experts: Experts):
-        self.experts, self.nbytes = experts, experts.router.nbytes
+        self.experts = experts
 
-    def route(self, x: Float[Tensor, "tokens hidden"]) -> Routed:
-        """The experts of each token and the weights of their outputs."""
-        return self.experts.route(x)
+    def choose(self, x: Float[Tensor, "tokens hidden"], ids: Int64[Tensor, "tokens k"], weights: Tensor) -> Routed:
+        """The experts of each token and the weights of their outputs: those that the model's own router gave."""
+        return ids, weights
 
     def predict(self, x: Float[Tensor, "1 hidden"]) -> Int64[Tensor, "1 k"]:
         """The experts that this router names for the input of the mixture before, the likeliest first."""
-        return predict_experts(x, self.experts)
+        return self.experts.route(x)[0]
 
-    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float32[Tensor, "1 k"]:
+    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float[Tensor, "1 k"]:
         """The weights that the router gives to these experts."""
         return self.experts.weigh(self.experts.scores(x), ids)
 
@@ -40,16 +37,16 @@ class RecordedRouter(Router):
         super().__init__(experts)
         self._chosen, self._predicted, self._token = chosen, predicted, 0
 
-    def route(self, x: Float[Tensor, "1 hidden"]) -> Routed:
+    def choose(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"], weights: Tensor) -> Routed:
         """The next token's experts."""
-        ids = self._chosen[self._token % len(self._chosen)][None]
+        recorded = self._chosen[self._token % len(self._chosen)][None]
         self._token += 1
-        return ids, self.weigh(x, ids)
+        return recorded, self.weigh(x, recorded)
 
     def predict(self, x: Float[Tensor, "1 hidden"]) -> Int64[Tensor, "1 k"]:
         """The experts predicted for the next token."""
         return self._predicted[self._token % len(self._predicted)][None]
 
-    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float32[Tensor, "1 k"]:
+    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float[Tensor, "1 k"]:
         """The same for all, 1 together."""
         return torch.full(ids.shape, 1 / ids.shape[1])

@@ -33,6 +33,7 @@ from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Projections
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 from toolkit.offload.head import OffloadedHead
+from toolkit.offload.linear import OffloadedLinear
 
 # RMSNorm, rotary embeddings, attention with grouped heads, gated FFNs; some with biases or norms of queries and
 # keys, layers that attend to a window, or norms after attention and FFN
@@ -53,7 +54,8 @@ WITHOUT_EFFECT = {"logits_to_keep", "return_dict", "use_cache", "cache_position"
 class SingleToken:
     """The decoder's step. Its linears are `OffloadedLinear`s whose weights are used packed, in DRAM.
 
-    An MLP may be something else that has `product`, which takes a vector and gives one, both fp32 [hidden].
+    An MLP that is no FFN of three such linears runs as a module, or by its `product`, which takes a vector and gives
+    one, both fp32 [hidden].
     """
 
     def __init__(self, model: nn.Module):
@@ -174,7 +176,8 @@ class _Block:
         self.projections = Group(Projections(projections, of.given, (of.q, of.k, of.v), before, after))
         norms = _Norms(block)
         output = Projections([attention.o_proj], of.attended, [of.more[0]], after=_after(norms.after_attention, of))
-        self.neurons = _Neurons(block, norms, of) if hasattr(block.mlp, "product") else None
+        whole = not isinstance(getattr(block.mlp, "down_proj", None), OffloadedLinear)
+        self.neurons = _Neurons(block, norms, of) if whole else None
         self.rest = Group(output, *(() if self.neurons else _gated(block, norms, of)))
         self.groups = self.projections, self.rest
 
@@ -204,12 +207,14 @@ def _gated(block: nn.Module, norms: "_Norms", of: _Vectors) -> tuple[Projections
 
 
 class _Neurons:
-    """An FFN whose neurons come from disk: it is asked as a whole."""
+    """An FFN of neurons that come from disk, or a mixture: it is asked as a whole."""
 
     def __init__(self, block: nn.Module, norms: "_Norms", of: _Vectors):
+        dtype = block.input_layernorm.weight.dtype
         self.before = Program([[_adding(norms.before_ffn, of)]])
         self.after = Program([_after(norms.after_ffn, of)])
-        self.of, self.product = of, block.mlp.product
+        self.of = of
+        self.product = getattr(block.mlp, "product", None) or functools.partial(_by_module, block.mlp, dtype)
 
     def __call__(self) -> None:
         self.before.run()
@@ -225,6 +230,10 @@ class _Norms:
         self.after_attention = after_attention if before_ffn else None
         self.before_ffn = before_ffn or after_attention
         self.after_ffn = getattr(block, "post_feedforward_layernorm", None)
+
+
+def _by_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:
+    return module(x.to(dtype).view(1, 1, -1)).view(-1)
 
 
 def _basis(model: nn.Module, block: nn.Module) -> tuple[str, ...]:

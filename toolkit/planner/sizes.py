@@ -149,7 +149,7 @@ def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
     if shape.experts:
         on_disk = parts["embedding"] if parts["head"] else 0
         routed = (shape.layers - shape.dense_layers) * shape.experts * expert_weights(shape)
-        held = sum(parts.values()) - routed - on_disk
+        held = sum(parts.values()) - parts["other"] - routed - on_disk
         matrices += MATRICES * shape.layers
     attention = shape.attention.values() if shape.experts else ()  # where experts are packed, it is, too
     saved = shape.layers * sum(math.prod(matrix) * ELEMENT_BYTES - _matrix_bytes(matrix, way) for matrix in attention)
@@ -157,7 +157,12 @@ def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
 
 
 def _vector_bytes(shape: ModelShape) -> int:
-    """Bytes of norms, biases and learned positions, which `ModelShape` leaves out: as many as models have at most."""
+    """Bytes of norms, biases, learned positions and all else that is no matrix of a layer.
+
+    A shape alone leaves them out: then as many as models have at most.
+    """
+    if shape.others:
+        return shape.other * ELEMENT_BYTES + shape.others * BLOCK_BYTES
     hidden, ffn = (whole_blocks(size * ELEMENT_BYTES) for size in (shape.hidden, shape.ffn))
     if shape.family != "opt":
         return (NORMS * shape.layers + 2) * hidden

@@ -47,7 +47,7 @@ class Target:
         """The shares of FFN outputs that ways by neuron set to zero: its own, if it has thresholds."""
         if self.own_thresholds:
             return () if self.zeros is None else (self.zeros,)
-        return () if self.shape.experts else ZEROS
+        return ZEROS if self.shape.ffn and not self.shape.experts else ()
 
     @property
     def nbytes(self) -> float:
@@ -63,7 +63,7 @@ def open_target(text: str) -> Target:
             Face's layout; a .gguf file; or an id on the hub.
 
     An embedded model is downloaded if it is not there yet. Raises `UserError` for an unknown name, for a folder or file
-    that cannot be read, and for a model with parts that `ModelShape` does not know.
+    that cannot be read, and for a model whose blocks differ.
     """
     if not text:
         raise UserError(f"the model has no name; {OTHERS}")

@@ -18,11 +18,11 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.routing import fed_experts, mixtures, routed
+from toolkit.activations.routing import mixtures, spread
 from toolkit.activations.thresholds import run_decoder
 from toolkit.errors import UserError
 from toolkit.models.activation import activation
-from toolkit.models.experts import Experts
+from toolkit.models.experts import Experts, seen_routing
 from toolkit.predictors.foresight import Context, Stateless
 from toolkit.predictors.samples import Samples
 from toolkit.progress import progress
@@ -113,11 +113,11 @@ def expert_samples(
     inputs: list[list[Tensor]] = [[] for _ in found]
     weights: list[list[Tensor]] = [[] for _ in found]
 
-    def see(layer: int, x: Tensor) -> None:
+    def see(layer: int, x: Tensor, ids: Tensor, values: Tensor) -> None:
         inputs[layer].append(x)
-        weights[layer].append(routed(found[layer], x)[1])
+        weights[layer].append(spread(ids, values, found[layer].count)[1])
 
-    with fed_experts(model, see), progress("recording samples", len(cut), "windows") as bar:
+    with seen_routing(model, see), progress("recording samples", len(cut), "windows") as bar:
         for window in cut:
             run_decoder(model, window)
             bar.update()

@@ -1,7 +1,7 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.plain import Expert
 from toolkit.text import begun, token_ids
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
@@ -125,6 +126,7 @@ def walk(
             with recorded_grams(linears, norms_only) as grams:
                 for batch in hidden.split(batch_size):
                     call(block, batch)
+            grams |= _unreached(block, linears.keys() - grams.keys(), norms_only)
             _check(grams, linears, f"block {index}", hidden.dtype)
             yield block, grams
         if block is not blocks[-1]:
@@ -233,6 +235,16 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
 def _forward(model: nn.Module, tokens: Tensor) -> None:
     """Run the decoder without its head."""
     model.base_model(tokens.to(model.device), use_cache=False)
+
+
+def _unreached(block: nn.Module, names: Iterable[str], norms_only: bool) -> dict[str, Statistic]:
+    """The statistics of experts that no token was routed to: all inputs count alike."""
+    found: dict[str, Statistic] = {}
+    for name in names:
+        if isinstance(block.get_submodule(name.rpartition(".")[0]), Expert):
+            columns = block.get_submodule(name).in_features
+            found[name] = torch.ones(columns) if norms_only else torch.eye(columns)
+    return found
 
 
 def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], block: str, dtype: torch.dtype) -> None:

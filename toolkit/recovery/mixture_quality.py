@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import pandas as pd
 import torch
@@ -12,8 +10,7 @@ from torch import Tensor, nn
 
 from toolkit.evaluation import perplexity
 from toolkit.models.adapters import Adapters
-from toolkit.models.cutting import attached
-from toolkit.models.experts import Experts, decoder_experts
+from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.models.split_files import SplitParts
 from toolkit.models.splitting import Sizes, random_split
 from toolkit.recovery.distillation import adapted
@@ -83,33 +80,37 @@ def routing(
     Columns: text, layer, expert, load (share of the layer's uses), token_entropy (of a token's softmax, bits, the mean
     over tokens).
     """
-    rows = []
-    layers = {layer: it for layer, it in enumerate(decoder_experts(model)) if it is not None}
-    for text, tokens in texts.items():
-        counts = {layer: torch.zeros(it.count) for layer, it in layers.items()}
-        entropies: dict[int, list[Tensor]] = {layer: [] for layer in layers}
-        hooks = (
-            it.module.register_forward_pre_hook(partial(_read, it, counts[layer], entropies[layer]))
-            for layer, it in layers.items()
-        )
-        with attached(hooks), torch.no_grad():
-            for window in tokens[: windows * sequence_length].view(windows, sequence_length):
-                model.base_model(window[None], use_cache=False)
-        for layer, count in counts.items():
-            entropy = torch.cat(entropies[layer]).mean().item()
-            loads = (count / count.sum()).tolist()
-            rows += [
-                {"text": text, "layer": layer, "expert": expert, "load": load, "token_entropy": entropy}
-                for expert, load in enumerate(loads)
-            ]
+    layers = mixtures_by_layer(model)
+    return pd.concat([_routing(model, layers, text, given, windows, sequence_length) for text, given in texts.items()])
+
+
+def _routing(
+    model: nn.Module,
+    layers: Mapping[int, Experts],
+    text: str,
+    tokens: Int64[Tensor, " n"],
+    windows: int,
+    sequence_length: int,
+) -> pd.DataFrame:
+    counts = {layer: torch.zeros(experts.count) for layer, experts in layers.items()}
+    entropies: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    places = list(layers.items())
+
+    def see(number: int, x: Tensor, ids: Tensor, _: Tensor) -> None:
+        layer, experts = places[number]
+        counts[layer] += ids.flatten().bincount(minlength=experts.count)
+        entropies[layer].append(entropy_bits(experts.scores(x).softmax(-1)))
+
+    with seen_routing(model, see), torch.no_grad():
+        for window in tokens[: windows * sequence_length].view(windows, sequence_length):
+            model.base_model(window[None], use_cache=False)
+    rows = [
+        {"text": text, "layer": layer, "expert": expert, "load": load, "token_entropy": entropy}
+        for layer, count in counts.items()
+        for entropy in [torch.cat(entropies[layer]).mean().item()]
+        for expert, load in enumerate((count / count.sum()).tolist())
+    ]
     return pd.DataFrame(rows)
-
-
-def _read(experts: Experts, count: Tensor, entropies: list[Tensor], _: nn.Module, args: tuple[Any, ...]) -> None:
-    flat = args[0].flatten(0, -2)
-    ids = experts.route(flat)[0]
-    count += ids.flatten().bincount(minlength=experts.count)
-    entropies.append(entropy_bits(experts.scores(flat).softmax(-1)))
 
 
 def entropy_bits(shares: Float[Tensor, "*places choices"]) -> Float[Tensor, " *places"]:

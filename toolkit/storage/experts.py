@@ -4,10 +4,12 @@
     run = Store.open(folder).layer(0, LAYOUT).ops[op_name(3)]   # expert 3 of layer 0: one run of whole blocks
 
 The neurons of an expert follow each other at a fixed stride: the gate row, the up row and the down column of one, as
-`toolkit.storage.bundles` has them, or a record of few bits (`toolkit.quantization.neuron_records`).
+`toolkit.storage.bundles` has them, or a record of few bits (`toolkit.quantization.neuron_records`). An expert that is
+more than `down(act(gate(x)) · up(x))` is one row: the weights of its up projection, then those of its down projection.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
@@ -18,7 +20,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.formats.twins import random_records
 from toolkit.models.experts import Experts, mixtures_by_layer
-from toolkit.models.ffn_form import check_mixtures
+from toolkit.models.plain import plain
 from toolkit.quantization import neuron_records
 from toolkit.storage.packing import tensors_beside, write_model
 from toolkit.storage.runs import OpRun
@@ -46,18 +48,17 @@ def pack_experts(
     """Write a mixture of experts into a new folder: each routed expert by itself, and all other tensors.
 
     Args:
-        model: a decoder with experts, as `decoder_experts` finds them.
+        model: a decoder with experts, one of `load_model`.
         folder: must not exist.
         name: the model's name, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         bits: of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
 
-    Raises `UserError` for a model without experts, other numbers of bits, weights that cannot be quantised, and as
-    `check_mixtures`, `check_reopens` and `write_store` do.
+    Raises `UserError` for a model without experts, other numbers of bits or any for experts without neurons, weights
+    that cannot be quantised, and as `check_reopens` and `write_store` do.
     """
-    layers = mixtures_by_layer(model)
+    layers = mixtures_by_layer(plain(model))
     chosen = _bits_of(bits, layers)
-    check_mixtures(model)
     _write(model, folder, expert_ops(layers, chosen), chosen, name, tokenizer)
 
 
@@ -87,7 +88,7 @@ def _write(
     tokenizer: object | None = None,
 ) -> None:
     sizes = [
-        experts.neurons * width(experts, of_expert) * _stored_dtype(experts, of_expert).itemsize
+        prod(stored_shape(experts, of_expert)) * _stored_dtype(experts, of_expert).itemsize
         for experts, of_layer in zip(mixtures_by_layer(model).values(), bits, strict=True)
         for of_expert in of_layer
     ]
@@ -106,21 +107,31 @@ def expert_ops(layers: Mapping[int, Experts], bits: Sequence[Sequence[Bits]]) ->
             yield Op(layer, op_name(expert), LAYOUT, Dense.encode(expert_rows(experts, expert, of_expert)))
 
 
-def expert_rows(experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "neurons width"]:
-    """The neurons of an expert as they are stored: in the model's type, or records of few bits as int8."""
-    if bits is None:
+def expert_rows(experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "rows width"]:
+    """An expert as it is stored: in the model's type, or records of few bits as int8."""
+    if bits is not None:
+        return neuron_records.encode(*experts.matrices(expert), bits).view(torch.int8)
+    if experts.activation:
         return torch.cat(experts.matrices(expert), dim=1)
-    return neuron_records.encode(*experts.matrices(expert), bits).view(torch.int8)
+    return torch.cat([weight.detach().flatten() for weight in _weights(experts, expert)])[None]
 
 
-def width(experts: Experts, bits: Bits) -> int:
-    """Elements of one stored neuron."""
-    return 3 * experts.hidden if bits is None else neuron_records.record_bytes(experts.hidden, bits)
+def stored_shape(experts: Experts, bits: Bits) -> tuple[int, int]:
+    """Rows and their elements of a stored expert."""
+    if bits is not None:
+        return experts.neurons, neuron_records.record_bytes(experts.hidden, bits)
+    if experts.activation:
+        return experts.neurons, 3 * experts.hidden
+    return 1, sum(weight.numel() for weight in _weights(experts, 0))
+
+
+def _weights(experts: Experts, expert: int) -> tuple[Tensor, Tensor]:
+    return experts.linears[expert].up.weight, experts.linears[expert].down.weight
 
 
 def bits_of(run: OpRun, hidden: int) -> Bits:
     """The bits of a stored expert's weights, by its shape. Raises `UserError` for a shape that no expert has."""
-    if run.dtype.is_floating_point and run.shape[1] == 3 * hidden:
+    if run.dtype.is_floating_point:
         return None
     for bits in BITS[1:]:
         if run.dtype == torch.int8 and run.shape[1] == neuron_records.record_bytes(hidden, bits):
@@ -130,8 +141,10 @@ def bits_of(run: OpRun, hidden: int) -> Bits:
 
 def experts_rest(model: nn.Module) -> Mapping[str, Tensor]:
     """All tensors of a model but the weights of its routed experts, by name."""
-    fused = (experts.module.experts for experts in mixtures_by_layer(model).values())
-    return tensors_beside(model, (weight for module in fused for weight in module.parameters(recurse=False)))
+    layers = mixtures_by_layer(model).values()
+    return tensors_beside(
+        model, (it for experts in layers for number in range(experts.count) for it in _weights(experts, number))
+    )
 
 
 def check_fits(store: Store, model: nn.Module) -> None:
@@ -141,12 +154,12 @@ def check_fits(store: Store, model: nn.Module) -> None:
         stored = store.layer(layer, LAYOUT).ops
         names = [op_name(expert) for expert in range(experts.count)]
         known = [bits_of(stored[name], experts.hidden) if name in stored else None for name in names]
-        ops[layer] = {name: (experts.neurons, width(experts, bits)) for name, bits in zip(names, known, strict=True)}
+        ops[layer] = {name: stored_shape(experts, bits) for name, bits in zip(names, known, strict=True)}
     store.check_holds(model, LAYOUT, ops, experts_rest(model))
 
 
 def _stored_dtype(experts: Experts, bits: Bits) -> torch.dtype:
-    return experts.down.dtype if bits is None else torch.int8
+    return experts.linears[0].down.weight.dtype if bits is None else torch.int8
 
 
 def _bits_of(bits: Bits | Sequence[Sequence[Bits]], layers: Mapping[int, Experts]) -> list[list[Bits]]:
@@ -158,4 +171,10 @@ def _bits_of(bits: Bits | Sequence[Sequence[Bits]], layers: Mapping[int, Experts
     for of_expert in {each for of_layer in chosen for each in of_layer}:
         if isinstance(of_expert, bool) or of_expert not in BITS:
             raise unknown("number of bits", of_expert, BITS)
+    for (layer, experts), of_layer in zip(layers.items(), chosen, strict=True):
+        if any(of_layer) and not experts.activation:
+            raise UserError(
+                f"block {layer} ({type(experts.module).__name__}): its experts are more than down(act(gate) · up), so "
+                "they have no records of few bits: store them in 16"
+            )
     return chosen

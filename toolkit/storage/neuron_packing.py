@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models.cutting import ENTRY
-from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.ffn_form import check_ffns
+from toolkit.models.ffn import FFN, decoder_ffns, known_activation
+from toolkit.models.plain import plain
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import tensors_beside, write_model
@@ -42,7 +42,7 @@ def pack_neurons(
     Raises `UserError` for thresholds or needs of another number of layers, and as `check_packable`, `check_reopens` and
     `write_store` do.
     """
-    ffns = decoder_ffns(model)
+    ffns = decoder_ffns(plain(model))
     for what, given in {"thresholds": thresholds, "needs": needs}.items():
         if given is not None and len(given) != len(ffns):
             raise UserError(f"{len(given)} {what} for {len(ffns)} decoder blocks: give one each")
@@ -62,9 +62,11 @@ def pack_neurons(
 
 
 def check_packable(model: nn.Module) -> None:
-    """Raise `UserError` for a model with an FFN that bundles cannot hold, or that is more than its linears."""
-    check_supported(decoder_ffns(model))
-    check_ffns(model)
+    """Raise `UserError` for a model with an FFN that bundles cannot hold, or whose activation has no kernel."""
+    ffns = decoder_ffns(model)
+    check_supported(ffns)
+    for ffn in ffns:
+        known_activation(ffn)
 
 
 def check_supported(ffns: Sequence[FFN]) -> None:
@@ -92,6 +94,4 @@ def width(ffn: FFN) -> int:
 
 def neuron_rest(model: nn.Module) -> Mapping[str, Tensor]:
     """All tensors of a model but the weights of its FFNs, by name."""
-    ffns = decoder_ffns(model)
-    linears = [linear for ffn in ffns for linear in (ffn.gate, ffn.up, ffn.down) if linear is not None]
-    return tensors_beside(model, (linear.weight for linear in linears))
+    return tensors_beside(model, (linear.weight for ffn in decoder_ffns(model) for linear in ffn.linears))

@@ -13,6 +13,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats import FORMATS, FormatError, Packed, decode, encode, expected_nbytes
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer, rows_of_part, untied_head
+from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
 from toolkit.quantization.layerwise import Matrix
@@ -91,6 +92,7 @@ def _write_linears(
 ) -> None:
     """Write a model from the `ops` of its decoder linears in each of the variants, and from parts of its head."""
     rows = None
+    plain(model)
     if head:
         rows = rows_of_part(untied_head(model))
         ops, description = chain(ops, _head_ops(model, variants, head, rows)), {**description, HEAD_ROWS: rows}

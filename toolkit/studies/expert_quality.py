@@ -22,7 +22,7 @@ from toolkit.errors import unknown
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
-from toolkit.models.experts import Experts, SharedFFN
+from toolkit.models.experts import Experts
 from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.groups import encode, levels
@@ -65,30 +65,29 @@ def as_predicted(
     found, seen = mixtures(model), {}
 
     def compute(number: int, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x = args[0].reshape(-1, args[0].shape[-1])
+        seen[number] = x = args[0]
         before = seen[number - 1] if experts and number else x
-        seen[number] = x
         limit = None if thresholds is None else float(thresholds[number])
-        return mixture_output(found[number], x, before, activation_name(model), limit).to(output.dtype).view_as(output)
+        return routed_output(found[number], x, before, activation_name(model), limit).to(output.dtype)
 
-    with attached(each.module.register_forward_hook(partial(compute, n)) for n, each in enumerate(found)):
+    with attached(each.routed.register_forward_hook(partial(compute, n)) for n, each in enumerate(found)):
         yield
 
 
 @torch.no_grad()
-def mixture_output(
+def routed_output(
     experts: Experts,
     x: Float[Tensor, "tokens hidden"],
     before: Float[Tensor, "tokens hidden"],
     act: str,
     limit: float | None = None,
 ) -> Float32[Tensor, "tokens hidden"]:
-    """The output of a mixture for `x` with the experts, and over a limit the neurons, that `before` names.
+    """The routed experts' output for `x` with the experts, and over a limit the neurons, that `before` names.
 
     The weights are those that the router gives these experts for `x`.
     """
     ids = predict_experts(before, experts)
-    weights, total = experts.weigh(experts.scores(x), ids), _shared_output(experts.shared, x, act)
+    weights, total = experts.weigh(experts.scores(x), ids), torch.zeros(x.shape, dtype=torch.float32)
     for expert in ids.unique().tolist():
         tokens, ranks = torch.where(ids == expert)
         gate, up, down = experts.matrices(expert)
@@ -140,11 +139,11 @@ def expert_variants(setting: RoutedModel, names: Sequence[str] = tuple(VARIANTS)
 
 def _matrices(model: nn.Module) -> dict[str, list[Tensor]]:
     """The weights of experts, gate and up or down of each, and the other linears of the decoder's blocks."""
-    found = mixtures(model)
-    of_experts = [weight for each in found for fused in (each.gate_up, each.down) for weight in fused]
-    routers = {each.router.data_ptr() for each in found}
-    linears = [each for block in decoder_blocks(model) for each in block.modules() if isinstance(each, nn.Linear)]
-    others = [each.weight.data for each in linears if each.weight.data_ptr() not in routers]
+    experts = [each.linears for each in mixtures(model)]
+    of_experts = [it.weight.data for of in experts for kind in ("up", "down") for it in (getattr(e, kind) for e in of)]
+    inside = {module for each in experts for module in each.modules()}
+    linears = [it for block in decoder_blocks(model) for it in block.modules() if isinstance(it, nn.Linear)]
+    others = [linear.weight.data for linear in linears if linear not in inside]
     return {"experts": of_experts, "attention": others}
 
 
@@ -152,7 +151,7 @@ def _by_usage(setting: RoutedModel) -> list[int]:
     """The bits of each of the experts' weights, in the order of `_matrices`."""
     found = samples(setting, "calibration")
     usage = [found.active(layer).double().mean(0).numpy() for layer in range(found.layers)]
-    return [bits for of_layer in bits_by_usage(usage, LOW_SHARE) for _ in ("gate_up", "down") for bits in of_layer]
+    return [bits for of_layer in bits_by_usage(usage, LOW_SHARE) for _ in ("up", "down") for bits in of_layer]
 
 
 def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
@@ -166,14 +165,3 @@ def _round(weights: Sequence[Tensor], bits: int | Sequence[int]) -> None:
         scale, zero = levels(groups, number)
         codes = encode(groups, scale, zero, number)
         weight.copy_(((codes - zero.float()) * scale.float()).view_as(weight))
-
-
-def _shared_output(
-    shared: SharedFFN | None, x: Float[Tensor, "tokens hidden"], act: str
-) -> Float32[Tensor, "tokens hidden"]:
-    """The output of the FFN that every token uses; zeros without one."""
-    if shared is None:
-        return torch.zeros(x.shape, dtype=torch.float32)
-    inner = activation(act)(functional.linear(x, shared.gate)) * functional.linear(x, shared.up)
-    output = functional.linear(inner, shared.down).float()
-    return output if shared.share is None else output * torch.sigmoid(functional.linear(x, shared.share).float())

@@ -26,13 +26,13 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.models.experts import Experts
+from toolkit.models.experts import Experts, Routed
 from toolkit.models.twins import twin_mixture
 from toolkit.offload.by_expert import ByExpert
 from toolkit.offload.expert_ffn import ExpertFFN
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import WINDOW
-from toolkit.offload.routing import RecordedRouter, Routed, Router
+from toolkit.offload.routing import RecordedRouter, Router
 from toolkit.policies.expert_ways import ON_DEMAND
 from toolkit.policies.two_level import TwoLevel
 from toolkit.simulation.expert_replay import COUNTS, replay_experts
@@ -176,9 +176,9 @@ class _Listening(Router):
         super().__init__(experts)
         self.inner, self.chosen, self.predicted = inner, [], []
 
-    def route(self, x: Tensor) -> Routed:
+    def choose(self, x: Tensor, ids: Tensor, weights: Tensor) -> Routed:
         """The other one's choice."""
-        routed = self.inner.route(x)
+        routed = self.inner.choose(x, ids, weights)
         self.chosen += routed[0].tolist()
         return routed
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from toolkit import sources
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN
+from toolkit.models.plain import linear
 from toolkit.models.shapes import SHAPES, ffn_names, part_bytes, random_pruned, twin_shapes
 from toolkit.storage.bundles import LAYOUTS, bundle_ops
 from toolkit.storage.direct import BLOCK_BYTES
@@ -70,14 +71,8 @@ def _ops(model: str, layers: int) -> Iterator[Op]:
 
 def _ffn(gate: Tensor | None, up: Tensor, down: Tensor, shift: int) -> FFN:
     """The FFN with its neurons moved on by `shift`."""
-    return FFN(
-        _linear(up.roll(shift, 0)),
-        _linear(down.roll(shift, 1)),
-        _linear(gate.roll(shift, 0)) if gate is not None else None,
+    return FFN.of(
+        linear(up.roll(shift, 0)),
+        linear(down.roll(shift, 1)),
+        linear(gate.roll(shift, 0)) if gate is not None else None,
     )
-
-
-def _linear(weight: Tensor) -> nn.Linear:
-    linear = nn.Linear(*reversed(weight.shape), bias=False, device="meta", dtype=weight.dtype)
-    linear.weight = nn.Parameter(weight, requires_grad=False)
-    return linear
