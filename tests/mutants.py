@@ -345,9 +345,9 @@ MUTANTS = [
     ),
     Mutant("toolkit/pruning/patterns.py", "<= missing", "< missing", "pruning/test_methods.py"),
     Mutant(
-        "toolkit/pruning/sparsegpt.py",
-        "factor[block, rest], alpha=-1",
-        "factor[block, rest], alpha=1",
+        "toolkit/pruning/hessian.py",
+        "weight[block] - changed[block]",
+        "changed[block] - weight[block]",
         "pruning/test_methods.py",
     ),
     Mutant(
@@ -364,14 +364,20 @@ MUTANTS = [
         "quantization/test_groups.py",
     ),
     Mutant(
-        "toolkit/quantization/columns.py",
-        "factor[i, i + 1 : part.stop], errors[i], alpha=-1",
-        "factor[i, i + 1 : part.stop], errors[i], alpha=1",
+        "toolkit/pruning/hessian.py",
+        "inverse[i, i + 1 : group.stop], errors[i], alpha=-1",
+        "inverse[i, i + 1 : group.stop], errors[i], alpha=1",
         "quantization/test_groups.py",
     ),
     Mutant("toolkit/quantization/absmax.py", ".round_()", ".trunc_()", "quantization/test_absmax.py"),
     Mutant(
-        "toolkit/quantization/spqr.py", "every.kthvalue(kept + 1)", "every.kthvalue(kept)", "quantization/test_spqr.py"
+        "toolkit/quantization/spqr.py",
+        "(weights - outliers - 1, weights - outliers)",
+        "(weights - outliers - 1, weights - outliers - 1)",
+        "quantization/test_spqr.py",
+    ),
+    Mutant(
+        "kernels/spqr/quantise.py", "columns[later, lane] -=", "columns[later, lane] +=", "quantization/test_spqr.py"
     ),
     Mutant(
         "toolkit/activations/thresholds.py",

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import weakref
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from tests import naive_pruning
 from tests.offload.conftest import pruned
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning.calibration import Calibration
+from toolkit.pruning.calibration import Calibration, walk
 from toolkit.quantization import quantised
 from toolkit.quantization.layerwise import quantise_blocks
 from toolkit.quantization.quantised import load_quantised
@@ -82,6 +83,19 @@ def test_each_block_is_calibrated_on_the_quantised_blocks_before_it(family):
     assert not errors
     for name, parameter in oracle.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
+
+
+def test_siblings_share_a_gram_matrix_and_its_factorisation(monkeypatch):
+    """A block of Llama's has four inputs: of q, k and v; of o; of gate and up; of down. No block's outlive it."""
+    model, windows, factorisations = pruned("llama"), TOKENS.view(-1, LENGTH), []
+    cholesky = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda of: factorisations.append(weakref.ref(of)) or cholesky(of))
+    blocks, grams = len(list(quantise_blocks(model, SpQR(), windows))), []
+    assert len(factorisations) == 4 * blocks
+    for _, found in walk(model, windows):
+        assert not any(gram() is not None for gram in grams), "the Gram matrices of the block before are still held"
+        grams = [weakref.ref(gram) for gram in {id(gram): gram for gram in found.values()}.values()]
+        assert len(grams) == 4
 
 
 def test_the_second_call_reads_what_the_first_made(bench):

@@ -1,5 +1,6 @@
 """SpQR's quantiser against hand-worked groups, exact grids and a slow one that shrinks the inverse Hessian."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,8 +8,9 @@ from tests import naive_spqr
 from tests import naive_spqr_quantiser as naive
 from toolkit.errors import UserError
 from toolkit.kernels.spqr import Codes, pack
-from toolkit.kernels.spqr.search import best_pairs, leave_one_out_gains
-from toolkit.quantization.spqr import SpQR, decode, first_order, second_order
+from toolkit.kernels.spqr import quantise as kernel
+from toolkit.kernels.spqr.shared import dequantise
+from toolkit.quantization.spqr import SpQR
 
 
 def random(seed, *shape, dtype=torch.float64):
@@ -20,48 +22,58 @@ def gram_of(seed, columns, dtype=torch.float64):
     return inputs.T @ inputs
 
 
+def second_order(statistics):
+    """Codes, and the scale and zero point of these codes."""
+    codes = np.zeros(len(statistics), np.uint8)
+    step, zero = kernel.second_order(np.array(statistics, np.float32), codes)
+    return codes.tolist(), step, zero
+
+
+def gains_of(weight, diagonal):
+    """`leave_one_out_gains` of a matrix by rows."""
+    padded = torch.nn.functional.pad(weight.T, (0, -len(weight) % kernel.LANES)).contiguous()
+    return kernel.leave_one_out_gains(padded, diagonal)[:, : len(weight)].T
+
+
 def test_a_group_worked_by_hand():
-    low, high = torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([2.5, 7.0, 0.0])
-    scale, zero = first_order(low, high)
+    low, high = np.array([-1.0, 0.0, 0.0]), np.array([2.5, 7.0, 0.0])
+    scale, zero = np.empty((2, 3))
+    kernel.first_order(low, high, scale, zero)
     assert scale.tolist() == [0.5, 1.0, 1.0]  # a group of zeros has any scale
     assert zero.tolist() == [2.0, 0.0, 0.0]
-    codes, step, offset = second_order(torch.tensor([0.5, 1.0, 1.0, 4.0]))
-    assert (step.item(), offset.item()) == (0.5, -1.0)  # steps of 0.5 from 0.5
-    assert codes.tolist() == [0, 1, 1, 7]
-    assert decode(codes, step, offset).tolist() == [0.5, 1.0, 1.0, 4.0]
-
-
-def test_rows_with_one_statistic_share_it():
-    codes, step, zero = second_order(torch.full((20,), 0.75))
-    assert (codes.tolist(), step.tolist(), zero.tolist()) == ([1] * 20, [0.75] * 2, [0.0] * 2)
+    codes, step, offset = second_order([0.5, 1.0, 1.0, 4.0])
+    assert (step, offset) == (0.5, -1.0)  # steps of 0.5 from 0.5
+    assert codes == [0, 1, 1, 7]
+    assert [dequantise(code, step, offset) for code in codes] == [0.5, 1.0, 1.0, 4.0]
+    assert second_order([0.75] * 5) == ([1] * 5, 0.75, 0.0), "rows with one statistic share it"
 
 
 def test_the_gain_of_an_outlier_by_hand():
     weight = torch.tensor([[7.0, 1.0, 2.0, 70.0]])  # without the last, every weight is on the grid of steps of 1
-    gains = leave_one_out_gains(weight, torch.ones(4))
+    gains = gains_of(weight, torch.ones(4))
     # with it steps are 10: 7 becomes 10, 1 becomes 0, 2 becomes 0
     assert gains[0].tolist() == [9.0, 1.0, 4.0, 14.0]
-    assert leave_one_out_gains(weight, torch.full((4,), 2.0))[0, 3].item() == 14 / 4
+    assert gains_of(weight, torch.full((4,), 2.0))[0, 3].item() == 14 / 4
 
 
 @pytest.mark.parametrize("columns", [1, 7, 16])
 def test_gains_are_those_of_the_slow_oracle(columns):
     weight, diagonal = random(columns, 9, columns), random(1, columns).abs() + 0.1
     expected = [naive.gains(row, diagonal.tolist()) for row in weight.tolist()]
-    torch.testing.assert_close(leave_one_out_gains(weight, diagonal), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(gains_of(weight, diagonal), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_best_pair_of_codes_is_the_first_of_the_least_error():
-    weight, importance = random(0, 35, 16), random(1, 35, 16).abs()
-    scales, zeros = random(2, 35, 8) + 0.5, 4 * random(3, 35, 8)
-    scales[0, 1], scales[1] = torch.inf, scales[1, :1]  # too large; all scales of a row alike
-    codes = ((weight[:, None, None] / scales[:, :, None, None]) + zeros[:, None, :, None]).round().clamp(0, 7)
-    decoded = (codes - zeros[:, None, :, None]) * scales[:, :, None, None]
-    errors = ((decoded - weight[:, None, None]).square() * importance[:, None, None]).sum(-1)
-    errors[(scales < 0)[:, :, None].expand_as(errors) | errors.isnan()] = torch.inf
-    expected = errors.flatten(1).argmin(1)
-    scale_codes, zero_codes = best_pairs(weight, importance, scales, zeros)
-    assert (8 * scale_codes + zero_codes).tolist() == expected.tolist()
+    weight, importance = random(0, 16, kernel.LANES), random(1, 16, kernel.LANES).abs()
+    scales, zeros = random(2, 8, kernel.LANES) + 0.5, 4 * random(3, 8, kernel.LANES)
+    scales[1, 0], scales[:, 1] = torch.inf, scales[0, 1]  # too large; all scales of a row alike
+    codes = ((weight / scales[:, None, None]) + zeros[:, None]).round().clamp(0, 7)
+    decoded = (codes - zeros[:, None]) * scales[:, None, None]
+    errors = ((decoded - weight).square() * importance).sum(-2)
+    errors[(scales < 0)[:, None].expand_as(errors) | errors.isnan()] = torch.inf
+    pairs = np.empty(kernel.LANES, np.uint8)
+    kernel.best_pairs(*(array.numpy() for array in (weight, importance, scales, zeros)), pairs)
+    assert pairs.tolist() == errors.flatten(0, 1).argmin(0).tolist()
 
 
 @pytest.mark.parametrize("reorder", [False, True])

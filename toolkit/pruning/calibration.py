@@ -19,6 +19,8 @@ from toolkit.text import begun, token_ids
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
 
+TILE = 1024  # columns of a Gram matrix that are summed at once
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -129,6 +131,7 @@ def walk(
             grams |= _unreached(block, linears.keys() - grams.keys(), norms_only)
             _check(grams, linears, f"block {index}", hidden.dtype)
             yield block, grams
+            grams.clear()  # the caller holds the dictionary until the next block is there
         if block is not blocks[-1]:
             for batch in hidden.split(batch_size):
                 batch.copy_(call(block, batch))
@@ -138,6 +141,7 @@ def walk(
 def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> Iterator[dict[str, Statistic]]:
     """Inside the block, add up XᵀX, or its diagonal, over all inputs of each linear, in float32.
 
+    Tiles below the diagonal of XᵀX are copied when the block ends.
     Gives the sums by the linear's name. Linears fed by the very same tensor (q, k and v; gate and up) share one sum.
     """
     grams: dict[str, Tensor] = {}
@@ -150,12 +154,15 @@ def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> I
             grams[name] = grams[last[1]]
             return
         rows = inputs.reshape(-1, inputs.shape[-1]).float()
+        columns = rows.shape[1]
         if name not in grams:
-            grams[name] = rows.new_zeros([rows.shape[1]] * (1 if norms_only else 2))
+            grams[name] = rows.new_zeros([columns] * (1 if norms_only else 2))
         if norms_only:
             grams[name] += rows.square().sum(0)
         else:
-            grams[name].addmm_(rows.T, rows)
+            for start in range(0, columns, TILE):
+                tile, rest = slice(start, start + TILE), slice(start, None)
+                grams[name][tile, rest].addmm_(rows[:, tile].T, rows[:, rest])
         last = (inputs, name)
 
     handles = [linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()]
@@ -164,6 +171,15 @@ def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> I
     finally:
         for handle in handles:
             handle.remove()
+    for gram in {id(gram): gram for gram in grams.values() if gram.ndim == 2}.values():
+        _mirror(gram)
+
+
+def _mirror(gram: Float[Tensor, "columns columns"]) -> None:
+    """Copy the tiles of the upper triangle to the lower one, in place."""
+    for start in range(0, len(gram), TILE):
+        tile, rest = slice(start, start + TILE), slice(start + TILE, None)
+        gram[rest, tile] = gram[tile, rest].T
 
 
 def relative_output_error(
@@ -251,5 +267,6 @@ def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], block: str, 
     for name in linears:
         if name not in grams:
             raise UserError(f"no calibration token reached {name} of {block}; give more windows")
-        if not grams[name].isfinite().all():
+        gram = grams[name]
+        if not (gram.diagonal() if gram.ndim == 2 else gram).isfinite().all():
             raise UserError(f"{block}: inputs of {name} are not finite in {dtype}; load it in bfloat16 or float32")

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Float16, UInt8
+from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.quantization.columns import check_range, quantise_columns
-from toolkit.quantization.groups import Groups, check_grid, encode, levels, pack
-from toolkit.quantization.hessian import damped_factor
+from toolkit.pruning.hessian import compensated, factorised, one_by_one
+from toolkit.quantization.groups import Groups, check_grid, check_range, encode, levels, pack
 
 
 @dataclass(frozen=True)
@@ -39,50 +38,29 @@ class GPTQ:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Groups:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that fp16 cannot
-        hold, for statistics that are not finite, or if no damping helps.
+        Raises `UserError` for a weight that fp16 cannot hold, and as `factorised` does.
         """
         check_range(weight)
-        order = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
-        if order is not None:
-            weight, gram = weight[:, order], gram[order][:, order]
-        factor = damped_factor(gram, self.damping)
-        grid = _Grid.start(weight.shape, self.bits, self.group)
-        quantise_columns(weight.masked_fill(gram.diagonal() == 0, 0), factor, grid, self.group, self.block_size)
-        return grid.finish(order)
+        factor = factorised(gram, self.damping, self.reorder)
+        columns = weight.masked_fill(gram.diagonal() == 0, 0).T
+        columns = columns.contiguous() if factor.order is None else columns[factor.order]
+        codes = torch.zeros_like(columns, dtype=torch.uint8)
+        steps: list[tuple[Tensor, Tensor]] = []  # scales and zero points [rows, 1] of the groups so far
 
+        def choose(block: slice, wanted: Tensor, inverse: Tensor) -> None:
+            def fit(group: slice) -> None:
+                steps.append(levels(wanted[group].T, self.bits))
 
-@dataclass(eq=False)
-class _Grid:
-    """Codes, and scales and zero points of the groups so far (a `toolkit.quantization.columns.Grid`)."""
+            def change(column: int) -> Tensor:
+                scale, zero = steps[-1]
+                code = encode(wanted[column][:, None], scale, zero, self.bits)
+                codes[block][column] = code[:, 0]
+                return ((code - zero.to(wanted.dtype)) * scale.to(wanted.dtype))[:, 0]
 
-    bits: int
-    group: int
-    codes: UInt8[Tensor, "rows columns"]
-    scales: list[Float16[Tensor, "rows 1"]]
-    zeros: list[Float16[Tensor, "rows 1"]]
+            one_by_one(wanted, inverse, self.group, fit, change)
 
-    @classmethod
-    def start(cls, shape: tuple[int, int], bits: int, group: int) -> "_Grid":
-        return cls(bits, group, torch.zeros(shape, dtype=torch.uint8), [], [])
-
-    def fit(self, start: int, weight: Tensor, diagonal: Tensor) -> None:
-        """Take the steps between the least and the greatest weight of each row."""
-        del start, diagonal
-        scale, zero = levels(weight, self.bits)
-        self.scales.append(scale)
-        self.zeros.append(zero)
-
-    def round(self, column: int, values: Tensor) -> Tensor:
-        """Keep the nearest codes; return what they stand for."""
-        scale, zero = self.scales[-1], self.zeros[-1]
-        codes = encode(values[:, None], scale, zero, self.bits)
-        self.codes[:, column] = codes[:, 0]
-        return ((codes - zero.to(values.dtype)) * scale.to(values.dtype))[:, 0]
-
-    def finish(self, order: Tensor | None) -> Groups:
-        """The matrix on its grid."""
-        scales, zeros = torch.cat(self.scales, 1), torch.cat(self.zeros, 1)
-        order = None if order is None else order.to(torch.int32)
-        shape = tuple(self.codes.shape)
-        return Groups(shape, self.bits, self.group, pack(self.codes, self.bits), scales, zeros, order)
+        compensated(columns, factor, self.block_size, choose)
+        order = None if factor.order is None else factor.order.to(torch.int32)
+        scales, zeros = (torch.cat(parts, 1) for parts in zip(*steps, strict=True))
+        packed = pack(codes.T, self.bits)
+        return Groups(tuple(weight.shape), self.bits, self.group, packed, scales, zeros, order)

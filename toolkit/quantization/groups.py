@@ -62,6 +62,12 @@ def check_grid(bits: int, group: int) -> None:
         raise UserError(f"group is {group!r}; expected a whole number of inputs, at least 1")
 
 
+def check_range(weight: Tensor) -> None:
+    """Raise `UserError` for a weight that is not finite or too large for fp16."""
+    if weight.numel() and not bool((weight.abs() <= torch.finfo(torch.float16).max).all()):
+        raise UserError("cannot quantise a weight that is not finite or too large for fp16; load the model anew")
+
+
 def levels(
     weight: Float[Tensor, "rows group"], bits: int
 ) -> tuple[Float16[Tensor, "rows 1"], Float16[Tensor, "rows 1"]]:

@@ -7,8 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from toolkit.quantization.columns import check_range
-from toolkit.quantization.groups import Groups, check_grid, encode, levels, pack
+from toolkit.quantization.groups import Groups, check_grid, check_range, encode, levels, pack
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float16, Int64, UInt8
+from jaxtyping import Float, Float16, Int64
 from torch import Tensor
+from torch.nn.functional import pad
 
 from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.spqr import LEVELS, TILE, Codes
-from toolkit.kernels.spqr.search import best_pairs, leave_one_out_gains
-from toolkit.quantization.columns import check_range, quantise_columns
-from toolkit.quantization.hessian import damped_factor
-
-LARGEST = LEVELS - 1
-MOST_STEPS = 1024  # a statistic this many of its steps from zero loses less by one value for the tile than by fp16
+from toolkit.kernels.spqr import TILE, Codes
+from toolkit.kernels.spqr.quantise import LANES, leave_one_out_gains, quantise
+from toolkit.pruning.hessian import Factor, compensated, factorised
+from toolkit.quantization.groups import check_range
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,163 +105,59 @@ class SpQR:
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
         """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
 
-        Damping is raised where it is not enough (`damped_factor`). Raises `UserError` for a weight that is not finite
-        or too large for fp16, or becomes so, for statistics that are not finite, or if no damping helps.
+        Raises `UserError` for a weight that is not finite or too large for fp16, or becomes so, and as `factorised`.
         """
-        permutation = gram.diagonal().argsort(descending=True, stable=True) if self.reorder else None
-        if permutation is not None:
-            weight, gram = weight[:, permutation], gram[permutation][:, permutation]
         check_range(weight)
-        factor = damped_factor(gram, self.damping)
-        weight = weight.masked_fill(gram.diagonal() == 0, 0)
-        grid = _Grid.start(weight.shape, self._threshold(weight, factor.diagonal()), self.search)
-        quantise_columns(weight, factor, grid, TILE, self.block_size)
-        return grid.finish(permutation)
+        factor = factorised(gram, self.damping, self.reorder)
+        return self._quantise(weight.masked_fill(gram.diagonal() == 0, 0), factor)
 
     def round(self, weight: Float[Tensor, "rows columns"]) -> Quantised:
         """The same without data: every input counts alike, and no column takes up another's error."""
         check_range(weight)
-        weight, diagonal = weight.float(), torch.ones(weight.shape[1])
-        grid = _Grid.start(weight.shape, self._threshold(weight, diagonal), self.search)
-        for start in range(0, weight.shape[1], TILE):
-            group = slice(start, start + TILE)
-            grid.fit(start, weight[:, group], diagonal[group])
-            grid.round_columns(group, weight[:, group])
-        return grid.finish(None)
+        return self._quantise(weight.float(), None)
 
-    def _threshold(self, weight: Tensor, diagonal: Tensor) -> float:
+    def _quantise(self, weight: Tensor, factor: Factor | None) -> Quantised:
+        """The matrix whose columns are quantised one after the other."""
+        rows, columns = weight.shape
+        order = None if factor is None else factor.order
+        diagonal = torch.ones(columns) if factor is None else factor.diagonal
+        tall, wide = spqr.tiles(weight.shape)
+        weight = pad(weight.T if order is None else weight.T[order], (0, -rows % LANES)).contiguous()
+        threshold = self._threshold(weight, diagonal, rows)
+        codes, added = torch.zeros(weight.shape, dtype=torch.uint8), torch.zeros_like(weight)
+        outlier, scales = codes.bool(), torch.zeros(wide, weight.shape[1], dtype=torch.uint8)
+        zeros, second_order = scales.clone(), torch.zeros(wide, tall, 4, dtype=torch.float16)
+
+        def choose(block: slice, wanted: Tensor, inverse: Tensor) -> None:
+            groups = slice(block.start // TILE, -(-block.stop // TILE))
+            parts = codes[block], scales[groups], zeros[groups], second_order[groups], outlier[block], added[block]
+            given = wanted, inverse.contiguous(), diagonal[block].contiguous(), rows, threshold, self.search
+            quantise(*given, *parts)
+
+        if factor is None:
+            choose(slice(0, columns), weight.clone(), torch.empty(0, 0))
+        else:
+            compensated(weight, factor, self.block_size, choose)
+        by_row = (part[:, :rows].T.contiguous() for part in (codes, scales, zeros))
+        found = Codes(*by_row, second_order.transpose(0, 1).contiguous())
+        places = outlier[:, :rows].T.nonzero(as_tuple=True)
+        return _checked(Quantised(found, *places, added.T[places].to(torch.float16), order))
+
+    def _threshold(self, weight: Float[Tensor, "columns padded"], diagonal: Tensor, rows: int) -> float:
         """The gain that a share `outliers` of the weights exceeds: midway between two weights' gains."""
-        outliers = round(self.outliers * weight.numel())
-        if outliers in (0, weight.numel()):
+        weights = rows * len(weight)
+        outliers = round(self.outliers * weights)
+        if outliers in (0, weights):
             return -torch.inf if outliers else torch.inf
-        gains = [
-            leave_one_out_gains(part, part_diagonal)
-            for part, part_diagonal in zip(weight.split(TILE, dim=1), diagonal.split(TILE), strict=True)
-        ]
-        every = torch.cat(gains, dim=1).flatten()
-        kept = weight.numel() - outliers
-        return (every.kthvalue(kept).values.item() + every.kthvalue(kept + 1).values.item()) / 2
+        gains = leave_one_out_gains(weight, diagonal)[:, :rows].flatten().numpy()
+        around = (weights - outliers - 1, weights - outliers)
+        return float(np.partition(gains, around)[[*around]].mean(dtype=float))
 
 
-@dataclass(eq=False)
-class _Grid:
-    """The values of a matrix's groups (a `toolkit.quantization.columns.Grid`), and what its columns became on them."""
-
-    threshold: float
-    search: bool
-    codes: UInt8[Tensor, "rows columns"]
-    scales: UInt8[Tensor, "rows groups"]
-    zeros: UInt8[Tensor, "rows groups"]
-    second_order: Float16[Tensor, "tall groups 4"]
-    outlier: Bool[Tensor, "rows columns"]
-    added: Float16[Tensor, "rows columns"]  # what outliers add to their codes, and zeros elsewhere
-    fitted: tuple[Float16[Tensor, " rows"], Float16[Tensor, " rows"]] | None = None
-    """Each row's scale and zero point in the group that was fitted last."""
-
-    @classmethod
-    def start(cls, shape: tuple[int, int], threshold: float, search: bool) -> "_Grid":
-        (rows, columns), groups = shape, -(-shape[1] // TILE)
-        scales = torch.zeros(rows, groups, dtype=torch.uint8)
-        second_order = torch.zeros(-(-rows // TILE), groups, 4, dtype=torch.float16)
-        codes, added = torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, columns, dtype=torch.float16)
-        return cls(threshold, search, codes, scales, scales.clone(), second_order, added.bool(), added)
-
-    def fit(self, start: int, weight: Tensor, diagonal: Tensor) -> None:
-        """Choose which weights of a group of columns are outliers, and each row's scale and zero point without them."""
-        group, outlier = start // TILE, torch.zeros_like(weight, dtype=torch.bool)
-        if self.threshold < torch.inf:
-            outlier = leave_one_out_gains(weight, diagonal) > self.threshold
-        self.outlier[:, start : start + TILE] = outlier
-        scale, zero = first_order(*bounds(weight.masked_fill(outlier, 0)))
-        self.scales[:, group], scale_step, scale_zero = second_order(scale)
-        self.zeros[:, group], zero_step, zero_zero = second_order(zero)
-        self.second_order[:, group] = torch.stack([scale_step, zero_step, scale_zero, zero_zero], 1)
-        if self.search:
-            values = [
-                values_of_codes(len(weight), *each) for each in ((scale_step, scale_zero), (zero_step, zero_zero))
-            ]
-            pairs = best_pairs(weight, ~outlier / diagonal.square(), *values)
-            self.scales[:, group], self.zeros[:, group] = pairs
-        scale = _spread(self.scales[:, group], scale_step, scale_zero)
-        self.fitted = scale, _spread(self.zeros[:, group], zero_step, zero_zero)
-
-    def round(self, column: int, values: Tensor) -> Tensor:
-        """Keep codes and outliers of a column; return what they stand for."""
-        return self.round_columns(slice(column, column + 1), values[:, None])[:, 0]
-
-    def round_columns(self, columns: slice, values: Tensor) -> Tensor:
-        """The same for some columns of the group that was fitted last."""
-        scale, zero = (each[:, None] for each in self.fitted)
-        self.codes[:, columns] = encode(values, scale, zero)
-        value = decode(self.codes[:, columns], scale, zero)
-        self.added[:, columns] = torch.where(self.outlier[:, columns], values - value, 0)
-        return value + self.added[:, columns].to(values.dtype)
-
-    def finish(self, permutation: Tensor | None) -> Quantised:
-        """The matrix on its grid. Raises `UserError` if a weight, rounded as fp16 does, is not finite."""
-        rows, columns = self.outlier.nonzero(as_tuple=True)
-        codes = Codes(self.codes, self.scales, self.zeros, self.second_order)
-        found = Quantised(codes, rows, columns, self.added[rows, columns], permutation)
-        dense = spqr.decode(found.words, csr.no_outliers((len(self.codes), TILE * self.scales.shape[1])))
-        if not bool(dense.isfinite().all() and found.values.isfinite().all()):
-            raise UserError("cannot quantise: a weight near fp16's largest becomes infinite; divide the weights first")
-        return found
-
-
-def bounds(weight: Float[Tensor, "... group"]) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
-    """The smallest and the largest weight of each group; zero lies between them."""
-    return weight.amin(-1).clamp(max=0), weight.amax(-1).clamp(min=0)
-
-
-def first_order(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and zero point, so that code 0 stands for `low` and code 7 for `high`; 1 and 0 for a group of zeros."""
-    scale = (high - low) / LARGEST
-    scale = torch.where(scale > 0, scale, 1)
-    return scale, -low / scale
-
-
-def second_order(
-    statistics: Float[Tensor, " rows"],
-) -> tuple[UInt8[Tensor, " rows"], Float16[Tensor, " tall"], Float16[Tensor, " tall"]]:
-    """Codes of the rows' scales or zero points, and each tile's scale and zero point of them."""
-    rows = len(statistics)
-    if not rows:
-        return statistics.to(torch.uint8), statistics.to(torch.float16), statistics.to(torch.float16)
-    tiles = torch.cat([statistics, statistics[-1:].expand(-rows % TILE)]).view(-1, TILE)
-    low, high = tiles.amin(1), tiles.amax(1)
-    step = (high - low) / LARGEST
-    alike = low.abs() >= MOST_STEPS * step  # then code 1 stands for all of them
-    step = torch.where(alike, (low + high) / 2, step).to(torch.float16)
-    zero = torch.where(alike | (step == 0), 0, -low / step).to(torch.float16)
-    codes = encode(tiles, step[:, None], zero[:, None])
-    codes = torch.where(alike[:, None], 1, codes).to(torch.uint8)
-    return codes.flatten()[:rows], step, zero
-
-
-def encode(values: Tensor, scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]) -> UInt8[Tensor, "..."]:
-    """The codes nearest to float32 values; 0 where the scale is 0."""
-    steps = torch.where(scale == 0, 0, values / scale.to(values.dtype) + zero.to(values.dtype))
-    return steps.round().clamp(0, LARGEST).to(torch.uint8)
-
-
-def decode(
-    codes: UInt8[Tensor, "..."], scale: Float16[Tensor, "..."], zero: Float16[Tensor, "..."]
-) -> Float16[Tensor, "..."]:
-    """scale · (code − zero), each step rounded to fp16, as the kernels compute it."""
-    return (codes.to(torch.float16) - zero) * scale
-
-
-def values_of_codes(
-    rows: int, step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]
-) -> Float[Tensor, "rows 8"]:
-    """The value of each code as a row's scale or zero point."""
-    codes = torch.arange(LEVELS, dtype=torch.uint8).expand(rows, LEVELS)
-    step, zero = (part.repeat_interleave(TILE)[:rows, None] for part in (step, zero))
-    return decode(codes, step, zero).float()
-
-
-def _spread(codes: UInt8[Tensor, " rows"], step: Float16[Tensor, " tall"], zero: Float16[Tensor, " tall"]) -> Tensor:
-    """Each row's scale or zero point from its code and its tile's statistics, fp16."""
-    rows = len(codes)
-    step, zero = (part.repeat_interleave(TILE)[:rows] for part in (step, zero))
-    return decode(codes, step, zero)
+def _checked(found: Quantised) -> Quantised:
+    """The matrix. Raises `UserError` if a weight, rounded as fp16 does, is not finite."""
+    columns = TILE * found.codes.scales.shape[1]
+    dense = spqr.decode(found.words, csr.no_outliers((len(found.codes.weights), columns)))
+    if not bool(dense.isfinite().all() and found.values.isfinite().all()):
+        raise UserError("cannot quantise: a weight near fp16's largest becomes infinite; divide the weights first")
+    return found

@@ -1,0 +1,133 @@
+"""Columns of a weight changed in order, each one's error made up for by those behind: SparseGPT, GPTQ and SpQR do so.
+
+They take a linear's Hessian H = XᵀX and the upper U with UᵀU = H⁻¹ (Frantar et al., "GPTQ", ICLR 2023, algorithm 1).
+With H = RRᵀ for an upper R, U = R⁻¹. What the changed columns before a block add to it is D·R·U, where D is the change
+so far, R has the rows of these columns and the columns of the block, and U is the block's own (R times U is the
+identity, so the rows of U above the block are not needed). So one Cholesky factorisation does, and no large inverse.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from toolkit.errors import UserError
+
+LEAST, MOST = 1e-3, 10.0  # damping that is tried where the one asked for is not enough
+STEP = 8  # columns changed one by one: small enough for one thread
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """The Cholesky factor of a Hessian, and the order of its columns."""
+
+    upper: Float[Tensor, "columns columns"]
+    """R; zeros below the diagonal."""
+    order: Int64[Tensor, " columns"] | None
+    """Column i of `upper` is column `order[i]` of the weight; None if the order was kept."""
+
+    @property
+    def diagonal(self) -> Float[Tensor, " columns"]:
+        """The diagonal of U: a column's error over it is what the output loses."""
+        return 1 / self.upper.diagonal()
+
+    def inverse(self, block: slice) -> Float[Tensor, "block block"]:
+        """A block of U on its diagonal."""
+        upper = self.upper[block, block]
+        identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+        return torch.linalg.solve_triangular(upper, identity, upper=True)
+
+
+_latest = WeakIdKeyDictionary()  # of each Gram matrix in use: siblings, which share one, share its factor, too
+
+
+def factorised(gram: Float[Tensor, "n n"], damping: float, reorder: bool = False) -> Factor:
+    """The factor of `gram` = XᵀX; a constant factor on it changes nothing.
+
+    `damping` is added to the diagonal as a share of its mean, and raised tenfold, with a warning, as long as the
+    Hessian is not positive definite: rounding can make that of correlated inputs indefinite. `reorder` takes columns by
+    falling diagonal. What was made last for a matrix is kept as long as the matrix lives unchanged.
+
+    Raises `UserError` for statistics that are not finite, or if a damping of `MOST` is not enough.
+    """
+    settings = damping, reorder, gram._version
+    if _latest.get(gram, (None,))[0] != settings:
+        _latest[gram] = settings, _factorised(gram, damping, reorder)
+    return _latest[gram][1]
+
+
+def _factorised(gram: Tensor, damping: float, reorder: bool) -> Factor:
+    diagonal = gram.diagonal()
+    if not diagonal.isfinite().all():
+        raise UserError("the calibration statistics are not finite; load the model in bfloat16 or float32")
+    order = diagonal.argsort(descending=True, stable=True) if reorder else None
+    places = torch.arange(len(gram), device=gram.device) if order is None else order
+    backwards = places.flip(0)
+    hessian, unused = gram[backwards][:, backwards], diagonal[backwards] == 0
+    taken = damping
+    while True:
+        damped = diagonal[backwards] + taken * diagonal.mean()
+        hessian.diagonal().copy_(damped.masked_fill(unused, 1))  # no input ever arrives there, so any value will do
+        lower, failed = torch.linalg.cholesky_ex(hessian)
+        if not failed:
+            break
+        if taken >= MOST:
+            raise UserError(f"the Hessian is not positive definite with damping {taken}; the inputs are no use")
+        taken = max(10 * taken, LEAST)
+    if taken != damping:
+        words = "the Hessian of %d inputs is not positive definite with damping %g: damping %g was taken"
+        log.warning(words, len(gram), damping, taken)
+    del hessian  # of 8,960 columns it takes 321 MB
+    return Factor(lower.flip(0, 1), order)
+
+
+def compensated(
+    weight: Float[Tensor, "columns rows"],
+    factor: Factor,
+    block_size: int,
+    choose: Callable[[slice, Tensor, Tensor], None],
+) -> Float[Tensor, "columns rows"]:
+    """Change the columns of a weight block by block; the columns behind take up each error.
+
+    `choose(block, wanted, inverse)` replaces a block of wanted columns [block, rows] by their final values, in place;
+    `inverse` is the factor's. Columns lie in rows here, so that each is contiguous.
+    """
+    changed = torch.zeros_like(weight)  # D·R for the blocks to come, and then their values
+    for start in range(0, len(weight), block_size):
+        block, rest = slice(start, start + block_size), slice(start + block_size, None)
+        inverse = factor.inverse(block)
+        changed[block] = torch.addmm(weight[block], inverse.T, changed[block])
+        choose(block, changed[block], inverse)
+        changed[rest].addmm_(factor.upper[block, rest].T, weight[block] - changed[block])
+    return changed
+
+
+def one_by_one(
+    wanted: Float[Tensor, "block rows"],
+    inverse: Float[Tensor, "block block"],
+    step: int,
+    fit: Callable[[slice], None],
+    change: Callable[[int], Tensor],
+) -> None:
+    """Change a block of wanted columns one after the other, in place.
+
+    `fit(group)` is called before each `step` columns, once these have taken up all errors before them, and then
+    `change(column)` returns the new values [rows] of each of them. Errors reach the next `step` columns at once and the
+    rest of the block in one product. The sums are the same.
+    """
+    errors, diagonal = torch.zeros_like(wanted), inverse.diagonal()
+    for first in range(0, len(wanted), step):
+        group = slice(first, first + step)
+        wanted[group].addmm_(inverse[:first, group].T, errors[:first], alpha=-1)
+        fit(group)
+        for i in range(first, min(first + step, len(wanted))):
+            changed = change(i)
+            errors[i] = (wanted[i] - changed) / diagonal[i]
+            wanted[i] = changed
+            wanted[i + 1 : group.stop].addr_(inverse[i, i + 1 : group.stop], errors[i], alpha=-1)
