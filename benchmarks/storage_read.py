@@ -42,10 +42,10 @@ RIVALS = {  # engine, block in MiB, threads, queue depth
     "io_uring, 1 MiB, depth 32": ("io_uring", 1, 1, 32),
     "io_uring, 4 MiB, depth 8": ("io_uring", 4, 1, 8),
 }
-OURS = {"threads": ("threads", {}), "io_uring": ("io_uring", {})}
+OURS = {"threads": ("threads", {})}
 TUNED = {
     f"{name}, {chunk} MiB, {lanes}": (name, {"chunk_bytes": chunk * MIB, option: lanes})
-    for name, option, counts in (("threads", "threads", (2, 4, 8)), ("io_uring", "depth", (4, 16)))
+    for name, option, counts in (("threads", "threads", (2, 4, 8)), ("aio", "depth", (8, 64)))
     for chunk in (1, 2, 4)
     for lanes in counts
 }

@@ -1,6 +1,7 @@
 """Linux's asynchronous I/O: what happens after a failure or when signals come, and where the system refuses it."""
 
 import errno
+import itertools
 import os
 import signal
 
@@ -15,6 +16,17 @@ from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_scattered
 
 RANGES = [Part("a", 4096, 30 * BLOCK_BYTES), Part("c", 0, 64 * BLOCK_BYTES), Part("a", 0, 0), Part("b", 0, 4096)]
+
+
+def loop(failing):
+    """The compiled loop of "aio" in Python, which reads backwards. It starts no more reads than the depth."""
+
+    def read_many(context, depth, descriptor, offsets, sizes, places, target, results):
+        for index in reversed(range(min(depth, len(sizes)))):
+            part = memoryview(target)[places[index] : places[index] + sizes[index]]
+            results[index] = failing() or os.preadv(descriptor, [part], offsets[index])
+
+    return read_many
 
 
 def test_after_a_failure_no_more_reads_are_started(stored):
@@ -55,6 +67,26 @@ def test_where_the_system_refuses_it_threads_read(stored, monkeypatch, number, r
         assert (reader.name, reader.threads) == ("threads", 3)
 
 
-def test_a_depth_of_no_reads_is_refused(stored):
-    with pytest.raises(UserError, match="depth 0: expected at least 1"):
-        READERS["aio"](stored, depth=0)
+def test_what_failed_once_or_was_not_started_is_read_again(stored, monkeypatch):
+    calls = itertools.count()
+    monkeypatch.setattr(asynchronous, "read_many", loop(lambda: -errno.EINTR if next(calls) % 3 == 0 else None))
+    target = aligned_buffer(95 * BLOCK_BYTES)
+    for depth in (1, 2, 7):
+        target[:] = 0
+        with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
+            reader.read(RANGES, target)
+        assert target.tobytes() == expected(stored, RANGES)
+
+
+def test_a_read_that_fails_again_is_raised_with_its_reason(stored, monkeypatch):
+    calls = itertools.count(1)
+    monkeypatch.setattr(asynchronous, "read_many", loop(lambda: next(calls) and -errno.EIO))
+
+    def broken(descriptor, buffers, offset):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=4) as reader:
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            reader.read(RANGES, aligned_buffer(95 * BLOCK_BYTES))
+    assert next(calls) <= 1 + 4  # after a failure no more reads are started

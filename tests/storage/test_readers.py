@@ -22,15 +22,12 @@ from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.readers.base import Chunks
 
-HOST = ("threads", "aio", "io_uring")  # kvikio has its own tests
+HOST = ("threads", "aio")  # kvikio has its own tests
+LANES = {"threads": "threads", "aio": "depth"}
 
 
 @pytest.fixture(params=HOST)
 def name(request):
-    if request.param == "io_uring":
-        uring_api = pytest.importorskip("uring_api", reason="uring-api is not installed")
-        if not uring_api.probe()["available"]:
-            pytest.skip("io_uring is refused here")
     return request.param
 
 
@@ -50,11 +47,10 @@ def parts(shard):
     lanes=st.integers(1, 5),
 )
 def test_any_ranges_as_slices_of_the_files(name, stored, ranges, chunk, lanes):
-    lanes_of = {"threads": "threads", "aio": "depth", "io_uring": "depth"}
     wanted = expected(stored, ranges)
     target = aligned_buffer(len(wanted) + BLOCK_BYTES)
     target[:] = 7
-    options = {"chunk_bytes": chunk * BLOCK_BYTES, lanes_of[name]: lanes}
+    options = {"chunk_bytes": chunk * BLOCK_BYTES, LANES[name]: lanes}
     with READERS[name](stored, **options) as reader:
         reader.read(ranges, target)
         reader.read(ranges, target)
@@ -304,7 +300,7 @@ def test_bad_arguments(name, store, stored):
     with pytest.raises(UserError, match="chunk of 1000 bytes: expected a multiple of 4096"):
         READERS[name](stored, chunk_bytes=1000)
     with pytest.raises(UserError, match="0: expected at least 1"):
-        READERS[name](stored, **{{"threads": "threads", "aio": "depth", "io_uring": "depth"}[name]: 0})
+        READERS[name](stored, **{LANES[name]: 0})
     with pytest.raises(UserError, match="unknown variant"):
         open_reader(name, store, "int8")
     whole = Part("b", 0, BLOCK_BYTES)
@@ -324,6 +320,6 @@ def test_bad_arguments(name, store, stored):
 
 
 def test_unknown_readers(store):
-    with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, io_uring, kvikio, threads"):
+    with pytest.raises(UserError, match="unknown reader 'mmap'; choose from: aio, kvikio, threads"):
         open_reader("mmap", store)
     assert all(READERS[key].name == key for key in READERS)

@@ -15,7 +15,7 @@ from toolkit.offload.variant import variant_to_run
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SEEDS = 2**32
 POLICIES = ("pipelined", "sequential")
-READERS = ("threads", "aio", "io_uring", "kvikio")
+READERS = ("threads", "aio", "kvikio")
 WHOLE_LAYERS = ("--compare", "--weights", "--reader kvikio", "--policy")  # options of layers that are streamed whole
 READ_IN_PARTS = "holds {}, which the CPU reads and uses; leave it out"
 ABSENT = {  # by kind of folder: options that it does not have, and why

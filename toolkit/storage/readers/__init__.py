@@ -10,7 +10,6 @@ import logging
 from toolkit.errors import UserError, unknown
 from toolkit.storage.readers.aio import Aio
 from toolkit.storage.readers.base import Reader
-from toolkit.storage.readers.io_uring import IoUring
 from toolkit.storage.readers.kvikio import KvikIO
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
@@ -19,7 +18,7 @@ __all__ = ["READERS", "Reader", "open_reader", "open_scattered"]
 
 log = logging.getLogger(__name__)
 
-READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, IoUring, KvikIO)}
+READERS: dict[str, type[Reader]] = {cls.name: cls for cls in (Threads, Aio, KvikIO)}
 
 
 def open_reader(name: str, store: Store, *variants: str, **options: int) -> Reader:

@@ -1,7 +1,7 @@
 """Linux's native asynchronous I/O: one thread keeps many chunks under way, in a compiled loop.
 
 For thousands of short reads it is quicker than threads, which must be woken for each call. It needs no package, and
-containers that refuse io_uring allow it. Reads are asynchronous past the page cache only.
+containers allow it. Reads are asynchronous past the page cache only.
 """
 
 import ctypes
@@ -14,14 +14,15 @@ from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.readers.asynchronous import NOT_STARTED, AsynchronousReader
-from toolkit.storage.readers.base import Chunks, at_least_one
+from toolkit.storage.preads import read_one
+from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
 
 CHUNK_BYTES = 1 << 20
 DEPTH = 64
+NOT_STARTED = -1 << 62  # the result of a chunk whose read was not started
 
 
-class Aio(AsynchronousReader):
+class Aio(HostReader):
     """One context with `depth` chunks under way. Raises `UserError` where the system refuses it."""
 
     name = "aio"
@@ -38,9 +39,21 @@ class Aio(AsynchronousReader):
         read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none)
         return super()._open(stack)
 
+    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+        while True:
+            results = self._read_many(descriptor, chunks, target)
+            again = np.flatnonzero(results != chunks.sizes)
+            if not len(again):
+                return
+            chunks = chunks.at(again)
+            offset, size, place = (int(numbers[0]) for numbers in (chunks.offsets, chunks.sizes, chunks.places))
+            read_one(descriptor, offset, target[place : place + size])  # a signal cut it short, or this tells why
+            chunks = chunks.at(slice(1, None))
+
     def _read_many(
         self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
     ) -> Int64[np.ndarray, " chunks"]:
+        """Read chunks; the bytes read of each, below 0 if it failed, or `NOT_STARTED`, as are all after a failure."""
         from toolkit.kernels.reads.asynchronous import read_many
 
         numbers = map(np.ascontiguousarray, (chunks.offsets, chunks.sizes, chunks.places))
