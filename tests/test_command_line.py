@@ -29,9 +29,8 @@ from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
-from toolkit.pruning import METHODS, Calibration, load_pruned
+from toolkit.pruning import METHODS, Calibration, load_changed, load_pruned
 from toolkit.quantization import smoothed
-from toolkit.quantization.quantised import load_quantised
 from toolkit.quantization.smoothed import load_smoothed
 from toolkit.quantization.smoothquant import round_to_int8
 from toolkit.quantization.spqr import SpQR
@@ -115,12 +114,12 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
 
 
 def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
-    for module in ("toolkit.quantization.quantised", "toolkit.text"):
+    for module in ("toolkit.pruning.changed", "toolkit.text"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
     command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--head", "int8", "--dtype", "float32"]
     assert main([*command, "--windows", "2", "--sequence-length", "32", "--out", str(folder)]) == 0
-    found = load_quantised(str(model), SpQR(0.02), calibration, torch.float32)
+    found = load_changed(str(model), SpQR(0.02), calibration, torch.float32)
     for part in head_parts(untied_head(found.model), rows_of_part(found.model)):
         part.weight.data.copy_(decode(Scaled.encode("dense", part.weight)))
     tokens, dense = TEXT, load_model(str(model), dtype=torch.float32)[0]

@@ -62,8 +62,8 @@ def work():
 
 
 LONG = {
-    "pruning by magnitude: 3/3 blocks": lambda folder: prune(model(), "magnitude"),
-    "pruning by wanda: 3/3 blocks": lambda folder: prune(model(), "wanda", calibration=TOKENS.view(-1, 32)),
+    "pruning by Magnitude: 3/3 blocks": lambda folder: prune(model(), "magnitude"),
+    "pruning by Wanda: 3/3 blocks": lambda folder: prune(model(), "wanda", calibration=TOKENS.view(-1, 32)),
     "calibrating SmoothQuant: 2/2 windows": lambda folder: smooth(model(), TOKENS.view(-1, 32)),
     "rounding to int8: 3/3 blocks": lambda folder: round_to_int8(model()),
     "storing as int4, hqq: 21/21 matrices": lambda folder: store(model(), "int4, hqq"),

@@ -35,7 +35,7 @@ def experts_4_bits(model: nn.Module, folder: Path) -> None:
 
 
 def spqr(model: nn.Module, folder: Path) -> None:
-    """Without calibration. The model gets the decoded weights, as `load_quantised` has it."""
+    """Without calibration. The model gets the decoded weights, as `load_changed` has it."""
     packed = {}
     for block in decoder_blocks(model):
         for linear in decoder_linears(block).values():

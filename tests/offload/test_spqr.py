@@ -13,9 +13,7 @@ from toolkit.offload import model as offloaded
 from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
-from toolkit.pruning.calibration import Calibration
-from toolkit.quantization import quantised
-from toolkit.quantization.quantised import load_quantised
+from toolkit.pruning import Calibration, changed, load_changed
 from toolkit.quantization.spqr import SpQR
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
@@ -38,9 +36,9 @@ def served(tmp_path_factory):
             folder, forms = tmp_path_factory.mktemp(family), cycle(QUANTISED.values())
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("TOOLKIT_CACHE_DIR", str(folder))
-                patch.setattr(quantised, "load_model", lambda name, dtype: (pruned(name, dtype), None))
-                patch.setattr(quantised, "load_tokens", lambda *_: torch.arange(64) % 61)
-                model = load_quantised(family, SpQR(0.05, reorder=True), Calibration(sequence_length=16), dtype)
+                patch.setattr(changed, "load_model", lambda name, dtype: (pruned(name, dtype), None))
+                patch.setattr(changed, "load_tokens", lambda *_: torch.arange(64) % 61)
+                model = load_changed(family, SpQR(0.05, reorder=True), Calibration(sequence_length=16), dtype)
             pack = lambda matrix, dtype: next(forms).from_quantised(matrix, dtype)  # noqa: E731
             pack_quantised(model, folder / "store", "spqr", pack, family)
             made[family, dtype] = model.model, folder / "store"

@@ -11,8 +11,7 @@ from toolkit.measure import turns
 from toolkit.measure.packed_model import PackedModel
 from toolkit.models import shapes
 from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
-from toolkit.pruning.calibration import Calibration
-from toolkit.quantization import quantised
+from toolkit.pruning import Calibration, changed
 from toolkit.quantization.spqr import SpQR
 
 TWIN = ModelTwin("toy-llama", 3, 100)
@@ -23,8 +22,8 @@ SETTINGS = {"quantiser": SpQR(0.05), "calibration": Calibration(windows=2, seque
 def toy(tmp_path, monkeypatch):
     words = torch.randint(0, 61, (64,), generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(quantised, "load_model", lambda name, dtype: (pruned(name).to(dtype), "tokenizer"))
-    monkeypatch.setattr(quantised, "load_tokens", lambda corpus, tokenizer, split: words)
+    monkeypatch.setattr(changed, "load_model", lambda name, dtype: (pruned(name).to(dtype), "tokenizer"))
+    monkeypatch.setattr(changed, "load_tokens", lambda corpus, tokenizer, split: words)
     monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
     monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from toolkit.pruning import METHODS, Calibration, load_pruned, prune, pruned
+from toolkit.pruning import METHODS, Calibration, changed, load_pruned, prune
 from toolkit.pruning.patterns import lowest, lowest_in_groups
 
 LENGTH = 16
@@ -53,10 +53,10 @@ def test_a_new_method_prunes_by_name(method, tiny, tokens, pattern):
 
 def test_a_new_method_is_kept(method, tiny, tokens, tmp_path, monkeypatch):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(pruned, "load_model", lambda name, dtype: (tiny(name).to(dtype), "tokenizer"))
-    monkeypatch.setattr(pruned, "load_tokens", lambda *_: tokens)
+    monkeypatch.setattr(changed, "load_model", lambda name, dtype: (tiny(name).to(dtype), "tokenizer"))
+    monkeypatch.setattr(changed, "load_tokens", lambda *_: tokens)
     settings = {"calibration": Calibration(windows=3, sequence_length=LENGTH), "dtype": torch.float32}
     (first, _, made), (second, _, read) = (load_pruned("llama", "toy", **settings) for _ in range(2))
     assert made == read
     assert all(map(torch.equal, first.parameters(), second.parameters()))
-    assert len(list((tmp_path / "pruned").rglob("*.safetensors"))) == 1
+    assert len(list((tmp_path / "changed").rglob("*.safetensors"))) == 3

@@ -13,8 +13,8 @@ from toolkit.errors import UserError
 from toolkit.evaluation import perplexity
 from toolkit.formats import encode
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning import prune
-from toolkit.quantization.layerwise import quantise_blocks
+from toolkit.pruning import Calibration, prune
+from toolkit.pruning.layerwise import Pruning, change_blocks
 from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
 from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store
@@ -54,15 +54,17 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     """A tiny model and text in place of the real ones, an empty cache, and what was pruned."""
     made, model = [], tiny().requires_grad_(False)
 
-    def prune_loaded(model, tokenizer, name, method, sparsity, pattern, calibration):
-        made.append((method, sparsity, pattern))
-        prune(model, method, sparsity, pattern, calibration=TOKENS.view(-1, 16))
+    def change_loaded(model, tokenizer, name, change, calibration):
+        made.append((name, change, calibration))
+        cut = TOKENS.view(-1, 16)[: calibration.windows]
+        statistics = [record for block in change_blocks(model, change, cut) for record in block.statistics]
+        return SimpleNamespace(statistics=statistics)
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     for module in (study, quality, loaded):
         monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
     monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
-    monkeypatch.setattr(study, "prune_loaded", prune_loaded)
+    monkeypatch.setattr(study, "change_loaded", change_loaded)
     return made
 
 
@@ -115,7 +117,7 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
         ModelVariant("fp16, 2:4", "wanda", 0.5, "2:4"),
     ]
     table, windows = compare_variants(variants, SETTINGS)
-    assert evaluated == [("wanda", 0.6, None), ("wanda", 0.5, "2:4")]
+    assert [change for _, change, _ in evaluated] == [Pruning.by("wanda", 0.6), Pruning.by("wanda", pattern="2:4")]
     assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
     for variant, row in zip(variants, table.to_dict("records"), strict=True):
         model = pruned(variant.method, variant.sparsity, variant.pattern)
@@ -149,18 +151,12 @@ def test_paired_differences(evaluated):
         paired_differences(windows, "method", "wanda", "sparsegpt")
 
 
-def test_calibrated_forms_are_quantised_block_by_block(evaluated, monkeypatch):
-    expected, cut, asked = tiny().requires_grad_(False), TOKENS.view(-1, 16)[:4], []
-    list(quantise_blocks(expected, CALIBRATED["int3, gptq 16"], cut))
-
-    def quantise_loaded(model, tokenizer, name, quantiser, calibration):
-        asked.append((name, quantiser, calibration.corpus, calibration.windows, calibration.seed))
-        blocks = list(quantise_blocks(model, quantiser, cut))
-        return SimpleNamespace(statistics=[record for block in blocks for record in block.statistics])
-
-    monkeypatch.setattr(study, "quantise_loaded", quantise_loaded)
+def test_calibrated_forms_are_quantised_block_by_block(evaluated):
+    expected = tiny().requires_grad_(False)
+    list(change_blocks(expected, CALIBRATED["int3, gptq 16"], TOKENS.view(-1, 16)[:4]))
     table, windows = compare_variants([ModelVariant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
-    assert asked == [("tiny", CALIBRATED["int3, gptq 16"], "text", 4, 2)]
+    (asked,) = evaluated
+    assert asked == ("tiny", CALIBRATED["int3, gptq 16"], Calibration("text", 4, SETTINGS.sequence_length, 2))
     row = table.iloc[0]
     assert row["value"] == pytest.approx(perplexity(expected, TOKENS, 16, 4), rel=1e-9)
     grid_bytes = 8 * 7  # bits and group of each matrix, 7 of which a block has

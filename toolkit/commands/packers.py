@@ -174,12 +174,12 @@ def pack_spqr(options: Namespace) -> tuple:
     """Quantise the model by SpQR and write it."""
     from toolkit.formats.spqr import fastest
     from toolkit.models.blocks import cast_parameters
-    from toolkit.quantization.quantised import load_quantised
+    from toolkit.pruning import load_changed
     from toolkit.quantization.spqr import SpQR
     from toolkit.storage.packing import pack_quantised
 
     dtype = torch_dtype(options.dtype)
-    quantised = load_quantised(options.model, SpQR(options.outliers), calibration(options), dtype)
+    quantised = load_changed(options.model, SpQR(options.outliers), calibration(options), dtype)
     cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
     head = _head(options, quantised.model)

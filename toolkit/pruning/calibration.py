@@ -141,8 +141,8 @@ def walk(
 def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> Iterator[dict[str, Statistic]]:
     """Inside the block, add up XᵀX, or its diagonal, over all inputs of each linear, in float32.
 
-    Tiles below the diagonal of XᵀX are copied when the block ends.
     Gives the sums by the linear's name. Linears fed by the very same tensor (q, k and v; gate and up) share one sum.
+    Tiles below the diagonal of XᵀX are copied from those above it when the block ends.
     """
     grams: dict[str, Tensor] = {}
     last: tuple[Tensor | None, str] = (None, "")  # kept alive, so that no later tensor gets the same identity

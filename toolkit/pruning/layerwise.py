@@ -1,9 +1,13 @@
-"""Prune a model's decoder linears in place, block after block."""
+"""Prune or quantise a model's decoder linears in place, block after block."""
 
+import logging
 import time
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
@@ -13,29 +17,131 @@ from toolkit.pruning.calibration import check_finite, checked_windows, inference
 from toolkit.pruning.methods import METHODS, PruningMethod
 from toolkit.sparsity import Pattern, resolve
 
+log = logging.getLogger(__name__)
+
+
+class Matrix(Protocol):
+    """A matrix as it is stored."""
+
+    nbytes: int
+    """Bytes of all that `decode` needs, but for the shape."""
+    tensors: dict[str, Tensor]
+    """The tensors to keep, by name: contiguous, no two in the same memory."""
+
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The dense weight."""
+        ...
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """The same matrix again."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMatrix:
+    """A `Matrix` as it is, such as a pruned one."""
+
+    weight: Float[Tensor, "rows columns"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, zeros too."""
+        return self.weight.nbytes
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weight."""
+        return {"weight": self.weight.contiguous()}
+
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The weight, in its own type."""
+        return self.weight
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """The matrix of this shape whose `tensors` these are."""
+        return cls(tensors["weight"].view(shape))
+
+
+class WeightChange(Protocol):
+    """Maps a weight [rows, columns] and a statistic of its inputs, float32 both, to what takes the weight's place.
+
+    It is a frozen dataclass of its settings: `Pruning`, or a quantiser. `statistic` says what it must know of the
+    inputs X: None, "norms" (the diagonal of XᵀX) or "gram" (all of XᵀX); it gets that, or more. A factor on all of it
+    changes nothing. `makes` is the class of its results.
+    """
+
+    statistic: str | None
+    makes: type[Matrix]
+
+    def __call__(self, weight: Tensor, gram: Tensor | None) -> Matrix | Tensor:
+        """The stored matrix, or a dense one [rows, columns]; the arguments stay as they are.
+
+        Raises `UserError` for a weight or a statistic that it cannot work with.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The change that sets weights to zero by a method: a share `sparsity` of them, or as a pattern wants it."""
+
+    method: PruningMethod
+    sparsity: float
+    pattern: Pattern | None = None
+    makes: ClassVar[type] = DenseMatrix
+
+    @classmethod
+    def by(cls, method: str | PruningMethod = "wanda", sparsity: float = 0.5, pattern: str | None = None) -> Self:
+        """As `prune` takes them. Raises `UserError` for an unknown method, and as `resolve` does."""
+        if isinstance(method, str):
+            if method not in METHODS:
+                raise unknown("pruning method", method, METHODS)
+            method = METHODS[method]
+        return cls(method, *resolve(sparsity, pattern))
+
+    @property
+    def statistic(self) -> str | None:
+        """That of the method."""
+        return self.method.statistic
+
+    def __call__(self, weight: Tensor, gram: Tensor | None) -> Float[Tensor, "rows columns"]:
+        """Prune a weight."""
+        return self.method(weight, gram, self.sparsity, self.pattern)
+
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """The effect of pruning on one linear."""
+    """The effect of a change on one linear."""
 
     name: str
     rows: int
     columns: int
+    nbytes: int
+    """Bytes of the matrix as it is stored."""
     sparsity: float
     """Share of zeros reached."""
     relative_output_error: float | None
     """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None if it was not measured."""
     seconds: float
-    """Choosing and applying the mask; the calibration passes are not in it."""
+    """The change alone; the calibration passes are not in it."""
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Block:
+    """A block's changed matrices by the linear's dotted name inside it, and a record of each."""
+
+    matrices: Mapping[str, Matrix]
+    statistics: tuple[LayerStatistics, ...]
+
+
 def prune(
     model: nn.Module,
     method: str | PruningMethod = "wanda",
     sparsity: float = 0.5,
     pattern: str | None = None,
-    calibration: Tensor | None = None,
+    calibration: Int64[Tensor, "windows tokens"] | None = None,
     batch_size: int = 1,
     errors: bool = False,
 ) -> list[LayerStatistics]:
@@ -43,81 +149,92 @@ def prune(
 
     `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
     `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
-    `calibration` holds token ids, int64 [windows, tokens], as `Calibration.draw` and `cut_windows` give them; magnitude
-    pruning needs none. `batch_size` windows run at once: 1 on a CPU. `errors` also measures each linear's output error,
-    which takes about as long as SparseGPT.
-    Blocks are pruned in order, and each gets the outputs of the pruned blocks before it. Works in any floating dtype
-    and on any device. Statistics and solves are float32.
-
-    Raises `UserError` before any weight changes for arguments that don't fit the model or each other, and later, with
-    the earlier blocks pruned, if the activations overflow or SparseGPT's damping is too small.
+    `calibration` holds token ids as `Calibration.draw` and `cut_windows` give them; magnitude pruning needs none. The
+    rest, and what is raised, is as for `change_blocks`.
     """
-    name = method if isinstance(method, str) else type(method).__name__
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise unknown("pruning method", method, METHODS)
-        method = METHODS[method]
-    sparsity, wanted = resolve(sparsity, pattern)
-    if wanted:
-        _check_pattern(model, wanted)
-    check_finite(model)
-    windows = _windows(model, method, calibration, batch_size)
+    blocks = change_blocks(model, Pruning.by(method, sparsity, pattern), calibration, batch_size, errors=errors)
+    return [record for block in blocks for record in block.statistics]
 
-    names = {module: name for name, module in model.named_modules()}
-    blocks = decoder_blocks(model)
-    statistics = []
-    with inference(model), progress(f"pruning by {name}", len(blocks), "blocks") as bar:
-        norms_only = method.statistic == "norms" and not errors
-        passes = ((block, {}) for block in blocks)
-        if windows is not None:
-            passes = walk(model, windows, batch_size, norms_only=norms_only)
+
+@torch.no_grad()
+def change_blocks(
+    model: nn.Module,
+    change: WeightChange,
+    windows: Int64[Tensor, "windows tokens"] | None = None,
+    batch_size: int = 1,
+    first: int = 0,
+    errors: bool = False,
+) -> Generator[Block, None, None]:
+    """Change every linear of every decoder block in place, and yield each block; embeddings and head stay.
+
+    Each block is calibrated on `windows`, the outputs of the changed blocks before it; `batch_size` of them run at
+    once: 1 on a CPU. Blocks before number `first` are changed already. `errors` also measures each linear's output
+    error, which takes about as long as SparseGPT. One block's statistics and results are held at once. Statistics and
+    solves are float32; weights are rounded to the model's type.
+
+    Raises `UserError` before any weight changes for arguments that don't fit the model or each other and for weights
+    that are not finite, and later, with the earlier blocks changed, for activations that are not finite and what
+    `change` raises, with the linear's name.
+    """
+    blocks, names = decoder_blocks(model), {module: name for name, module in model.named_modules()}
+    method = getattr(change, "method", change)
+    _check_pattern(blocks, names, getattr(change, "pattern", None))
+    check_finite(model)
+    if windows is not None:
+        windows = checked_windows(model, windows)
+    elif change.statistic:
+        raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
+    if batch_size < 1:
+        raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
+    needed = "gram" if errors else change.statistic
+    title = f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {type(method).__name__}"
+    with inference(model), progress(title, len(blocks) - first, "blocks") as bar:
+        passes = ((block, {}) for block in blocks[first:])
+        if windows is not None and needed:
+            passes = walk(model, windows, batch_size, first, needed == "norms")
         for block, grams in passes:
+            matrices, statistics = {}, []
             for op, linear in decoder_linears(block).items():
-                record = _prune_linear(names[linear], linear, grams.get(op), method, sparsity, wanted, errors)
+                if change.statistic == "gram" and windows.numel() < linear.in_features:
+                    _warn_too_short(names[linear], linear.in_features, windows.numel())
+                matrices[op], record = _change(names[linear], linear, grams.get(op), change, errors)
                 statistics.append(record)
             bar.update()
-    return statistics
+            yield Block(matrices, tuple(statistics))
 
 
-def _prune_linear(
-    name: str,
-    linear: nn.Linear,
-    gram: Tensor | None,
-    method: PruningMethod,
-    sparsity: float,
-    pattern: Pattern | None,
-    errors: bool,
-) -> LayerStatistics:
+def _change(
+    name: str, linear: nn.Linear, gram: Tensor | None, change: WeightChange, errors: bool
+) -> tuple[Matrix, LayerStatistics]:
     start = time.perf_counter()
     dense = linear.weight.to(torch.float32, copy=True)
     try:
-        linear.weight.copy_(method(dense, gram, sparsity, pattern))
+        made = change(dense, gram)
     except UserError as error:
         raise UserError(f"{name}: {error}") from error
-    pruned = linear.weight.float()
-    left = int(torch.count_nonzero(pruned))  # waits for the device, so that the clock below counts its work
+    linear.weight.copy_(made if isinstance(made, Tensor) else made.decode())
+    matrix = DenseMatrix(linear.weight.detach()) if isinstance(made, Tensor) else made
+    zeros = dense.numel() - int(torch.count_nonzero(linear.weight))  # waits for the device: the clock counts its work
     seconds = time.perf_counter() - start
-    error = relative_output_error(dense, pruned, gram) if errors and gram is not None else None
+    error = relative_output_error(dense, linear.weight.float(), gram) if errors and gram is not None else None
     rows, columns = dense.shape
-    reached = (pruned.numel() - left) / pruned.numel()
-    return LayerStatistics(name, rows, columns, reached, error, seconds)
+    return matrix, LayerStatistics(name, rows, columns, matrix.nbytes, zeros / dense.numel(), error, seconds)
 
 
-def _check_pattern(model: nn.Module, pattern: Pattern) -> None:
-    names = {module: name for name, module in model.named_modules()}
-    for block in decoder_blocks(model):
-        for linear in decoder_linears(block).values():
-            name, columns = names[linear], linear.in_features
-            if columns % pattern.group:
-                raise UserError(f"{name} has {columns} columns, which {pattern.group} does not divide: no {pattern}")
+def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], pattern: Pattern | None) -> None:
+    for linear in (linear for block in blocks for linear in decoder_linears(block).values()):
+        if pattern and linear.in_features % pattern.group:
+            columns = linear.in_features
+            raise UserError(
+                f"{names[linear]} has {columns} columns, which {pattern.group} does not divide: no {pattern}"
+            )
 
 
-def _windows(model: nn.Module, method: PruningMethod, calibration: Tensor | None, batch_size: int) -> Tensor | None:
-    """The calibration windows, checked; None if there are none and none are needed."""
-    if calibration is None:
-        if method.statistic:
-            raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
-        return None
-    if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
-    return checked_windows(model, calibration)
+def _warn_too_short(name: str, inputs: int, tokens: int) -> None:
+    log.warning(
+        "calibration is short: %d tokens for the %d inputs of %s, so only damping makes its Hessian definite; "
+        "give more windows",
+        tokens,
+        inputs,
+        name,
+    )

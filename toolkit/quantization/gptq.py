@@ -27,6 +27,7 @@ class GPTQ:
     damping: float = 0.01
     reorder: bool = False
     block_size: int = 128
+    statistic: ClassVar[str] = "gram"
     makes: ClassVar[type] = Groups
 
     def __post_init__(self):

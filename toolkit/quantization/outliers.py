@@ -14,20 +14,19 @@ from toolkit.kernels import csr
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
 from toolkit.pruning.calibration import Calibration, checked_windows, walk
-from toolkit.pruning.pruned import weights_sha256
-from toolkit.quantization.quantised import QuantisedModel
+from toolkit.pruning.changed import ChangedModel, weights_sha256
 from toolkit.quantization.spqr import Quantised, SpQR
 from toolkit.text import load_tokens
 
 
-def outliers_of(quantised: QuantisedModel) -> Iterator[tuple[int, str, csr.Outliers]]:
+def outliers_of(quantised: ChangedModel) -> Iterator[tuple[int, str, csr.Outliers]]:
     """The number of the decoder block, the operation's name in it and its outliers, for every decoder linear."""
     for layer in range(len(quantised.folders)):
         for name, matrix in quantised.matrices(layer).items():
             yield layer, _op(name), cast(Quantised, matrix).outliers
 
 
-def matrix_of(quantised: QuantisedModel, layer: int, op: str) -> Quantised:
+def matrix_of(quantised: ChangedModel, layer: int, op: str) -> Quantised:
     """The quantised matrix of an operation, such as "q_proj". Raises `UserError` for one that is not there."""
     matrices = {_op(name): matrix for name, matrix in _block(quantised, layer).items()}
     if op not in matrices:
@@ -47,7 +46,7 @@ def _op(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _block(quantised: QuantisedModel, layer: int) -> dict[str, Quantised]:
+def _block(quantised: ChangedModel, layer: int) -> dict[str, Quantised]:
     if not 0 <= layer < len(quantised.folders):
         raise UserError(f"layer is {layer}; expected 0 to {len(quantised.folders) - 1}, the model's blocks")
     return cast(dict[str, Quantised], quantised.matrices(layer))
@@ -59,7 +58,7 @@ def row_counts(outliers: csr.Outliers) -> np.ndarray:
     return torch.bincount(rows, minlength=outliers.shape[0]).numpy()
 
 
-def layer_densities(quantised: QuantisedModel, layer: int) -> dict[str, list[int]]:
+def layer_densities(quantised: ChangedModel, layer: int) -> dict[str, list[int]]:
     """Outliers of each row of one block's matrices, by operation. Raises `UserError` for a block that is not there."""
     matrices = _block(quantised, layer)
     return {_op(name): row_counts(matrix.outliers).tolist() for name, matrix in matrices.items()}

@@ -16,6 +16,7 @@ class RoundToNearest:
 
     bits: int = 4
     group: int = 64
+    statistic: ClassVar[None] = None
     makes: ClassVar[type] = Groups
 
     def __post_init__(self):

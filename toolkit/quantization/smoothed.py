@@ -9,7 +9,7 @@ from toolkit import sources
 from toolkit.cache import cached
 from toolkit.pruning import load_pruned
 from toolkit.pruning.calibration import DEFAULT, Calibration
-from toolkit.pruning.pruned import weights_sha256
+from toolkit.pruning.changed import weights_sha256
 from toolkit.quantization.smoothquant import ALPHA, check_alpha, fold, smoothing_factors
 from toolkit.text import load_tokens
 

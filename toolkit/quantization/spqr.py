@@ -93,6 +93,7 @@ class SpQR:
     reorder: bool = True
     search: bool = True
     block_size: int = 128
+    statistic: ClassVar[str] = "gram"
     makes: ClassVar[type] = Quantised
 
     def __post_init__(self):

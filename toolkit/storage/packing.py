@@ -16,8 +16,8 @@ from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer, rows_o
 from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
-from toolkit.quantization.layerwise import Matrix
-from toolkit.quantization.quantised import QuantisedModel
+from toolkit.pruning.changed import ChangedModel
+from toolkit.pruning.layerwise import Matrix
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]
@@ -57,7 +57,7 @@ def pack_model(
 
 
 def pack_quantised(
-    quantised: QuantisedModel,
+    quantised: ChangedModel,
     folder: Path,
     variant: str,
     pack: Callable[[Matrix, torch.dtype], Packed],

@@ -13,9 +13,9 @@ from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
+from toolkit.pruning.layerwise import WeightChange
 from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
-from toolkit.quantization.layerwise import Quantiser
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
 from toolkit.studies import mixtures
@@ -65,7 +65,7 @@ FORMS: dict[str, Encoder] = {
     "int3, rtn 128": RoundToNearest(3, 128),
 }
 # how a dense model's decoder linears are quantised with calibration; groups of 64 but where a number says otherwise
-CALIBRATED: dict[str, Quantiser] = {
+CALIBRATED: dict[str, WeightChange] = {
     "int4, gptq": GPTQ(4),
     "int3, gptq": GPTQ(3),
     "int2, gptq": GPTQ(2),

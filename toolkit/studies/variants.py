@@ -14,8 +14,8 @@ from toolkit import sources
 from toolkit.errors import UserError, unknown
 from toolkit.evaluation import paired_difference
 from toolkit.pruning import METHODS, Calibration
-from toolkit.pruning.pruned import DENSE, is_followed, made_by, prune_loaded, settings_of
-from toolkit.quantization.quantised import quantise_loaded
+from toolkit.pruning.changed import DENSE, change_loaded, is_followed, made_by, settings_of
+from toolkit.pruning.layerwise import Pruning
 from toolkit.studies import mixtures
 from toolkit.studies.forms import CALIBRATED, FORMS, MIXED, linears, size_of, store
 from toolkit.studies.loaded import loaded
@@ -57,20 +57,19 @@ class ModelVariant(Alteration):
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
         """Prune and store the decoder linears. Facts are what `store` returns, and the types of llama.cpp's forms.
 
-        Raises what `prune_loaded`, `quantise_loaded` and `store` raise.
+        Raises what `change_loaded` and `store` raise.
         """
         model, tokenizer, _ = loaded(settings.model)
         calibration = Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
         with restored([linear.weight for linear in linears(model)]):
             if self.form in CALIBRATED:
-                quantiser = CALIBRATED[self.form]
-                made = quantise_loaded(model, tokenizer, settings.model, quantiser, calibration)
+                made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.form], calibration)
                 yield size_of(model, sum(of.nbytes for of in made.statistics))
                 return
             if self.method != DENSE:
                 sparsity = self.sparsity if self.pattern is None else 0.5
-                name = settings.model
-                prune_loaded(model, tokenizer, name, self.method, sparsity, self.pattern, calibration)
+                pruning = Pruning.by(self.method, sparsity, self.pattern)
+                change_loaded(model, tokenizer, settings.model, pruning, calibration)
             types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
             yield store(model, self.form) | types
 

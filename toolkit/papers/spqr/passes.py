@@ -37,7 +37,7 @@ from toolkit.models.twins import twin_model
 from toolkit.policies.methods import PACKED, RIVALS
 from toolkit.policies.ways import Placed, Way
 from toolkit.pruning.calibration import Calibration
-from toolkit.quantization.quantised import QuantisedModel, load_quantised
+from toolkit.pruning.changed import ChangedModel, load_changed
 from toolkit.quantization.spqr import SpQR
 
 RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
@@ -77,7 +77,7 @@ def forward_measurements(
     """
     if not 0 <= dropped < tokens:
         raise UserError(f"tokens={tokens}, dropped={dropped}: expected more tokens than are dropped")
-    quantised = load_quantised(model, quantiser, calibration)
+    quantised = load_changed(model, quantiser, calibration)
     text = Text([TOKEN] * tokens, Reference("dense weights", near=SLACK))
     ways, packs = [_way(name, "dram") for name in FORWARD.values()], _quantised_forms(quantised)
     with (
@@ -96,7 +96,7 @@ def _way(method: str, place: str) -> Placed:
     return Way(method, policy="sequential" if method in RIVALS else "pipelined", device="cpu"), place
 
 
-def _quantised_forms(quantised: QuantisedModel) -> Mapping[str, object]:
+def _quantised_forms(quantised: ChangedModel) -> Mapping[str, object]:
     """How each form's matrices are packed, in the order in which the model has them."""
 
     def packed(form: type[SpQRMatrix], following: Iterator, weight: Tensor) -> Packed:
