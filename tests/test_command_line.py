@@ -26,6 +26,7 @@ from toolkit.formats.scaled import Scaled
 from toolkit.interchange import load_dense_model
 from toolkit.models import load_model
 from toolkit.models.head import head_parts, rows_of_part, untied_head
+from toolkit.models.plain import plain
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
@@ -270,7 +271,7 @@ def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, c
 
 def trace_uses(mixtral, layer):
     """How often each expert is used by the text of the test above."""
-    trace = record_routing(mixtral, "mixtral", torch.arange(64), "a text", 2, 32)
+    trace = record_routing(plain(mixtral), "mixtral", torch.arange(64), "a text", 2, 32)
     return trace.active(layer).sum((0, 1))
 
 
