@@ -13,14 +13,14 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.planner import sizes, stand_ins
 from toolkit.planner.rates import TIMED
 from toolkit.planner.target import open_target
-from toolkit.planner.ways import EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
+from toolkit.planner.ways import EXPERTS, NEURONS, STREAMED, WHOLE, ZEROS, PlannedWay, ways
 from toolkit.storage.direct import whole_blocks
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
 EXPERT_SIZES = {"intermediate_size": 512, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-RUN = [way for way in (*ways(False, ZEROS), *ways(True)) if way.runs_here and way.kind != STREAMED]
+RUN = [way for way in (*ways(False, ZEROS), *ways(True)) if way.runs_here and (way.kind, way.head) != (STREAMED, WHOLE)]
 OURS = {way.name: way for way in (*TIMED, *RUN)}
 CLOSE = 0.06  # of the bytes that are needed: blocks of small tensors, and the random number of outliers of SpQR
 TOKENS = torch.arange(256) * 7 % SIZES["vocab_size"]

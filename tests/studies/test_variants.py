@@ -82,6 +82,24 @@ def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to(form):
     assert size["zeros"] == zeros / elements
 
 
+def test_a_head_has_a_form_and_is_restored(evaluated):
+    """Its bytes and weights count beside those of the linears, and an embedding that it shares stays as it is."""
+    model = study.loaded("tiny")[0]
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings().weight
+    before, kept = head.weight, embedding.clone()
+    packed = FORMS["int8"](before.detach())
+    with ModelVariant("int8, head too").change(SETTINGS) as facts:
+        assert torch.equal(head.weight, packed.decode().to(head.weight.dtype))
+        assert torch.equal(embedding, kept)
+        weights = [linear.weight for linear in linears(model)]
+        nbytes = packed.nbytes + sum(FORMS["int8"](weight).nbytes for weight in weights)
+        elements = before.numel() + sum(weight.numel() for weight in weights)
+        assert facts["bits_per_weight"] == pytest.approx(8 * nbytes / elements)
+    assert head.weight is before
+    with pytest.raises(UserError, match="form of a head"):
+        ModelVariant("int3, gptq, head too")
+
+
 def test_bits_of_known_forms():
     model = pruned("magnitude", pattern="2:4")
     expected = {"fp16": 16, "fp16, 2:4": 9, "int8": 8 + 16 / 64, "int8, 2:4": 5 + 16 / 64, "int4, hqq": 4.5}

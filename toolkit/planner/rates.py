@@ -31,7 +31,7 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins
-from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, ZEROS, PlannedWay, ways
+from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, STREAMED, WHOLE, ZEROS, PlannedWay, ways
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.neuron_packing import LAYOUT
@@ -51,7 +51,7 @@ TIMED = list(
     {
         (way.method, way.dtype): way
         for way in ways(experts=False)
-        if way.sparsity in (0, SPARSITY) and way.kind == STREAMED
+        if way.sparsity in (0, SPARSITY) and way.kind == STREAMED and way.head == WHOLE
     }.values()
 )
 DENSE = (f"dense{PACKED}", BFLOAT16)  # method and type

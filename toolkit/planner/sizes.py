@@ -1,13 +1,13 @@
 """Bytes of a model's parts as a way stores them, and the memory that running it needs: what `run` asks for, or more."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.by_neuron import GAP_BYTES, STAGED
-from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, PlannedWay
+from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.neuron_memory import Shares
 from toolkit.policies.placement import fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
@@ -68,9 +68,10 @@ def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
     if way.kind == NEURONS:
         return _of_neurons(shape, way)
     layer = layer_bytes(shape, way)
-    sizes = [layer] * shape.layers
+    units = shape.layers + math.ceil(packed_head_bytes(shape, way) / layer)  # parts of a head count as layers
+    sizes = [layer] * units
     least = min(needed_bytes([], sizes, SLOTS), needed_bytes(sizes, [], SLOTS))
-    return Footprint(_rest_bytes(shape, way) + _scratch_bytes(shape, way), layer, shape.layers, least)
+    return Footprint(_rest_bytes(shape, way) + _scratch_bytes(shape, way), layer, units, least)
 
 
 def layers_that_stay(memory: Footprint, dram_bytes: float) -> int:
@@ -105,8 +106,15 @@ def predictors_bytes(shape: ModelShape) -> int:
     return shape.layers * (predictor_bytes(shape.ffn, shape.hidden, shape.gated) + biases)
 
 
+def packed_head_bytes(shape: ModelShape, way: PlannedWay) -> int:
+    """Bytes of a head that is streamed like layers; 0 for one that stays in memory."""
+    if way.head == WHOLE:
+        return 0
+    return _matrix_bytes((shape.vocabulary, shape.hidden), replace(way, sparsity=0.0, method=way.head_method))
+
+
 def head_bytes(shape: ModelShape) -> int:
-    """Bytes of the head, which has 16 bits in every way of ours."""
+    """Bytes of a head in 16 bits."""
     return shape.vocabulary * shape.hidden * ELEMENT_BYTES
 
 
@@ -120,7 +128,7 @@ def token_bytes(shape: ModelShape, way: PlannedWay) -> int:
     if way.kind == EXPERTS:
         experts = shape.experts_per_token * (shape.layers - shape.dense_layers)
         return experts * expert_bytes(shape, way) + _rest_bytes(shape, way)
-    return shape.layers * layer_bytes(shape, way) + head_bytes(shape)
+    return shape.layers * layer_bytes(shape, way) + (packed_head_bytes(shape, way) or head_bytes(shape))
 
 
 def _matrix_bytes(matrix: tuple[int, int], way: PlannedWay) -> int:
@@ -143,7 +151,7 @@ def _rest_bytes(shape: ModelShape, way: PlannedWay) -> int:
     An embedding that is not the head as well stays on disk.
     """
     parts = shape.parameters
-    held, matrices = parts["head"] or parts["embedding"], 1
+    held, matrices = parts["head"] or parts["embedding"] if way.head == WHOLE else 0, 1
     if way.kind == NEURONS:
         held, matrices = held + parts["attention"], matrices + MATRICES * shape.layers
     if shape.experts:

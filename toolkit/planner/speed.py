@@ -18,7 +18,7 @@ from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import hits, sizes
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
-from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, PlannedWay
+from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
 from toolkit.storage.direct import whole_blocks
@@ -94,15 +94,15 @@ def _layers(shape: ModelShape, way: PlannedWay, machine: Machine, memory: sizes.
     stay = sizes.layers_that_stay(memory, machine.dram_bytes)
     cost = _cost(shape, way, machine)
     layer_s = cost.layer_s + memory.unit_bytes / GB / cost.gb_s
-    head_s = cost.token_s + _product_s(machine, sizes.head_bytes(shape))
+    head_s = cost.token_s + (_product_s(machine, sizes.head_bytes(shape)) if way.head == WHOLE else 0.0)
     short, long = (_passes_s(machine, memory, stay, layer_s, head_s, count) for count in PASSES)
-    seconds, read = long - short, (shape.layers - stay) * memory.unit_bytes
-    read_s = (shape.layers - stay) * machine.rates.read.seconds(memory.unit_bytes)
-    compute_s = shape.layers * layer_s + head_s
+    seconds, read = long - short, (memory.units - stay) * memory.unit_bytes
+    read_s = (memory.units - stay) * machine.rates.read.seconds(memory.unit_bytes)
+    compute_s = memory.units * layer_s + head_s
     first_s = max(read_s, _prompt_s(shape, machine, prompt_tokens)) + head_s
     held = memory.fixed_bytes + stay * memory.unit_bytes
     limit = _limit(machine, sizes.token_bytes(shape, way), compute_s, read_s)
-    return Speed(seconds, first_s, read, held, stay / shape.layers, limit)
+    return Speed(seconds, first_s, read, held, stay / memory.units, limit)
 
 
 def _cost(shape: ModelShape, way: PlannedWay, machine: Machine) -> Cost:

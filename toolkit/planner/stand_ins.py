@@ -6,6 +6,7 @@ shape and stands in for all of that shape. Which neurons fire does depend on val
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from toolkit.measure.decoding import Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import write_folder
-from toolkit.planner.ways import EXPERTS, INT8, NEURONS, PlannedWay
+from toolkit.planner.ways import EXPERTS, INT8, NEURONS, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.experts import pack_experts, pack_mixture_twin
@@ -46,7 +47,7 @@ def contestant(
     It lies in a folder below `parent`, which ways that store alike share. Each turn's logits are compared with those of
     the first turn: nobody else has the same weights. Raises what `pack` raises.
     """
-    folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g}"
+    folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g} {way.head}"
     if not folder.exists():
         pack(model, way, folder, calibration)
     run = None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
@@ -72,7 +73,8 @@ def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None 
     elif way.kind == EXPERTS:
         pack_mixture_twin(model, folder, "stand-in", round(way.bits))
     else:
-        pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in")
+        head = None if way.head == WHOLE else _packer(replace(way, sparsity=0.0, method=way.head_method))
+        pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in", head=head)
 
 
 def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:

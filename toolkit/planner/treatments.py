@@ -1,7 +1,10 @@
 """Each treatment of weights that a way needs: its name, and the alteration of a model that shows what it costs."""
 
-from toolkit.planner.ways import SPARSITIES, ZEROS
+from dataclasses import replace
+
+from toolkit.planner.ways import SPARSITIES, WITH_HEAD, ZEROS
 from toolkit.studies.expert_quality import ExpertVariant
+from toolkit.studies.forms import HEAD_TOO
 from toolkit.studies.quality import Alteration
 from toolkit.studies.routing import RoutedModel
 from toolkit.studies.sparse_curve import Zeros
@@ -23,6 +26,11 @@ VARIANTS = {
 }
 VARIANTS |= {f"sparsegpt {share:g}": _pruned("fp16, endor", share) for share in SPARSITIES}
 VARIANTS |= {f"sparsegpt {share:g} int8": _pruned("int8, endor", share) for share in SPARSITIES}
+VARIANTS |= {
+    f"{name}{HEAD_TOO}": replace(variant, form=f"{variant.form}{HEAD_TOO}")
+    for name, variant in VARIANTS.items()
+    if name in ("int8", "spqr", f"sparsegpt {WITH_HEAD:g} int8")
+}
 VARIANTS |= {f"gguf {kind}": ModelVariant(f"{mixture}, llama.cpp") for kind, mixture in MIXTURES.items()}
 FEW_BITS = {f"few_bits {share:g}": Zeros("threshold, few-bit predictor", share) for share in ZEROS}
 EXPERTS = {f"experts {bits}": ExpertVariant(RoutedModel(), bits) for bits in (4, 2)}

@@ -1,15 +1,18 @@
 """The ways of running a model that a plan compares: how weights are stored, what is done to them, and which command."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from toolkit.policies.methods import LLAMA_CPP, PACKED, Method, find_method
 from toolkit.storage.experts import BITS
+from toolkit.studies.forms import HEAD_TOO
 
+WHOLE = "whole"  # a head that stays in memory, in 16 bits
 BFLOAT16, INT8 = "bfloat16", "int8"
 GGUF_BITS = {"F16": 16.0, "Q8_0": 8.5, "Q4_0": 4.5, "Q4_K": 4.5, "Q3_K": 3.4375}  # a weight, scales included
 EXPERT_BITS = tuple(bits or 16 for bits in BITS)
 SPARSITIES = (0.5, 0.6, 0.7)
+WITH_HEAD = 0.5  # the sparsity that is also planned with a packed head
 ZEROS = (0.8, 0.9)  # shares of an FFN's outputs, of which prices are measured
 STREAMED, NEURONS, EXPERTS, RIVAL = "layers", "neurons", "experts", "llama.cpp"  # what comes from disk, or who runs it
 
@@ -26,6 +29,7 @@ class PlannedWay:
         dtype: of the values that are stored.
         sparsity: share of zeros, of weights; of neurons, of their outputs.
         bits: of an expert's weight, or of a weight of llama.cpp's file.
+        head: as `pack --head` has it.
         pack, run: options of the commands; None where the toolkit only models the way.
     """
 
@@ -36,6 +40,7 @@ class PlannedWay:
     dtype: str = BFLOAT16
     sparsity: float = 0.0
     bits: float = 16.0
+    head: str = WHOLE
     pack: str | None = None
     run: str = ""
 
@@ -43,6 +48,11 @@ class PlannedWay:
     def stored(self) -> Method:
         """The format that weights are stored in."""
         return find_method(self.method)
+
+    @property
+    def head_method(self) -> str:
+        """The method of a packed head."""
+        return f"{'spqr' if self.head == 'spqr' else 'dense'}{PACKED}"
 
     @property
     def runs_here(self) -> bool:
@@ -66,17 +76,27 @@ def _of_layers() -> Iterator[PlannedWay]:
     yield PlannedWay("dense, by torch", STREAMED, "dense", "dense", pack=dense)
     yield PlannedWay("dense", STREAMED, "dense", f"dense{PACKED}", pack=dense, run=packed)
     int8 = {"dtype": INT8, "bits": 8, "run": packed}
-    yield PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
+    of_int8 = PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
+    yield from _with_head(of_int8, "int8")
     for share in SPARSITIES:
         prune, name = f"--method sparsegpt --sparsity {share}", f"endor, {share:.0%} zeros".replace("%", " %")
         of = {"sparsity": share, "pack": prune}
         yield PlannedWay(f"{name}, decoded", STREAMED, f"sparsegpt {share:g}", "endor", **of)
         yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **of, run=packed)
         of["pack"] += " --int8"
-        yield PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **of, **int8)
+        of_int8 = PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **of, **int8)
+        yield from _with_head(of_int8, "int8") if share == WITH_HEAD else (of_int8,)
     two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4", "run": packed}
     yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt 2:4", f"endor{PACKED}", **two_four)
-    yield PlannedWay("spqr, 3 bits", STREAMED, "spqr", f"spqr{PACKED}", bits=3, pack="--method spqr")
+    spqr = PlannedWay("spqr, 3 bits", STREAMED, "spqr", f"spqr{PACKED}", bits=3, pack="--method spqr")
+    yield from _with_head(spqr, "spqr")
+
+
+def _with_head(way: PlannedWay, head: str) -> Iterator[PlannedWay]:
+    """A way, and the same with a packed output head."""
+    yield way
+    names = {"name": f"{way.name}{HEAD_TOO}", "treatment": f"{way.treatment}{HEAD_TOO}"}
+    yield replace(way, **names, head=head, pack=f"{way.pack} --head {head}")
 
 
 def _by_neuron(zeros: float) -> PlannedWay:

@@ -1,6 +1,7 @@
 """The forms that decoder linears can be stored in, and what a model takes in each of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Protocol
 
@@ -64,6 +65,14 @@ FORMS: dict[str, Encoder] = {
     "int3, rtn 16": RoundToNearest(3, 16),
     "int3, rtn 128": RoundToNearest(3, 128),
 }
+SPQR = {  # by the share of outliers; groups of 16
+    "int3, spqr 0 %": SpQR(0.0),
+    "int3, spqr 0.5 %": SpQR(0.005),
+    "int3, spqr 1 %": SpQR(0.01),
+    "int3, spqr 2 %": SpQR(0.02),
+    "int3, spqr 4 %": SpQR(0.04),
+    "int3, spqr 1 % plain": SpQR(0.01, damping=0.01, reorder=False, search=False),
+}
 # how a dense model's decoder linears are quantised with calibration; groups of 64 but where a number says otherwise
 CALIBRATED: dict[str, WeightChange] = {
     "int4, gptq": GPTQ(4),
@@ -71,15 +80,12 @@ CALIBRATED: dict[str, WeightChange] = {
     "int2, gptq": GPTQ(2),
     "int3, gptq 16": GPTQ(3, 16),
     "int3, gptq 128": GPTQ(3, 128),
-    "int3, spqr 0 %": SpQR(0.0),  # the share of outliers; groups of 16
-    "int3, spqr 0.5 %": SpQR(0.005),
-    "int3, spqr 1 %": SpQR(0.01),
-    "int3, spqr 2 %": SpQR(0.02),
-    "int3, spqr 4 %": SpQR(0.04),
-    "int3, spqr 1 % plain": SpQR(0.01, damping=0.01, reorder=False, search=False),
+    **SPQR,
 }
+HEAD_FORMS: dict[str, Encoder] = FORMS | {name: quantiser.round for name, quantiser in SPQR.items()}  # uncalibrated
 # types of llama.cpp, which has rules for each matrix
 MIXED = {mixtures.form_of(mixture): mixture for mixture in mixtures.MIXTURES}
+HEAD_TOO = ", head too"  # a form with this ending is also that of the output head, which is not calibrated
 VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
 
 
@@ -110,9 +116,34 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
     return ((linear, FORMS[form]) for linear in linears(model))
 
 
-def size_of(model: nn.Module, nbytes: int, value_bits: int | None = None) -> dict[str, float]:
-    """The record that `store` returns, for decoder linears that take so many bytes; `value_bits` are a bitmap's."""
-    weights = [linear.weight for linear in linears(model)]
+def stored_head(model: nn.Module, form: str) -> int:
+    """Give the output head the weight that a form in `HEAD_FORMS` decodes to, in place; return the form's bytes."""
+    weight = model.get_output_embeddings().weight.detach()
+    matrix = HEAD_FORMS[form](weight)
+    weight.copy_(matrix.decode())
+    return matrix.nbytes
+
+
+@contextmanager
+def own_head(model: nn.Module) -> Iterator[None]:
+    """Inside the block the output head is a copy of its own, which may change."""
+    head = model.get_output_embeddings()
+    kept = head.weight
+    head.weight = nn.Parameter(kept.detach().clone(), requires_grad=False)
+    try:
+        yield
+    finally:
+        head.weight = kept
+
+
+def size_of(
+    model: nn.Module, nbytes: int, value_bits: int | None = None, weights: Sequence[Tensor] | None = None
+) -> dict[str, float]:
+    """The record that `store` returns, for `weights` that take so many bytes; None stands for the decoder linears'.
+
+    `value_bits` are a bitmap's.
+    """
+    weights = [linear.weight for linear in linears(model)] if weights is None else weights
     elements = sum(weight.numel() for weight in weights)
     share = (elements - sum(int(torch.count_nonzero(weight)) for weight in weights)) / elements
     bits = 8 * nbytes / elements

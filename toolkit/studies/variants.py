@@ -3,12 +3,13 @@
 The packed form is decoded into the model before it is evaluated, so the bytes counted are those that give the quality.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
+from torch import nn
 
 from toolkit import sources
 from toolkit.errors import UserError, unknown
@@ -17,7 +18,18 @@ from toolkit.pruning import METHODS, Calibration
 from toolkit.pruning.changed import DENSE, change_loaded, is_followed, made_by, settings_of
 from toolkit.pruning.layerwise import Pruning
 from toolkit.studies import mixtures
-from toolkit.studies.forms import CALIBRATED, FORMS, MIXED, linears, size_of, store
+from toolkit.studies.forms import (
+    CALIBRATED,
+    FORMS,
+    HEAD_FORMS,
+    HEAD_TOO,
+    MIXED,
+    linears,
+    own_head,
+    size_of,
+    store,
+    stored_head,
+)
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import WINDOW_NLL, Alteration, EvaluationSettings, quality, restored
 
@@ -29,7 +41,8 @@ FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrate
 class ModelVariant(Alteration):
     """A model made smaller: pruned as `load_pruned` does it, then its decoder linears stored in a form.
 
-    `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`).
+    `form` is a name in `FORMS`, in `CALIBRATED`, which is for dense models, or of llama.cpp (`mixtures.form_of`); with
+    `HEAD_TOO` behind it the output head is stored, too, and its weights count.
     `sparsity` is the share of zeros asked for; a `pattern` decides it. The last two fields matter to calibrated methods
     and forms only.
     """
@@ -43,10 +56,27 @@ class ModelVariant(Alteration):
 
     def __post_init__(self):
         """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
-        if self.form not in (known := FORMS | CALIBRATED | MIXED):
+        if self.of_linears not in (known := FORMS | CALIBRATED | MIXED):
             raise unknown("form", self.form, known)
-        if self.form in CALIBRATED and self.method != DENSE:
+        if self.of_head and self.of_its_head not in HEAD_FORMS:
+            raise unknown("form of a head", self.of_its_head, HEAD_FORMS)
+        if self.of_linears in CALIBRATED and self.method != DENSE:
             raise UserError(f"form {self.form!r} is for a dense model, and method is {self.method!r}; choose {DENSE!r}")
+
+    @property
+    def of_linears(self) -> str:
+        """The form of the decoder linears."""
+        return self.form.removesuffix(HEAD_TOO)
+
+    @property
+    def of_head(self) -> bool:
+        """Whether the head has a form, too."""
+        return self.form.endswith(HEAD_TOO)
+
+    @property
+    def of_its_head(self) -> str:
+        """The form of the head: it is not pruned."""
+        return "int8" if self.form.startswith("int8") else self.of_linears
 
     @property
     def zeros_pattern(self) -> str:
@@ -59,23 +89,38 @@ class ModelVariant(Alteration):
 
         Raises what `change_loaded` and `store` raise.
         """
+        model = loaded(settings.model)[0]
+        with restored([linear.weight for linear in linears(model)]):
+            if not self.of_head:
+                yield dict(self._linears_changed(settings))
+                return
+            with own_head(model):
+                sizes = self._linears_changed(settings)
+                yield {**sizes, **self._head_changed(model, float(sizes["bits_per_weight"]))}
+
+    def _linears_changed(self, settings: EvaluationSettings) -> Mapping[str, float | str]:
         model, tokenizer, _ = loaded(settings.model)
         calibration = Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
-        with restored([linear.weight for linear in linears(model)]):
-            if self.form in CALIBRATED:
-                made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.form], calibration)
-                yield size_of(model, sum(of.nbytes for of in made.statistics))
-                return
-            if self.method != DENSE:
-                sparsity = self.sparsity if self.pattern is None else 0.5
-                pruning = Pruning.by(self.method, sparsity, self.pattern)
-                change_loaded(model, tokenizer, settings.model, pruning, calibration)
-            types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
-            yield store(model, self.form) | types
+        if self.of_linears in CALIBRATED:
+            made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.of_linears], calibration)
+            return size_of(model, sum(of.nbytes for of in made.statistics))
+        if self.method != DENSE:
+            sparsity = self.sparsity if self.pattern is None else 0.5
+            pruning = Pruning.by(self.method, sparsity, self.pattern)
+            change_loaded(model, tokenizer, settings.model, pruning, calibration)
+        types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
+        return store(model, self.of_linears) | types
+
+    def _head_changed(self, model: nn.Module, bits: float) -> dict[str, float]:
+        """The sizes with the head among the weights, whose linears have so many bits each."""
+        weights = [linear.weight for linear in linears(model)]
+        nbytes = round(bits / 8 * sum(weight.numel() for weight in weights))
+        nbytes += stored_head(model, self.of_its_head)
+        return size_of(model, nbytes, weights=[*weights, model.get_output_embeddings().weight])
 
     @property
     def _method(self) -> object:
-        return CALIBRATED.get(self.form) or METHODS.get(self.method)  # None for a dense model
+        return CALIBRATED.get(self.of_linears) or METHODS.get(self.method)  # None for a dense model
 
     @property
     def code(self) -> dict[str, object]:
@@ -138,8 +183,9 @@ def _split(rows: pd.DataFrame, settings: EvaluationSettings) -> tuple[pd.DataFra
 
 def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:
     """A dense model in 16 bits and in each form (names in `FORMS`, or in `CALIBRATED` with so many windows)."""
-    calibration = {"calibration_windows": windows, "seed": seed}
-    return [ModelVariant(form, **calibration if form in CALIBRATED else {}) for form in ("fp16", *forms)]
+    settings = {"calibration_windows": windows, "seed": seed}
+    made = (ModelVariant(form) for form in ("fp16", *forms))
+    return [replace(variant, **settings) if variant.of_linears in CALIBRATED else variant for variant in made]
 
 
 def by_variant(table: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +210,7 @@ def by_variant(table: pd.DataFrame) -> pd.DataFrame:
 
 def _family(row: dict) -> str:
     if row["method"] == DENSE:
-        return FEW_BITS_CALIBRATED if row["form"] in CALIBRATED else FEW_BITS
+        return FEW_BITS_CALIBRATED if row["form"].removesuffix(HEAD_TOO) in CALIBRATED else FEW_BITS
     return f"{row['method']}, {row['form'].split(',')[0]} values"
 
 
