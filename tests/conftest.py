@@ -39,7 +39,7 @@ evidence/run kernels/compiled kernels/csr kernels/single_token offload/new_forma
 kernels/neuron_records_cuda offload/single_token recovery/distillation evaluation/tasks formats/contract formats/files
 formats/formats formats/spqr interchange/gguf machines/disk measure/race models/gguf models/models offload/logit_check
 measure/side_by_side simulation/neuron_tokens simulation/experts policies/mapping policies/residencies
-predictors/files predictors/kinds pruning/prune quantization/quantised quantization/smoothquant quantization/spqr
+predictors/files predictors/kinds pruning/changed pruning/prune quantization/smoothquant quantization/spqr
 simulation/hot_cold storage/index storage/readers storage/store text/text
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}

@@ -356,7 +356,7 @@ MUTANTS = [
         "call(block, batch)",
         "pruning/test_prune.py",
     ),
-    Mutant("toolkit/pruning/calibration.py", ".manual_seed(self.seed)", ".manual_seed(0)", "pruning/test_pruned.py"),
+    Mutant("toolkit/pruning/calibration.py", ".manual_seed(self.seed)", ".manual_seed(0)", "pruning/test_changed.py"),
     Mutant(
         "toolkit/quantization/groups.py",
         "((high - low) / (2**bits - 1))",
