@@ -31,9 +31,8 @@ from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import Predictors, predicted
 from toolkit.pruning import METHODS, Calibration, load_changed, load_pruned
-from toolkit.quantization import smoothed
-from toolkit.quantization.smoothed import load_smoothed
-from toolkit.quantization.smoothquant import round_to_int8
+from toolkit.quantization import smoothquant
+from toolkit.quantization.smoothquant import load_smoothed, round_to_int8
 from toolkit.quantization.spqr import SpQR
 from toolkit.storage.experts import bits_of, op_name
 from toolkit.storage.readers import READERS
@@ -99,7 +98,7 @@ def test_a_folder_with_other_logits_is_not_left_behind(model, tmp_path, capfd, m
 
 
 def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: TEXT[:500])
+    monkeypatch.setattr(smoothquant, "load_tokens", lambda corpus, tokenizer, split: TEXT[:500])
     calibration = ["--windows", "2", "--sequence-length", "32"]
     assert pack(model, tmp_path / "packed", "--int8", "--format", "endor", "dense", *calibration) == 0
     capfd.readouterr()

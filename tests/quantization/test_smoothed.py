@@ -8,9 +8,8 @@ import torch
 from tests.offload.conftest import pruned
 from toolkit.errors import UserError
 from toolkit.pruning import Calibration
-from toolkit.quantization import smoothed
-from toolkit.quantization.smoothed import load_smoothed
-from toolkit.quantization.smoothquant import smooth, smoothing_factors
+from toolkit.quantization import smoothquant
+from toolkit.quantization.smoothquant import load_smoothed, smooth, smoothing_factors
 
 CALIBRATION = Calibration(windows=3, sequence_length=16)
 TOKENS = torch.arange(200) * 7 % 61
@@ -26,9 +25,9 @@ def bench(tmp_path, monkeypatch):
         return smoothing_factors(model, windows, alpha)
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
-    monkeypatch.setattr(smoothed, "load_tokens", lambda corpus, tokenizer, split: TOKENS)
-    monkeypatch.setattr(smoothed, "smoothing_factors", counted)
+    monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
+    monkeypatch.setattr(smoothquant, "load_tokens", lambda corpus, tokenizer, split: TOKENS)
+    monkeypatch.setattr(smoothquant, "smoothing_factors", counted)
     return made
 
 
@@ -52,12 +51,12 @@ def test_what_changes_the_factors_makes_them_anew(bench, monkeypatch):
     load_smoothed("llama", alpha=0.7, calibration=CALIBRATION)
     load_smoothed("llama", calibration=replace(CALIBRATION, windows=2))
     load_smoothed("llama", calibration=replace(CALIBRATION, seed=1))
-    monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: (pruned("opt"), "tokenizer", []))
+    monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: (pruned("opt"), "tokenizer", []))
     load_smoothed("llama", calibration=CALIBRATION)
     assert bench == [0.5, 0.7, 0.5, 0.5, 0.5]
 
 
 def test_bad_alpha_before_anything_is_loaded(bench, monkeypatch):
-    monkeypatch.setattr(smoothed, "load_pruned", lambda *_, **settings: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: pytest.fail("the model was loaded"))
     with pytest.raises(UserError, match="alpha 2 is out of range"):
         load_smoothed("llama", alpha=2, calibration=CALIBRATION)

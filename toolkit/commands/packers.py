@@ -105,7 +105,7 @@ def pack_pruned(options: Namespace) -> tuple:
     from toolkit.interchange import save_model
     from toolkit.models.blocks import cast_parameters
     from toolkit.pruning import load_pruned
-    from toolkit.quantization.smoothed import load_smoothed
+    from toolkit.quantization.smoothquant import load_smoothed
     from toolkit.storage.packing import pack_model
 
     if options.method != "dense" and SPARSE_BITMASK not in options.format:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.cutting import attached
 from toolkit.models.plain import Expert
 from toolkit.text import begun, token_ids
 
@@ -165,12 +166,8 @@ def recorded_grams(linears: dict[str, nn.Linear], norms_only: bool = False) -> I
                 grams[name][tile, rest].addmm_(rows[:, tile].T, rows[:, rest])
         last = (inputs, name)
 
-    handles = [linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()]
-    try:
+    with attached(linear.register_forward_pre_hook(partial(add, name)) for name, linear in linears.items()):
         yield grams
-    finally:
-        for handle in handles:
-            handle.remove()
     for gram in {id(gram): gram for gram in grams.values() if gram.ndim == 2}.values():
         _mirror(gram)
 
@@ -212,12 +209,8 @@ class _Call:
 def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> list[_Call]:
     calls: list[_Call] = []
     record = lambda _, args, kwargs: calls.append(_Call(args[1:], kwargs))  # noqa: E731
-    handles = [block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks]
-    try:
+    with attached(block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks):
         _forward(model, window)
-    finally:
-        for handle in handles:
-            handle.remove()
     return calls
 
 
@@ -232,8 +225,7 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
         raise _ReachedError(args[0])
 
     hidden = torch.empty(0)
-    handle = first.register_forward_pre_hook(stop)
-    try:
+    with attached([first.register_forward_pre_hook(stop)]):
         for start in range(0, len(windows), batch_size):
             batch = slice(start, start + batch_size)
             try:
@@ -243,8 +235,6 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_siz
                 if not len(hidden):
                     hidden = inputs.new_empty(len(windows), *inputs.shape[1:])
                 hidden[batch] = inputs
-    finally:
-        handle.remove()
     return hidden
 
 

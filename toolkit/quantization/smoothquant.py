@@ -12,19 +12,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from toolkit.cache import kept_folder
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows
+from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows
+from toolkit.pruning.changed import load_pruned, weights_sha256
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
+from toolkit.text import load_tokens
 
 ALPHA = 0.5  # for most models, section 4.1
 PROBE_TOKENS = 8
+FACTORS = "factors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,38 @@ def smooth(model: nn.Module, calibration: Tensor, alpha: float = ALPHA) -> dict[
     factors = smoothing_factors(model, calibration, alpha)
     fold(model, factors)
     return factors
+
+
+def load_smoothed(
+    model_name: str,
+    method: str = "wanda",
+    alpha: float = ALPHA,
+    calibration: Calibration = DEFAULT,
+    **pruning: object,
+) -> tuple[nn.Module, object]:
+    """The model that `load_pruned` gives, smoothed, and its tokenizer. The factors are made once and kept.
+
+    Its weights are not in int8 yet: `round_to_int8` rounds them in place, `Scaled.encode` packs them. Smoothing and
+    pruning see the same windows. `alpha` is as in `smooth`, the rest as in `load_pruned`; errors are those of both.
+    """
+    from safetensors.torch import load_file
+
+    check_alpha(alpha)
+    model, tokenizer, _ = load_pruned(model_name, method, calibration=calibration, **pruning)
+    fold(model, load_file(_keep_factors(model, tokenizer, alpha, calibration) / FACTORS))
+    return model, tokenizer
+
+
+@kept_folder(
+    "smoothed",
+    without=("toolkit.pruning.methods", "toolkit.models.loading"),
+    key=lambda model, tokenizer: {"model": weights_sha256(model), "tokenizer": type(tokenizer).__name__},
+)
+def _keep_factors(folder: Path, model: nn.Module, tokenizer: object, alpha: float, calibration: Calibration) -> None:
+    from safetensors.torch import save_file
+
+    windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
+    save_file(smoothing_factors(model, windows, alpha), folder / FACTORS)
 
 
 @torch.no_grad()
@@ -141,7 +179,7 @@ def groups(model: nn.Module) -> dict[str, SmoothedGroup]:
     handles = [norm.register_forward_hook(lambda *call: made.append((call[0], call[2]))) for norm in _norms(blocks)]
     for block in blocks:
         handles += [linear.register_forward_pre_hook(read) for linear in decoder_linears(block).values()]
-    with _removed(handles):
+    with attached(handles):
         _decode(model, _probe(model))
     if not readers:
         raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
@@ -173,7 +211,7 @@ def int8_activations(model: nn.Module) -> Iterator[None]:
         return dequantise(absmax_int8(tokens, scales), scales).view_as(args[0])
 
     linears = [linear for block in decoder_blocks(model) for linear in decoder_linears(block).values()]
-    with _removed([linear.register_forward_pre_hook(rounded) for linear in linears]):
+    with attached([linear.register_forward_pre_hook(rounded) for linear in linears]):
         yield
 
 
@@ -195,7 +233,7 @@ def _largest_outputs(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, Flo
 
         return record
 
-    with _removed([module.register_forward_hook(recorder(name)) for name, module in modules.items()]):
+    with attached([module.register_forward_hook(recorder(name)) for name, module in modules.items()]):
         yield largest
 
 
@@ -203,21 +241,11 @@ def _largest_weights(group: SmoothedGroup) -> Float[Tensor, " channels"]:
     return torch.stack([linear.weight.float().abs().amax(dim=0) for linear in group.linears]).amax(dim=0)
 
 
-@contextmanager
-def _removed(handles: list) -> Iterator[None]:
-    """Remove hooks at the end of the block."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _block_calls(model: nn.Module) -> list[_BlockCall]:
     """One call of each block, on a few tokens."""
     calls: list[_BlockCall] = []
     keep = lambda *call: calls.append(_BlockCall(*call))  # noqa: E731
-    with _removed([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
+    with attached([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
         _decode(model, _probe(model))
     return calls
 
