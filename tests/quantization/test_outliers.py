@@ -1,10 +1,13 @@
 """How outliers are spread over rows: hand-worked counts and slow loops."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from tests.notebook_code import functions_of
+from toolkit.errors import UserError
 from toolkit.kernels import csr
 from toolkit.quantization import outliers as study
 from toolkit.quantization.spqr import SpQR
@@ -41,10 +44,17 @@ def test_outliers_at_random_look_like_chance():
     assert found["heaviest_over_chance"] == pytest.approx(1, abs=0.25)
 
 
-def test_rows_are_counted_by_layer_and_operation():
-    matrices = [(1, "q_proj", outliers([1, 1])), (0, "q_proj", outliers([3, 0, 2])), (0, "k_proj", outliers([0, 1]))]
-    found = [{"q_proj": [3, 0, 2], "k_proj": [0, 1]}, {"q_proj": [1, 1]}]
-    assert study.densities_by_layer(matrices) == found
+def test_rows_are_counted_by_operation():
+    matrices = {"self_attn.q_proj": outliers([3, 0, 2]), "self_attn.k_proj": outliers([0, 1])}
+    quantised = SimpleNamespace(
+        folders=("", ""), matrices=lambda _: {name: SimpleNamespace(outliers=of) for name, of in matrices.items()}
+    )
+    assert study.layer_densities(quantised, 1) == {"q_proj": [3, 0, 2], "k_proj": [0, 1]}
+    assert [(layer, op) for layer, op, _ in study.outliers_of(quantised)] == [
+        (layer, op) for layer in range(2) for op in ("q_proj", "k_proj")
+    ]
+    with pytest.raises(UserError, match="layer is 2; expected 0 to 1"):
+        study.layer_densities(quantised, 2)
 
 
 def test_the_error_of_the_worst_weights_is_that_of_a_loop():

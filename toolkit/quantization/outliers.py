@@ -1,6 +1,6 @@
 """How the outliers of a model that SpQR quantised are spread over rows, layers and operations (SpQR, figure 3.3)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import cast
 
 import numpy as np
@@ -34,13 +34,6 @@ def matrix_of(quantised: ChangedModel, layer: int, op: str) -> Quantised:
     return matrices[op]
 
 
-def dense_weight(model_name: str, layer: int, op: str) -> Tensor:
-    """The weight of an operation before it was quantised. Raises what `load_model` and `matrix_of` raise."""
-    model, _ = load_model(model_name, fast_dtype())
-    linears = decoder_linears(decoder_blocks(model)[layer])
-    return next(linear.weight for name, linear in linears.items() if _op(name) == op)
-
-
 def _op(name: str) -> str:
     """The last part of a linear's dotted name, such as "q_proj"."""
     return name.rpartition(".")[2]
@@ -62,14 +55,6 @@ def layer_densities(quantised: ChangedModel, layer: int) -> dict[str, list[int]]
     """Outliers of each row of one block's matrices, by operation. Raises `UserError` for a block that is not there."""
     matrices = _block(quantised, layer)
     return {_op(name): row_counts(matrix.outliers).tolist() for name, matrix in matrices.items()}
-
-
-def densities_by_layer(matrices: Iterable[tuple[int, str, csr.Outliers]]) -> list[dict[str, list[int]]]:
-    """`layer_densities` of every block, from `outliers_of`."""
-    counts: dict[int, dict[str, list[int]]] = {}
-    for layer, op, outliers in matrices:
-        counts.setdefault(layer, {})[op] = row_counts(outliers).tolist()
-    return [counts[layer] for layer in sorted(counts)]
 
 
 @kept("measured", key=lambda model_name: {"weights_sha256": weights_sha256(load_model(model_name, fast_dtype())[0])})
