@@ -39,7 +39,7 @@ from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.models.twins import twin_model
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import LLAMA_CPP
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 
 LAYERS, VOCABULARY = 22, 49_152
 PROMPT = torch.tensor([[7, 100, 55, 9, 31, 500, 2, 64]])
@@ -99,7 +99,7 @@ def prepare(folder: Path) -> None:
     }
     for name, variants in packs.items():
         if not (folder / name).exists():
-            pack_model(twin(), folder / name, variants, "twin")
+            pack_model(twin(), folder / name, Linears(variants), "twin")
     for name in RIVALS if not missing() else ():
         if not (folder / f"{LLAMA_CPP[name]}.gguf").exists():
             LlamaCpp(name, twin(), folder, mapped=False).close()

@@ -14,7 +14,7 @@ from tests.models.test_twins import TOYS
 from toolkit import paths
 from toolkit.models import shapes
 from toolkit.models.twins import twin_model
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 
 FOLDER = paths.root() / "benchmarks"
 SKIPPED = 77  # the status without a GPU, fio or compressed-tensors
@@ -67,7 +67,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         monkeypatch.setattr(module, constant, value)
     if name == "draft":
         model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
-        pack_model(model, small / "packed", ("dense", "endor"), "twin")
+        pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
     if name == "offload":  # llama.cpp's environment would have to be made first
         ways = module.software_ways
         monkeypatch.setattr(module, "software_ways", lambda methods: ways(methods, rivals=()))

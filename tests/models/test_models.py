@@ -214,7 +214,7 @@ def test_gemma_as_its_file_has_it(tmp_path):
 
     from toolkit.evaluation import perplexity
     from toolkit.offload.model import OffloadedModel
-    from toolkit.storage.packing import pack_model
+    from toolkit.storage.packing import Linears, pack_model
     from toolkit.text import load_tokens
 
     model, tokenizer = load_model("gemma3-270m", torch.float32)
@@ -224,7 +224,7 @@ def test_gemma_as_its_file_has_it(tmp_path):
     assert torch.equal(model.get_parameter("model.layers.7.mlp.down_proj.weight"), expected)
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")
     assert 19 < perplexity(model, tokens, 512, 4) < 22
-    pack_model(model, tmp_path / "store", ("endor",), "gemma3-270m", tokenizer)
+    pack_model(model, tmp_path / "store", Linears(("endor",)), "gemma3-270m", tokenizer)
     with OffloadedModel.open(tmp_path / "store", "endor_packed") as ours, torch.no_grad():
         caches = [DynamicCache(config=model.config) for _ in range(2)]
         for piece in (tokens[None, :600], *tokens[None, 600:608].split(1, dim=1)):  # more than the window of 512

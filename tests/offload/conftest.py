@@ -20,7 +20,7 @@ from transformers import (
 
 from tests import processes
 from toolkit.pruning import prune
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.readers.threads import Threads
 
 LAYERS = 4
@@ -89,7 +89,7 @@ def packed(tmp_path_factory):
         if key not in made:
             folder = tmp_path_factory.mktemp(family) / "store"
             model = pruned(family, dtype)
-            pack_model(model, folder, variants, family)
+            pack_model(model, folder, Linears(variants), family)
             made[key] = model, folder
         return made[key]
 

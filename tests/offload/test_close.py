@@ -10,9 +10,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from toolkit.offload.model import OffloadedModel
-from toolkit.storage.experts import pack_experts
-from toolkit.storage.neuron_packing import pack_neurons
-from toolkit.storage.packing import pack_model
+from toolkit.storage.experts import WholeExperts
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import Linears, pack_model
 
 SIZES = {"vocab_size": 8192, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLAMA = SIZES | {"intermediate_size": 512, "num_key_value_heads": 2}
@@ -30,10 +30,10 @@ def mixtral():
 
 
 WAYS = {
-    "decoded": (llama, pack_model, {"method": "endor"}),
-    "packed": (llama, pack_model, {"method": "endor_packed"}),
-    "neurons": (llama, pack_neurons, {}),
-    "experts": (mixtral, pack_experts, {}),
+    "decoded": (llama, Linears(), {"method": "endor"}),
+    "packed": (llama, Linears(), {"method": "endor_packed"}),
+    "neurons": (llama, Neurons(), {}),
+    "experts": (mixtral, WholeExperts(), {}),
 }
 
 
@@ -43,9 +43,9 @@ def use(tmp_path):
     torch.manual_seed(0)
 
     def once(way):
-        make, pack, options = WAYS[way]
+        make, layout, options = WAYS[way]
         if not (tmp_path / way).exists():
-            pack(make().eval().requires_grad_(False), tmp_path / way)
+            pack_model(make().eval().requires_grad_(False), tmp_path / way, layout)
         with OffloadedModel.open(tmp_path / way, verify=False, **options) as model:
             model.generate(PROMPT, max_new_tokens=3, do_sample=False, pad_token_id=0)
         return [weakref.ref(part) for part in (model, model.strategy, *model.model.modules())]

@@ -14,7 +14,7 @@ from toolkit.offload.budget import BudgetError
 from toolkit.offload.draft import Speculation, Speculative
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 COUNT = 30
@@ -29,7 +29,7 @@ def folders(request, tmp_path_factory):
     """A model, dense and packed, and a rounded copy that agrees with most of its tokens."""
     model, folder = pruned(request.param), tmp_path_factory.mktemp("draft")
     for name, variants in FORMS.items():
-        pack_model(model, folder / name, variants)
+        pack_model(model, folder / name, Linears(variants))
     return model, folder
 
 
@@ -196,7 +196,7 @@ def test_both_keep_within_one_budget_and_hold_once_what_they_share(folders):
 @pytest.mark.parametrize("tight", [False, True])
 def test_a_target_by_neuron_reads_what_all_tokens_of_a_check_need(tmp_path, tight):
     packed = Packed("llama", tmp_path / "neurons")
-    pack_model(packed.model, tmp_path / "rough", FORMS["rough"])
+    pack_model(packed.model, tmp_path / "rough", Linears(FORMS["rough"]))
     budget = least_bytes(packed, predictors=packed.predictors) if tight else None
     with (
         OffloadedModel.open(tmp_path / "rough", "endor_packed") as small,

@@ -26,7 +26,8 @@ from toolkit.offload.single_token import SingleToken
 from toolkit.policies.lfu import Lfu
 from toolkit.policies.placement import LayerMap
 from toolkit.quantization import neuron_records
-from toolkit.storage.experts import experts_rest, pack_experts
+from toolkit.storage.experts import WholeExperts, expert_weights
+from toolkit.storage.packing import pack_model, tensors_beside
 from toolkit.storage.readers import READERS
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
@@ -43,7 +44,7 @@ class Packed:
     def __init__(self, family, folder, **changes):
         torch.manual_seed(0)
         self.folder, self.model = folder, mixtures(family, **changes)
-        pack_experts(self.model, folder, family)
+        pack_model(self.model, folder, WholeExperts(), family)
 
     @classmethod
     def of(cls, folder):
@@ -135,7 +136,7 @@ def test_quantised_experts_give_what_their_decoded_weights_give(tmp_path):
             records = neuron_records.encode(*matrices, of_expert)
             for matrix, weights in zip(matrices, neuron_records.decode(records, 64, of_expert), strict=True):
                 matrix.copy_(weights)
-    pack_experts(model, tmp_path / "store", bits=bits)
+    pack_model(model, tmp_path / "store", WholeExperts(bits))
     tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
     found, _ = logits(Packed.of(tmp_path / "store"), tokens)
     with torch.no_grad():
@@ -342,7 +343,7 @@ def test_a_killed_pack_leaves_no_folder(tmp_path):
     code = f"""if True:
         import os, signal
         from tests.models.test_experts import mixtures
-        from toolkit.storage import experts
+        from toolkit.storage import experts, packing
         rows = experts.expert_rows
 
         def killed(of, expert, bits):
@@ -351,7 +352,7 @@ def test_a_killed_pack_leaves_no_folder(tmp_path):
             return rows(of, expert, bits)
 
         experts.expert_rows = killed
-        experts.pack_experts(mixtures("Mixtral"), {str(tmp_path / "store")!r})
+        packing.pack_model(mixtures("Mixtral"), {str(tmp_path / "store")!r}, experts.WholeExperts())
     """
     assert processes.ended(code) == -signal.SIGKILL
     assert not (tmp_path / "store").exists()
@@ -416,16 +417,16 @@ def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
     from tests.offload.conftest import pruned
 
     with pytest.raises(UserError, match="is no mixture of experts"):
-        pack_experts(pruned("llama"), tmp_path / "store")
+        pack_model(pruned("llama"), tmp_path / "store", WholeExperts())
     with pytest.raises(UserError, match="unknown number of bits"):
-        pack_experts(mixtral.model, tmp_path / "store", bits=3)
+        pack_model(mixtral.model, tmp_path / "store", WholeExperts(3))
     with pytest.raises(UserError, match=r"bits of \[6\] experts by layer: the model has \[6, 6, 6, 6\]"):
-        pack_experts(mixtral.model, tmp_path / "store", bits=[[4] * 6])
+        pack_model(mixtral.model, tmp_path / "store", WholeExperts([[4] * 6]))
     assert not (tmp_path / "store").exists()
 
 
 def test_all_but_the_routed_experts_stay_in_memory(packed):
-    rest = experts_rest(packed.model)
+    rest = tensors_beside(packed.model, expert_weights(packed.model))
     routed = {id(it) for experts in mixtures_by_layer(packed.model).values() for it in experts.linears.parameters()}
     kept = {name for name, parameter in packed.model.named_parameters() if id(parameter) not in routed}
     assert kept <= set(rest)

@@ -13,9 +13,9 @@ from toolkit.formats import decode
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.logit_check import check_logits
-from toolkit.storage.experts import pack_experts
-from toolkit.storage.neuron_packing import pack_neurons
-from toolkit.storage.packing import pack_model
+from toolkit.storage.experts import WholeExperts
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import Linears, pack_model
 
 
 def endor(model: nn.Module, folder: Path) -> None:
@@ -23,15 +23,15 @@ def endor(model: nn.Module, folder: Path) -> None:
 
 
 def neurons(model: nn.Module, folder: Path) -> None:
-    pack_neurons(model, folder, thresholds=[0.1] * len(decoder_blocks(model)))
+    pack_model(model, folder, Neurons([0.1] * len(decoder_blocks(model))))
 
 
 def experts(model: nn.Module, folder: Path) -> None:
-    pack_experts(model, folder)
+    pack_model(model, folder, WholeExperts())
 
 
 def experts_4_bits(model: nn.Module, folder: Path) -> None:
-    pack_experts(model, folder, bits=4)
+    pack_model(model, folder, WholeExperts(4))
 
 
 def spqr(model: nn.Module, folder: Path) -> None:
@@ -41,7 +41,7 @@ def spqr(model: nn.Module, folder: Path) -> None:
         for linear in decoder_linears(block).values():
             matrix = packed[linear.weight.data_ptr()] = SpQRMatrix.encode(linear.weight)
             linear.weight.copy_(decode(matrix))
-    pack_model(model, folder, {"spqr": lambda weight: packed[weight.data_ptr()]})
+    pack_model(model, folder, Linears({"spqr": lambda weight: packed[weight.data_ptr()]}))
 
 
 DTYPES = (torch.bfloat16, torch.float32)

@@ -12,12 +12,16 @@ from toolkit.errors import UserError
 from toolkit.formats import FormatError, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
-from toolkit.models.head import TILE, head_parts, rows_of_part
+from toolkit.models.head import HEAD, TILE, head_parts, rows_of_part
 from toolkit.offload.embedding import StoredEmbedding
+from toolkit.offload.head import OffloadedHead
 from toolkit.offload.logit_check import check_logits
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.unpacking import unpack_model
-from toolkit.storage.packing import HEAD_ROWS, head_rows, pack_model
+from toolkit.storage.buffers import buffer_bytes
+from toolkit.storage.experts import WholeExperts
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import HEAD_ROWS, Linears, head_rows, pack_model
 from toolkit.storage.store import Store
 
 IDS = torch.tensor([[5, 96, 0, 5, 41, 7]])
@@ -41,13 +45,32 @@ def test_the_model_runs_with_what_the_head_decodes_to(family, form, tmp_path, on
     check_logits(tmp_path / "packed", model)  # raises if products with packed weights are off by more than rounding
 
 
+@pytest.mark.parametrize("form", HEADS)
+@pytest.mark.parametrize("family", ["Qwen2", "Llama, tied", "Mixtral"])
+def test_beside_neurons_and_experts_it_is_in_memory(family, form, tmp_path, one_thread):
+    model = load_family(family, tmp_path / "model", torch.bfloat16)
+    layout = WholeExperts() if family == "Mixtral" else Neurons([0.1, 0.1])
+    pack_model(model, tmp_path / "whole", layout)
+    pack_model(model, tmp_path / "packed", layout, head=HEADS[form])
+    check_logits(tmp_path / "packed", model)
+    with OffloadedModel.open(tmp_path / "packed") as ours, OffloadedModel.open(tmp_path / "whole") as whole:
+        assert isinstance(ours.model.get_input_embeddings(), StoredEmbedding)
+        assert isinstance(ours.model.lm_head, OffloadedHead)
+        used = [each.budgets["dram"].taken["rest"] for each in (ours, whole)]
+        parts = [layer for layer in ours.store.layers_of(ours.store.variants[0]) if HEAD in layer.ops]
+        held = sum(buffer_bytes(part.nbytes) for part in parts)
+        assert used[0] <= used[1] + held + 2 * model.lm_head.weight.nbytes
+    with pytest.raises(UserError, match="packed head, which a GPU does not take"):
+        OffloadedModel.open(tmp_path / "packed", device="cuda")
+
+
 def test_a_head_larger_than_the_budget_is_streamed(tmp_path, one_thread):
     """The head has 8 MB, in 32 parts; the budget holds two buffers of 2 MB each and little more."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4}
     config = LlamaConfig(**sizes, vocab_size=1 << 15, num_hidden_layers=2, tie_word_embeddings=False)
     model = LlamaForCausalLM(config).bfloat16().eval()
-    pack_model(model, tmp_path / "packed", ("dense",), head=HEADS["dense"])
+    pack_model(model, tmp_path / "packed", Linears(("dense",)), head=HEADS["dense"])
     store = Store.open(tmp_path / "packed")
     assert len(store.layers_of("dense")) == 2 + 128
     with OffloadedModel.open(tmp_path / "packed", "dense_packed", dram_bytes=5_000_000) as tight, torch.no_grad():

@@ -20,7 +20,8 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_ffn import NeuronFFN
 from toolkit.predictors import CopyLast
 from toolkit.predictors.foresight import Stateless
-from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import pack_model
 
 LAYERS = 4
 TOKENS = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
@@ -222,15 +223,15 @@ def test_what_cannot_be_is_refused(llama, gpu, options, told):
 
 def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
     usage = Usage("tiny", tuple(drawn_usage()))
-    settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: usage.save(place / USAGE)}
-    pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
+    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": lambda place: usage.save(place / USAGE)}
+    pack_model(llama.model, tmp_path / "store", thresholds, "tiny", **settings)
     budget = {"device": "cuda", "device_bytes": device_bytes(llama, 600)}
     chosen = []
     for folder, options in ((tmp_path / "store", {}), (llama.folder, {"usage": drawn_usage()})):
         with OffloadedModel.open(folder, **budget, **options) as ours:
             chosen.append(ours.strategy.hot)
     assert all(np.array_equal(one, other) for one, other in zip(*chosen, strict=True))
-    pack_neurons(llama.model, tmp_path / "other", "large", **settings)
+    pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="usage of neurons of model 'tiny'; expected 'large'"):
         OffloadedModel.open(tmp_path / "other", **budget)
 

@@ -19,7 +19,7 @@ from toolkit.quantization import absmax_int8
 from toolkit.quantization.smoothquant import round_to_int8, smooth
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
@@ -46,7 +46,7 @@ def int8(tmp_path_factory):
             calibration = torch.arange(64) % 61
             smooth(model, calibration.view(-1, 16))
             folder = tmp_path_factory.mktemp(family) / "store"
-            pack_model(model, folder, {form: packing(form) for form in FORMS}, family)
+            pack_model(model, folder, Linears({form: packing(form) for form in FORMS}), family)
             rounded = copy.deepcopy(model)
             round_to_int8(rounded)
             assert not torch.equal(rounded(PROMPT).logits, model(PROMPT).logits)
@@ -126,7 +126,7 @@ def test_widening_is_part_of_decoding(int8):
 
 def test_integers_without_scales_are_no_weights(tmp_path):
     model = pruned("llama")
-    pack_model(model, tmp_path / "s", {"endor": lambda weight: encode("endor", absmax_int8(weight))})
+    pack_model(model, tmp_path / "s", Linears({"endor": lambda weight: encode("endor", absmax_int8(weight))}))
     with pytest.raises(UserError, match=r"layer 0 .* is torch.int8 without scales.*--int8"):
         OffloadedModel.open(tmp_path / "s")
 

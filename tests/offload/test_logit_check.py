@@ -10,8 +10,8 @@ from toolkit.models import ffn, skeleton
 from toolkit.offload import linear
 from toolkit.offload.logit_check import check_logits
 from toolkit.offload.single_token import SingleToken
-from toolkit.storage.neuron_packing import pack_neurons
-from toolkit.storage.packing import pack_model
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import Linears, pack_model
 
 
 def buffers_of_the_models_type(patch):
@@ -43,19 +43,19 @@ def wrong_single_tokens(patch):
 
 
 FAULTS = {
-    buffers_of_the_models_type: ("GPT-J", pack_model, "endor, prompt"),
-    linears_that_add_at_once: ("Falcon, with biases", pack_model, "endor, prompt"),
-    ffns_that_are_not_tried: ("BitNet", pack_neurons, "bundled, prompt"),
-    wrong_single_tokens: ("Qwen2", pack_model, "endor, single tokens"),
+    buffers_of_the_models_type: ("GPT-J", Linears(), "endor, prompt"),
+    linears_that_add_at_once: ("Falcon, with biases", Linears(), "endor, prompt"),
+    ffns_that_are_not_tried: ("BitNet", Neurons(), "bundled, prompt"),
+    wrong_single_tokens: ("Qwen2", Linears(), "endor, single tokens"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_are_noticed(tmp_path, monkeypatch, fault):
-    family, pack, where = FAULTS[fault]
+    family, layout, where = FAULTS[fault]
     model = load_family(family, tmp_path / "model", torch.bfloat16)
     fault(monkeypatch)
-    pack(model, tmp_path / "store")
+    pack_model(model, tmp_path / "store", layout)
     with pytest.raises(UserError, match=rf"\({where}\) has other logits .* off by [\d.]+ of their") as caught:
         check_logits(tmp_path / "store", model)
     assert "\n" not in str(caught.value)
@@ -64,7 +64,7 @@ def test_faults_are_noticed(tmp_path, monkeypatch, fault):
 @pytest.mark.parametrize(("name", "factor"), [("model.norm.weight", 1.02), ("model.embed_tokens.weight", torch.nan)])
 def test_other_tensors_are_noticed(tmp_path, name, factor):
     model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
-    pack_model(model, tmp_path / "store", ("dense", "zstd"))
+    pack_model(model, tmp_path / "store", Linears(("dense", "zstd")))
     assert check_logits(tmp_path / "store", model) < 0.05
     model.get_parameter(name).mul_(factor)
     with pytest.raises(UserError, match="other logits"):

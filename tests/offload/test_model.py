@@ -22,7 +22,7 @@ from toolkit.policies.ways import POLICIES
 from toolkit.pruning import load_pruned
 from toolkit.storage import buffers, index
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.readers.threads import Threads
 from toolkit.storage.store import Store
 
@@ -253,14 +253,14 @@ def test_all_is_checked_before_the_store_is_read(packed, monkeypatch):
 def smollm2(tmp_path_factory):
     model, tokenizer, _ = load_pruned("smollm2-135m", "magnitude", dtype=torch.float32)
     folder = tmp_path_factory.mktemp("smollm2") / "store"
-    pack_model(model, folder, ("endor",), "smollm2-135m", tokenizer)
+    pack_model(model, folder, Linears(("endor",)), "smollm2-135m", tokenizer)
     return model, tokenizer, folder
 
 
 def test_decoded_weights_give_the_same_logits_as_the_model_in_memory(tmp_path):
     """Every bit of every logit, in the type that `pack` writes: an equal text proves little."""
     model, tokenizer = load_model("smollm2-135m", torch.bfloat16)
-    pack_model(model, tmp_path / "store", ("endor",), "smollm2-135m", tokenizer)
+    pack_model(model, tmp_path / "store", Linears(("endor",)), "smollm2-135m", tokenizer)
     settings = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
     with OffloadedModel.open(tmp_path / "store", dram_bytes=140_000_000) as ours:
         prompt = tokenizer("The history of the Roman empire", return_tensors="pt")

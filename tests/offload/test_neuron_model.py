@@ -26,7 +26,8 @@ from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
 from toolkit.predictors.from_trace import FromTrace
 from toolkit.simulation.replay import replay, units_of
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
-from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import pack_model
 from toolkit.storage.readers import READERS
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
@@ -56,7 +57,7 @@ class Packed:
         sizes = Magnitudes.measure(self.model, torch.randint(61, (256,)), sequence_length=64)
         self.thresholds = sizes.thresholds(0.0 if family == "opt" else ZEROS)
         self.needs = [round(NEURONS * (1 - ZEROS))] * len(self.thresholds)
-        pack_neurons(self.model, folder, family, thresholds=self.thresholds.tolist(), needs=self.needs)
+        pack_model(self.model, folder, Neurons(self.thresholds.tolist(), needs=self.needs), family)
         self.predictors = [
             Exact(limit, ffn, activation_name(self.model))
             for ffn, limit in zip(decoder_ffns(self.model), self.thresholds.tolist(), strict=True)
@@ -184,14 +185,14 @@ def test_predictors_of_another_model_are_refused(llama, tmp_path):
 def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
     save = Predictors("tiny", (*gates[:3], None)).save
-    settings = {"thresholds": llama.thresholds.tolist(), "files": lambda place: save(place / PREDICTORS)}
-    pack_neurons(llama.model, tmp_path / "store", "tiny", **settings)
+    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": lambda place: save(place / PREDICTORS)}
+    pack_model(llama.model, tmp_path / "store", thresholds, "tiny", **settings)
     with OffloadedModel.open(tmp_path / "store") as ours:
         found = [ffn.predictor for ffn in ours.strategy.ffns]
         assert found[3] is None
         assert all(torch.equal(mine.weight, gate.weight) for mine, gate in zip(found[:3], gates[:3], strict=True))
         assert ours.budgets["dram"].taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
-    pack_neurons(llama.model, tmp_path / "other", "large", **settings)
+    pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
         OffloadedModel.open(tmp_path / "other")
 
@@ -286,9 +287,9 @@ def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refus
         OffloadedModel.open(tmp_path / "packed", predictors=[None] * 4)
     model, config, sizes = FAMILIES["llama"]
     with pytest.raises(UserError, match="a gate and biases"):
-        pack_neurons(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons")
+        pack_model(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons", Neurons())
     with pytest.raises(UserError, match="2 thresholds for 4 decoder blocks"):
-        pack_neurons(pruned("llama"), tmp_path / "neurons", thresholds=[0.1, 0.2])
+        pack_model(pruned("llama"), tmp_path / "neurons", Neurons([0.1, 0.2]))
     assert not (tmp_path / "neurons").exists()
 
 

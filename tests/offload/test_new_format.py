@@ -21,7 +21,7 @@ from toolkit.policies.methods import METHODS, Method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
 from toolkit.quantization.smoothquant import round_to_int8
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,7 +78,7 @@ def packed(request, toy, tmp_path):
     """A model, and the folder that it is packed in by the toy format: as it is, or in int8 with scales."""
     model, folder = pruned("llama"), tmp_path / "store"
     pack = ("backwards",) if request.param == "plain" else {"backwards": lambda w: Scaled.encode("backwards", w)}
-    pack_model(model, folder, pack)
+    pack_model(model, folder, Linears(pack))
     if request.param == "int8":
         round_to_int8(model)
     return model, folder

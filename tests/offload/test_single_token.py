@@ -11,7 +11,7 @@ from toolkit.offload.growing_cache import GrowingLayer, GrowingWindow
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.single_token import SingleToken
 from toolkit.policies.placement import LayerMap
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 MORE = torch.tensor([[9, 2, 60, 33, 7, 7, 28]])
@@ -54,7 +54,7 @@ def served(request, tmp_path_factory):
     model, config, sizes = known[family]
     model = pruned((model, config, sizes | SERVED[family]))
     folder = tmp_path_factory.mktemp(family) / "store"
-    pack_model(model, folder, ("endor",), family)
+    pack_model(model, folder, Linears(("endor",)), family)
     return model, folder
 
 

@@ -17,7 +17,7 @@ from toolkit.pruning import Calibration, changed, load_changed
 from toolkit.quantization.spqr import SpQR
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import pack_quantised
+from toolkit.storage.packing import ChangedLinears, pack_model
 from toolkit.storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +40,7 @@ def served(tmp_path_factory):
                 patch.setattr(changed, "load_tokens", lambda *_: torch.arange(64) % 61)
                 model = load_changed(family, SpQR(0.05, reorder=True), Calibration(sequence_length=16), dtype)
             pack = lambda matrix, dtype: next(forms).from_quantised(matrix, dtype)  # noqa: E731
-            pack_quantised(model, folder / "store", "spqr", pack, family)
+            pack_model(model.model, folder / "store", ChangedLinears(model, "spqr", pack), family, model.tokenizer)
             made[family, dtype] = model.model, folder / "store"
         return made[family, dtype]
 

@@ -15,7 +15,7 @@ from toolkit.planner.rates import TIMED
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import EXPERTS, NEURONS, STREAMED, WHOLE, ZEROS, PlannedWay, ways
 from toolkit.storage.direct import whole_blocks
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
 SIZES = {"hidden_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
@@ -68,7 +68,7 @@ def test_what_a_plan_lets_through_is_not_refused_and_what_it_leaves_out_would_be
 def test_the_memory_of_other_families_is_known_beforehand(family, tmp_path):
     model = load_family(family, tmp_path / "model", torch.bfloat16)
     shape = open_target(str(tmp_path / "model")).shape
-    pack_model(model, tmp_path / "store", ("dense",))
+    pack_model(model, tmp_path / "store", Linears(("dense",)))
     with pytest.raises(BudgetError) as refused:
         OffloadedModel.open(tmp_path / "store", "dense_packed", dram_bytes=1000, verify=False)
     assert sizes.footprint(shape, OURS["dense"]).needed_bytes == pytest.approx(refused.value.needed_bytes, rel=0.02)

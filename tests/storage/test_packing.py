@@ -13,7 +13,7 @@ from toolkit.formats import decode, encode
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.storage import writing
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.packing import pack_model, rest_tensors
+from toolkit.storage.packing import Linears, linear_weights, pack_model, tensors_beside
 from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 
@@ -58,7 +58,7 @@ def rebuild(store, variant):
 
 
 def test_a_store_is_the_whole_model(tmp_path, model):
-    pack_model(model, tmp_path / "s", ("endor", "zstd"), "tiny", description={"method": "random"})
+    pack_model(model, tmp_path / "s", Linears(("endor", "zstd")), "tiny", description={"method": "random"})
     store = Store.open(tmp_path / "s")
     store.verify()
     assert store.model == {"name": "tiny", "method": "random"}
@@ -72,14 +72,14 @@ def test_a_store_is_the_whole_model(tmp_path, model):
 
 
 def test_what_is_tied_is_stored_once(tmp_path, model):
-    rest = rest_tensors(model)
+    rest = tensors_beside(model, linear_weights(model))
     tied = model.config.tie_word_embeddings
     assert ("lm_head.weight" in rest) is not tied
     assert sum(tensor.data_ptr() == model.get_input_embeddings().weight.data_ptr() for tensor in rest.values()) == 1
 
 
 def test_variants_of_ones_own(tmp_path, model):
-    pack_model(model, tmp_path / "s", {"half": lambda weight: encode("dense", weight.to(torch.bfloat16))})
+    pack_model(model, tmp_path / "s", Linears({"half": lambda weight: encode("dense", weight.to(torch.bfloat16))}))
     store = Store.open(tmp_path / "s")
     assert {run.dtype for run in store.index.ops} == {torch.bfloat16}
     assert {run.format for run in store.index.ops} == {"dense"}
@@ -135,7 +135,7 @@ def test_another_model_is_refused(tmp_path, model, name):
 def test_bad_variants_leave_nothing(tmp_path, model):
     for variants, told in [(("coo",), "unknown format 'coo'"), ((), "no variant to pack")]:
         with pytest.raises(UserError, match=told):
-            pack_model(model, tmp_path / "s", variants)
+            pack_model(model, tmp_path / "s", Linears(variants))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,7 +143,7 @@ def test_bad_variants_leave_nothing(tmp_path, model):
 def test_the_space_asked_for_is_close_to_what_it_takes(tmp_path, model, monkeypatch):
     asked, check = [], writing.check_space
     monkeypatch.setattr(writing, "check_space", lambda folder, nbytes: (asked.append(nbytes), check(folder, nbytes)))
-    pack_model(model, tmp_path / "s", ("dense", "endor"))
+    pack_model(model, tmp_path / "s", Linears(("dense", "endor")))
     store = Store.open(tmp_path / "s")
     stored = sum(piece.nbytes for run in store.index.ops for piece in run.pieces.values())
     stored += sum(run.pieces[run.name].nbytes for run in store.index.rest)
@@ -151,4 +151,4 @@ def test_the_space_asked_for_is_close_to_what_it_takes(tmp_path, model, monkeypa
     usage = namedtuple("usage", "total used free")(0, 0, asked[0])
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with pytest.raises(UserError, match="MB more are needed"):
-        pack_model(model, tmp_path / "t", ("dense", "endor"))
+        pack_model(model, tmp_path / "t", Linears(("dense", "endor")))

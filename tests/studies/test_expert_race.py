@@ -10,7 +10,8 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.twins import twin_mixture
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.routing import RecordedRouter
-from toolkit.storage.experts import pack_experts, pack_mixture_twin
+from toolkit.storage.experts import RandomExperts, WholeExperts
+from toolkit.storage.packing import pack_model
 from toolkit.studies import expert_race
 from toolkit.studies.expert_race import WAYS, ExpertRace, counts, race_table, replayed, routing_of
 
@@ -22,7 +23,7 @@ def race(tmp_path, monkeypatch):
     """A tiny random mixture; `model` names the race, so that nothing else is kept under its name."""
     torch.manual_seed(0)
     changes = {"num_hidden_layers": LAYERS, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
-    pack_experts(mixtures("Mixtral", **changes), tmp_path / "store")
+    pack_model(mixtures("Mixtral", **changes), tmp_path / "store", WholeExperts())
     monkeypatch.setattr(expert_race, "_folder", lambda race: tmp_path / "store")
     tokens = list(torch.randint(61, (30, 1, 1), generator=torch.Generator().manual_seed(1)))
     monkeypatch.setattr(expert_race, "_tokens", lambda race: tokens)
@@ -75,7 +76,7 @@ def test_a_twin_has_its_experts_on_disk_alone_and_is_routed_as_recorded(tmp_path
     monkeypatch.setitem(ARCHITECTURES, "small", small)
     twin = twin_mixture("small", 2)
     assert all(it.is_meta == (".experts." in name) for name, it in twin.named_parameters())
-    pack_mixture_twin(twin, tmp_path / "store", "small")
+    pack_model(twin, tmp_path / "store", RandomExperts(), "small")
     chosen = torch.tensor([[0, 3], [0, 1], [2, 3]])
 
     def routing(layer, experts):

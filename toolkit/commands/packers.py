@@ -106,7 +106,7 @@ def pack_pruned(options: Namespace) -> tuple:
     from toolkit.models.blocks import cast_parameters
     from toolkit.pruning import load_pruned
     from toolkit.quantization.smoothquant import load_smoothed
-    from toolkit.storage.packing import pack_model
+    from toolkit.storage.packing import Linears, pack_model
 
     if options.method != "dense" and SPARSE_BITMASK not in options.format:
         _try_formats(options)
@@ -121,7 +121,15 @@ def pack_pruned(options: Namespace) -> tuple:
     else:
         recipe = {name: getattr(options, name) for name in ("method", "sparsity", "pattern", "int8")}
         variants = {name: _encoder(options, name) for name in options.format}
-        pack_model(model, options.out, variants, options.model, tokenizer, recipe, _head(options, model))
+        pack_model(
+            model,
+            options.out,
+            Linears(variants),
+            options.model,
+            tokenizer,
+            description=recipe,
+            head=_head(options, model),
+        )
     return model, tokenizer
 
 
@@ -176,14 +184,22 @@ def pack_spqr(options: Namespace) -> tuple:
     from toolkit.models.blocks import cast_parameters
     from toolkit.pruning import load_changed
     from toolkit.quantization.spqr import SpQR
-    from toolkit.storage.packing import pack_quantised
+    from toolkit.storage.packing import ChangedLinears, pack_model
 
     dtype = torch_dtype(options.dtype)
     quantised = load_changed(options.model, SpQR(options.outliers), calibration(options), dtype)
     cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
     head = _head(options, quantised.model)
-    pack_quantised(quantised, options.out, "spqr", fastest, options.model, recipe, head)
+    pack_model(
+        quantised.model,
+        options.out,
+        ChangedLinears(quantised, "spqr", fastest),
+        options.model,
+        quantised.tokenizer,
+        description=recipe,
+        head=head,
+    )
     return quantised.model, quantised.tokenizer
 
 
@@ -213,11 +229,12 @@ def pack_neurons(options: Namespace) -> tuple:
     from toolkit.offload.neuron_folder import make_folder
 
     settings = (options.sparsity, options.predictors, calibration(options), torch_dtype(options.dtype))
-    return make_folder(options.model, options.out, *settings)
+    return make_folder(options.model, options.out, *settings, partial(_head, options))
 
 
 def check_neurons(options: Namespace) -> None:
     """Raise `UserError` for a sparsity or predictors that cannot be."""
+    _check_head(options)
     resolve(options.sparsity, None)
     if options.predictors not in PREDICTORS:
         raise unknown("predictors", options.predictors, PREDICTORS)
@@ -226,13 +243,14 @@ def check_neurons(options: Namespace) -> None:
 def pack_by_expert(options: Namespace) -> tuple:
     """Store each expert of a mixture by itself, for `run` to read those that a token needs."""
     from toolkit.models import load_model
-    from toolkit.storage.experts import pack_experts
+    from toolkit.storage.experts import WholeExperts
+    from toolkit.storage.packing import pack_model
 
     model, tokenizer = load_model(options.model, torch_dtype(options.dtype or WRITTEN))
     bits = None if options.bits == EXPERT_BITS[0] else options.bits
     if options.mixed:
         bits = _bits_by_usage(options, model, tokenizer)
-    pack_experts(model, options.out, options.model, tokenizer, bits)
+    pack_model(model, options.out, WholeExperts(bits), options.model, tokenizer, head=_head(options, model))
     return model, tokenizer
 
 
@@ -250,6 +268,7 @@ def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
 
 def check_experts(options: Namespace) -> None:
     """Raise `UserError` for bits that experts are not stored in, or a share that is none."""
+    _check_head(options)
     if options.bits not in EXPERT_BITS:
         raise unknown("--bits", options.bits, EXPERT_BITS)
     if not 0 <= options.mixed <= 1:
@@ -267,7 +286,7 @@ PRUNING_METHODS = {
 HEAD = Option(
     "head",
     HEADS[0],
-    "output head: whole is in memory; dense (16 bits), int8, spqr (4.4 bits) are read like layers",
+    "output head: whole, in memory; or packed as dense (16 bits), int8 or spqr (4.4 bits), and read like layers",
 )
 PRUNING = (
     HEAD,
@@ -278,11 +297,13 @@ PRUNING = (
 )
 OUTLIERS = Option("outliers", 0.01, "share of weights kept in fp16", {"type": float})
 NEURONS = (
+    HEAD,
     Option("sparsity", 0.8, "share of zeros", {"type": float}),
     Option("predictors", "few_bits", f"which neurons to read before an FFN: {', '.join(PREDICTORS)}"),
 )
 MIXED = "share of each layer's experts, least used by the calibration text, in 2 bits"
 EXPERTS = (
+    HEAD,
     Option("bits", 16, "of an expert's weight: 16, or 4 in groups of 64, or 2 in groups of 16", {"type": int}),
     Option("mixed", 0.0, MIXED, {"type": float}),
 )

@@ -35,7 +35,7 @@ from toolkit.policies.layer_maps import place_layers
 from toolkit.policies.methods import ACCELERATE, LLAMA_CPP, RIVALS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Placed, Way
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
 # Runtimes of others: `RUNTIMES[method](method, model, folder, text, labels)` is a contestant that runs a model from
@@ -143,7 +143,7 @@ def contestants(
     """
     if not (folder / STORE).exists():
         forms = [way.stored.format for way, _ in ways if way.method not in RIVALS]
-        pack_model(model, folder / STORE, packs or tuple(dict.fromkeys(["dense", *sorted(forms)])))
+        pack_model(model, folder / STORE, Linears(packs or tuple(dict.fromkeys(["dense", *sorted(forms)]))))
     store = Store.open(folder / STORE)
     store.verify()
     maps = {placed: _placed(store, *placed) for placed in ways}

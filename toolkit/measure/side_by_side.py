@@ -33,7 +33,7 @@ from toolkit.offload.budget import BudgetError
 from toolkit.policies.methods import LLAMA_CPP, PACKED
 from toolkit.policies.ways import Way
 from toolkit.records import line, load_json
-from toolkit.storage.packing import pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
 POLICY = "pipelined"
@@ -110,7 +110,7 @@ def token_rates(
         text, dense = greedy_text(model, race.prompt, SKIPPED + race.tokens, NEAR), store
         if "dense" not in store.variants:
             tell("writing the dense weights")
-            pack_model(model, scratch / "store", ("dense",), str(store.model.get("name")))
+            pack_model(model, scratch / "store", Linears(("dense",)), str(store.model.get("name")))
             dense = Store.open(scratch / "store")
         racing: list[Contestant] = []
         held_bytes = {}

@@ -48,7 +48,7 @@ def twin_model(
 def twin_mixture(model: str, layers: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Module:
     """A Mixtral decoder with layers of a mixture of `toolkit.models.architectures`, whose experts have no memory.
 
-    They are on the device "meta": `toolkit.storage.experts.pack_mixture_twin` writes random ones to disk. All else is
+    They are on the device "meta": `toolkit.storage.experts.RandomExperts` writes random ones to disk. All else is
     random and on the CPU; embeddings and head are small. A model with shared experts or dense layers gets none of
     these. Raises `UserError` for a model without experts, or fewer than one layer.
     """

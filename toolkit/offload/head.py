@@ -1,12 +1,22 @@
-"""An output head whose parts are streamed as layers are."""
+"""An output head in packed parts: streamed as layers are, or in memory beside neurons or experts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from toolkit.formats import Packed
+from toolkit.models.head import HEAD, head_parts
+from toolkit.offload.device import Cpu
 from toolkit.offload.linear import OffloadedLinear
+from toolkit.storage.buffers import aligned_buffer, buffer_bytes
+from toolkit.storage.readers import open_reader
+from toolkit.storage.readers.base import Reader
+from toolkit.storage.runs import Layer
+from toolkit.storage.store import Store
+from toolkit.timeline.spans import Recorder
 
 
 class OffloadedHead(nn.Module):
@@ -21,3 +31,45 @@ class OffloadedHead(nn.Module):
     def forward(self, x: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch words"]:
         """The logits, as each part gives them."""
         return torch.cat([part(x) for part in self.parts], dim=-1)
+
+
+class HeldHead:
+    """The packed head of a folder of neurons or experts: all its parts are in memory, on the CPU.
+
+    `nbytes` are those of the parts, and of what prompts make one of them dense in.
+    """
+
+    def __init__(self, store: Store, variant: str, rows: int):
+        self._store, self._variant, self._rows = store, variant, rows
+        layers = {number: layer for (number, found), layer in store.layers.items() if found == variant}
+        self._parts = {number: layer for number, layer in sorted(layers.items()) if HEAD in layer.ops}
+        self._scratch_bytes = max(part.ops[HEAD].scratch_bytes for part in self._parts.values())
+        self.nbytes = self._scratch_bytes + sum(buffer_bytes(part.nbytes) for part in self._parts.values())
+
+    def take_over(self, model: nn.Module, guard: Callable[[Callable], Callable], recorder: Recorder) -> None:
+        """Read the parts and put them in the place of the model's head. A part called alone is guarded."""
+        device, parts = Cpu(), []
+        scratch = device.empty(self._scratch_bytes)
+        with open_reader("threads", self._store, self._variant) as reader:
+            for (number, stored), linear in zip(self._parts.items(), head_parts(model, self._rows), strict=True):
+                held = partial(_itself, self._read(reader, stored))
+                part = OffloadedLinear(linear, HEAD, number, held, scratch, True, recorder, device)
+                part.forward = guard(part.forward)
+                parts.append(part)
+        replace_head(model, parts)
+
+    @staticmethod
+    def _read(reader: Reader, part: Layer) -> Packed:
+        buffer = aligned_buffer(part.nbytes)
+        reader.read(part.ranges, buffer)
+        return part.view(buffer)[HEAD]
+
+
+def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
+    """Put parts in the place of a model's head."""
+    head = model.get_output_embeddings()
+    model.set_submodule(next(name for name, module in model.named_modules() if module is head), OffloadedHead(parts))
+
+
+def _itself(packed: Packed) -> Packed:
+    return packed

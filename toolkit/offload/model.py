@@ -25,6 +25,7 @@ from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.device import Cpu, Cuda, open_device
 from toolkit.offload.draft import Speculation, Speculative, check_draft
 from toolkit.offload.embedding import StoredEmbedding
+from toolkit.offload.head import HeldHead
 from toolkit.offload.options import Options
 from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
@@ -69,7 +70,7 @@ class OffloadedModel:
     def open(
         cls, folder: str | Path, method: str | None = None, beside: Self | None = None, **settings: object
     ) -> Self:
-        """Open a folder that `pack_model`, `pack_neurons` or `pack_experts` of `toolkit.storage` wrote.
+        """Open a folder that `toolkit.storage.packing.pack_model` wrote.
 
         `settings` are the other fields of `Options`. Raises what `from_options` raises.
         """
@@ -92,7 +93,12 @@ class OffloadedModel:
             store, recorder = Store.open(folder), Recorder()
             variant = store.variants[0] if len(store.variants) == 1 else ""
             common = {} if beside is None else _common(store, beside)
-            opening = Opening(store, options, device, budgets, recorder, stack, common)
+            head = HeldHead(store, variant, store.head_rows) if variant in STRATEGIES and store.head_rows else None
+            if head is not None and options.on_gpu:
+                raise UserError(
+                    f"{store.folder} has a packed head, which a GPU does not take: pack it with --head whole"
+                )
+            opening = Opening(store, options, device, budgets, recorder, stack, common, head)
             strategy = STRATEGIES.get(variant, Streamed)(opening)
             opened = cls(store, strategy.model, strategy, device, budgets, recorder)
             with device.within_memory():
@@ -175,6 +181,8 @@ class OffloadedModel:
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
         self.strategy.take_over(self._turn)
+        if opening.head is not None:
+            opening.head.take_over(self.model, self._turn.guard, self.recorder)
         if opening.on_disk:
             self._leave_on_disk(opening.on_disk)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:

@@ -1,6 +1,6 @@
 """From the name of a model to a folder that `toolkit.offload.by_neuron` runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,12 +14,20 @@ from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
 from toolkit.pruning.calibration import Calibration
-from toolkit.storage.neuron_packing import check_packable, pack_neurons
+from toolkit.storage.neuron_packing import Neurons, check_packable
+from toolkit.storage.packing import Pack, pack_model
 from toolkit.text import load_tokens
 
 KINDS = (*STORED, "none")
 KEPT = 0.99  # of the magnitudes that limits keep
 SAMPLED = 2  # windows at most, on which limits are chosen and neurons are counted
+
+
+HeadPack = Callable[[nn.Module], Pack | None]
+
+
+def no_head(model: nn.Module) -> None:
+    """The head stays in memory as it is."""
 
 
 def make_folder(
@@ -29,6 +37,7 @@ def make_folder(
     kind: str,
     calibration: Calibration,
     dtype: torch.dtype | None = None,
+    head: HeadPack = no_head,
 ) -> tuple[nn.Module, object]:
     """Write a model by neuron, with thresholds, predictors and the neurons' usage, all from calibration text.
 
@@ -39,14 +48,15 @@ def make_folder(
         kind: of predictors, one of `KINDS`.
         calibration: its first windows are taken.
         dtype: of the weights; None calculates in the quickest here and writes bfloat16.
+        head: what packs the head of a model, as `pack_model` takes it.
 
     Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
-    `pack_neurons` raise, and `UserError` for an unknown kind or a share outside [0, 1).
+    `pack` raise, and `UserError` for an unknown kind or a share outside [0, 1).
     """
     _check(zeros, kind)
     model, tokenizer = load_model(name, dtype or fast_dtype())
     tokens = load_tokens(calibration.corpus, tokenizer, "calibration")
-    write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype)
+    write_folder(model, folder, name, tokens, zeros, kind, calibration, tokenizer, dtype, head)
     return model, tokenizer
 
 
@@ -60,6 +70,7 @@ def write_folder(
     calibration: Calibration,
     tokenizer: object | None = None,
     dtype: torch.dtype | None = None,
+    head: HeadPack = no_head,
 ) -> None:
     """Write a model that is loaded, calibrated on a row of token ids; its weights are cast to `dtype`.
 
@@ -85,7 +96,8 @@ def write_folder(
             Predictors(name, tuple(found)).save(place / PREDICTORS)
 
     cast_parameters(model, dtype or torch.bfloat16)
-    pack_neurons(model, folder, name, tokenizer, thresholds.tolist(), neurons_needed(samples, found), files)
+    layout = Neurons(thresholds.tolist(), needs=neurons_needed(samples, found))
+    pack_model(model, folder, layout, name, tokenizer, head=head(model), files=files)
 
 
 def _check(zeros: float, kind: str) -> None:

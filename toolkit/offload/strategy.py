@@ -19,6 +19,7 @@ from toolkit.models.skeleton import empty_model, read_config, read_generation_co
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.embedding import embedding_beside_head
+from toolkit.offload.head import HeldHead
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.options import Options
 from toolkit.offload.turn import Turn
@@ -32,8 +33,8 @@ from toolkit.timeline.spans import Recorder
 class Opening:
     """A folder that is being opened; `stack` closes what a strategy opens.
 
-    `common` are the tensors, no op's weights, that another opened model holds already. `on_disk` is the name of an
-    input embedding that stays there, if there is one; `skeleton` finds it.
+    `common` are the tensors, no op's weights, that another opened model holds already. `head` is a packed one that is
+    held in memory. `on_disk` is the name of an input embedding that stays there, if there is one; `skeleton` finds it.
     """
 
     store: Store
@@ -43,6 +44,7 @@ class Opening:
     recorder: Recorder
     stack: ExitStack
     common: Mapping[str, Tensor] = field(default_factory=dict)
+    head: HeldHead | None = None
     on_disk: str | None = field(default=None, init=False)
 
     def skeleton(self, check: Callable[[nn.Module], None]) -> nn.Module:
@@ -58,8 +60,9 @@ class Opening:
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes in memory of the tensors that are no op's weight and are not held already."""
-        return sum(run.nbytes for run in self.store.index.rest if run.name not in self.elsewhere)
+        """Bytes in memory of the packed head, and of the tensors that are no op's weight and are not held already."""
+        head = 0 if self.head is None else self.head.nbytes
+        return head + sum(run.nbytes for run in self.store.index.rest if run.name not in self.elsewhere)
 
 
 class Strategy(Protocol):

@@ -11,7 +11,7 @@ from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.head import HEAD, head_parts
 from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
-from toolkit.offload.head import OffloadedHead
+from toolkit.offload.head import replace_head
 from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening
@@ -70,9 +70,7 @@ class Streamed:
                 block.set_submodule(name, replacing(linear, name, number))
         if rows := self._opening.store.head_rows:
             parts = [replacing(part, HEAD, at) for at, part in enumerate(head_parts(self.model, rows), len(blocks))]
-            head = self.model.get_output_embeddings()
-            name = next(name for name, module in self.model.named_modules() if module is head)
-            self.model.set_submodule(name, OffloadedHead(parts))
+            replace_head(self.model, parts)
 
     def weight(self, number: int, name: str) -> Packed:
         """The packed weight of a linear, good until one of another layer is asked for."""

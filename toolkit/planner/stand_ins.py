@@ -24,8 +24,8 @@ from toolkit.offload.neuron_folder import write_folder
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.pruning.calibration import Calibration
-from toolkit.storage.experts import pack_experts, pack_mixture_twin
-from toolkit.storage.packing import pack_model
+from toolkit.storage.experts import RandomExperts, WholeExperts
+from toolkit.storage.packing import Linears, pack_model
 
 POLICY = "pipelined"
 TOKEN = 7
@@ -64,17 +64,17 @@ def rival(
 def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:
     """Write a model in 16 bits as a way of ours stores it. Thresholds of neurons are fitted on `tokens`.
 
-    Raises what `pack_model`, `pack_experts` and `write_folder` raise.
+    Raises what `pack` of a layout and `write_folder` raise.
     """
     if way.kind == NEURONS:
         write_folder(model, folder, "stand-in", tokens, way.sparsity, "few_bits", CALIBRATION)
     elif way.kind == EXPERTS and way.bits == 16:
-        pack_experts(model, folder, "stand-in")
+        pack_model(model, folder, WholeExperts(), "stand-in")
     elif way.kind == EXPERTS:
-        pack_mixture_twin(model, folder, "stand-in", round(way.bits))
+        pack_model(model, folder, RandomExperts(round(way.bits)), "stand-in")
     else:
         head = None if way.head == WHOLE else _packer(replace(way, sparsity=0.0, method=way.head_method))
-        pack_model(model, folder, {way.stored.format: _packer(way)}, "stand-in", head=head)
+        pack_model(model, folder, Linears({way.stored.format: _packer(way)}), "stand-in", head=head)
 
 
 def _packer(way: PlannedWay) -> Callable[[Tensor], Packed]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.plain import plain
 from toolkit.progress import progress
 from toolkit.pruning.calibration import check_finite, checked_windows, inference, relative_output_error, walk
 from toolkit.pruning.methods import METHODS, PruningMethod
@@ -176,7 +177,7 @@ def change_blocks(
     that are not finite, and later, with the earlier blocks changed, for activations that are not finite and what
     `change` raises, with the linear's name.
     """
-    blocks, names = decoder_blocks(model), {module: name for name, module in model.named_modules()}
+    blocks, names = decoder_blocks(plain(model)), {module: name for name, module in model.named_modules()}
     method = getattr(change, "method", change)
     _check_pattern(blocks, names, getattr(change, "pattern", None))
     check_finite(model)

@@ -1,6 +1,6 @@
 """A mixture of experts on disk, so that `toolkit.offload.by_expert` can read the experts that a token needs.
 
-    pack_experts(model, folder, "mixtral", tokenizer, bits=4)
+    pack(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)
     run = Store.open(folder).layer(0, LAYOUT).ops[op_name(3)]   # expert 3 of layer 0: one run of whole blocks
 
 The neurons of an expert follow each other at a fixed stride: the gate row, the up row and the down column of one, as
@@ -8,9 +8,9 @@ The neurons of an expert follow each other at a fixed stride: the gate row, the 
 more than `down(act(gate(x)) · up(x))` is one row: the weights of its up projection, then those of its down projection.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
 import torch
 from jaxtyping import Shaped
@@ -20,9 +20,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.formats.twins import random_records
 from toolkit.models.experts import Experts, mixtures_by_layer
-from toolkit.models.plain import plain
 from toolkit.quantization import neuron_records
-from toolkit.storage.packing import tensors_beside, write_model
 from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op
@@ -38,73 +36,68 @@ def op_name(expert: int) -> str:
     return f"experts.{expert}"
 
 
-def pack_experts(
-    model: nn.Module,
-    folder: Path,
-    name: str = "unnamed",
-    tokenizer: object | None = None,
-    bits: Bits | Sequence[Sequence[Bits]] = None,
-) -> None:
-    """Write a mixture of experts into a new folder: each routed expert by itself, and all other tensors.
+@dataclass(frozen=True)
+class WholeExperts:
+    """Each routed expert by itself, a `Layout` for a mixture of experts; see `toolkit.storage.packing.pack_model`.
 
-    Args:
-        model: a decoder with experts, one of `load_model`.
-        folder: must not exist.
-        name: the model's name, for people.
-        tokenizer: stored beside the configuration, in the folder `model/`.
-        bits: of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
-
-    Raises `UserError` for a model without experts, other numbers of bits or any for experts without neurons, weights
-    that cannot be quantised, and as `check_reopens` and `write_store` do.
+    `bits` are of each weight of an expert, one of `BITS`; or of each expert of each layer with experts.
     """
-    layers = mixtures_by_layer(plain(model))
-    chosen = _bits_of(bits, layers)
-    _write(model, folder, expert_ops(layers, chosen), chosen, name, tokenizer)
+
+    bits: Bits | Sequence[Sequence[Bits]] = None
+    unit = "experts"
+    variants = (LAYOUT,)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` for a model without experts, and other bits, or any for experts without neurons."""
+        self._bits(model)
+
+    def weights(self, model: nn.Module) -> list[Tensor]:
+        """Those of the routed experts."""
+        return expert_weights(model)
+
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """An expert each. Raises `UserError` for weights that cannot be quantised."""
+        for (layer, experts), of_layer in zip(mixtures_by_layer(model).items(), self._bits(model), strict=True):
+            for expert, of_expert in enumerate(of_layer):
+                yield Op(layer, op_name(expert), LAYOUT, Dense.encode(self._rows(layer, experts, expert, of_expert)))
+
+    def count(self, model: nn.Module) -> int:
+        """Experts."""
+        return sum(map(len, self._bits(model)))
+
+    def expected_bytes(self, model: nn.Module) -> int:
+        """Those of the stored rows."""
+        pairs = zip(mixtures_by_layer(model).values(), self._bits(model), strict=True)
+        return sum(
+            prod(stored_shape(experts, bits)) * _stored_dtype(experts, bits).itemsize
+            for experts, of_layer in pairs
+            for bits in of_layer
+        )
+
+    def about(self, model: nn.Module) -> Mapping[str, object]:
+        """The method."""
+        return {"method": "experts"}
+
+    def config(self, model: nn.Module):
+        """The model's own."""
+        return model.config
+
+    def _bits(self, model: nn.Module) -> list[list[Bits]]:
+        return _bits_of(self.bits, mixtures_by_layer(model))
+
+    def _rows(self, layer: int, experts: Experts, expert: int, bits: Bits) -> Tensor:
+        return expert_rows(experts, expert, bits)
 
 
-def pack_mixture_twin(model: nn.Module, folder: Path, name: str, bits: int = 4) -> None:
-    """Write a mixture whose experts are on the device "meta" (`twin_mixture`), with random quantised experts.
+@dataclass(frozen=True)
+class RandomExperts(WholeExperts):
+    """The same with random records, for a mixture whose experts are on the device "meta" (`twin_mixture`)."""
 
-    Raises `UserError` as `pack_experts` does.
-    """
-    layers = mixtures_by_layer(model)
+    bits: int = 4
 
-    def ops() -> Iterator[Op]:
-        for layer, experts in layers.items():
-            for expert in range(experts.count):
-                seed = layer * experts.count + expert
-                rows = random_records(experts.neurons, experts.hidden, bits, seed).view(torch.int8)
-                yield Op(layer, op_name(expert), LAYOUT, Dense(tuple(rows.shape), rows))
-
-    _write(model, folder, ops(), _bits_of(bits, layers), name)
-
-
-def _write(
-    model: nn.Module,
-    folder: Path,
-    ops: Iterable[Op],
-    bits: Sequence[Sequence[Bits]],
-    name: str,
-    tokenizer: object | None = None,
-) -> None:
-    sizes = [
-        prod(stored_shape(experts, of_expert)) * _stored_dtype(experts, of_expert).itemsize
-        for experts, of_layer in zip(mixtures_by_layer(model).values(), bits, strict=True)
-        for of_expert in of_layer
-    ]
-    description = {"name": name, "method": "experts"}
-    write_model(
-        *(model, folder, ops, len(sizes), experts_rest(model), description, tokenizer),
-        expected_bytes=sum(sizes),
-        unit="experts",
-    )
-
-
-def expert_ops(layers: Mapping[int, Experts], bits: Sequence[Sequence[Bits]]) -> Iterator[Op]:
-    """Each expert as an op of a store, layer by layer."""
-    for (layer, experts), of_layer in zip(layers.items(), bits, strict=True):
-        for expert, of_expert in enumerate(of_layer):
-            yield Op(layer, op_name(expert), LAYOUT, Dense.encode(expert_rows(experts, expert, of_expert)))
+    def _rows(self, layer: int, experts: Experts, expert: int, bits: Bits) -> Tensor:
+        seed = layer * experts.count + expert
+        return random_records(experts.neurons, experts.hidden, bits, seed).view(torch.int8)
 
 
 def expert_rows(experts: Experts, expert: int, bits: Bits) -> Shaped[Tensor, "rows width"]:
@@ -139,12 +132,10 @@ def bits_of(run: OpRun, hidden: int) -> Bits:
     raise UserError(f"{run.label}: rows of {run.shape[1]} elements of {run.dtype} hold no neuron of {hidden} inputs")
 
 
-def experts_rest(model: nn.Module) -> Mapping[str, Tensor]:
-    """All tensors of a model but the weights of its routed experts, by name."""
+def expert_weights(model: nn.Module) -> list[Tensor]:
+    """The weights of all routed experts."""
     layers = mixtures_by_layer(model).values()
-    return tensors_beside(
-        model, (it for experts in layers for number in range(experts.count) for it in _weights(experts, number))
-    )
+    return [it for experts in layers for number in range(experts.count) for it in _weights(experts, number)]
 
 
 def check_fits(store: Store, model: nn.Module) -> None:
@@ -155,7 +146,7 @@ def check_fits(store: Store, model: nn.Module) -> None:
         names = [op_name(expert) for expert in range(experts.count)]
         known = [bits_of(stored[name], experts.hidden) if name in stored else None for name in names]
         ops[layer] = {name: stored_shape(experts, bits) for name, bits in zip(names, known, strict=True)}
-    store.check_holds(model, LAYOUT, ops, experts_rest(model))
+    store.check_holds(model, LAYOUT, ops, expert_weights(model))
 
 
 def _stored_dtype(experts: Experts, bits: Bits) -> torch.dtype:

@@ -1,64 +1,70 @@
-"""A model in a folder of its own with its FFNs by neuron: all that `toolkit.offload.by_neuron` needs to run it."""
+"""FFNs by neuron in a folder of their own: all that `toolkit.offload.by_neuron` needs to run a model."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models.cutting import ENTRY
 from toolkit.models.ffn import FFN, decoder_ffns, known_activation
-from toolkit.models.plain import plain
 from toolkit.storage.bundles import bundle_ops, parts
 from toolkit.storage.direct import BLOCK_BYTES
-from toolkit.storage.packing import tensors_beside, write_model
 from toolkit.storage.store import Store
+from toolkit.storage.writing import Op
 
 LAYOUT = "bundled"
 NEEDS = "neurons_a_token"  # the entry of what an index says of its model: how many a token needs, by layer
 
 
-def pack_neurons(
-    model: nn.Module,
-    folder: Path,
-    name: str = "unnamed",
-    tokenizer: object | None = None,
-    thresholds: Sequence[float] | None = None,
-    needs: Sequence[int] | None = None,
-    files: Callable[[Path], None] | None = None,
-) -> None:
-    """Write a model into a new folder: its FFNs as bundles, all other tensors, configuration and tokenizer.
+@dataclass(frozen=True)
+class Neurons:
+    """FFNs as bundles, a `Layout` for a model with one FFN a block; see `toolkit.storage.packing.pack_model`.
 
-    Args:
-        model: decoder-only, with one FFN a block.
-        folder: must not exist.
-        name: the model's name, for people.
-        tokenizer: stored beside the configuration, in the folder `model/`.
-        thresholds: of the outputs of each layer's neurons; None keeps those that the configuration has, if any.
-        needs: how many neurons a token needs of each layer on average; memory is shared out by them.
-        files: adds small files to the folder `model/`, such as predictors.
-
-    Raises `UserError` for thresholds or needs of another number of layers, and as `check_packable`, `check_reopens` and
-    `write_store` do.
+    `thresholds` are of the outputs of each layer's neurons; None keeps those that the configuration has, if any. A
+    token `needs` so many neurons of each layer on average; memory is shared out by them.
     """
-    ffns = decoder_ffns(plain(model))
-    for what, given in {"thresholds": thresholds, "needs": needs}.items():
-        if given is not None and len(given) != len(ffns):
-            raise UserError(f"{len(given)} {what} for {len(ffns)} decoder blocks: give one each")
-    check_packable(model)
-    config = copy.deepcopy(model.config)
-    if thresholds is not None:
-        setattr(config, ENTRY, [float(threshold) for threshold in thresholds])
-    described = {"name": name} | ({} if needs is None else {NEEDS: [int(need) for need in needs]})
-    nbytes = sum(matrix.nbytes for ffn in ffns for matrix in parts(ffn).values())
-    write_model(
-        *(model, folder, bundle_ops(ffns, [LAYOUT]), len(ffns), neuron_rest(model), described, tokenizer),
-        expected_bytes=nbytes,
-        unit="layers",
-        config=config,
-        files=files,
-    )
+
+    thresholds: Sequence[float] | None = None
+    needs: Sequence[int] | None = None
+    unit = "layers"
+    variants = (LAYOUT,)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` for thresholds or needs of another number of layers, and as `check_packable` does."""
+        layers = len(decoder_ffns(model))
+        for name, given in {"thresholds": self.thresholds, "needs": self.needs}.items():
+            if given is not None and len(given) != layers:
+                raise UserError(f"{len(given)} {name} for {layers} decoder blocks: give one each")
+        check_packable(model)
+
+    def weights(self, model: nn.Module) -> list[Tensor]:
+        """Those of the FFNs."""
+        return ffn_weights(model)
+
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """A layer's bundles each."""
+        return bundle_ops(decoder_ffns(model), self.variants)
+
+    def count(self, model: nn.Module) -> int:
+        """Layers."""
+        return len(decoder_ffns(model))
+
+    def expected_bytes(self, model: nn.Module) -> int:
+        """Those of the weights."""
+        return sum(weight.nbytes for weight in ffn_weights(model))
+
+    def about(self, model: nn.Module) -> Mapping[str, object]:
+        """The needs."""
+        return {} if self.needs is None else {NEEDS: [int(need) for need in self.needs]}
+
+    def config(self, model: nn.Module):
+        """The model's own, with the thresholds."""
+        config = copy.deepcopy(model.config)
+        if self.thresholds is not None:
+            setattr(config, ENTRY, [float(threshold) for threshold in self.thresholds])
+        return config
 
 
 def check_packable(model: nn.Module) -> None:
@@ -82,9 +88,8 @@ def check_fits(store: Store, model: nn.Module) -> None:
     check_supported(ffns)
     block = BLOCK_BYTES // next(run.dtype for run in store.index.ops).itemsize
     shapes = [(ffn.neurons, -(-width(ffn) // block) * block) for ffn in ffns]
-    store.check_holds(
-        model, LAYOUT, {layer: {"ffn.bundle": shape} for layer, shape in enumerate(shapes)}, neuron_rest(model)
-    )
+    ops = {layer: {"ffn.bundle": shape} for layer, shape in enumerate(shapes)}
+    store.check_holds(model, LAYOUT, ops, ffn_weights(model))
 
 
 def width(ffn: FFN) -> int:
@@ -92,6 +97,6 @@ def width(ffn: FFN) -> int:
     return sum(matrix.shape[1] for matrix in parts(ffn).values())
 
 
-def neuron_rest(model: nn.Module) -> Mapping[str, Tensor]:
-    """All tensors of a model but the weights of its FFNs, by name."""
-    return tensors_beside(model, (linear.weight for ffn in decoder_ffns(model) for linear in ffn.linears))
+def ffn_weights(model: nn.Module) -> list[Tensor]:
+    """The weights of all FFNs."""
+    return [linear.weight for ffn in decoder_ffns(model) for linear in ffn.linears]

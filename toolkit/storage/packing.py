@@ -1,9 +1,16 @@
-"""Packing a model as a store: each decoder linear in every variant, and all other tensors as they are."""
+"""Packing a model as a store: some weights as ops of a layout, and all other tensors as they are.
+
+pack(model, folder, Linears(("endor", "dense")), "smollm2-135m", tokenizer)
+pack(model, folder, Neurons(thresholds), "smollm2-135m", tokenizer)       # of toolkit.storage.neuron_packing
+pack(model, folder, WholeExperts(bits=4), "mixtral", tokenizer)           # of toolkit.storage.experts
+"""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,113 +31,194 @@ Pack = Callable[[Tensor], Packed]
 HEAD_ROWS = "head_rows"
 
 
+class Layout(Protocol):
+    """How weights of decoder blocks lie in a folder, in one variant or more. A frozen dataclass of its settings."""
+
+    unit: str
+    """The name of many ops, for the bar."""
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """The names of the variants."""
+        ...
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` for a model that this layout does not hold, or settings that do not fit it."""
+        ...
+
+    def weights(self, model: nn.Module) -> list[Tensor]:
+        """The model's tensors that the ops hold."""
+        ...
+
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """The ops, layer by layer. One layer in one variant is held in memory beside the model."""
+        ...
+
+    def count(self, model: nn.Module) -> int:
+        """How many ops there are."""
+        ...
+
+    def expected_bytes(self, model: nn.Module) -> int:
+        """The bytes that the ops will take, as far as they are known beforehand."""
+        ...
+
+    def about(self, model: nn.Module) -> Mapping[str, object]:
+        """What the index says of the model beside its name, as plain JSON."""
+        ...
+
+    def config(self, model: nn.Module):
+        """The configuration that is stored."""
+        ...
+
+
+class _Matrices:
+    """The decoder linears, each by itself."""
+
+    unit = "matrices"
+
+    def weights(self, model: nn.Module) -> list[Tensor]:
+        """Those of the decoder linears."""
+        return linear_weights(model)
+
+    def about(self, model: nn.Module) -> Mapping[str, object]:
+        """Nothing more."""
+        return {}
+
+    def config(self, model: nn.Module):
+        """The model's own."""
+        return model.config
+
+
+@dataclass(frozen=True)
+class Linears(_Matrices):
+    """Each decoder linear by itself, for layers that are streamed whole.
+
+    `forms` are names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8). Prune
+    the model first, so that it becomes smaller.
+    """
+
+    forms: Mapping[str, Pack] | tuple[str, ...] = ("endor",)
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """The names of the variants."""
+        return tuple(self.forms)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `UserError` for an unknown format, or none."""
+        if not self.forms:
+            raise UserError("no variant to pack: name at least one format, such as 'endor'")
+        for name in () if isinstance(self.forms, Mapping) else self.forms:
+            if name not in FORMATS:
+                raise unknown("format", name, FORMATS)
+
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """A matrix each."""
+        for number, block in enumerate(decoder_blocks(model)):
+            for variant in self.forms:
+                for name, linear in decoder_linears(block).items():
+                    yield Op.of(number, name, variant, self._packed(variant, linear.weight.detach()))
+
+    def count(self, model: nn.Module) -> int:
+        """Matrices in all variants."""
+        return len(self.forms) * len(linear_weights(model))
+
+    def expected_bytes(self, model: nn.Module) -> int:
+        """Those of formats; sizes of codecs depend on the values."""
+        total = 0
+        for weight in linear_weights(model) if not isinstance(self.forms, Mapping) else ():
+            sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+            for name in self.forms:
+                with contextlib.suppress(UserError):
+                    total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype)
+        return total
+
+    def _packed(self, variant: str, weight: Tensor) -> Packed:
+        return self.forms[variant](weight) if isinstance(self.forms, Mapping) else encode(variant, weight)
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedLinears(_Matrices):
+    """The matrices of a quantised model, in one variant of that name.
+
+    `pack` makes the stored form of a matrix, for a weight of the model's type; matrices may have different formats.
+    """
+
+    changed: ChangedModel
+    variant: str
+    pack: Callable[[Matrix, torch.dtype], Packed]
+
+    @property
+    def variants(self) -> Sequence[str]:
+        """The variant's name."""
+        return (self.variant,)
+
+    def check(self, model: nn.Module) -> None:
+        """The matrices are the model's."""
+
+    def ops(self, model: nn.Module) -> Iterator[Op]:
+        """A matrix each."""
+        for number in range(len(self.changed.folders)):
+            for op, matrix in self.changed.matrices(number).items():
+                yield Op.of(number, op, self.variant, self.pack(matrix, model.dtype))
+
+    def count(self, model: nn.Module) -> int:
+        """Matrices."""
+        return len(linear_weights(model))
+
+    def expected_bytes(self, model: nn.Module) -> int:
+        """Those of the matrices."""
+        return sum(of.nbytes for of in self.changed.statistics)
+
+
 def pack_model(
     model: nn.Module,
     folder: Path,
-    variants: Mapping[str, Pack] | tuple[str, ...] = ("endor",),
+    layout: Layout = Linears(),
     name: str = "unnamed",
     tokenizer: object | None = None,
     description: Mapping[str, object] | None = None,
     head: Pack | None = None,
+    files: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model into a new folder, with everything that `Store` and `transformers` need to run it again.
 
     Args:
-        model: decoder-only, with plain linears (see `decoder_linears`). Prune it first, so that it becomes smaller.
+        model: decoder-only. It is made `plain`.
         folder: must not exist.
-        variants: names of formats, or a function that packs a weight for each variant (`Scaled.encode` for int8).
+        layout: `Linears`, `ChangedLinears`, `Neurons` or `WholeExperts`.
         name: the model's name, for people.
         tokenizer: stored beside the configuration, in the folder `model/`.
         description: how the model was made (method, sparsity), as plain JSON.
-        head: packs the rows of the output head, which is streamed like layers then; None leaves it as it is, in memory.
-            The model's head becomes what is packed, a matrix of its own.
+        head: packs the rows of the output head, in parts that are layers after the blocks; None leaves it as it is, in
+            memory. The model's head becomes what is packed, a matrix of its own.
+        files: adds small files to the folder `model/`, such as predictors.
 
-    One layer in one variant is held in memory beside the model. Raises `UserError` as `check_reopens`,
-    `write_store` and `encode` do.
+    Raises `UserError` as the layout's `check`, `check_reopens`, `write_store` and `encode` do.
     """
-    packs = variants if isinstance(variants, Mapping) else {variant: _format(variant) for variant in variants}
-    if not packs:
-        raise UserError("no variant to pack: name at least one format, such as 'endor'")
-    formats = () if isinstance(variants, Mapping) else variants
-    described, expected = {"name": name, **(description or {})}, _expected_bytes(model, formats)
-    _write_linears(model, folder, _ops(model, packs), tuple(packs), head, described, tokenizer, expected)
-
-
-def pack_quantised(
-    quantised: ChangedModel,
-    folder: Path,
-    variant: str,
-    pack: Callable[[Matrix, torch.dtype], Packed],
-    name: str = "unnamed",
-    description: Mapping[str, object] | None = None,
-    head: Pack | None = None,
-) -> None:
-    """Write a quantised model into a new folder, as `pack_model` does.
-
-    `pack` makes the stored form of a quantised matrix, for a weight of the model's type. `variant` names what comes of
-    it; its matrices may have different formats. One layer is held in memory beside the model. Raises `UserError` as
-    `check_reopens` and `write_store` do.
-    """
-    ops = (
-        Op.of(number, op, variant, pack(matrix, quantised.model.dtype))
-        for number in range(len(quantised.folders))
-        for op, matrix in quantised.matrices(number).items()
-    )
-    described, expected = {"name": name, **(description or {})}, sum(of.nbytes for of in quantised.statistics)
-    _write_linears(quantised.model, folder, ops, (variant,), head, described, quantised.tokenizer, expected)
-
-
-def _write_linears(
-    model: nn.Module,
-    folder: Path,
-    ops: Iterable[Op],
-    variants: Sequence[str],
-    head: Pack | None,
-    description: Mapping[str, object],
-    tokenizer: object | None,
-    expected_bytes: int,
-) -> None:
-    """Write a model from the `ops` of its decoder linears in each of the variants, and from parts of its head."""
-    rows = None
-    plain(model)
+    layout.check(plain(model))
+    described = {"name": name, **layout.about(model), **(description or {})}
+    ops, count, weights = layout.ops(model), layout.count(model), layout.weights(model)
     if head:
         rows = rows_of_part(untied_head(model))
-        ops, description = chain(ops, _head_ops(model, variants, head, rows)), {**description, HEAD_ROWS: rows}
-    matrices, rest = len(variants) * sum(map(len, linears_by_layer(model, rows))), rest_tensors(model, rows)
-    write_model(model, folder, ops, matrices, rest, description, tokenizer, expected_bytes=expected_bytes)
-
-
-def write_model(
-    model: nn.Module,
-    folder: Path,
-    ops: Iterable[Op],
-    count: int,
-    rest: Mapping[str, Tensor],
-    description: Mapping[str, object],
-    tokenizer: object | None = None,
-    *,
-    expected_bytes: int = 0,
-    unit: str = "matrices",
-    config: object | None = None,
-    files: Callable[[Path], None] | None = None,
-) -> None:
-    """Write the store of a model from its `ops`, one for each of `count` units, and its other tensors `rest`.
-
-    `config` takes the place of the model's configuration. `files` adds small files to the folder `model/`.
-    `expected_bytes` are those of the ops. Raises `UserError` as `check_reopens` and `write_store` do.
-    """
+        ops, weights = (
+            chain(ops, _head_ops(model, layout.variants, head, rows)),
+            [*weights, model.get_output_embeddings().weight],
+        )
+        described[HEAD_ROWS], count = rows, count + len(layout.variants) * len(head_parts(model, rows))
+    rest = tensors_beside(model, weights)
     check_reopens(model)
 
     def write_files(place: Path) -> None:
-        for part in (config or model.config, getattr(model, "generation_config", None), tokenizer):
+        for part in (layout.config(model), getattr(model, "generation_config", None), tokenizer):
             if part is not None:
                 part.save_pretrained(place)
         if files is not None:
             files(place)
 
-    with progress("packing", count, unit) as bar:
-        expected_bytes += sum(tensor.nbytes for tensor in rest.values())
-        write_store(folder, _counted(ops, bar), rest.items(), description, write_files, expected_bytes)
+    expected = layout.expected_bytes(model) + sum(tensor.nbytes for tensor in rest.values())
+    with progress("packing", count, layout.unit) as bar:
+        write_store(folder, _counted(ops, bar), rest.items(), described, write_files, expected)
 
 
 def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
@@ -139,13 +227,9 @@ def _counted(ops: Iterable[Op], bar: tqdm) -> Iterator[Op]:
         bar.update()
 
 
-def rest_tensors(model: nn.Module, head_rows: int | None = None) -> dict[str, Tensor]:
-    """All tensors of a model but the weights of its decoder linears, and of its head if that is cut into parts.
-
-    A shared tensor is listed under its first name.
-    """
-    weights = [linear.weight for layer in linears_by_layer(model, None) for linear in layer.values()]
-    return tensors_beside(model, [*weights, model.get_output_embeddings().weight] if head_rows else weights)
+def linear_weights(model: nn.Module) -> list[Tensor]:
+    """The weights of all decoder linears."""
+    return [linear.weight for layer in linears_by_layer(model, None) for linear in layer.values()]
 
 
 def head_rows(store_record: Mapping[str, object], folder: Path) -> int | None:
@@ -167,19 +251,6 @@ def tensors_beside(model: nn.Module, weights: Iterable[Tensor]) -> dict[str, Ten
     return found
 
 
-def _format(name: str) -> Pack:
-    if name not in FORMATS:
-        raise unknown("format", name, FORMATS)
-    return lambda weight: encode(name, weight)
-
-
-def _ops(model: nn.Module, packs: Mapping[str, Pack]) -> Iterator[Op]:
-    for number, block in enumerate(decoder_blocks(model)):
-        for variant, pack in packs.items():
-            for name, linear in decoder_linears(block).items():
-                yield Op.of(number, name, variant, pack(linear.weight.detach()))
-
-
 def _head_ops(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) -> Iterator[Op]:
     """Each part of the head, packed once; the model's head gets the weights that it decodes to."""
     for number, part in enumerate(head_parts(model, rows), len(decoder_blocks(model))):
@@ -187,16 +258,3 @@ def _head_ops(model: nn.Module, variants: Sequence[str], head: Pack, rows: int) 
         part.weight.data.copy_(decode(packed))
         for variant in variants:
             yield Op.of(number, HEAD, variant, packed)
-
-
-def _expected_bytes(model: nn.Module, formats: Collection[str]) -> int:
-    """The bytes that these formats will take, as far as they can be known beforehand."""
-    total = 0
-    for block in decoder_blocks(model) if formats else ():
-        for linear in decoder_linears(block).values():
-            weight = linear.weight
-            sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
-            for name in formats:
-                with contextlib.suppress(UserError):  # sizes of codecs depend on the values
-                    total += expected_nbytes(name, tuple(weight.shape), sparsity, weight.dtype)
-    return total

@@ -10,7 +10,7 @@ with open_reader("threads", store, "endor") as reader:
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from toolkit.errors import UserError, unknown
 from toolkit.files import check_memory, file_sha256, path_of
 from toolkit.formats import FormatError
-from toolkit.models.head import linears_by_layer
+from toolkit.models import decoder_blocks
+from toolkit.models.head import HEAD, head_parts, linears_by_layer
 from toolkit.records import line
 from toolkit.storage import index
 from toolkit.storage.direct import StoredFile
 from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.packing import head_rows, rest_tensors
+from toolkit.storage.packing import head_rows, linear_weights, tensors_beside
 from toolkit.storage.runs import BlockRun, Layer, OpRun, in_order, views
 
 VERIFY_BYTES = 8 << 20  # read and hashed at a time
@@ -179,20 +180,24 @@ class Store:
         The other tensors of the model are compared with `rest`. Types need not be the same, but integers stay integers.
         The model may be on the device "meta".
         """
-        ops = {
-            layer: {name: tuple(linear.weight.shape) for name, linear in found.items()}
-            for layer, found in enumerate(linears_by_layer(model, self.head_rows))
-        }
-        self.check_holds(model, variant, ops, rest_tensors(model, self.head_rows))
+        ops = dict(enumerate(map(_shapes, linears_by_layer(model, None))))
+        self.check_holds(model, variant, ops, linear_weights(model))
 
     def check_holds(
         self,
         model: nn.Module,
         variant: str,
         ops: Mapping[int, Mapping[str, tuple[int, ...]]],
-        rest: Mapping[str, Tensor],
+        weights: Iterable[Tensor],
     ) -> None:
-        """Raise `UserError` unless this store holds these ops by layer, with these shapes, and this rest."""
+        """Raise `UserError` unless this store holds these ops by layer, which are the `weights`, and all else beside.
+
+        A head that is cut into parts has layers of its own.
+        """
+        rows = self.head_rows
+        parts = enumerate(head_parts(model, rows) if rows else (), len(decoder_blocks(model)))
+        ops = {**ops, **{layer: _shapes({HEAD: part}) for layer, part in parts}}
+        rest = tensors_beside(model, [*weights, model.get_output_embeddings().weight] if rows else weights)
         if len(ops) != (count := len(self.layers_of(variant))):
             raise self._misfit(model, f"{count} layers in variant {variant!r}", len(ops))
         for number, expected in ops.items():
@@ -222,6 +227,10 @@ class Store:
     def _damaged(self, run: BlockRun) -> FormatError:
         path = self.folder / run.shard
         return FormatError(f"{path}: damaged: {run.label} does not match its checksum; pack the model again")
+
+
+def _shapes(linears: Mapping[str, nn.Linear]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(linear.weight.shape) for name, linear in linears.items()}
 
 
 def _shard(path: Path, nbytes: int) -> StoredFile:

@@ -37,7 +37,8 @@ from toolkit.policies.expert_ways import ON_DEMAND
 from toolkit.policies.two_level import TwoLevel
 from toolkit.simulation.expert_replay import COUNTS, replay_experts
 from toolkit.storage.buffers import buffer_bytes
-from toolkit.storage.experts import pack_experts, pack_mixture_twin
+from toolkit.storage.experts import RandomExperts, WholeExperts
+from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.studies.loaded import loaded
 from toolkit.text import load_tokens
@@ -293,10 +294,10 @@ def _folder(race: ExpertRace) -> Path:
 
     def make(folder: Path) -> None:
         if race.is_twin:
-            pack_mixture_twin(twin_mixture(race.model, LAYERS), folder / FOLDER, race.model, race.bits or 4)
+            pack_model(twin_mixture(race.model, LAYERS), folder / FOLDER, RandomExperts(race.bits or 4), race.model)
         else:
             model, tokenizer, _ = loaded(race.model)
-            pack_experts(model, folder / FOLDER, race.model, tokenizer, race.bits)
+            pack_model(model, folder / FOLDER, WholeExperts(race.bits), race.model, tokenizer)
 
     code = sources.dependencies("toolkit.storage.experts", without=("toolkit.models.loading",))
     return cached("experts", key, code, make) / FOLDER

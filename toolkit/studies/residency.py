@@ -29,7 +29,8 @@ from toolkit.policies.residency import Residency
 from toolkit.predictors import Oracle
 from toolkit.predictors.from_trace import FromTrace
 from toolkit.simulation.replay import replay, units_of
-from toolkit.storage.neuron_packing import LAYOUT, pack_neurons
+from toolkit.storage.neuron_packing import LAYOUT, Neurons
+from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.thresholded import TRACE, ThresholdedModel, few_samples, thresholds, tokens_of, trace
@@ -165,7 +166,7 @@ def _folder(setting: ThresholdedModel) -> Path:
 
     def make(folder: Path) -> None:
         model, tokenizer, _ = loaded(setting.model)
-        pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
+        pack_model(model, folder / FOLDER, Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
 
     code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
     return cached("neurons", asdict(setting) | weights_key(setting) | {"needs": needs}, code, make) / FOLDER

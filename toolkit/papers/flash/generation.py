@@ -20,7 +20,8 @@ from toolkit.offload.by_neuron import ByNeuron
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.papers.flash.reads import predictor_seconds
-from toolkit.storage.neuron_packing import pack_neurons
+from toolkit.storage.neuron_packing import Neurons
+from toolkit.storage.packing import pack_model
 from toolkit.studies.loaded import loaded, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds, tokens_of
@@ -84,7 +85,7 @@ def bundle_folder(setting: ThresholdedModel, variant: PredictorVariant) -> Path:
     def make(folder: Path) -> None:
         model, tokenizer, _ = loaded(setting.model)
         needs = neurons_needed(samples(setting, "limits"), predictors(setting, variant))
-        pack_neurons(model, folder / FOLDER, setting.model, tokenizer, thresholds(setting).tolist(), needs)
+        pack_model(model, folder / FOLDER, Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
 
     code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
     return cached("neurons", asdict(setting) | weights_key(setting) | asdict(variant), code, make) / FOLDER
