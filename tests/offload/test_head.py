@@ -47,7 +47,7 @@ def test_the_model_runs_with_what_the_head_decodes_to(family, form, tmp_path, on
 
 @pytest.mark.parametrize("form", HEADS)
 @pytest.mark.parametrize("family", ["Qwen2", "Llama, tied", "Mixtral"])
-def test_beside_neurons_and_experts_it_is_in_memory(family, form, tmp_path, one_thread):
+def test_beside_neurons_and_experts_it_is_in_memory(family, form, tmp_path, monkeypatch, one_thread):
     model = load_family(family, tmp_path / "model", torch.bfloat16)
     layout = WholeExperts() if family == "Mixtral" else Neurons([0.1, 0.1])
     pack_model(model, tmp_path / "whole", layout)
@@ -60,6 +60,7 @@ def test_beside_neurons_and_experts_it_is_in_memory(family, form, tmp_path, one_
         parts = [layer for layer in ours.store.layers_of(ours.store.variants[0]) if HEAD in layer.ops]
         held = sum(buffer_bytes(part.nbytes) for part in parts)
         assert used[0] <= used[1] + held + 2 * model.lm_head.weight.nbytes
+    monkeypatch.setattr("toolkit.offload.model.open_device", lambda name: PretendGpu())
     with pytest.raises(UserError, match="packed head, which a GPU does not take"):
         OffloadedModel.open(tmp_path / "packed", device="cuda")
 

@@ -5,6 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
 
 from tests.families import load_family
+from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.plain import plain
 from toolkit.models.shape_of import shape_of
@@ -72,6 +73,14 @@ def test_the_memory_of_other_families_is_known_beforehand(family, tmp_path):
     with pytest.raises(BudgetError) as refused:
         OffloadedModel.open(tmp_path / "store", "dense_packed", dram_bytes=1000, verify=False)
     assert sizes.footprint(shape, OURS["dense"]).needed_bytes == pytest.approx(refused.value.needed_bytes, rel=0.02)
+
+
+def test_experts_without_neurons_are_planned_in_16_bits(tmp_path):
+    load_family("GptOss", tmp_path / "model", torch.bfloat16)
+    shape = open_target(str(tmp_path / "model")).shape
+    assert sizes.footprint(shape, OURS["experts, 16 bits"]).needed_bytes > 0
+    with pytest.raises(UserError, match="4 bits: the experts have no separate neurons"):
+        sizes.footprint(shape, OURS["experts, 4 bits"])
 
 
 def test_more_memory_holds_more_layers_until_all_are_held():

@@ -37,6 +37,8 @@ class ModelShape:
     """Outputs × inputs of a layer's matrices outside the FFN, of a model at hand; None: they follow from the heads."""
     other: int = 0
     others: int = 0
+    own_experts: bool = False
+    """Whether an expert is more than `down(act(gate(x)) · up(x))`: then it is stored in 16 bits only."""
 
     @property
     def gated(self) -> bool:

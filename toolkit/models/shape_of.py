@@ -28,6 +28,7 @@ class BlockSizes:
     experts: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
+    own_experts: bool = False
 
 
 def shape_of(model: nn.Module) -> ModelShape:
@@ -88,6 +89,7 @@ def assemble(
         shared_experts=last.shared_ffn // last.expert_ffn if mixture else 0,
         dense_layers=dense_layers if mixture else 0,
         dense_ffn=first.ffn if mixture else 0,
+        own_experts=last.own_experts,
         own_attention=_attention([block.attention for block in blocks], hidden),
     )
     other = sum(map(prod, tensors)) - sum(shape.parameters.values())
@@ -112,7 +114,7 @@ def _block(block: nn.Module, number: int) -> BlockSizes:
         shared = [name for name in beside if "shared" in name]
         width = sum(beside[name].weight.numel() for name in shared) // (3 * mixture.hidden)
         attention = tuple(tuple(it.weight.shape) for name, it in beside.items() if name not in shared)
-        return BlockSizes(attention, 0, True, mixture.count, mixture.neurons, width)
+        return BlockSizes(attention, 0, True, mixture.count, mixture.neurons, width, mixture.activation is None)
     try:
         ffn = ffn_of(block, number)
     except UserError:  # its matrices are streamed all the same

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from toolkit.errors import UserError
 from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
 from toolkit.models.architectures import ModelShape
@@ -60,10 +61,15 @@ class Footprint:
 
 
 def footprint(shape: ModelShape, way: PlannedWay) -> Footprint:
-    """The DRAM that a way of running a model of this shape takes."""
+    """The DRAM that a way of running a model of this shape takes.
+
+    Raises `UserError` for experts in few bits where they are stored in 16 only.
+    """
     if way.kind == RIVAL:
         return _of_rival(shape, way)
     if way.kind == EXPERTS:
+        if shape.own_experts and round(way.bits) != DENSE_BITS:
+            raise UserError(f"{way.name}: the experts have no separate neurons, so they are stored in 16 bits")
         return _of_experts(shape, way)
     if way.kind == NEURONS:
         return _of_neurons(shape, way)

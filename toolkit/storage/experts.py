@@ -139,7 +139,7 @@ def expert_weights(model: nn.Module) -> list[Tensor]:
 
 
 def check_fits(store: Store, model: nn.Module) -> None:
-    """Raise `UserError` unless a store of `pack_experts` is of this model, which may be on the device "meta"."""
+    """Raise `UserError` unless a store of `WholeExperts` is of this model, which may be on the device "meta"."""
     ops = {}
     for layer, experts in mixtures_by_layer(model).items():
         stored = store.layer(layer, LAYOUT).ops

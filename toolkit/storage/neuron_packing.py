@@ -83,7 +83,7 @@ def check_supported(ffns: Sequence[FFN]) -> None:
 
 
 def check_fits(store: Store, model: nn.Module) -> None:
-    """Raise `UserError` unless a store of `pack_neurons` is of this model, which may be on the device "meta"."""
+    """Raise `UserError` unless a store of `Neurons` is of this model, which may be on the device "meta"."""
     ffns = decoder_ffns(model)
     check_supported(ffns)
     block = BLOCK_BYTES // next(run.dtype for run in store.index.ops).itemsize
