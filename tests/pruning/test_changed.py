@@ -220,12 +220,13 @@ class Mine:
         return METHODS["magnitude"](weight, gram, sparsity, pattern)
 
 
-def test_a_method_from_elsewhere_hangs_on_its_own_file(bench, monkeypatch):
+def test_a_registered_method_from_elsewhere_hangs_on_its_own_file(bench, monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Mine())
     for _ in range(2):
-        load_changed("llama", Pruning.by(Mine()), dtype=torch.float32)
+        load_pruned("llama", "mine", pattern="2:4", dtype=torch.float32)
     assert bench == [0, 1]
     monkeypatch.setattr(changed, "file_sha256", lambda file: f"another {file.name}")
-    load_changed("llama", Pruning.by(Mine()), dtype=torch.float32)
+    load_pruned("llama", "mine", pattern="2:4", dtype=torch.float32)
     assert bench == [0, 1, 0, 1]
 
 
