@@ -1,4 +1,4 @@
-"""SpQR's quantiser: which weights of a group are outliers, what scale and zero point each row gets, and the codes.
+"""SpQR's quantiser: it chooses outliers, each row's scale and zero point in a group, and the codes.
 
 Matrices are transposed here: a column's weights lie side by side. The rows of some tiles, `LANES`, are taken at once,
 so that LLVM vectorises the loops over them; it would unroll shorter ones. Matrices are padded to whole such strips. No
@@ -66,7 +66,7 @@ def quantise(
 
 @numba.njit(inline="always")
 def code_of(value, scale, zero):
-    """The code nearest to a value, as a number of its type; 0 where the scale is 0, and for what is no number."""
+    """The code nearest to a value, as a number of its type; 0 for a NaN and where the scale is 0."""
     kind = type(value)
     step = np.rint(value / scale + zero)
     return min(step, kind(LARGEST)) if scale != 0 and step > 0 else kind(0)

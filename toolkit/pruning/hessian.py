@@ -1,9 +1,10 @@
-"""Columns of a weight changed in order, each one's error made up for by those behind: SparseGPT, GPTQ and SpQR do so.
+"""The column walk of SparseGPT, GPTQ and SpQR: a weight's columns change in order, and later ones make up for errors.
 
-They take a linear's Hessian H = XᵀX and the upper U with UᵀU = H⁻¹ (Frantar et al., "GPTQ", ICLR 2023, algorithm 1).
-With H = RRᵀ for an upper R, U = R⁻¹. What the changed columns before a block add to it is D·R·U, where D is the change
-so far, R has the rows of these columns and the columns of the block, and U is the block's own (R times U is the
-identity, so the rows of U above the block are not needed). So one Cholesky factorisation does, and no large inverse.
+The methods take a linear's Hessian H = XᵀX and the upper U with UᵀU = H⁻¹ (Frantar et al., "GPTQ", ICLR 2023,
+algorithm 1). With H = RRᵀ for an upper R, U is the inverse of R. The columns before a block add D·R·U to it: D is the
+old weight minus the new one in these columns, R has their rows and the block's columns, and U is the block's own. This
+equals the paper's sum over E·U, since D = E·U and R·U is the identity. It takes one Cholesky factorisation and inverses
+of blocks, but no inverse of H.
 """
 
 import logging
@@ -34,7 +35,7 @@ class Factor:
 
     @property
     def diagonal(self) -> Float[Tensor, " columns"]:
-        """The diagonal of U: a column's error over it is what the output loses."""
+        """The diagonal of U. A column's error divided by its entry is what the output loses."""
         return 1 / self.upper.diagonal()
 
     def inverse(self, block: slice) -> Float[Tensor, "block block"]:
@@ -44,7 +45,7 @@ class Factor:
         return torch.linalg.solve_triangular(upper, identity, upper=True)
 
 
-_latest = WeakIdKeyDictionary()  # of each Gram matrix in use: siblings, which share one, share its factor, too
+_latest = WeakIdKeyDictionary()  # Gram matrix → its settings and factor
 
 
 def factorised(gram: Float[Tensor, "n n"], damping: float, reorder: bool = False) -> Factor:
@@ -52,7 +53,8 @@ def factorised(gram: Float[Tensor, "n n"], damping: float, reorder: bool = False
 
     `damping` is added to the diagonal as a share of its mean, and raised tenfold, with a warning, as long as the
     Hessian is not positive definite: rounding can make that of correlated inputs indefinite. `reorder` takes columns by
-    falling diagonal. What was made last for a matrix is kept as long as the matrix lives unchanged.
+    falling diagonal. The latest factor of a matrix is kept as long as the matrix lives unchanged, so that linears with
+    one input share it.
 
     Raises `UserError` for statistics that are not finite, or if a damping of `MOST` is not enough.
     """
@@ -78,7 +80,7 @@ def _factorised(gram: Tensor, damping: float, reorder: bool) -> Factor:
         if not failed:
             break
         if taken >= MOST:
-            raise UserError(f"the Hessian is not positive definite with damping {taken}; the inputs are no use")
+            raise UserError(f"the Hessian is not positive definite with damping {taken}; give more windows")
         taken = max(10 * taken, LEAST)
     if taken != damping:
         words = "the Hessian of %d inputs is not positive definite with damping %g: damping %g was taken"
