@@ -352,8 +352,8 @@ MUTANTS = [
     ),
     Mutant(
         "toolkit/pruning/calibration.py",
-        "batch.copy_(call(block, batch))",
-        "call(block, batch)",
+        "window.copy_(call(block, window))",
+        "call(block, window)",
         "pruning/test_prune.py",
     ),
     Mutant("toolkit/pruning/calibration.py", ".manual_seed(self.seed)", ".manual_seed(0)", "pruning/test_changed.py"),

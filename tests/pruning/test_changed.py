@@ -252,16 +252,11 @@ class Scale:
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_each_block_is_calibrated_on_the_changed_blocks_before_it(tiny, tokens, family):
     model, oracle, windows = tiny(family), tiny(family), tokens.view(-1, LENGTH)
-    blocks = list(change_blocks(model, Scale(), windows, 2, errors=True))
-    errors = {of.name: of.relative_output_error for block in blocks for of in block.statistics}
+    list(change_blocks(model, Scale(), windows))
     for block in range(oracle.config.num_hidden_layers):
         inputs = naive_pruning.layer_inputs(oracle, windows, block)
         for name, linear in naive_pruning.linears(oracle, block).items():
-            dense, x = linear.weight.detach().clone(), inputs[name]
-            linear.weight.data = Scale()(dense, x.T @ x).decode()
-            lost = (x @ (dense - linear.weight.data).T).norm() / (x @ dense.T).norm()
-            assert errors.pop(name) == pytest.approx(float(lost), rel=1e-3)
-    assert not errors
+            linear.weight.data = Scale()(linear.weight.detach(), inputs[name].T @ inputs[name]).decode()
     for name, parameter in oracle.named_parameters():
         torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
 

@@ -32,11 +32,9 @@ def assert_same_weights(model, expected):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prune_matches_running_the_whole_model_for_every_block(tiny, tokens, family, method, pattern):
     model, oracle = tiny(family), tiny(family)
-    statistics = prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH), errors=True)
-    groups = (2, 4) if pattern else None
-    errors = naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, groups)
+    prune(model, method, pattern=pattern, calibration=tokens.view(-1, LENGTH))
+    naive_pruning.prune(oracle, method, tokens.view(-1, LENGTH), 0.5, (2, 4) if pattern else None)
     assert_same_weights(model, weights(oracle))
-    assert {layer.name: layer.relative_output_error for layer in statistics} == pytest.approx(errors, rel=1e-3)
 
 
 def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
@@ -52,13 +50,12 @@ def test_every_linear_of_every_block_is_pruned_and_nothing_else(tiny, tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_statistics_describe_the_layers(tiny, tokens, method):
     model = tiny("opt", blocks=2)
-    for layer in prune(model, method, 0.3, calibration=tokens.view(-1, LENGTH), errors=True):
+    for layer in prune(model, method, 0.3, calibration=tokens.view(-1, LENGTH)):
         weight = model.get_submodule(layer.name).weight
         assert (layer.rows, layer.columns) == tuple(weight.shape)
         assert layer.sparsity == pytest.approx(float((weight == 0).double().mean()))
         assert layer.sparsity == pytest.approx(0.3, abs=0.05)
-        assert 0 < layer.relative_output_error < 1
-        assert layer.seconds > 0
+        assert layer.nbytes == weight.nbytes
         with pytest.raises(dataclasses.FrozenInstanceError):
             layer.sparsity = 0
 
@@ -68,7 +65,6 @@ def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
     statistics = prune(model, "magnitude")
     prune(calibrated, "magnitude", calibration=tokens.view(-1, LENGTH))
     assert_same_weights(model, weights(calibrated))
-    assert {layer.relative_output_error for layer in statistics} == {None}
     assert {layer.sparsity for layer in statistics} == {0.5}
 
 
@@ -76,9 +72,8 @@ def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
 def test_sparsity_zero_changes_nothing(tiny, tokens, method):
     model = tiny()
     before = weights(model)
-    statistics = prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH), errors=True)
+    prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH))
     assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-    assert {layer.relative_output_error for layer in statistics} == {0}
 
 
 def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
@@ -93,19 +88,10 @@ def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
     assert any(not torch.equal(model.get_submodule(name).weight == 0, mask == 0) for name, mask in parallel.items())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("batch_size", [2, 4, 100])
-def test_batches_do_not_change_the_result(tiny, tokens, family, batch_size):
-    model, single = tiny(family), tiny(family)
-    prune(model, "sparsegpt", calibration=tokens.view(-1, LENGTH), batch_size=batch_size)
-    prune(single, "sparsegpt", calibration=tokens.view(-1, LENGTH))
-    assert_same_weights(model, weights(single))
-
-
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_attention_implementations_agree(tiny, tokens, attention):
     model, oracle = tiny(attn_implementation=attention), tiny()
-    prune(model, "wanda", calibration=tokens.view(-1, LENGTH), batch_size=4)
+    prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
     naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH))
     assert_same_weights(model, weights(oracle))
 
@@ -119,9 +105,8 @@ def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tokens):
 @pytest.mark.parametrize("method", METHODS)
 def test_any_dtype(tiny, tokens, method, dtype):
     model = tiny(blocks=2).to(dtype)
-    statistics = prune(model, method, calibration=tokens.view(-1, LENGTH), errors=True)
+    statistics = prune(model, method, calibration=tokens.view(-1, LENGTH))
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
-    assert all(0 < layer.relative_output_error < 1 for layer in statistics)
     assert all(layer.sparsity == pytest.approx(0.5, abs=0.02) for layer in statistics)
 
 
@@ -199,7 +184,6 @@ REFUSED = [
     ({"pattern": "8:16"}, r"layers\.0\.mlp\.down_proj has 24 columns, which 16 does not divide"),  # the others fit
     ({"calibration": None}, "Wanda needs calibration"),
     ({"calibration": torch.zeros(0, 16, dtype=torch.int64)}, r"torch.int64 \[0, 16\]; expected"),
-    ({"batch_size": 0}, "batch_size is 0; expected a whole number, at least 1"),
     ({"calibration": torch.zeros(1, POSITIONS + 1, dtype=torch.int64)}, "49 is beyond the model's 48 positions"),
     ({"calibration": torch.zeros(96, dtype=torch.int64)}, r"torch.int64 \[96\]; expected token ids"),
     ({"calibration": torch.zeros(6, 16, dtype=torch.bool)}, "calibration is torch.bool"),
@@ -256,6 +240,6 @@ def test_activations_that_overflow_are_told(tiny, tokens):
 def test_gpu_agrees_with_cpu(tiny, tokens, method):
     model, on_gpu = tiny(), tiny().cuda()
     prune(model, method, calibration=tokens.view(-1, LENGTH))
-    prune(on_gpu, method, calibration=tokens.view(-1, LENGTH), batch_size=4)
+    prune(on_gpu, method, calibration=tokens.view(-1, LENGTH))
     for name, parameter in on_gpu.named_parameters():
         torch.testing.assert_close(parameter.cpu(), weights(model)[name], rtol=1e-3, atol=1e-3)

@@ -1,6 +1,5 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,7 +106,6 @@ def inference(model: nn.Module) -> Iterator[None]:
 def walk(
     model: nn.Module,
     windows: Int64[Tensor, "windows tokens"],
-    batch_size: int = 1,
     first: int = 0,
     norms_only: bool = False,
 ) -> Iterator[tuple[nn.Module, dict[str, Statistic]]]:
@@ -122,20 +120,20 @@ def walk(
     """
     blocks = decoder_blocks(model)
     calls = _block_calls(model, blocks, windows[:1])
-    hidden = _first_inputs(model, blocks[0], windows, batch_size)
+    hidden = _first_inputs(model, blocks[0], windows)
     for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
         if index >= first:
             linears = decoder_linears(block)
             with recorded_grams(linears, norms_only) as grams:
-                for batch in hidden.split(batch_size):
-                    call(block, batch)
+                for window in hidden.split(1):
+                    call(block, window)
             grams |= _unreached(block, linears.keys() - grams.keys(), norms_only)
             _check(grams, linears, f"block {index}", hidden.dtype)
             yield block, grams
             grams.clear()  # the caller holds the dictionary until the next block is there
         if block is not blocks[-1]:
-            for batch in hidden.split(batch_size):
-                batch.copy_(call(block, batch))
+            for window in hidden.split(1):
+                window.copy_(call(block, window))
 
 
 @contextmanager
@@ -179,18 +177,6 @@ def _mirror(gram: Float[Tensor, "columns columns"]) -> None:
         gram[rest, tile] = gram[tile, rest].T
 
 
-def relative_output_error(
-    weight: Float[Tensor, "rows columns"],
-    changed: Float[Tensor, "rows columns"],
-    gram: Float[Tensor, "columns columns"],
-) -> float:
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ (Frobenius), from gram = XᵀX: ‖XAᵀ‖² is the trace of A·gram·Aᵀ. 0 if nothing is lost."""
-    lost, whole = (((matrix @ gram) * matrix).sum().item() for matrix in (weight - changed, weight))
-    if lost <= 0:
-        return 0.0
-    return math.sqrt(lost / whole) if whole > 0 else math.inf
-
-
 @dataclass(frozen=True)
 class _Call:
     """The arguments of a block beside the hidden states: position embeddings, mask and the like.
@@ -218,24 +204,20 @@ class _ReachedError(Exception):
     """Ends a forward pass at the first block and carries that block's input."""
 
 
-def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor, batch_size: int) -> Tensor:
+def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor) -> Tensor:
     """The hidden states [windows, tokens, width] that enter the first block."""
 
     def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
         raise _ReachedError(args[0])
 
-    hidden = torch.empty(0)
+    hidden = []
     with attached([first.register_forward_pre_hook(stop)]):
-        for start in range(0, len(windows), batch_size):
-            batch = slice(start, start + batch_size)
+        for window in windows.split(1):
             try:
-                _forward(model, windows[batch])
+                _forward(model, window)
             except _ReachedError as reached:
-                (inputs,) = reached.args
-                if not len(hidden):
-                    hidden = inputs.new_empty(len(windows), *inputs.shape[1:])
-                hidden[batch] = inputs
-    return hidden
+                hidden.extend(reached.args)
+    return torch.cat(hidden)
 
 
 def _forward(model: nn.Module, tokens: Tensor) -> None:

@@ -1,7 +1,6 @@
 """Prune or quantise a model's decoder linears in place, block after block."""
 
 import logging
-import time
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, Self
@@ -14,7 +13,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.plain import plain
 from toolkit.progress import progress
-from toolkit.pruning.calibration import check_finite, checked_windows, inference, relative_output_error, walk
+from toolkit.pruning.calibration import check_finite, checked_windows, inference, walk
 from toolkit.pruning.methods import METHODS, PruningMethod
 from toolkit.sparsity import Pattern, resolve
 
@@ -123,10 +122,6 @@ class LayerStatistics:
     """Bytes of the matrix as it is stored."""
     sparsity: float
     """Share of zeros reached."""
-    relative_output_error: float | None
-    """‖X(W − Ŵ)ᵀ‖ / ‖XWᵀ‖ on the calibration inputs X that the layer saw; None if it was not measured."""
-    seconds: float
-    """The change alone; the calibration passes are not in it."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +138,15 @@ def prune(
     sparsity: float = 0.5,
     pattern: str | None = None,
     calibration: Int64[Tensor, "windows tokens"] | None = None,
-    batch_size: int = 1,
-    errors: bool = False,
 ) -> list[LayerStatistics]:
     """Prune every linear of every decoder block in place; embeddings and head stay. Return one record per linear.
 
     `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
     `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
-    `calibration` holds token ids as `Calibration.draw` and `cut_windows` give them; magnitude pruning needs none. The
-    rest, and what is raised, is as for `change_blocks`.
+    `calibration` holds token ids as `Calibration.draw` and `cut_windows` give them; magnitude pruning needs none.
+    Raises `UserError` as `change_blocks` and `Pruning.by` do.
     """
-    blocks = change_blocks(model, Pruning.by(method, sparsity, pattern), calibration, batch_size, errors=errors)
+    blocks = change_blocks(model, Pruning.by(method, sparsity, pattern), calibration)
     return [record for block in blocks for record in block.statistics]
 
 
@@ -162,16 +155,13 @@ def change_blocks(
     model: nn.Module,
     change: WeightChange,
     windows: Int64[Tensor, "windows tokens"] | None = None,
-    batch_size: int = 1,
     first: int = 0,
-    errors: bool = False,
 ) -> Generator[Block, None, None]:
     """Change every linear of every decoder block in place, and yield each block; embeddings and head stay.
 
-    Each block is calibrated on `windows`, the outputs of the changed blocks before it; `batch_size` of them run at
-    once: 1 on a CPU. Blocks before number `first` are changed already. `errors` also measures each linear's output
-    error, which takes about as long as SparseGPT. One block's statistics and results are held at once. Statistics and
-    solves are float32; weights are rounded to the model's type.
+    Each block is calibrated on `windows`, the outputs of the changed blocks before it. Blocks before number `first` are
+    changed already. One block's statistics and results are held at once. Statistics and solves are float32; weights are
+    rounded to the model's type.
 
     Raises `UserError` before any weight changes for arguments that don't fit the model or each other and for weights
     that are not finite, and later, with the earlier blocks changed, for activations that are not finite and what
@@ -185,29 +175,23 @@ def change_blocks(
         windows = checked_windows(model, windows)
     elif change.statistic:
         raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
-    if batch_size < 1:
-        raise UserError(f"batch_size is {batch_size}; expected a whole number, at least 1")
-    needed = "gram" if errors else change.statistic
     title = f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {type(method).__name__}"
     with inference(model), progress(title, len(blocks) - first, "blocks") as bar:
         passes = ((block, {}) for block in blocks[first:])
-        if windows is not None and needed:
-            passes = walk(model, windows, batch_size, first, needed == "norms")
+        if windows is not None and change.statistic:
+            passes = walk(model, windows, first, change.statistic == "norms")
         for block, grams in passes:
             matrices, statistics = {}, []
             for op, linear in decoder_linears(block).items():
                 if change.statistic == "gram" and windows.numel() < linear.in_features:
                     _warn_too_short(names[linear], linear.in_features, windows.numel())
-                matrices[op], record = _change(names[linear], linear, grams.get(op), change, errors)
+                matrices[op], record = _change(names[linear], linear, grams.get(op), change)
                 statistics.append(record)
             bar.update()
             yield Block(matrices, tuple(statistics))
 
 
-def _change(
-    name: str, linear: nn.Linear, gram: Tensor | None, change: WeightChange, errors: bool
-) -> tuple[Matrix, LayerStatistics]:
-    start = time.perf_counter()
+def _change(name: str, linear: nn.Linear, gram: Tensor | None, change: WeightChange) -> tuple[Matrix, LayerStatistics]:
     dense = linear.weight.to(torch.float32, copy=True)
     try:
         made = change(dense, gram)
@@ -215,11 +199,9 @@ def _change(
         raise UserError(f"{name}: {error}") from error
     linear.weight.copy_(made if isinstance(made, Tensor) else made.decode())
     matrix = DenseMatrix(linear.weight.detach()) if isinstance(made, Tensor) else made
-    zeros = dense.numel() - int(torch.count_nonzero(linear.weight))  # waits for the device: the clock counts its work
-    seconds = time.perf_counter() - start
-    error = relative_output_error(dense, linear.weight.float(), gram) if errors and gram is not None else None
+    zeros = dense.numel() - int(torch.count_nonzero(linear.weight))
     rows, columns = dense.shape
-    return matrix, LayerStatistics(name, rows, columns, matrix.nbytes, zeros / dense.numel(), error, seconds)
+    return matrix, LayerStatistics(name, rows, columns, matrix.nbytes, zeros / dense.numel())
 
 
 def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], pattern: Pattern | None) -> None:
