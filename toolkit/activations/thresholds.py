@@ -26,7 +26,7 @@ from toolkit.models.activation import activation, activation_name
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows, cut_windows
+from toolkit.pruning.calibration import checked_windows, cut_windows, run_decoder
 
 DROPPED_BITS = 16  # of fp32's: magnitudes are told apart as bf16 tells them, which makes 32768 bins
 BINS = 1 << (31 - DROPPED_BITS)
@@ -163,11 +163,6 @@ def changed(
         hooks = [ffn.gate.register_forward_hook(partial(gates, layer)) for layer, ffn in enumerate(ffns)]
     with attached(hooks):
         yield
-
-
-def run_decoder(model: nn.Module, window: Int64[Tensor, " tokens"]) -> None:
-    """Run the decoder over one window, without the head."""
-    model.base_model(window[None].to(model.device), use_cache=False)
 
 
 def threshold_losses(

@@ -119,7 +119,7 @@ def walk(
     is not finite or a linear is never reached.
     """
     blocks = decoder_blocks(model)
-    calls = _block_calls(model, blocks, windows[:1])
+    calls = _block_calls(model, blocks, windows[0])
     hidden = _first_inputs(model, blocks[0], windows)
     for index, (block, call) in enumerate(zip(blocks, calls, strict=True)):
         if index >= first:
@@ -196,7 +196,7 @@ def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> l
     calls: list[_Call] = []
     record = lambda _, args, kwargs: calls.append(_Call(args[1:], kwargs))  # noqa: E731
     with attached(block.register_forward_pre_hook(record, with_kwargs=True) for block in blocks):
-        _forward(model, window)
+        run_decoder(model, window)
     return calls
 
 
@@ -212,17 +212,17 @@ def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor) -> Tensor
 
     hidden = []
     with attached([first.register_forward_pre_hook(stop)]):
-        for window in windows.split(1):
+        for window in windows:
             try:
-                _forward(model, window)
+                run_decoder(model, window)
             except _ReachedError as reached:
                 hidden.extend(reached.args)
     return torch.cat(hidden)
 
 
-def _forward(model: nn.Module, tokens: Tensor) -> None:
-    """Run the decoder without its head."""
-    model.base_model(tokens.to(model.device), use_cache=False)
+def run_decoder(model: nn.Module, window: Int64[Tensor, " tokens"]) -> None:
+    """Run the decoder over one window, without the head."""
+    model.base_model(window[None].to(model.device), use_cache=False)
 
 
 def _unreached(block: nn.Module, names: Iterable[str], norms_only: bool) -> dict[str, Statistic]:

@@ -23,7 +23,7 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows
+from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows, run_decoder
 from toolkit.pruning.changed import load_pruned, weights_sha256
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 from toolkit.text import load_tokens
@@ -125,7 +125,7 @@ def smoothing_factors(
     norms = {name: group.norm for name, group in found.items()}
     with _largest_outputs(norms) as activations, progress("calibrating SmoothQuant", len(windows), "windows") as bar:
         for window in windows:
-            _decode(model, window[None])
+            run_decoder(model, window)
             bar.update()
     if wrong := next((name for name, largest in activations.items() if not largest.isfinite().all()), None):
         raise UserError(f"outputs of {wrong} are not finite in {model.dtype}; load the model in bfloat16 or float32")
@@ -180,7 +180,7 @@ def groups(model: nn.Module) -> dict[str, SmoothedGroup]:
     for block in blocks:
         handles += [linear.register_forward_pre_hook(read) for linear in decoder_linears(block).values()]
     with attached(handles):
-        _decode(model, _probe(model))
+        run_decoder(model, _probe(model))
     if not readers:
         raise UserError(f"no decoder linear of {type(model).__name__} reads a norm: there is nothing to smooth")
     return {names[norm]: SmoothedGroup(norm, tuple(linears)) for norm, linears in readers.items()}
@@ -246,7 +246,7 @@ def _block_calls(model: nn.Module) -> list[_BlockCall]:
     calls: list[_BlockCall] = []
     keep = lambda *call: calls.append(_BlockCall(*call))  # noqa: E731
     with attached([block.register_forward_hook(keep, with_kwargs=True) for block in decoder_blocks(model)]):
-        _decode(model, _probe(model))
+        run_decoder(model, _probe(model))
     return calls
 
 
@@ -256,9 +256,4 @@ def _hidden(output: Tensor | tuple) -> Tensor:
 
 def _probe(model: nn.Module) -> Tensor:
     """A few tokens that any vocabulary has."""
-    return torch.arange(PROBE_TOKENS)[None] % model.get_input_embeddings().num_embeddings
-
-
-def _decode(model: nn.Module, tokens: Tensor) -> Tensor:
-    """The decoder's last hidden states."""
-    return model.base_model(tokens.to(model.device), use_cache=False).last_hidden_state
+    return torch.arange(PROBE_TOKENS) % model.get_input_embeddings().num_embeddings
