@@ -141,8 +141,8 @@ class SpQR:
             compensated(weight, factor, self.block_size, choose)
         by_row = (part[:, :rows].T.contiguous() for part in (codes, scales, zeros))
         found = Codes(*by_row, second_order.transpose(0, 1).contiguous())
-        places = outlier[:, :rows].T.nonzero(as_tuple=True)
-        return _checked(Quantised(found, *places, added.T[places].to(torch.float16), order))
+        row, column = outlier[:, :rows].T.nonzero(as_tuple=True)
+        return _checked(Quantised(found, row, column, added[column, row].to(torch.float16), order))
 
     def _threshold(self, weight: Float[Tensor, "columns padded"], diagonal: Tensor, rows: int) -> float:
         """The gain that a share `outliers` of the weights exceeds: midway between two weights' gains."""
