@@ -478,6 +478,32 @@ MUTANTS = [
         "memory.held_share(dram_bytes)",
         "planner/test_by_bytes.py",
     ),
+    # which matrices a model has, and what they compute
+    Mutant("toolkit/models/plain.py", "(output * weights[token, rank, None])", "output", "models/test_plain.py"),
+    Mutant(
+        "toolkit/models/plain.py",
+        "yield name, tensor.T if transposed else tensor",
+        "yield name, tensor",
+        "models/test_plain.py",
+    ),
+    Mutant(
+        "toolkit/models/ffn.py",
+        "((0, 1) if form.gate_first else (1, 0))",
+        "((1, 0) if form.gate_first else (0, 1))",
+        "models/test_ffn.py",
+    ),
+    Mutant(
+        "toolkit/models/experts.py",
+        "FORMS[self.gate.form](scores, ids) * self.gate.scale",
+        "FORMS[self.gate.form](scores, ids)",
+        "models/test_experts.py",
+    ),
+    Mutant(
+        "toolkit/offload/head.py",
+        "return part.view(buffer)[HEAD]",
+        "return part.view(buffer * 0)[HEAD]",
+        "offload/test_head.py",
+    ),
 ]
 
 
