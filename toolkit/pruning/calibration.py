@@ -1,6 +1,6 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
-from toolkit.models.plain import Expert
 from toolkit.text import begun, token_ids
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
@@ -116,7 +115,8 @@ def walk(
     The caller prunes or quantises the block before it asks for the next one. The block then runs again, and its new
     outputs are the next block's inputs. Blocks before number `first` run as they are and are not yielded. Only the
     windows' hidden states (overwritten in place) and one block's Gram matrices are held. Raises `UserError` if an input
-    is not finite or a linear is never reached.
+    is not finite. A linear that no token reaches (an expert, or one whose weight is used otherwise) has inputs that all
+    count alike.
     """
     blocks = decoder_blocks(model)
     calls = _block_calls(model, blocks, windows[0])
@@ -127,8 +127,10 @@ def walk(
             with recorded_grams(linears, norms_only) as grams:
                 for window in hidden.split(1):
                     call(block, window)
-            grams |= _unreached(block, linears.keys() - grams.keys(), norms_only)
-            _check(grams, linears, f"block {index}", hidden.dtype)
+            for name in linears.keys() - grams.keys():  # an expert that no token chose, or a weight used otherwise
+                columns = linears[name].in_features  # all inputs count alike
+                grams[name] = torch.ones(columns) if norms_only else torch.eye(columns)
+            _check(grams, f"block {index}", hidden.dtype)
             yield block, grams
             grams.clear()  # the caller holds the dictionary until the next block is there
         if block is not blocks[-1]:
@@ -225,20 +227,7 @@ def run_decoder(model: nn.Module, window: Int64[Tensor, " tokens"]) -> None:
     model.base_model(window[None].to(model.device), use_cache=False)
 
 
-def _unreached(block: nn.Module, names: Iterable[str], norms_only: bool) -> dict[str, Statistic]:
-    """The statistics of experts that no token was routed to: all inputs count alike."""
-    found: dict[str, Statistic] = {}
-    for name in names:
-        if isinstance(block.get_submodule(name.rpartition(".")[0]), Expert):
-            columns = block.get_submodule(name).in_features
-            found[name] = torch.ones(columns) if norms_only else torch.eye(columns)
-    return found
-
-
-def _check(grams: dict[str, Tensor], linears: dict[str, nn.Linear], block: str, dtype: torch.dtype) -> None:
-    for name in linears:
-        if name not in grams:
-            raise UserError(f"no calibration token reached {name} of {block}; give more windows")
-        gram = grams[name]
+def _check(grams: dict[str, Tensor], block: str, dtype: torch.dtype) -> None:
+    for name, gram in grams.items():
         if not (gram.diagonal() if gram.ndim == 2 else gram).isfinite().all():
             raise UserError(f"{block}: inputs of {name} are not finite in {dtype}; load it in bfloat16 or float32")
