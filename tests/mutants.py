@@ -265,13 +265,9 @@ MUTANTS = [
         "policies/test_residencies.py",
     ),
     Mutant("toolkit/policies/residency.py", "        idle[kept] = False\n", "", "policies/test_residencies.py"),
-    Mutant(
-        "toolkit/policies/sliding_window.py", "(age >= allowed)", "(age > allowed)", "policies/test_sliding_window.py"
-    ),
-    Mutant("toolkit/policies/belady.py", "return uses[::-1]", "return uses", "policies/test_residencies.py"),
-    Mutant(
-        "toolkit/policies/hot_table.py", "high > max(threshold, low)", "high > threshold", "policies/test_hot_table.py"
-    ),
+    Mutant("toolkit/policies/residencies.py", "(age >= allowed)", "(age > allowed)", "policies/test_residencies.py"),
+    Mutant("toolkit/policies/residencies.py", "return uses[::-1]", "return uses", "policies/test_residencies.py"),
+    Mutant("toolkit/policies/dimms.py", "high > max(threshold, low)", "high > threshold", "policies/test_dimms.py"),
     Mutant(
         "toolkit/policies/two_level.py",
         "self.present[slots] = self._ahead[slots] = False",
@@ -286,10 +282,10 @@ MUTANTS = [
     ),
     Mutant("toolkit/policies/placement.py", "min(slots, len(passing))", "slots", "policies/test_placement.py"),
     Mutant(
-        "toolkit/policies/remapping.py",
+        "toolkit/policies/dimms.py",
         "difference // (2 * activity)",
         "difference // activity",
-        "policies/test_remapping.py",
+        "policies/test_dimms.py",
     ),
     Mutant("toolkit/policies/dimms.py", "np.where(turn % 2,", "np.where(turn % 1,", "policies/test_mapping.py"),
     # models of cost

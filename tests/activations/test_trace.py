@@ -10,7 +10,7 @@ from toolkit import tensor_files
 from toolkit.activations import Magnitudes, Trace, record, thresholded
 from toolkit.activations.trace import KIND, pack
 from toolkit.errors import UserError
-from toolkit.policies.lru import Lru
+from toolkit.policies.residencies import Lru
 from toolkit.simulation.replay import replay_trace
 
 

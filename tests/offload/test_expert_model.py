@@ -23,8 +23,8 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
 from toolkit.offload.routing import RecordedRouter, Router
 from toolkit.offload.single_token import SingleToken
-from toolkit.policies.lfu import Lfu
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.residencies import Lfu
 from toolkit.quantization import neuron_records
 from toolkit.storage.experts import WholeExperts, expert_weights
 from toolkit.storage.packing import pack_model, tensors_beside

@@ -20,8 +20,8 @@ from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import by_neuron
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
-from toolkit.policies.lru import Lru
 from toolkit.policies.placement import LayerMap
+from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
 from toolkit.predictors.from_trace import FromTrace
 from toolkit.simulation.replay import replay, units_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from toolkit.errors import UserError
 from toolkit.offload.neuron_store import ABSENT, NeuronStore
-from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.policies.residencies import SlidingWindow
 
 NEURONS, WIDTH = 12, 3
 WEIGHTS = torch.arange(NEURONS * WIDTH).view(NEURONS, WIDTH).bfloat16()

@@ -20,8 +20,7 @@ from toolkit.papers.corm.latency import (
     timeline,
     token_row,
 )
-from toolkit.policies.expert_ways import BREAKDOWN, CORM, EXPERT_WAYS, ON_DEMAND, SPARSE
-from toolkit.simulation.experts import DEFAULTS, LoadingInputs
+from toolkit.simulation.experts import BREAKDOWN, CORM, DEFAULTS, EXPERT_WAYS, ON_DEMAND, SPARSE, LoadingInputs
 
 MIXTRAL = "mixtral-8x7b"
 fig07, fig08 = functions_of("corm/fig07"), functions_of("corm/fig08")

@@ -8,8 +8,7 @@ from toolkit.evidence.comparison import compare
 from toolkit.evidence.run import outside_ranges
 from toolkit.machines.hardware import profile
 from toolkit.papers.flash import reads
-from toolkit.policies.neuron_ways import WAYS
-from toolkit.simulation.neuron_reads import Reads
+from toolkit.simulation.neuron_reads import WAYS, Reads
 
 SECONDS = {"naive": 1.0, "hybrid": 0.5, "predictor": 0.4, "windowing": 0.2, "bundling": 0.1}
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from toolkit.errors import UserError
 from toolkit.policies import mapping_program
-from toolkit.policies.dimms import by_chance, imbalance, in_snake_order, loads
 from toolkit.policies.mapping import NeuronBlock, Room, block_seconds, greedy, joined, lower_bound
 from toolkit.policies.mapping_program import solve
 
@@ -195,20 +194,3 @@ def test_a_solver_that_is_stopped_gives_the_best_it_found_and_its_gap(monkeypatc
     assert not found.hot[0].any()
     assert found.seconds == pytest.approx(4)
     assert found.gap == pytest.approx(2)
-
-
-def test_neurons_are_dealt_by_hand():
-    assert in_snake_order(np.array([4, 2, 0, 1, 3]), 2).tolist() == [1, 0, 1, 0, 0]
-    assert loads(np.array([1.0, 2, 3]), np.array([0, 2, 0], dtype=np.int8), 4).tolist() == [4, 0, 2, 0]
-    assert imbalance(np.array([[12.0, 4], [0, 0], [3, 3]])).tolist() == [1.5, 1, 1]
-    with pytest.raises(UserError, match="dimms: 0; expected 1 or more"):
-        in_snake_order(np.arange(3), 0)
-    with pytest.raises(UserError, match="dimms: 128; expected at most 127"):
-        by_chance(3, 128)
-
-
-def test_chance_puts_as_many_on_each():
-    dimm = by_chance(100, 8, seed=1)
-    assert sorted(np.bincount(dimm)) == [12] * 4 + [13] * 4
-    assert (dimm == by_chance(100, 8, seed=1)).all()
-    assert (dimm != by_chance(100, 8, seed=2)).any()

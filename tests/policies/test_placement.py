@@ -1,7 +1,11 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from toolkit.errors import UserError
-from toolkit.policies.placement import LayerMap, fitting, needed_bytes
+from toolkit.policies.methods import ACCELERATE
+from toolkit.policies.placement import LayerMap, Shares, fitting, layer_maps, needed_bytes, place_layers
+from toolkit.policies.ways import Way
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 
 
@@ -36,3 +40,50 @@ def test_layers_that_stay_and_slots_share_a_budget():
 def test_negative_counts_are_refused():
     with pytest.raises(UserError, match="expected 0 layers or more in each tier"):
         LayerMap(1, -1, 3)
+
+
+def test_maps_by_hand():
+    # 13 of 64 layers are near; 2 dense ones make room for 3 at 56.25 %
+    assert layer_maps(10, 16, 9) == {
+        "storage": LayerMap(0, 0, 10),
+        "dram": LayerMap(0, 10, 0),
+        "published": LayerMap(0, 2, 8),
+        "refilled": LayerMap(0, 3, 7),
+    }
+    assert layer_maps(1, 16, 9)["published"] == LayerMap(0, 0, 1)
+
+
+def test_layers_are_placed_by_hand():
+    """9 layers, 2 of them near; half as large once packed, they are 4, and 8 at a quarter."""
+    packed = Way("endor", device="cpu"), "refilled", 9, 16
+    assert place_layers(*packed, 8) == LayerMap(0, 4, 5)
+    assert place_layers(*packed, 1) == LayerMap(0, 9, 0)  # none is read, nor should be
+    with pytest.raises(UserError, match="layers in storage: 1 of 9"):
+        place_layers(*packed, 4)
+    assert place_layers(Way(ACCELERATE, device="cpu"), "storage", 1) == LayerMap(0, 0, 1)  # it keeps nothing
+
+
+def test_rows_are_shared_by_hand():
+    assert Shares.of(30, [2, 4], [10, 20], 5) == Shares((10, 20), 0)  # all fits
+    assert Shares.of(18, [2, 4], [10, 20], 5) == Shares((6, 12), 0)  # by the needs
+    assert Shares.of(25, [4, 4], [10, 20], 5) == Shares((10, 15), 0)  # the first can have no more
+    assert Shares.of(20, [10, 4, 10], [10, 20, 10], 5) == Shares((10, 5, 0), 5)  # the first whole layer stays
+    assert Shares.of(12, [10, 4], [10, 20], 5) == Shares((0, 7), 5)
+    assert Shares.keeping_nothing(7, [10, 20]) == Shares((0, 0), 7)
+    assert Shares.keeping_nothing(70, [10, 20]) == Shares((0, 0), 20)
+    with pytest.raises(UserError, match="5 neurons fit into memory, and one token needs 6"):
+        Shares.of(5, [2, 4], [10, 20], 5)
+
+
+@given(
+    layers=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=6),
+    more=st.integers(0, 200),
+    passing=st.integers(1, 8),
+)
+def test_rows_are_never_too_many_and_needs_are_met(layers, more, passing):
+    needs, neurons = zip(*((min(need, count), count) for need, count in layers), strict=True)
+    rows = Shares.least(needs, neurons, passing) + more
+    found = Shares.of(rows, needs, neurons, passing)
+    assert sum(found.rows) + found.passing <= rows
+    for share, need, count in zip(found.rows, needs, neurons, strict=True):
+        assert need <= share <= count or (need == count and share == 0 and found.passing)

@@ -5,16 +5,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import naive_activations
 from tests import naive_residency as naive
 from toolkit.errors import UserError
-from toolkit.policies.belady import Belady
-from toolkit.policies.hot_table import HotTable
-from toolkit.policies.least_stale import LeastStale
-from toolkit.policies.lfu import Lfu
-from toolkit.policies.lru import Lru
-from toolkit.policies.random_choice import RandomChoice
-from toolkit.policies.residencies import RESIDENCIES
-from toolkit.policies.static import Static
+from toolkit.policies.residencies import (
+    RESIDENCIES,
+    Belady,
+    HotTable,
+    LeastStale,
+    Lfu,
+    Lru,
+    RandomChoice,
+    SlidingWindow,
+    Static,
+)
 
 UNITS = 8
 TOKENS = st.lists(st.sets(st.integers(0, UNITS - 1), max_size=3), min_size=1, max_size=12)
@@ -216,3 +220,67 @@ def test_a_wrong_guess_goes_before_what_was_used():
     assert residency.admit([3, 4], protect=[1, 2]).loaded.tolist() == [3]  # only 0 may go
     with pytest.raises(UserError, match="units 5 to 5: the layer has 0 to 4"):
         residency.admit([5])
+
+
+def test_worked_example_of_a_window():
+    """Two tokens: what neither this token nor the one before it used goes."""
+    window = SlidingWindow(units=6, tokens=2)
+    found = changes(window, [{0, 1, 2}, {1, 3}, {1, 4}, {0, 3}, set()])
+    assert found == [([], [0, 1, 2]), ([], [3]), ([0, 2], [4]), ([], [0]), ([1, 4], [])]
+    assert np.flatnonzero(window.held).tolist() == [0, 3]
+
+
+def test_worked_example_of_a_windows_budget():
+    """Memory holds 4. The third token leaves no room for all of the first one's, the fourth none for others."""
+    window = SlidingWindow(units=9, tokens=3, rows=4)
+    found = changes(window, [{0, 1}, {1, 2}, {3, 4}, {5, 6, 7, 8}, {5}, {0}])
+    assert found == [
+        ([], [0, 1]),
+        ([], [2]),
+        ([0], [3, 4]),
+        ([1, 2, 3, 4], [5, 6, 7, 8]),
+        ([], []),
+        ([6, 7, 8], [0]),
+    ]
+
+
+def test_a_window_of_one_token_holds_that_token():
+    window = SlidingWindow(units=4, tokens=1)
+    assert changes(window, [{0, 1}, {1, 2}]) == [([], [0, 1]), ([0], [2])]
+
+
+def test_after_clearing_all_is_loaded_again():
+    window = SlidingWindow(units=4, tokens=3)
+    changes(window, [{0, 1}])
+    window.clear()
+    assert changes(window, [{1}]) == [([], [1])]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.integers(1, 5),
+    rows=st.integers(3, 12),
+    actives=st.lists(st.sets(st.integers(0, 11), max_size=3), max_size=12),
+)
+def test_the_window_as_sets_say(tokens, rows, actives):
+    window, oracle = SlidingWindow(12, tokens, rows), naive_activations.Window(tokens, rows)
+    for active in actives:
+        ((dropped, loaded),) = changes(window, [active])
+        assert (set(dropped), set(loaded)) == oracle.step(active)
+        held = set(np.flatnonzero(window.held).tolist())
+        assert held == oracle.held
+        assert active <= held
+        assert len(held) <= rows
+
+
+def test_what_cannot_be_held_is_refused():
+    window = SlidingWindow(10, tokens=2, rows=3)
+    changes(window, [{0}])
+    with pytest.raises(UserError, match="one token needs 4 units, and memory holds 3: allow 4 or more"):
+        window.step(np.arange(4))
+    with pytest.raises(UserError, match="units 2 to 10: the layer has 0 to 9"):
+        window.step(np.array([2, 10]))
+    assert changes(window, [{0, 1}]) == [([], [1])]  # nothing was changed
+    for wrong in ({"units": 0}, {"tokens": 0}, {"rows": 0}):
+        with pytest.raises(UserError, match="expected 1 or more"):
+            SlidingWindow(**{"units": 4, "tokens": 2, "rows": 2} | wrong)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests import naive_residency as naive
 from toolkit.errors import UserError
-from toolkit.policies.belady import Belady
+from toolkit.policies.residencies import Belady
 from toolkit.policies.two_level import CacheCounts, TwoLevel
 
 EXPERTS, NEURONS = 5, 6

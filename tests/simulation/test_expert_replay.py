@@ -15,9 +15,7 @@ from toolkit.activations.synthetic import BetaLaw
 from toolkit.activations.trace import Trace, pack
 from toolkit.errors import UserError
 from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.policies.belady import Belady
-from toolkit.policies.least_stale import LeastStale
-from toolkit.policies.lru import Lru
+from toolkit.policies.residencies import Belady, LeastStale, Lru
 from toolkit.policies.two_level import TwoLevel
 from toolkit.simulation.expert_replay import (
     COUNTS,

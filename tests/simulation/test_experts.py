@@ -1,6 +1,7 @@
 """The cost model of loading experts, by hand and at its limits."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ from toolkit.evidence.claims import claims
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Links, Memory, Profile, Software
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
-from toolkit.policies.expert_ways import BREAKDOWN, CORM, EXPERT_WAYS, ON_DEMAND, PREFETCHED, RIVALS, SPARSE
 from toolkit.policies.two_level import TwoLevel
 from toolkit.simulation.experts import (
+    BREAKDOWN,
+    CORM,
+    EXPERT_WAYS,
     INPUTS,
     LOADING,
+    ON_DEMAND,
+    PREFETCHED,
+    RIVALS,
+    SPARSE,
+    ExpertWay,
     LoadingInputs,
     active_weights,
     beside_s,
@@ -241,3 +249,17 @@ def test_every_input_has_a_source_and_its_claims_are_inputs():
     kinds = claims("corm").set_index("id")["kind"]
     assert set(INPUTS) == set(LoadingInputs.__dataclass_fields__)
     assert {kinds[id] for source in INPUTS.values() for id in source.claims} == {"input"}
+
+
+def test_each_step_of_the_breakdown_adds_to_the_one_before():
+    for before, after in pairwise(BREAKDOWN.values()):
+        switches = [(asdict(before)[name], asdict(after)[name]) for name in ("sparse", "mixed", "prefetch", "cached")]
+        assert all(new or not old for old, new in switches)
+        assert any(new and not old for old, new in switches)
+    assert list(BREAKDOWN.values())[-1] is CORM
+
+
+def test_ways_have_the_names_they_are_found_by():
+    assert all(way.name == name for name, way in EXPERT_WAYS.items())
+    with pytest.raises(UserError, match="3"):
+        ExpertWay("three", bits=3)

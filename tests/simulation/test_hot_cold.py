@@ -6,8 +6,19 @@ import pytest
 from toolkit.errors import UserError
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import GB
-from toolkit.policies.hot_cold_ways import ABLATION, SYSTEMS, HotColdWay
-from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, NEURONS, PROJECTION, Serving, drawn, gpu_room, loads_of
+from toolkit.simulation.hot_cold_loads import (
+    ABLATION,
+    ATTENTION,
+    FFN,
+    NEURONS,
+    PROJECTION,
+    SYSTEMS,
+    HotColdWay,
+    Serving,
+    drawn,
+    gpu_room,
+    loads_of,
+)
 from toolkit.simulation.hot_cold_tokens import generate, product_s, stages, token_timeline
 
 MACHINE = profile("hermes-rtx4090")

@@ -8,8 +8,7 @@ from toolkit.errors import UserError
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile, Storage
 from toolkit.models import shapes
-from toolkit.policies.neuron_ways import WAYS
-from toolkit.simulation.neuron_reads import Reads, neuron_reads
+from toolkit.simulation.neuron_reads import WAYS, Reads, neuron_reads
 
 DISK = Storage("disk", 1e12, bandwidth_gb_s=1.0, latency_s=1e-3, request_s=1e-5)
 MACHINE = Profile("hand", "by hand", None, storage=DISK)

@@ -6,9 +6,7 @@ import torch
 
 from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.belady import Belady
-from toolkit.policies.lru import Lru
-from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.policies.residencies import Belady, Lru, SlidingWindow
 from toolkit.simulation.replay import most_held, replay, replay_trace, units_of
 
 UNITS, ROWS = 40, 16

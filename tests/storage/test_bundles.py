@@ -12,7 +12,7 @@ from toolkit.kernels import neurons as kernel
 from toolkit.models import decoder_blocks
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.policies.residencies import SlidingWindow
 from toolkit.storage import bundles
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES

@@ -31,9 +31,8 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models.twins import twin_model
 from toolkit.models.workload import Workload
-from toolkit.policies.layer_maps import place_layers
 from toolkit.policies.methods import ACCELERATE, LLAMA_CPP, RIVALS
-from toolkit.policies.placement import LayerMap
+from toolkit.policies.placement import LayerMap, place_layers
 from toolkit.policies.ways import Placed, Way
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store

@@ -19,7 +19,7 @@ from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.routing import Router
 from toolkit.offload.strategy import Opening, refuse, resident
 from toolkit.offload.turn import Turn
-from toolkit.policies.lru import Lru
+from toolkit.policies.residencies import Lru
 from toolkit.policies.two_level import TwoLevel
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages

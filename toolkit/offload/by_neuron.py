@@ -26,9 +26,9 @@ from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.offload.strategy import Opening, refuse, resident
 from toolkit.offload.turn import Turn
-from toolkit.policies.neuron_memory import Shares
+from toolkit.policies.placement import Shares
+from toolkit.policies.residencies import SlidingWindow
 from toolkit.policies.residency import Residency
-from toolkit.policies.sliding_window import SlidingWindow
 from toolkit.predictors import Foresight, Predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
 from toolkit.storage import bundles

@@ -26,7 +26,7 @@ from toolkit.offload.options import WINDOW
 from toolkit.planner.sizes import footprint, used_weights
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import ZEROS, PlannedWay
-from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.policies.residencies import SlidingWindow
 from toolkit.simulation.experts import expert_weights
 from toolkit.simulation.replay import replay, units_of
 from toolkit.studies.routing import RoutedModel, every, own_policies, policy_table, routing_of

@@ -9,8 +9,7 @@ from toolkit.formats.packed import DTYPES
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.by_neuron import GAP_BYTES, STAGED
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, WHOLE, PlannedWay
-from toolkit.policies.neuron_memory import Shares
-from toolkit.policies.placement import fitting, needed_bytes
+from toolkit.policies.placement import Shares, fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors.few_bits import nbytes_of as predictor_bytes
 from toolkit.quantization.neuron_records import record_bytes

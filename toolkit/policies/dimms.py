@@ -1,15 +1,20 @@
-"""Which DIMM each neuron of a block lies on before anything is known of the tokens to come: balanced, or by chance.
+"""Which DIMM each neuron of a block lies on, and which neurons move while tokens are generated (Hermes, section IV).
 
-`toolkit.policies.remapping` moves them later.
+dimm = in_snake_order(order, dimms=8)                       # before anything is known of the tokens to come
+dimm, moved = remap(window.sum(0), dimm, dimms=8)           # between DIMMs, after each window of 5 tokens
+change = swap(state, hot, threshold=10, moves=20)           # hot neurons of the DIMMs against the GPU's
 """
 
 import numpy as np
-from jaxtyping import Float64, Int8, Int64, Shaped
+from jaxtyping import Bool, Float64, Int8, Int64, Integer, Shaped, UInt8
 
 from toolkit.errors import UserError
-from toolkit.policies.residency import expect_positive
+from toolkit.kernels.common.tally import pick, tally
+from toolkit.kernels.states import HIGHEST
+from toolkit.policies.residency import Change, expect_positive
 
 MOST = 127  # DIMMs: their numbers take a byte
+WINDOW = 5  # tokens
 
 
 def in_snake_order(order: Int64[np.ndarray, " neurons"], dimms: int) -> Int8[np.ndarray, " neurons"]:
@@ -47,3 +52,77 @@ def _expect_dimms(dimms: int) -> None:
     expect_positive(dimms=dimms)
     if dimms > MOST:
         raise UserError(f"dimms: {dimms}; expected at most {MOST}")
+
+
+def remap(
+    activity: Integer[np.ndarray, " neurons"], dimm: Int8[np.ndarray, " neurons"], dimms: int, limit: int | None = None
+) -> tuple[Int8[np.ndarray, " neurons"], Int64[np.ndarray, " moved"]]:
+    """Algorithm 1: pair the busiest DIMM with the least busy, the second with the second, and level each pair.
+
+    The busier DIMM's most active neuron that does not make it the less busy one moves, then the next such neuron.
+
+    Args:
+        activity: how often each neuron was active in the window, from 0; 0 for neurons on the GPU.
+        dimm: where each neuron lies.
+        dimms: how many DIMMs there are.
+        limit: the most neurons that a pair moves: what its link carries while the DIMMs wait for the GPU.
+
+    Returns the new places, and the neurons that moved, rising. Raises `UserError` for numbers that cannot be.
+    """
+    expect_positive(dimms=dimms)
+    if limit is not None and limit < 0:
+        raise UserError(f"limit: {limit}; expected 0 neurons or more")
+    if len(dimm) != len(activity) or not 0 <= dimm.min(initial=0) <= dimm.max(initial=0) < dimms:
+        raise UserError(f"DIMMs of {len(dimm)} neurons: expected one of 0 to {dimms - 1} for each of {len(activity)}")
+    if activity.min(initial=0) < 0:
+        raise UserError(f"activity of neuron {activity.argmin()}: {activity.min()}; expected 0 or more")
+    counts = tally(dimm, activity, dimms, int(activity.max(initial=0)) + 1)
+    rising, quota, target = np.argsort(counts @ np.arange(counts.shape[1]), kind="stable"), np.zeros_like(counts), {}
+    for light, heavy in zip(rising[: dimms // 2], rising[::-1], strict=False):
+        quota[heavy] = _leaving(counts[heavy], counts[light], limit)
+        target[heavy] = light
+    moved, places = pick(dimm, activity, quota), dimm.copy()
+    places[moved] = [target[place] for place in dimm[moved]]
+    return places, moved
+
+
+def _leaving(heavy: Int64[np.ndarray, " levels"], light: Int64[np.ndarray, " levels"], limit: int | None) -> list[int]:
+    """How many neurons of each activity leave the busier of two DIMMs; `heavy[a]` are those active a times there."""
+    difference, left = int((heavy - light) @ np.arange(len(heavy))), int(heavy.sum()) if limit is None else limit
+    found = [0] * len(heavy)
+    for activity in range(len(heavy) - 1, 0, -1):
+        found[activity] = count = min(int(heavy[activity]), difference // (2 * activity), left)
+        difference, left = difference - 2 * activity * count, left - count
+    return found
+
+
+def swap(state: UInt8[np.ndarray, " neurons"], hot: Bool[np.ndarray, " neurons"], threshold: int, moves: int) -> Change:
+    """The online adjustment: neurons above `threshold` that are not on the GPU replace the coldest ones there.
+
+    The hottest goes first, for the coldest, as long as it is the hotter one; at most `moves` of them.
+
+    Args:
+        state: of each neuron, 0 to 15.
+        hot: the neurons on the GPU.
+        threshold: a neuron with more is hot.
+        moves: how many are copied while the GPU computes something else.
+
+    Returns what leaves the GPU and what comes, as many. `hot` stays as it is. Raises `UserError` for numbers that
+    cannot be.
+    """
+    if len(state) != len(hot) or state.max(initial=0) > HIGHEST:
+        raise UserError(f"{len(state)} states up to {state.max(initial=0)}: expected {len(hot)} from 0 to {HIGHEST}")
+    if not 0 <= threshold <= HIGHEST or moves < 0:
+        raise UserError(f"threshold {threshold}, moves {moves}: expected 0 to {HIGHEST}, and 0 or more")
+    counts = tally(hot, state, 2, HIGHEST + 1)
+    quota = np.zeros_like(counts)
+    coming, leaving = counts[0].tolist(), counts[1].tolist()
+    high, low = HIGHEST, 0
+    while moves and high > max(threshold, low):
+        count = min(coming[high], leaving[low], moves)
+        quota[0, high] += count
+        quota[1, low] += count
+        coming[high], leaving[low], moves = coming[high] - count, leaving[low] - count, moves - count
+        high, low = high - (not coming[high]), low + (not leaving[low])
+    moved = pick(hot, state, quota)
+    return Change(moved[hot[moved]], moved[~hot[moved]])

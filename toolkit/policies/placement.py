@@ -1,10 +1,15 @@
-"""The tier that each layer of a model lives in."""
+"""The tier that each layer of a model lives in, and the rows of memory that the neurons of each layer share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from toolkit.errors import UserError
+from toolkit.errors import UserError, unknown
+from toolkit.policies.methods import RIVALS
+from toolkit.policies.ways import POLICIES, Way
 from toolkit.storage.buffers import buffer_bytes
+
+IN_MEMORY = 13 / 64  # of OPT-66B's layers, on GPU and CPU (ENDOR, section 3.3)
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,99 @@ def fitting(staying: Sequence[int], passing: Sequence[int], slots: int, budget_b
 def needed_bytes(staying: Sequence[int], passing: Sequence[int], slots: int) -> int:
     """Bytes of the layers that stay and of the slots for the others. Each is a buffer of whole huge pages."""
     return buffer_bytes(sum(staying)) + buffer_bytes(min(slots, len(passing)) * max(passing, default=0))
+
+
+def layer_maps(layers: int, dense_bytes: int, packed_bytes: int) -> dict[str, LayerMap]:
+    """Where layers live under each mapping, for layers of these bytes.
+
+    OPT-66B has 13 of 64 layers on GPU and CPU (ENDOR, section 3.3). Our measurements compute on the CPU, so DRAM is
+    the nearest tier and takes that share. `refilled` is what fits into the bytes of these once they are packed.
+    """
+    near = round(layers * IN_MEMORY)
+    published = LayerMap(0, near, layers - near)
+    return {
+        "storage": LayerMap(0, 0, layers),
+        "dram": LayerMap(0, layers, 0),
+        "published": published,
+        "refilled": published.refilled(dense_bytes, packed_bytes),
+    }
+
+
+def place_layers(way: Way, mapping: str, layers: int, dense_bytes: int = 1, packed_bytes: int = 1) -> LayerMap:
+    """Where the layers of a way live, for layers of these bytes.
+
+    Raises `UserError` for an unknown mapping, or if buffers keep all layers in storage: a second token would find them
+    there and read nothing.
+    """
+    maps = layer_maps(layers, dense_bytes, packed_bytes)
+    if mapping not in maps:
+        raise unknown("mapping", mapping, maps)
+    where = maps[mapping]
+    slots = 0 if way.method in RIVALS else POLICIES[way.policy].slots
+    if 0 < where.storage <= slots:
+        raise UserError(
+            f"{way.method}, {way.policy}, {mapping}: layers in storage: {where.storage} of {layers}; its buffers "
+            f"keep {slots}, so that a second token reads nothing: expected none or more than {slots}; take more layers"
+        )
+    return where
+
+
+@dataclass(frozen=True)
+class Shares:
+    """`rows` of memory for each layer; and `passing` rows that all layers without rows of their own use in turn."""
+
+    rows: tuple[int, ...]
+    passing: int
+
+    @classmethod
+    def keeping_nothing(cls, rows: int, neurons: Sequence[int]) -> Self:
+        """Every layer's neurons only pass. Raises `UserError` for less than one row."""
+        return cls((0,) * len(neurons), min(_at_least(1, rows), max(neurons)))
+
+    @classmethod
+    def of(cls, rows: int, needs: Sequence[int], neurons: Sequence[int], passing: int) -> Self:
+        """Share so many rows among layers that have `neurons`, of which a token `needs` some.
+
+        A layer gets at least what it needs, and what is left is shared in proportion to the needs. A layer that needs
+        all its neurons gets them all or none: the first ones do, after the others have what they need. If one has none,
+        `passing` rows are set apart. Raises `UserError` for less than `least`.
+        """
+        if rows >= sum(neurons):
+            return cls(tuple(neurons), 0)
+        _at_least(cls.least(needs, neurons, passing), rows)
+        found = [_partial(need, count) for need, count in zip(needs, neurons, strict=True)]
+        whole = [layer for layer, count in enumerate(found) if not count]
+        left = rows - sum(found) - (passing := passing if whole else 0)
+        for layer in whole:
+            if neurons[layer] <= left:
+                found[layer], left = neurons[layer], left - neurons[layer]
+        return cls(tuple(_grown(found, left, needs, neurons)), passing)
+
+    @staticmethod
+    def least(needs: Sequence[int], neurons: Sequence[int], passing: int) -> int:
+        """The fewest rows that can be shared."""
+        found = [_partial(need, count) for need, count in zip(needs, neurons, strict=True)]
+        return min(sum(neurons), sum(found) + passing * (0 in found))
+
+
+def _grown(rows: list[int], left: int, needs: Sequence[int], neurons: Sequence[int]) -> list[int]:
+    """Share out what is left among layers that have some rows and not all, until each has all or nothing is left."""
+    while growing := [layer for layer, count in enumerate(rows) if 0 < count < neurons[layer]]:
+        weights, before = {layer: max(1, needs[layer]) for layer in growing}, left
+        total = sum(weights.values())
+        for layer in growing:
+            more = min(neurons[layer] - rows[layer], before * weights[layer] // total)
+            rows[layer], left = rows[layer] + more, left - more
+        if left == before:
+            break
+    return rows
+
+
+def _partial(need: int, neurons: int) -> int:
+    return max(1, need) if need < neurons else 0
+
+
+def _at_least(least: int, rows: int) -> int:
+    if rows < least:
+        raise UserError(f"{rows} neurons fit into memory, and one token needs {least}: allow {least} or more")
+    return rows

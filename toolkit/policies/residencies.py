@@ -1,20 +1,230 @@
-"""The residency policies there are, by name. A policy with settings of its own takes them by name."""
+"""The residency policies there are, by name. Each says which units go first when memory is full."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64, Int64, UInt8
 
-from toolkit.errors import unknown
-from toolkit.policies.belady import Belady
-from toolkit.policies.hot_table import HotTable
-from toolkit.policies.least_stale import LeastStale
-from toolkit.policies.lfu import Lfu
-from toolkit.policies.lru import Lru
-from toolkit.policies.random_choice import RandomChoice
-from toolkit.policies.residency import Residency
-from toolkit.policies.sliding_window import SlidingWindow
-from toolkit.policies.static import Static
+from toolkit.errors import UserError, unknown
+from toolkit.policies.residency import Residency, expect_positive
+from toolkit.predictors.token_state import TokenState
+
+
+class SlidingWindow(Residency):
+    """Keeps the units that the last `tokens` tokens used, as far as `rows` units of memory allow (FLASH, section 3.1).
+
+    The window counts the current token. So a token loads s_agg(k + 1) − s_agg(k) units on average, and s_agg(k) stay.
+
+    When `rows` do not suffice, the window shrinks for this token: the units used longest ago go first, all those that
+    were last used by the same token together (appendix C.3). Later it grows again. More than `rows` units are never
+    held, not even between dropping and loading. `last_active` is the number of the token that last used each unit
+    held, the paper's last_k_active.
+    """
+
+    def __init__(self, units: int, tokens: int, rows: int | None = None):
+        expect_positive(tokens=tokens)
+        self.tokens = tokens
+        super().__init__(units, rows)
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again."""
+        super().clear()
+        self.now, self.last_active = 0, np.full(self.units, -self.tokens)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
+        """Let some units go at the next step, as if no token of the window had used them."""
+        self.last_active[units] = self.now - self.tokens
+
+    def _leaving(self, needed: Int64[np.ndarray, " needed"], loaded: int) -> Int64[np.ndarray, " dropped"]:
+        age = np.where(self.held, self.now - self.last_active, self.tokens)  # in tokens; 1 is the token before this one
+        age[needed] = 0
+        holding = np.bincount(age, minlength=self.tokens)[: self.tokens].cumsum()  # units younger than age + 1
+        allowed = max(1, int((holding <= self.rows).sum()))
+        self._note(needed)
+        return np.flatnonzero(self.held & (age >= allowed))
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        self.last_active[needed] = self.now
+        self.now += 1
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return self.last_active
+
+
+class Lru(Residency):
+    """Least recently used: the units used longest ago go first. Units used by the same token go in their order."""
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again."""
+        super().clear()
+        self.now, self.last_use = 0, np.full(self.units, -1)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
+        """These units go before all others."""
+        self.last_use[units] = -1
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        self.last_use[needed] = self.now
+        self.now += 1
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return self.last_use
+
+
+class Lfu(Residency):
+    """Least frequently used: the units that the fewest tokens used so far go first; of equal ones the first.
+
+    Uses are counted since the start, also while a unit is not held.
+    """
+
+    def clear(self) -> None:
+        """Hold nothing, and forget all counts."""
+        super().clear()
+        self.uses = np.zeros(self.units, dtype=np.int64)
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        self.uses[needed] += 1
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return self.uses
+
+
+class LeastStale(Residency):
+    """For one cache of `layers` layers: the units whose layer came up most often without using them go first.
+
+    Unit u belongs to layer u // (units / layers). A step is one layer, in order. LRU fails in such a cache: what a
+    token needs next was used longest ago, one token before. The name and the idea are SpecMD's (arXiv 2602.03921,
+    2026). In a cache of one layer it is LRU.
+
+    First go the units that missed the most turns of their layer since they were last used. Among equal ones go those
+    whose layer comes up again last. Raises `UserError` for units that do not divide into the layers, and `step` for
+    units of a layer that is not the next one.
+    """
+
+    def __init__(self, units: int, rows: int | None = None, *, layers: int = 1):
+        expect_positive(units=units, layers=layers)
+        if units % layers:
+            raise UserError(f"{units} units in {layers} layers: expected as many in each layer")
+        self.layers, self.layer_of = layers, np.arange(units) // (units // layers)
+        super().__init__(units, rows)
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again with the first layer."""
+        super().clear()
+        self.now, self.last_use = -1, np.full(self.units, -self.layers)
+
+    def forget(self, units: Int64[np.ndarray, " some"]) -> None:
+        """These units go before all others."""
+        self.last_use[units] = -self.layers
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        layer = (self.now + 1) % self.layers
+        if len(needed) and (self.layer_of[needed] != layer).any():
+            raise UserError(f"units {needed.tolist()} at the turn of layer {layer}: expected units of this layer")
+        self.now += 1
+        self.last_use[needed] = self.now
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        missed = (self.now - self.last_use) // self.layers
+        until = (self.layer_of - self.now - 1) % self.layers + 1  # turns until the layer comes up again
+        return -(missed * (self.layers + 1) + until)
+
+
+class RandomChoice(Residency):
+    """Units that are not needed go at random: the least that a policy must beat. A seed repeats its choices."""
+
+    def __init__(self, units: int, rows: int | None = None, *, seed: int = 0):
+        self.seed = seed
+        super().__init__(units, rows)
+
+    def clear(self) -> None:
+        """Hold nothing, and draw again from the start."""
+        super().clear()
+        self._draws = np.random.default_rng(self.seed)
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        """Chance learns nothing."""
+
+    def _order(self) -> Float64[np.ndarray, " units"]:
+        return self._draws.random(self.units)
+
+
+class HotTable(Residency):
+    """Units of the lowest state (`TokenState`) go first; of equal ones the first (Hermes, section IV-C)."""
+
+    def clear(self) -> None:
+        """Hold nothing; all states are 0."""
+        super().clear()
+        self.table = TokenState(self.units, hidden=0)
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        self.table.observe(needed)
+
+    def _order(self) -> UInt8[np.ndarray, " units"]:
+        return self.table.states
+
+
+class Static(Residency):
+    """Units of the lowest `frequency` [units] on other text go first (Hermes's offline mapping, PowerInfer's).
+
+    The most frequent units stay once they were needed, and the others pass. Raises `UserError` unless each unit has
+    a frequency.
+    """
+
+    def __init__(self, units: int, rows: int | None = None, *, frequency: Float64[np.ndarray, " units"]):
+        self.frequency = np.asarray(frequency, dtype=np.float64)
+        if self.frequency.shape != (units,) or np.isnan(self.frequency).any():
+            raise UserError(f"frequencies {list(self.frequency.shape)}: expected {units} numbers, one for each unit")
+        super().__init__(units, rows)
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        """A static choice learns nothing."""
+
+    def _order(self) -> Float64[np.ndarray, " units"]:
+        return self.frequency
+
+
+class Belady(Residency):
+    """The offline optimum: it knows the future, and drops what is needed again last (Belady, 1966).
+
+    No policy that loads on demand loads less with the same memory. `future` are the units that each token needs, the
+    first token first.
+
+    `step` must be called with these tokens in their order. Raises `UserError` for a token that differs or follows the
+    last one.
+    """
+
+    def __init__(self, units: int, rows: int | None = None, *, future: Sequence[Int64[np.ndarray, " needed"]]):
+        self.future = [np.unique(np.asarray(needed, dtype=np.int64)) for needed in future]
+        self._uses = _uses_after(self.future, units)
+        super().__init__(units, rows)
+
+    def clear(self) -> None:
+        """Hold nothing, and begin again with the first token."""
+        super().clear()
+        self.now, self.next_use = 0, np.full(self.units, len(self.future))
+
+    def _note(self, needed: Int64[np.ndarray, " needed"]) -> None:
+        if self.now >= len(self.future) or not np.array_equal(needed, self.future[self.now]):
+            raise UserError(f"token {self.now} needs other units than the future that Belady was given")
+        self.next_use[needed] = self._uses[self.now]
+        self.now += 1
+
+    def _order(self) -> Int64[np.ndarray, " units"]:
+        return -self.next_use
+
+
+def _uses_after(future: Sequence[Int64[np.ndarray, " needed"]], units: int) -> list[Int64[np.ndarray, " needed"]]:
+    """For each token and unit that it needs, the next token that needs the unit; the number of tokens if none does."""
+    for unit in (int(each) for needed in future if len(needed) for each in needed[[0, -1]]):
+        if not 0 <= unit < units:
+            raise UserError(f"the future needs unit {unit}: the layer has 0 to {units - 1}")
+    following, uses = np.full(units, len(future)), []
+    for number in range(len(future) - 1, -1, -1):
+        uses.append(following[future[number]])
+        following[future[number]] = number
+    return uses[::-1]
+
 
 RESIDENCIES: dict[str, type[Residency]] = {
     "window": SlidingWindow,

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from toolkit.errors import UserError
-from toolkit.policies.lru import Lru
+from toolkit.policies.residencies import Lru
 from toolkit.policies.residency import Change, Residency, expect_positive
 
 Needed = Mapping[int, Int64[np.ndarray, " neurons"] | None]  # of each expert its active neurons; None: all of them

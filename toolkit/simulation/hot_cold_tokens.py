@@ -18,8 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from toolkit.machines.machine import GB, Memory, Profile
-from toolkit.policies.hot_cold_ways import HotColdWay
-from toolkit.simulation.hot_cold_loads import BlockLoads, Serving, WeightBlock, loads_of
+from toolkit.simulation.hot_cold_loads import BlockLoads, HotColdWay, Serving, WeightBlock, loads_of
 from toolkit.simulation.near_data import gemv_s
 from toolkit.simulation.schedule import Step, schedule
 from toolkit.timeline.spans import Timeline

@@ -14,9 +14,34 @@ from toolkit.activations.synthetic import UsageLaw
 from toolkit.errors import UserError, unknown
 from toolkit.machines.machine import GB, Profile
 from toolkit.models.shapes import neuron_bytes, part_bytes
-from toolkit.policies.neuron_ways import WAYS
 from toolkit.simulation.schedule import Step, schedule
 from toolkit.timeline.spans import Timeline
+
+IN_MEMORY = 0.5  # of the model's bytes (FLASH, section 4.1)
+
+
+@dataclass(frozen=True)
+class NeuronWay:
+    """A way of bringing a token through a model whose FFNs lie on disk by neuron (FLASH, table 2).
+
+    `resident` is the share of the model that always stays, attention first; None means attention alone. `predicted`:
+    only the neurons that the predictor names are read. `windowed`: those of the last tokens stay. `layout` of the FFNs.
+    """
+
+    resident: float | None
+    predicted: bool
+    windowed: bool
+    layout: str
+
+
+# each adds a technique to the one before it
+WAYS = {
+    "naive": NeuronWay(0.0, False, False, "bundled"),
+    "hybrid": NeuronWay(IN_MEMORY, False, False, "bundled"),
+    "predictor": NeuronWay(None, True, False, "split"),
+    "windowing": NeuronWay(None, True, True, "split"),
+    "bundling": NeuronWay(None, True, True, "bundled"),
+}
 
 
 @dataclass(frozen=True)

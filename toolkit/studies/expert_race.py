@@ -33,9 +33,9 @@ from toolkit.offload.expert_ffn import ExpertFFN
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import WINDOW
 from toolkit.offload.routing import RecordedRouter, Router
-from toolkit.policies.expert_ways import ON_DEMAND
 from toolkit.policies.two_level import TwoLevel
 from toolkit.simulation.expert_replay import COUNTS, replay_experts
+from toolkit.simulation.experts import ON_DEMAND
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model

@@ -18,12 +18,15 @@ from toolkit.activations.route_traces import ROUTE_TRACES, load_route_trace
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.policies.expert_ways import CORM, ON_DEMAND, RIVALS, ExpertWay
 from toolkit.simulation.experts import (
+    CORM,
     DEFAULTS,
     INPUTS,
     LOADING,
+    ON_DEMAND,
     PREDICTOR,
+    RIVALS,
+    ExpertWay,
     LoadingInputs,
     beside_s,
     slots_that_fit,

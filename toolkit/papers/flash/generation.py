@@ -30,7 +30,7 @@ from toolkit.timeline.spans import Timeline
 FOLDER = "store"
 OVER = {"speedup": {"way": "naive FFN"}, "over_hybrid": {"way": "hybrid FFN"}}
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
-# unlike in the ways "naive" and "hybrid" of `toolkit.policies.neuron_ways`.
+# unlike in the ways "naive" and "hybrid" of `toolkit.simulation.neuron_reads`.
 WAYS = {
     "naive FFN": (False, False),
     "hybrid FFN": (False, True),

@@ -18,8 +18,7 @@ from toolkit.machines.machine import GB, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import by_turn, summary
 from toolkit.papers.flash.replay import Replay
-from toolkit.policies.neuron_ways import WAYS
-from toolkit.simulation.neuron_reads import Reads, neuron_reads
+from toolkit.simulation.neuron_reads import WAYS, Reads, neuron_reads
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
 COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]

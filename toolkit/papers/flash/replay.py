@@ -38,9 +38,9 @@ from toolkit.models.shapes import part_bytes
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
-from toolkit.policies.neuron_ways import WAYS
-from toolkit.policies.sliding_window import SlidingWindow
+from toolkit.policies.residencies import SlidingWindow
 from toolkit.predictors.low_rank import LowRank
+from toolkit.simulation.neuron_reads import WAYS
 from toolkit.simulation.replay import most_held, units_of
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.readers import Reader, open_scattered

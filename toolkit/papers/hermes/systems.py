@@ -16,8 +16,7 @@ import pandas as pd
 from toolkit.cache import kept
 from toolkit.machines.hardware import profile
 from toolkit.machines.machine import Profile
-from toolkit.policies.hot_cold_ways import ABLATION, SYSTEMS
-from toolkit.simulation.hot_cold_loads import ATTENTION, FFN, PROJECTION, Serving
+from toolkit.simulation.hot_cold_loads import ABLATION, ATTENTION, FFN, PROJECTION, SYSTEMS, Serving
 from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
 from toolkit.simulation.near_data import MULTIPLIERS, with_multipliers
 from toolkit.simulation.null_model import links_only

@@ -1,4 +1,4 @@
-"""Algorithm 1 of Hermes, against a loop that moves one neuron at a time."""
+"""Neurons on DIMMs: dealt, remapped by Algorithm 1 of Hermes, and swapped with the GPU's, against slow loops."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.errors import UserError
-from toolkit.policies.dimms import by_chance, imbalance, loads
-from toolkit.policies.remapping import WINDOW, remap
+from toolkit.policies.dimms import WINDOW, by_chance, imbalance, in_snake_order, loads, remap, swap
+
+
+def test_neurons_are_dealt_by_hand():
+    assert in_snake_order(np.array([4, 2, 0, 1, 3]), 2).tolist() == [1, 0, 1, 0, 0]
+    assert loads(np.array([1.0, 2, 3]), np.array([0, 2, 0], dtype=np.int8), 4).tolist() == [4, 0, 2, 0]
+    assert imbalance(np.array([[12.0, 4], [0, 0], [3, 3]])).tolist() == [1.5, 1, 1]
+    with pytest.raises(UserError, match="dimms: 0; expected 1 or more"):
+        in_snake_order(np.arange(3), 0)
+    with pytest.raises(UserError, match="dimms: 128; expected at most 127"):
+        by_chance(3, 128)
+
+
+def test_chance_puts_as_many_on_each():
+    dimm = by_chance(100, 8, seed=1)
+    assert sorted(np.bincount(dimm)) == [12] * 4 + [13] * 4
+    assert (dimm == by_chance(100, 8, seed=1)).all()
+    assert (dimm != by_chance(100, 8, seed=2)).any()
+
 
 NEURONS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 4)), max_size=60)
 
@@ -102,3 +119,50 @@ def test_remapping_levels_a_steady_load():
 def test_refusals(arguments, message):
     with pytest.raises(UserError, match=message):
         remapped(*arguments)
+
+
+STATES = st.lists(st.tuples(st.integers(0, 15), st.booleans()), max_size=40)
+
+
+def naive_swap(state, hot, threshold, moves):
+    """Pair the hottest neuron outside with the coldest inside, the second with the second, while it is hotter."""
+    neurons = range(len(state))
+    coming = sorted((n for n in neurons if not hot[n] and state[n] > threshold), key=lambda n: -state[n])
+    leaving = sorted((n for n in neurons if hot[n]), key=lambda n: state[n])
+    pairs = [(new, old) for new, old in zip(coming, leaving, strict=False) if state[new] > state[old]][:moves]
+    return sorted(old for _, old in pairs), sorted(new for new, _ in pairs)
+
+
+def swapped(state, hot, threshold, moves):
+    change = swap(np.array(state, dtype=np.uint8), np.array(hot, dtype=bool), threshold, moves)
+    return change.dropped.tolist(), change.loaded.tolist()
+
+
+def test_worked_example_of_a_swap():
+    """Hermes, figure 8a: 3, 6 and 9 are hot; 6 is not on the GPU, and takes the place of 5, the coldest there."""
+    state = [2, 0, 1, 12, 3, 4, 11, 0, 1, 13]
+    hot = np.isin(range(10), [3, 5, 9])
+    assert swapped(state, hot, threshold=10, moves=4) == ([5], [6])
+    assert swapped(state, hot, threshold=11, moves=4) == ([], [])
+    assert swapped(state, hot, threshold=10, moves=0) == ([], [])
+    assert swapped([15, 15], [True, False], threshold=10, moves=4) == ([], [])  # none is hotter
+
+
+@settings(max_examples=200, deadline=None)
+@given(neurons=STATES, threshold=st.integers(0, 15), moves=st.integers(0, 5))
+def test_swaps_as_sorted_lists_say(neurons, threshold, moves):
+    state, hot = [state for state, _ in neurons], [hot for _, hot in neurons]
+    assert swapped(state, hot, threshold, moves) == naive_swap(state, hot, threshold, moves)
+
+
+@pytest.mark.parametrize(
+    ("state", "threshold", "moves", "message"),
+    [
+        ([3, 16], 8, 1, "2 states up to 16: expected 2 from 0 to 15"),
+        ([3, 9], 16, 1, "threshold 16, moves 1: expected 0 to 15"),
+        ([3, 9], 8, -1, "threshold 8, moves -1: expected 0 to 15, and 0 or more"),
+    ],
+)
+def test_swaps_refused(state, threshold, moves, message):
+    with pytest.raises(UserError, match=message):
+        swapped(state, [True, False], threshold, moves)
