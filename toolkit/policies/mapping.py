@@ -7,7 +7,6 @@
 All weights lie on the DIMMs, and hot neurons are copied to the GPU. A token takes the sum over blocks of the longer of
 two times: two transfers and the GPU's neurons, or the neurons of the slowest DIMM; each neuron by its frequency.
 `greedy` takes a tenth of a second for LLaMA-7B and carries its certificate, the optimum of the linear relaxation.
-`toolkit.policies.mapping_program` has the same problem for a solver.
 """
 
 from collections.abc import Sequence
