@@ -29,7 +29,7 @@ from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.models.plain import plain
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
-from toolkit.predictors import Predictors, predicted
+from toolkit.predictors import load_predictors, predicted
 from toolkit.pruning import METHODS, Calibration, load_changed, load_pruned
 from toolkit.quantization import smoothquant
 from toolkit.quantization.smoothquant import load_smoothed, round_to_int8
@@ -212,7 +212,7 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
     assert main([*command, "--out", str(folder)]) == 0
     assert "bundled" in capfd.readouterr().out
     thresholds = torch.tensor(json.loads((folder / "model" / "config.json").read_text())["activation_thresholds"])
-    predictors = Predictors.load(folder / "model" / "predictors.safetensors", str(model))
+    predictors = load_predictors(folder / "model" / "predictors.safetensors", str(model))
     dense, tokenizer = load_model(str(model), dtype=torch.float32)
     with predicted(dense, thresholds, predictors):
         tokens = dense.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=6, do_sample=False)

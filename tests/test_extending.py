@@ -29,7 +29,7 @@ from toolkit.models.workload import Workload
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import RIVALS, Method
 from toolkit.policies.ways import Way
-from toolkit.predictors import STORED, Predictor, Predictors, Samples, quality, with_limits
+from toolkit.predictors import STORED, Samples, Scored, load_predictors, quality, save_predictors, with_limits
 from toolkit.sparsity import Pattern
 from toolkit.storage.store import Store
 from toolkit.studies.forms import FORMS, store
@@ -97,7 +97,7 @@ def test_the_format_keeps_every_bit_and_refuses_what_its_check_tells(monkeypatch
 
 
 def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_path):
-    names = {"dataclass": dataclass, "Predictor": Predictor, "ClassVar": ClassVar, "Self": Self, "Tensor": Tensor}
+    names = {"dataclass": dataclass, "Scored": Scored, "ClassVar": ClassVar, "Self": Self, "Tensor": Tensor}
     often = example("Often", Float=Float, Float32=Float32, **names)
     monkeypatch.setitem(STORED, "often", often)
     outputs = torch.tensor([[1.0, 0, 0], [1, 2, 0], [1, 2, 0], [0, 3, 3]])  # fire 3, 3 and 1 times of 4
@@ -107,8 +107,8 @@ def test_the_predictor_counts_in_samples_and_is_kept_in_files(monkeypatch, tmp_p
     assert (row.predicted, row.recall, row.precision) == pytest.approx((2 / 3, 6 / 7, 6 / 8))
     assert row.nbytes == 3 * 4
     assert with_limits(predictors, samples, 0.99)[0].mask(samples.inputs[0]).all()
-    Predictors("tiny", tuple(predictors)).save(tmp_path / "file")
-    (loaded,) = Predictors.load(tmp_path / "file", "tiny")
+    save_predictors(tmp_path / "file", "tiny", predictors)
+    (loaded,) = load_predictors(tmp_path / "file", "tiny")
     assert torch.equal(loaded.mask(samples.inputs[0]), predictors[0].mask(samples.inputs[0]))
 
 

@@ -31,12 +31,10 @@ from toolkit.kernels.runtime import compiled
 from toolkit.models import adapters
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN
-from toolkit.predictors import STORED, Predictors
-from toolkit.predictors.foresight import Context
-from toolkit.predictors.gate import Gate
-from toolkit.predictors.layer_correlation import Parents, StateAndParents, load_parents, save_parents
+from toolkit.predictors import STORED, load_predictors, save_predictors
 from toolkit.predictors.low_rank import LowRank
-from toolkit.predictors.registry import FewBits
+from toolkit.predictors.own_weights import FewBits, Gate
+from toolkit.predictors.predictor import Context
 from toolkit.recovery import recipe
 from toolkit.recovery.distillation import distil, fresh
 from toolkit.recovery.loop import Training
@@ -113,10 +111,10 @@ class PredictorFiles(State):
         ]
 
     def make(self, rng):
-        Predictors("toy", (*rng.sample(self.kinds, LAYERS), None)).save(self.path)
+        save_predictors(self.path, "toy", [*rng.sample(self.kinds, LAYERS), None])
 
     def use(self):
-        found = Predictors.load(self.path, "toy")
+        found = load_predictors(self.path, "toy")
         for layer, predictor in enumerate(found):
             if predictor is not None:
                 expect_finite([*predictor.tensors.values(), torch.tensor(predictor.limit, dtype=torch.float64)])
@@ -124,8 +122,8 @@ class PredictorFiles(State):
                 ones = predictor.predict(Context(layer, (torch.ones(hidden),)))
                 assert predictor.scores(torch.ones(2, hidden)).shape == (2, neurons)
                 assert not len(ones) or 0 <= ones[0] <= ones[-1] < neurons
-        found.save(again := self.path.with_name("again"))
-        Predictors.load(again, "toy").save(other := self.path.with_name("other"))
+        save_predictors(again := self.path.with_name("again"), "toy", found)
+        save_predictors(other := self.path.with_name("other"), "toy", load_predictors(again, "toy"))
         expect_same(again, other)
 
 
@@ -248,22 +246,6 @@ class Usages(State):
         expect_same(again, other)
 
 
-class ParentFiles(State):
-    """Parents of two layers' neurons; the first layer has none."""
-
-    def make(self, rng):
-        number = rng.choice([np.uint16, np.uint32])
-        both = (Parents(np.arange(2 * count, dtype=number).reshape(2, count) % 9, 9) for count in (13, 9))
-        save_parents(self.path, "toy", [None, *both])
-
-    def use(self):
-        for layer, parents in enumerate(load_parents(self.path, "toy")):
-            if parents is not None:
-                neurons = parents.neurons.shape[1]
-                active = np.arange(parents.before)
-                StateAndParents(neurons, 4, parents=parents).predict(Context(layer, (), (active,)))
-
-
 class Kernels(State):
     """Compiled kernels. Whatever lies in their place, they give the same results."""
 
@@ -318,7 +300,7 @@ def _thrice(x):
 _twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
 
 # of thirty cases, so many are of a kind
-STATES = {PredictorFiles: 7, AdapterFiles: 7, Trainings: 6, Traces: 6, Usages: 1, ParentFiles: 1, Shares: 1, Kernels: 1}
+STATES = {PredictorFiles: 8, AdapterFiles: 7, Trainings: 6, Traces: 6, Usages: 1, Shares: 1, Kernels: 1}
 
 
 class Cases:

@@ -19,7 +19,7 @@ from toolkit.offload.hot_neurons import choose
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_ffn import NeuronFFN
 from toolkit.predictors import CopyLast
-from toolkit.predictors.foresight import Stateless
+from toolkit.predictors.predictor import Predictor
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
 
@@ -145,7 +145,7 @@ def test_where_bytes_lie_and_what_is_computed_where(llama, gpu):
     assert linears == {"device"}
 
 
-class Changed(Stateless):
+class Changed(Predictor):
     """An exact predictor whose masks are changed."""
 
     def __init__(self, exact, change):

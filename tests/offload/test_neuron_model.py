@@ -22,8 +22,8 @@ from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lru
-from toolkit.predictors import CopyLast, Gate, Oracle, Predictors
-from toolkit.predictors.from_trace import FromTrace
+from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
+from toolkit.predictors.weightless import FromTrace
 from toolkit.simulation.replay import replay, units_of
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import Neurons
@@ -184,8 +184,8 @@ def test_predictors_of_another_model_are_refused(llama, tmp_path):
 
 def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     gates = [Gate.of(ffn, "silu", 0.1) for ffn in decoder_ffns(llama.model)]
-    save = Predictors("tiny", (*gates[:3], None)).save
-    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": lambda place: save(place / PREDICTORS)}
+    save = lambda place: save_predictors(place / PREDICTORS, "tiny", [*gates[:3], None])  # noqa: E731
+    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": save}
     pack_model(llama.model, tmp_path / "store", thresholds, "tiny", **settings)
     with OffloadedModel.open(tmp_path / "store") as ours:
         found = [ffn.predictor for ffn in ours.strategy.ffns]

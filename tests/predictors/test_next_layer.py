@@ -6,21 +6,18 @@ import torch
 from torch.nn import functional
 
 from tests.models.test_experts import mixtures as mixture
+from tests.notebook_code import functions_of
 from toolkit.activations.routing import mixtures, record_routing
 from toolkit.errors import UserError
-from toolkit.predictors import quality
-from toolkit.predictors.foresight import Context
+from toolkit.predictors import Context, CopyLast, Samples, quality
 from toolkit.predictors.next_layer import (
     NextLayer,
     OwnGate,
     expert_samples,
-    from_layer_before,
     gate_limits,
-    neuron_quality,
     predict_experts,
     predict_neurons,
 )
-from toolkit.predictors.weightless import Chance, CopyLast, MostUsed
 
 TOKENS = torch.arange(100) * 7 % 31
 
@@ -52,7 +49,8 @@ def test_the_own_gate_is_always_right(model, samples):
 def test_the_next_layer_as_by_hand(model, samples):
     found = quality(NextLayer.of_model(model), samples, prompt=1)
     assert (found["recall"][0], found["predicted"][0], found["nbytes"].sum()) == (0, 0, 0)
-    ahead = quality(OwnGate.of_model(model)[1:], from_layer_before(samples), prompt=1)
+    before = Samples(samples.inputs[:-1], samples.outputs[1:], samples.norms[1:], samples.length)
+    ahead = quality(OwnGate.of_model(model)[1:], before, prompt=1)
     columns = ["predicted", "accuracy", "recall", "precision", "kept"]
     assert ahead.loc[0, columns].tolist() == found.loc[1, columns].tolist()
     second = mixtures(model)[1]
@@ -78,7 +76,8 @@ def test_more_experts_find_no_fewer(model, samples):
 def test_neurons_as_by_hand(model, samples):
     first, second = mixtures(model)
     limits = gate_limits(model, samples, 0.5, "silu")
-    found = neuron_quality(model, samples, limits, "silu", samples).set_index(["layer", "predictor"])
+    found = functions_of("corm/fig05").neuron_quality(model, samples, limits, "silu", samples, 0)
+    found = found.set_index(["layer", "predictor"])
     assert (found.xs("own_gate", level="predictor")[["accuracy", "recall", "precision"]] == 1).all(axis=None)
     assert (0, "next_layer") not in found.index
     both = active = predicted = wanted = 0
@@ -112,10 +111,11 @@ def test_neurons_as_by_hand(model, samples):
 
 def test_rivals_by_hand():
     active = torch.tensor([[0, 1, 1, 0], [0, 1, 0, 1], [0, 1, 1, 0]], dtype=torch.bool)
-    profile = MostUsed.of_tokens(active, 2)
+    notebook = functions_of("corm/fig05")
+    profile = notebook.Profile(active, 2)
     context = Context(0, [torch.zeros(0)])
     assert profile.predict(context).tolist() == [1, 2]
-    chance = Chance(4, 0, count=2, seed=3)
+    chance = notebook.Chance(4, count=2, seed=3)
     chance.start([])
     first = [chance.predict(context).tolist() for _ in range(5)]
     chance.start([])

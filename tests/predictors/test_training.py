@@ -7,7 +7,7 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.predictors import LowRank, Samples, quality
-from toolkit.predictors.training import balanced_loss, reduced_rank
+from toolkit.predictors.low_rank import balanced_loss, reduced_rank
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from toolkit.offload.turn import Turn
 from toolkit.policies.placement import Shares
 from toolkit.policies.residencies import SlidingWindow
 from toolkit.policies.residency import Residency
-from toolkit.predictors import Foresight, Predictors
+from toolkit.predictors import Predictor, load_predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
@@ -45,7 +45,7 @@ GAP_BYTES = 8192  # between neurons that are read over, since a request more wou
 DEPTH = 128  # reads under way at once: short ones need many (section 2.2)
 PREDICTORS, USAGE = "predictors.safetensors", "usage.safetensors"  # beside the configuration
 
-ForLayers = Sequence[Foresight | None]
+ForLayers = Sequence[Predictor | None]
 Masks = Sequence[Bool[np.ndarray, " neurons"]]
 
 
@@ -136,10 +136,10 @@ def _maths(model: nn.Module, ffns: Sequence[FFN]) -> list[Maths]:
     ]
 
 
-def _packed_predictors(store: Store, layers: int) -> list[Foresight | None]:
+def _packed_predictors(store: Store, layers: int) -> list[Predictor | None]:
     """Raises `UserError` for a file that is damaged or of another model."""
     file = store.model_folder / PREDICTORS
-    return list(Predictors.load(file, str(store.model.get("name")))) if file.exists() else [None] * layers
+    return load_predictors(file, str(store.model.get("name"))) if file.exists() else [None] * layers
 
 
 def _hot(opening: Opening, ffns: Sequence[FFN]) -> Masks:

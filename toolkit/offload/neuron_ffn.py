@@ -15,7 +15,7 @@ from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.predictors import Context, Foresight
+from toolkit.predictors import Context, Predictor
 from toolkit.timeline.spans import Recorder
 
 KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
@@ -44,7 +44,7 @@ class NeuronFFN(nn.Module):
         self,
         layer: int,
         store: NeuronStore,
-        predictor: Foresight | None,
+        predictor: Predictor | None,
         maths: Maths,
         bias: Float[Tensor, " hidden"] | None,
         passes: bool,

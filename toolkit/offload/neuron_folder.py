@@ -12,7 +12,7 @@ from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
-from toolkit.predictors import STORED, Foresight, Predictors, Samples, Stateless, with_limits
+from toolkit.predictors import STORED, Predictor, Samples, save_predictors, with_limits
 from toolkit.pruning.calibration import Calibration
 from toolkit.storage.neuron_packing import Neurons, check_packable
 from toolkit.storage.packing import Pack, pack_model
@@ -93,7 +93,7 @@ def write_folder(
     def files(place: Path) -> None:
         usage.save(place / USAGE)
         if kind != "none":
-            Predictors(name, tuple(found)).save(place / PREDICTORS)
+            save_predictors(place / PREDICTORS, name, found)
 
     cast_parameters(model, dtype or torch.bfloat16)
     layout = Neurons(thresholds.tolist(), needs=neurons_needed(samples, found))
@@ -107,18 +107,18 @@ def _check(zeros: float, kind: str) -> None:
         raise UserError(f"share of zeros {zeros}: expected at least 0 and less than 1")
 
 
-def neurons_needed(samples: Samples, predictors: Sequence[Stateless | None]) -> list[int]:
+def neurons_needed(samples: Samples, predictors: Sequence[Predictor | None]) -> list[int]:
     """How many neurons of each layer a token needs on average, rounded up: those predicted, or else those active."""
     return [_needed(samples, layer, predictor) for layer, predictor in enumerate(predictors)]
 
 
-def _needed(samples: Samples, layer: int, predictor: Stateless | None) -> int:
+def _needed(samples: Samples, layer: int, predictor: Predictor | None) -> int:
     inputs = samples.inputs[layer]
     bits = samples.active(layer) if predictor is None else predictor.mask(inputs)
     return -(-int(bits.sum()) // len(inputs))
 
 
-def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Foresight | None]:
+def _predictors(model: nn.Module, kind: str, limits: Sequence[float], samples: Samples) -> Sequence[Predictor | None]:
     if kind == "none":
         return [None] * len(limits)
     predictors = STORED[kind].fit(model, limits, samples)

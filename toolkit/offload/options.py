@@ -16,7 +16,7 @@ from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residency import Residency
 from toolkit.policies.ways import POLICIES, Way
-from toolkit.predictors import Foresight
+from toolkit.predictors import Predictor
 from toolkit.storage.readers import READERS
 
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
@@ -76,7 +76,7 @@ class Options:
     verify: bool = True
     device: str = "cpu"
     device_bytes: int | None = None
-    predictors: Sequence[Foresight | None] | None = None
+    predictors: Sequence[Predictor | None] | None = None
     usage: Sequence[Float[Tensor, " neurons"]] | None = None
     window: int = WINDOW
     fixed_order: bool = False

@@ -11,7 +11,7 @@ from toolkit.offload.by_neuron import GAP_BYTES, STAGED
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.placement import Shares, fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
-from toolkit.predictors.few_bits import nbytes_of as predictor_bytes
+from toolkit.predictors.own_weights import nbytes_of as predictor_bytes
 from toolkit.quantization.neuron_records import record_bytes
 from toolkit.simulation.experts import active_weights, expert_weights
 from toolkit.storage.buffers import buffer_bytes

@@ -7,7 +7,7 @@ from jaxtyping import Float64, Int64, UInt8
 
 from toolkit.errors import UserError, unknown
 from toolkit.policies.residency import Residency, expect_positive
-from toolkit.predictors.token_state import TokenState
+from toolkit.predictors.states import TokenState
 
 
 class SlidingWindow(Residency):

@@ -7,19 +7,13 @@ with predicted(model, thresholds, predictors):
 """
 
 from toolkit.predictors.evaluation import predicted, quality
-from toolkit.predictors.few_bits import FewBits
-from toolkit.predictors.foresight import Context, Foresight, Stateless
-from toolkit.predictors.gate import Gate
-from toolkit.predictors.layer_correlation import LayerCorrelation, StateAndParents
-from toolkit.predictors.limits import with_limits
+from toolkit.predictors.files import PREDICTORS, STORED, load_predictors, save_predictors
 from toolkit.predictors.low_rank import LowRank
-from toolkit.predictors.oracle import Oracle
-from toolkit.predictors.predictor import Predictor
-from toolkit.predictors.predictors import Predictors
-from toolkit.predictors.registry import PREDICTORS, STORED
+from toolkit.predictors.own_weights import FewBits, Gate, Oracle
+from toolkit.predictors.predictor import Context, Predictor, Scored, with_limits
 from toolkit.predictors.samples import Samples
-from toolkit.predictors.token_state import TokenState
-from toolkit.predictors.weightless import All, CopyLast, Nothing
+from toolkit.predictors.states import LayerCorrelation, StateAndParents, TokenState
+from toolkit.predictors.weightless import All, CopyLast, FromTrace, Nothing
 
 __all__ = [
     "PREDICTORS",
@@ -28,19 +22,20 @@ __all__ = [
     "Context",
     "CopyLast",
     "FewBits",
-    "Foresight",
+    "FromTrace",
     "Gate",
     "LayerCorrelation",
     "LowRank",
     "Nothing",
     "Oracle",
     "Predictor",
-    "Predictors",
     "Samples",
+    "Scored",
     "StateAndParents",
-    "Stateless",
     "TokenState",
+    "load_predictors",
     "predicted",
     "quality",
+    "save_predictors",
     "with_limits",
 ]

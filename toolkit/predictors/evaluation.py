@@ -6,7 +6,7 @@ which is one token at least: all neurons are loaded for it, and what it used sta
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from toolkit.activations.thresholds import changed, fed, thresholded
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors.foresight import Context, Foresight, Stateless
+from toolkit.predictors.predictor import Context, Predictor
 from toolkit.predictors.samples import Samples
 
 
@@ -25,7 +25,7 @@ from toolkit.predictors.samples import Samples
 def predicted(
     model: nn.Module,
     thresholds: Float32[Tensor, " layers"],
-    predictors: Sequence[Foresight | None],
+    predictors: Sequence[Predictor | None],
     criterion: str = "output",
     prompt: int = 0,
 ) -> Iterator[nn.Module]:
@@ -49,7 +49,7 @@ def predicted(
         elif predictor is None:
             return None
         else:
-            mask = cast(Stateless, predictor).mask(x.reshape(-1, x.shape[-1]))
+            mask = predictor.mask(x.reshape(-1, x.shape[-1]))
         mask = mask.view(outputs.shape)
         mask[..., :prompt, :] = True
         return outputs.masked_fill(~mask, 0)
@@ -72,7 +72,7 @@ class _Sequence:
     def mask(
         self,
         layer: int,
-        predictor: Foresight | None,
+        predictor: Predictor | None,
         x: Float[Tensor, "tokens hidden"],
         active: Bool[Tensor, "tokens neurons"],
     ) -> Bool[Tensor, "tokens neurons"]:
@@ -81,13 +81,13 @@ class _Sequence:
             inputs.append(row)
         if predictor is not None and predictor.stateful:
             return self._stepped(layer, predictor, active)
-        mask = torch.ones_like(active) if predictor is None else cast(Stateless, predictor).mask(x)
+        mask = torch.ones_like(active) if predictor is None else predictor.mask(x)
         for neurons, row in zip(self.active, (active if self.sees_all else active & mask).numpy(), strict=True):
             neurons.append(np.flatnonzero(row))
         return mask
 
     def _stepped(
-        self, layer: int, predictor: Foresight, active: Bool[Tensor, "tokens neurons"]
+        self, layer: int, predictor: Predictor, active: Bool[Tensor, "tokens neurons"]
     ) -> Bool[Tensor, "tokens neurons"]:
         mask = np.ones(active.shape, bool)
         used = [np.flatnonzero(row) for row in active[: self.prompt].numpy()]
@@ -108,7 +108,7 @@ def _by_sequence(values: Tensor) -> Tensor:
     return values.reshape(-1, *values.shape[-2:])
 
 
-def check_fits(model: nn.Module, predictors: Sequence[Foresight | None]) -> None:
+def check_fits(model: nn.Module, predictors: Sequence[Predictor | None]) -> None:
     """Raise `UserError` unless there is a predictor, or None, of the right shape for each FFN of the model."""
     ffns = decoder_ffns(model)
     if len(predictors) != len(ffns):
@@ -122,7 +122,7 @@ def check_fits(model: nn.Module, predictors: Sequence[Foresight | None]) -> None
             )
 
 
-def quality(predictors: Sequence[Foresight | None], samples: Samples, prompt: int = 0) -> pd.DataFrame:
+def quality(predictors: Sequence[Predictor | None], samples: Samples, prompt: int = 0) -> pd.DataFrame:
     """The predictors' scores on samples, one row per layer.
 
     Columns: layer, predictor (its name, "none" where every neuron is loaded), nbytes, active and predicted (shares of
@@ -147,7 +147,7 @@ def quality(predictors: Sequence[Foresight | None], samples: Samples, prompt: in
 
 def _quality(
     layer: int,
-    predictor: Foresight | None,
+    predictor: Predictor | None,
     samples: Samples,
     sequences: Sequence[_Sequence],
     counted: Bool[Tensor, " tokens"],
@@ -165,14 +165,14 @@ def _quality(
 
 
 def _mask(
-    layer: int, predictor: Foresight | None, samples: Samples, sequences: Sequence[_Sequence]
+    layer: int, predictor: Predictor | None, samples: Samples, sequences: Sequence[_Sequence]
 ) -> Bool[Tensor, "tokens neurons"]:
     x, active = samples.inputs[layer], samples.active(layer)
     if sequences:
         length = samples.length or len(x)
         rows = zip(sequences, x.split(length), active.split(length), strict=True)
         return torch.cat([sequence.mask(layer, predictor, *row) for sequence, *row in rows])
-    return torch.ones_like(active) if predictor is None else cast(Stateless, predictor).mask(x)
+    return torch.ones_like(active) if predictor is None else predictor.mask(x)
 
 
 def _ratio(part: Tensor | float, whole: Tensor | float) -> float:

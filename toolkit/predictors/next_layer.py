@@ -7,12 +7,10 @@ Residual connections make the inputs of neighbouring layers alike, so the next g
 is trained, and no memory is taken.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
@@ -23,12 +21,10 @@ from toolkit.activations.thresholds import run_decoder
 from toolkit.errors import UserError
 from toolkit.models.activation import activation
 from toolkit.models.experts import Experts, seen_routing
-from toolkit.predictors.foresight import Context, Stateless
+from toolkit.predictors.predictor import Context, Predictor
 from toolkit.predictors.samples import Samples
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
-
-USUAL = 0.5  # neurons that more of an expert's uses activated make up its static profile
 
 
 @torch.no_grad()
@@ -50,12 +46,11 @@ def predict_neurons(
     x: Float[Tensor, "tokens hidden"], following: Experts, expert: int, act: str, limit: float
 ) -> Bool[Tensor, "tokens neurons"]:
     """The neurons of an expert whose |act(W1 · x)| exceeds the limit."""
-    gate = following.matrices(expert)[0]
-    return activation(act)(functional.linear(x.to(gate.dtype), gate)).float().abs() > limit
+    return gate_sizes(x, following, expert, act) > limit
 
 
 @dataclass(eq=False)
-class OwnGate(Stateless):
+class OwnGate(Predictor):
     """The control: a mixture's gate with its own input, which names the experts that the model uses.
 
     The units are experts, and `Context.inputs` those of the mixtures.
@@ -94,11 +89,6 @@ class NextLayer(OwnGate):
         return np.flatnonzero(self.mask(context.inputs[-2][None])[0].numpy())
 
 
-def from_layer_before(samples: Samples) -> Samples:
-    """The samples of all mixtures but the first, with the input of the mixture before: there `OwnGate` looks ahead."""
-    return Samples(samples.inputs[:-1], samples.outputs[1:], samples.norms[1:], samples.length)
-
-
 @torch.no_grad()
 def expert_samples(
     model: nn.Module, tokens: object, windows: int | None = None, sequence_length: int = 1024
@@ -133,71 +123,16 @@ def gate_limits(model: nn.Module, samples: Samples, zeros: float, act: str) -> F
     limits = []
     for layer, experts in enumerate(mixtures(model)):
         sizes = [
-            _sizes(samples.inputs[layer][used], experts, expert, act).flatten()
+            gate_sizes(samples.inputs[layer][used], experts, expert, act).flatten()
             for expert, used in enumerate(samples.active(layer).T)
         ]
         limits.append(torch.from_numpy(np.quantile(torch.cat(sizes).numpy(), zeros, keepdims=True)))
     return torch.cat(limits).float()
 
 
-@torch.no_grad()
-def neuron_quality(
-    model: nn.Module, samples: Samples, limits: Float32[Tensor, " layers"], act: str, fitted: Samples, seed: int = 0
-) -> pd.DataFrame:
-    """The accuracy of the predicted neurons, one row per mixture and way to predict.
-
-    Only experts that the token uses and the layer before foretells count, but for `found`, which counts all that the
-    token uses. Ways: next_layer; own_gate (the control); previous (the neurons of the expert's use before); profile
-    (neurons that more than half of the expert's uses in the `fitted` samples activated); random (as many as are
-    active, by chance). The first mixture has no layer before: there all experts that are used count, and next_layer has
-    no row.
-
-    Columns: layer, predictor, active and predicted (shares of the neurons of these experts), accuracy, recall,
-    precision (as in `quality`), found (share of the active neurons of all used experts that are predicted).
-    """
-    rows = []
-    for layer, experts in enumerate(mixtures(model)):
-        before = samples.inputs[layer - 1] if layer else None
-        used = samples.active(layer)
-        named = (
-            used if before is None else torch.zeros_like(used).scatter_(1, predict_experts(before, experts).cpu(), True)
-        )
-        counts: dict[str, Any] = {}
-        for expert in range(experts.count):
-            at, fit_at = used[:, expert], fitted.active(layer)[:, expert]
-            if not at.any():
-                continue
-            own = _sizes(samples.inputs[layer][at], experts, expert, act) > limits[layer]
-            usual = _sizes(fitted.inputs[layer][fit_at], experts, expert, act) > limits[layer]
-            ways = {"own_gate": own, "previous": own.roll(1, 0)}
-            ways["profile"] = (
-                usual.float().mean(0) > USUAL if len(usual) else usual.new_zeros(own.shape[1])
-            ).expand_as(own)
-            draws = torch.Generator().manual_seed(seed + expert)
-            ways["random"] = torch.rand(own.shape, generator=draws) < own.float().mean()
-            if before is not None:
-                ways["next_layer"] = predict_neurons(before[at], experts, expert, act, float(limits[layer]))
-            for name, mask in ways.items():
-                counts[name] = counts.get(name, 0) + _counts(mask, own, named[at, expert])
-        rows += [{"layer": layer, "predictor": name} | _shares(*one.tolist()) for name, one in counts.items()]
-    return pd.DataFrame(rows)
-
-
-def _sizes(x: Tensor, experts: Experts, expert: int, act: str) -> Float32[Tensor, "tokens neurons"]:
+def gate_sizes(
+    x: Float[Tensor, "tokens hidden"], experts: Experts, expert: int, act: str
+) -> Float32[Tensor, "tokens neurons"]:
+    """|act(W1 · x)| of an expert's neurons."""
     gate = experts.matrices(expert)[0]
     return activation(act)(functional.linear(x.to(gate.dtype), gate)).float().abs()
-
-
-def _counts(
-    mask: Bool[Tensor, "tokens neurons"], active: Bool[Tensor, "tokens neurons"], named: Bool[Tensor, " tokens"]
-) -> Int64[Tensor, " 5"]:
-    """Neurons of the named experts: all, predicted, active, both; and the active ones of all used experts."""
-    mask, right = mask[named], active[named]
-    return torch.stack([torch.tensor(right.numel()), mask.sum(), right.sum(), (mask & right).sum(), active.sum()])
-
-
-def _shares(neurons: int, predicted: int, active: int, both: int, wanted: int) -> Mapping[str, float]:
-    wrong = predicted + active - 2 * both
-    shares = {"active": (active, neurons), "predicted": (predicted, neurons), "accuracy": (neurons - wrong, neurons)}
-    shares |= {"recall": (both, active), "precision": (both, predicted), "found": (both, wanted)}
-    return {name: part / whole if whole else float("nan") for name, (part, whole) in shares.items()}

@@ -1,4 +1,4 @@
-"""Predictors that cost no byte, which all others are held against: every neuron, none, and those of the last token."""
+"""Predictors that cost no byte: every neuron, none, those of the last token, and those that a trace names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,12 +9,13 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from toolkit.errors import UserError
 from toolkit.models.ffn import FFN
-from toolkit.predictors.foresight import Context, Foresight, Stateless
+from toolkit.predictors.predictor import Context, Predictor
 
 
 @dataclass(eq=False)
-class Weightless(Foresight):
+class Weightless(Predictor):
     """Knows the size of a layer only."""
 
     neurons: int
@@ -27,11 +28,11 @@ class Weightless(Foresight):
 
     @classmethod
     def of(cls, ffn: FFN, act: str, limit: float) -> Self:
-        """The predictor of one FFN, of which its size is all that counts."""
+        """The predictor of one FFN, whose size alone counts."""
         return cls(ffn.neurons, ffn.up.in_features)
 
 
-class All(Weightless, Stateless):
+class All(Weightless):
     """Predicts every neuron."""
 
     name: ClassVar[str] = "all"
@@ -41,7 +42,7 @@ class All(Weightless, Stateless):
         return torch.ones(len(x), self.neurons, dtype=torch.bool)
 
 
-class Nothing(Weightless, Stateless):
+class Nothing(Weightless):
     """Predicts no neuron."""
 
     name: ClassVar[str] = "nothing"
@@ -56,6 +57,7 @@ class CopyLast(Weightless):
     """Predicts the neurons that the last token activated; none at the start of a sequence without a prompt."""
 
     name: ClassVar[str] = "copy_last"
+    stateful: ClassVar[bool] = True
 
     _last: Int64[np.ndarray, " active"] = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
 
@@ -73,39 +75,26 @@ class CopyLast(Weightless):
 
 
 @dataclass(eq=False)
-class MostUsed(Weightless, Stateless):
-    """Predicts the same units for every token: those that other text used most often."""
+class FromTrace(Predictor):
+    """Predicts, at its n-th call, the neurons that token n of a recorded text used: `active` [tokens, neurons].
 
-    name: ClassVar[str] = "profile"
+    It serves comparisons in which all get the same predictions. Raises `UserError` beyond the last token.
+    """
 
-    chosen: Int64[np.ndarray, " chosen"] = field(default_factory=lambda: np.empty(0, np.int64))
+    name: ClassVar[str] = "from_trace"
 
-    @classmethod
-    def of_tokens(cls, active: Bool[Tensor, "tokens units"], count: int, hidden: int = 0) -> Self:
-        """The `count` units that these tokens use most often; of equal ones the first."""
-        uses = active.sum(0)
-        return cls(active.shape[1], hidden, np.sort(uses.argsort(descending=True, stable=True)[:count].numpy()))
+    active: Bool[np.ndarray, "tokens neurons"]
+    hidden: int
+    _next: int = field(default=0, init=False)
 
-    def mask(self, x: Float[Tensor, "tokens hidden"]) -> Bool[Tensor, "tokens units"]:
-        """The units chosen."""
-        mask = torch.zeros(len(x), self.neurons, dtype=torch.bool)
-        mask[:, torch.from_numpy(self.chosen)] = True
-        return mask
-
-
-@dataclass(eq=False)
-class Chance(Weightless):
-    """Predicts `count` units at random, the same ones with the same seed."""
-
-    name: ClassVar[str] = "random"
-
-    count: int = 1
-    seed: int = 0
-
-    def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:
-        """Each sequence draws anew."""
-        self._draws = np.random.default_rng(self.seed)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Neurons and inputs."""
+        return self.active.shape[1], self.hidden
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
-        """Units drawn without regard to anything."""
-        return np.sort(self._draws.permutation(self.neurons)[: self.count])
+        """The neurons of the next token, rising."""
+        if self._next == len(self.active):
+            raise UserError(f"{len(self.active)} tokens were recorded, and one more is asked for: record more")
+        self._next += 1
+        return np.flatnonzero(self.active[self._next - 1])

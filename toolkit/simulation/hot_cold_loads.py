@@ -22,8 +22,7 @@ from toolkit.machines.machine import GB, Profile
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.policies.dimms import by_chance, remap, swap
 from toolkit.policies.mapping import NeuronBlock, Room, greedy
-from toolkit.predictors.layer_correlation import WEIGHT
-from toolkit.predictors.token_state import GAIN, LOSS, stages
+from toolkit.predictors.states import GAIN, LOSS, WEIGHT, stages
 from toolkit.simulation.near_data import dimms_needed, gemv_s
 
 FFN, ATTENTION, _ = UNITS

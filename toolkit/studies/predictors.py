@@ -16,16 +16,17 @@ from toolkit.errors import unknown
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.predictors import (
     PREDICTORS,
-    Foresight,
     LowRank,
-    Predictors,
+    Predictor,
     Samples,
     StateAndParents,
+    load_predictors,
     predicted,
+    save_predictors,
     with_limits,
 )
 from toolkit.predictors import quality as quality_of_predictions
-from toolkit.predictors.layer_correlation import find_parents, load_parents, save_parents
+from toolkit.predictors.states import find_parents, load_parents, save_parents
 from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.quality import Alteration, EvaluationSettings, accuracy, quality, window_nll
 from toolkit.studies.thresholded import ThresholdedModel, few_samples, samples, thresholds
@@ -94,7 +95,7 @@ class Predicted(Alteration):
             yield {}
 
 
-def predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predictors:
+def predictors(setting: ThresholdedModel, variant: PredictorVariant) -> list[Predictor]:
     """The predictors of a variant. Low-rank ones are trained once and kept.
 
     Raises `UserError` for an unknown kind, "none", or ranks that the model does not have.
@@ -103,15 +104,15 @@ def predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predicto
 
 
 @cache
-def _predictors(setting: ThresholdedModel, variant: PredictorVariant) -> Predictors:
+def _predictors(setting: ThresholdedModel, variant: PredictorVariant) -> list[Predictor]:
     layers = _without_limits(setting, replace(variant, kept=None))
     if variant.kept is not None:
         layers = with_limits(layers, few_samples(setting, "limits"), variant.kept)
-    return Predictors(setting.model, tuple(layers))
+    return list(layers)
 
 
 @cache
-def _without_limits(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Foresight]:
+def _without_limits(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Predictor]:
     limits = thresholds(setting).tolist()
     if variant.kind not in PREDICTORS:
         raise unknown("predictor", variant.kind, PREDICTORS)
@@ -132,22 +133,22 @@ def _parents(folder: Path, setting: ThresholdedModel) -> None:
 def _low_rank(setting: ThresholdedModel, variant: PredictorVariant, layers: int) -> list[LowRank]:
     """Low-rank predictors: those of the last layers may have a rank of their own."""
     first, last = variant.ranks
-    trained = list(_trained(setting, first, 0))
+    trained = _trained(setting, first, 0)
     if variant.sensitive and last != first:
         start = layers - variant.sensitive
         trained[start:] = _trained(setting, last, start)
     return [predictor.at(math.log(variant.sigmoid / (1 - variant.sigmoid))) for predictor in trained]
 
 
-def _trained(setting: ThresholdedModel, rank: int, first: int) -> Predictors:
+def _trained(setting: ThresholdedModel, rank: int, first: int) -> list[Predictor]:
     """The predictors of the layers from the first on."""
-    return Predictors.load(_training(setting, rank, first) / FILE, setting.model)
+    return load_predictors(_training(setting, rank, first) / FILE, setting.model)
 
 
 @kept_folder("predictors", without=LOADING, key=weights_key)
 def _training(folder: Path, setting: ThresholdedModel, rank: int, first: int) -> None:
     seen = _samples_of_last(setting, first) if first else samples(setting, "training")
-    Predictors(setting.model, tuple(LowRank.train(seen, rank))).save(folder / FILE)
+    save_predictors(folder / FILE, setting.model, LowRank.train(seen, rank))
 
 
 @lru_cache(maxsize=1)  # the last layers are trained at several ranks; samples of all layers take too much to stay
@@ -243,6 +244,6 @@ def _by_layer(setting: ThresholdedModel, variant: PredictorVariant, prompt: int 
     return rows.assign(**oracle if variant == ALONE else {})
 
 
-def _layers(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Foresight | None]:
+def _layers(setting: ThresholdedModel, variant: PredictorVariant) -> Sequence[Predictor | None]:
     """The predictors, or none at all for `ALONE`."""
     return [None] * len(thresholds(setting)) if variant == ALONE else predictors(setting, variant)

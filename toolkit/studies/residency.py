@@ -27,7 +27,7 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.policies.residencies import residency_of
 from toolkit.policies.residency import Residency
 from toolkit.predictors import Oracle
-from toolkit.predictors.from_trace import FromTrace
+from toolkit.predictors.weightless import FromTrace
 from toolkit.simulation.replay import replay, units_of
 from toolkit.storage.neuron_packing import LAYOUT, Neurons
 from toolkit.storage.packing import pack_model

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from toolkit.activations.thresholds import thresholded, watched
-from toolkit.predictors import Context, CopyLast, Foresight, Nothing, Samples, predicted, quality
+from toolkit.predictors import Context, CopyLast, Nothing, Predictor, Samples, predicted, quality
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
 
@@ -36,10 +36,10 @@ def test_quality_steps_each_sequence_from_its_first_token():
     assert row.precision == 4 / 8
 
 
-class Diary(Foresight):
+class Diary(Predictor):
     """Predicts every other neuron, and writes down what it is given."""
 
-    name = "diary"
+    name, stateful = "diary", True
 
     def __init__(self):
         self.contexts, self.observed = [], []

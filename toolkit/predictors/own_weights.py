@@ -1,8 +1,4 @@
-"""A copy of the gate and up projection in 4 bits: it predicts the outputs of the neurons themselves.
-
-The paper has no such predictor. A linear guess of |act(gate) · up| is poor, and one from rounded weights is good. The
-copy takes 2/3 of an FFN with a gate at a quarter of its bits; torch's product of 4-bit weights reads no more than that.
-"""
+"""Predictors that compute with the FFN's own weights: its gate, a copy in 4 bits, or all of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -15,7 +11,7 @@ from torch.nn import functional
 from toolkit.errors import UserError
 from toolkit.models.activation import activation
 from toolkit.models.ffn import FFN
-from toolkit.predictors.predictor import Predictor, expect
+from toolkit.predictors.predictor import Scored
 from toolkit.quantization.groups import pack, unpack
 from toolkit.quantization.rtn import RoundToNearest
 
@@ -23,6 +19,40 @@ BITS = 4
 MIDDLE = 1 << (BITS - 1)  # torch's weight is (code − 8) · scale + zero
 GROUPS = (64, 32)  # inputs that share a scale and a zero point: the first that divides them, of those that torch has
 LANES = 16  # torch takes rows in multiples of this
+
+
+@dataclass(frozen=True, eq=False)
+class Gate(Scored):
+    """The score is |act(gate · x)| · scale: the gate projection stays in memory (LLM in a flash, appendix C.5).
+
+    Thresholds on the gate alone (criterion "gate", CATS) make it exact. Thresholds on act(gate) · up do not, since the
+    other factor is unknown: `scale` then holds the usual size of it for each neuron.
+    """
+
+    name: ClassVar[str] = "gate"
+
+    weight: Float[Tensor, "neurons hidden"]
+    scale: Float32[Tensor, " neurons"]
+    act: str
+
+    @classmethod
+    def of(cls, ffn: FFN, act: str, limit: float, scale: Float[Tensor, " neurons"] | None = None) -> "Gate":
+        """The gate of an FFN, in place; `scale` is 1 if not given. Raises `UserError` for an FFN without a gate."""
+        if ffn.gate is None:
+            raise UserError("the FFN has no gate that could predict its neurons: take low_rank")
+        scale = torch.ones(ffn.neurons) if scale is None else scale.float()
+        return cls(float(limit), ffn.gate.weight.detach(), scale, act)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Neurons and inputs."""
+        neurons, hidden = self.weight.shape
+        return neurons, hidden
+
+    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
+        """Sizes of the gates, scaled."""
+        gates = functional.linear(x.to(self.weight.dtype), self.weight)
+        return activation(self.act)(gates).float().abs() * self.scale
 
 
 def nbytes_of(neurons: int, hidden: int, gated: bool) -> int:
@@ -43,8 +73,11 @@ def _group_of(neurons: int, hidden: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class FewBits(Predictor):
-    """The score is the magnitude of a neuron's output, computed with rounded weights.
+class FewBits(Scored):
+    """The score is the magnitude of a neuron's output, computed with gate and up projection in 4 bits.
+
+    The paper has no such predictor. A linear guess of |act(gate) · up| is poor, and one from rounded weights is good.
+    The copy takes 2/3 of an FFN with a gate at a quarter of its bits; torch's product of 4-bit weights reads no more.
 
     Args:
         packed: codes as torch packs them for this CPU; rows of the gate, if any, then of the up projection.
@@ -52,8 +85,6 @@ class FewBits(Predictor):
         bias: of the up projection; empty if there is none.
         act: the activation, by name.
         gated: whether there is a gate.
-
-    Raises `UserError` for parts that do not fit each other, or an unknown activation.
     """
 
     name: ClassVar[str] = "few_bits"
@@ -64,19 +95,6 @@ class FewBits(Predictor):
     bias: Float[Tensor, " biases"]
     act: str
     gated: bool
-
-    def __post_init__(self):
-        """Refuse parts that do not fit each other."""
-        activation(self.act)
-        rows = self.scales.shape[1] if self.scales.ndim == 3 else 0
-        expect("scales", self.scales, (len(self.scales), rows, 2))
-        expect("bias", self.bias, (0,) if self.gated else (self.bias.numel() and rows,))
-        if self.packed.dtype != torch.uint8 or self.packed.ndim != 2 or len(self.packed) != rows or rows % LANES:
-            raise UserError(
-                f"codes of a predictor: {self.packed.dtype} {list(self.packed.shape)}; expected {rows} rows"
-            )
-        if not len(self.scales) or self.shape[1] // len(self.scales) not in GROUPS:
-            raise UserError(f"codes of a predictor for {self.shape[1]} inputs in {len(self.scales)} groups")
 
     @classmethod
     def of(cls, ffn: FFN, act: str, limit: float) -> Self:
@@ -113,11 +131,9 @@ class FewBits(Predictor):
 
     @classmethod
     def restored(cls, codes: Tensor, scales: Tensor, **others) -> Self:
-        """The predictor of a file's tensors. Raises `UserError` for parts that do not fit each other."""
-        rows = scales.shape[1] if scales.ndim == 3 else 0
-        if codes.dtype != torch.uint8 or not rows or 2 * codes.numel() % rows:
-            raise UserError(f"codes of a predictor: {codes.dtype} {list(codes.shape)} for {rows} rows")
-        return cls(packed=_packed(codes, (rows, 2 * codes.numel() // rows)), scales=scales, **others)
+        """The predictor of a file's tensors."""
+        shape = (scales.shape[1], 2 * codes.numel() // scales.shape[1])
+        return cls(packed=_packed(codes, shape), scales=scales, **others)
 
     def _product(self, x: BFloat16[Tensor, "tokens hidden"]) -> BFloat16[Tensor, "tokens rows"]:
         if len(x) > self.shape[1]:  # decoding is itself a product, with as many rows as there are inputs
@@ -138,3 +154,40 @@ def _packed(codes: UInt8[Tensor, " bytes"], shape: tuple[int, int]) -> UInt8[Ten
     """Codes without gaps, in torch's order."""
     plain = unpack(codes, BITS, shape[0] * shape[1]).view(shape)
     return torch.ops.aten._convert_weight_to_int4pack_for_cpu(plain.int(), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle(Scored):
+    """Predicts the active neurons and no other: it computes their outputs, with all weights but the down projection's.
+
+    It is the limit of what a predictor can reach, and no way to save memory.
+    """
+
+    name: ClassVar[str] = "oracle"
+    in_magnitudes: ClassVar[bool] = True
+
+    ffn: FFN
+    act: str
+
+    @classmethod
+    def of(cls, ffn: FFN, act: str, limit: float) -> Self:
+        """The oracle of an FFN, whose weights it shares."""
+        return cls(float(limit), ffn, act)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Neurons and inputs."""
+        return self.ffn.neurons, self.ffn.up.in_features
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the gate and up projection."""
+        return sum(linear.weight.nbytes for linear in (self.ffn.gate, self.ffn.up) if linear)
+
+    def scores(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens neurons"]:
+        """Magnitudes of the outputs; the limit is the threshold."""
+        x = x.to(self.ffn.up.weight.dtype)
+        up = functional.linear(x, self.ffn.up.weight, self.ffn.up.bias)
+        act = activation(self.act)
+        outputs = act(up) if self.ffn.gate is None else act(functional.linear(x, self.ffn.gate.weight)) * up
+        return outputs.float().abs()

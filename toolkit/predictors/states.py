@@ -1,13 +1,16 @@
-"""Neurons of the layer before that foretell a neuron, its parents, and the file that keeps them (Hermes, IV-C1)."""
+"""Predictors of Hermes: a state of 4 bits for each neuron, and the neurons of the layer before that foretell it.
+
+The state is the token-wise part (section IV-C1): tokens raise and lower it. A neuron's parents are the layer-wise part.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64, Shaped
+from jaxtyping import Bool, Float, Int64, Shaped, UInt8
 from torch import Tensor, nn
 
 from toolkit import tensor_files
@@ -15,15 +18,98 @@ from toolkit.activations.trace import Trace
 from toolkit.errors import UserError
 from toolkit.kernels import states
 from toolkit.models.ffn import decoder_ffns
-from toolkit.predictors.foresight import Context
+from toolkit.predictors.predictor import Context
 from toolkit.predictors.samples import Samples
-from toolkit.predictors.token_state import TokenState, dense
+from toolkit.predictors.weightless import Weightless
 
 KIND, VERSION = "correlated neurons", "1"
+ALWAYS, NEVER = 0.90, 0.02  # shares of a prompt's tokens from which a neuron starts at 15, and below which at 0
+GAIN, LOSS = 4, 1
 PARENTS = 2  # of each neuron
 WEIGHT = 6  # of each parent, beside a state of up to 15
-NUMBERS = {torch.uint16: np.uint16, torch.uint32: np.uint32}
 ROWS_AT_ONCE = 1024  # neurons whose parents are sought together
+
+
+@dataclass(eq=False)
+class TokenState(Weightless):
+    """Predicts the neurons whose state reaches a threshold. A token that uses a neuron adds 4, another takes 1 away.
+
+    13 and a token that uses the neuron give 15; 10 and one that does not give 9; 0 stays 0. A neuron that is not
+    predicted is not computed, so nothing raises its state: in an engine, what falls below the threshold never returns.
+
+    Args:
+        neurons: of the layer.
+        hidden: inputs of its FFN.
+        threshold: the state from which a neuron is predicted.
+        gain: what a token adds that uses the neuron, up to 15 in all.
+        loss: what another takes away, down to 0.
+
+    Raises `UserError` for a threshold, gain or loss that is none.
+    """
+
+    name: ClassVar[str] = "token_state"
+    stateful: ClassVar[bool] = True
+
+    threshold: int = states.HIGHEST
+    gain: int = GAIN
+    loss: int = LOSS
+    _table: UInt8[np.ndarray, " bytes"] = field(init=False, repr=False)
+
+    def __post_init__(self):
+        """Refuse numbers that no state has."""
+        if not (1 <= self.threshold <= 255 and 0 <= self.gain <= states.HIGHEST and 0 <= self.loss <= states.HIGHEST):
+            raise UserError(
+                f"threshold {self.threshold}, gain {self.gain}, loss {self.loss}: expected 1 to 255, and 0 to 15 each"
+            )
+        self.start([])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table: one for two neurons."""
+        return table_nbytes(self.neurons)
+
+    @property
+    def states(self) -> UInt8[np.ndarray, " neurons"]:
+        """The state of each neuron."""
+        return states.unpacked(self._table, self.neurons)
+
+    def start(self, prefill: Sequence[Int64[np.ndarray, " active"]]) -> None:
+        """States by how often the prompt's tokens used each neuron; all are 0 without a prompt."""
+        uses = np.bincount(np.concatenate([*prefill, np.empty(0, np.int64)]), minlength=self.neurons)
+        self._table = states.packed(stages(uses / max(1, len(prefill))))
+
+    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
+        """The neurons whose state reaches the threshold."""
+        mask = np.empty(self.neurons, bool)
+        states.predict(self._table, self.threshold, mask)
+        return np.flatnonzero(mask)
+
+    def observe(self, active: Int64[np.ndarray, " active"]) -> None:
+        """Raise and lower the states."""
+        states.observe(self._table, dense(active, self.neurons), self.gain, self.loss)
+
+
+def stages(usage: Float[np.ndarray, " neurons"]) -> UInt8[np.ndarray, " neurons"]:
+    """The first state: 0 for less than 2 % of a prompt's tokens, 15 for more than 90 %, and 14 equal steps between."""
+    steps = states.HIGHEST - 1
+    between = np.minimum(1 + np.floor((usage - NEVER) / (ALWAYS - NEVER) * steps), steps)
+    return np.select([usage < NEVER, usage > ALWAYS], [0, states.HIGHEST], between).astype(np.uint8)
+
+
+def table_nbytes(*neurons: int) -> int:
+    """Bytes of the tables of layers with so many neurons: LLaMA-7B's take 232 KiB (Hermes, section IV-C1).
+
+    >>> table_nbytes(*[4096 + 10752] * 32) // 1024
+    232
+    """
+    return sum(-(-count // 2) for count in neurons)
+
+
+def dense(active: Int64[np.ndarray, " active"], neurons: int) -> np.ndarray:
+    """A boolean for each neuron."""
+    mask = np.zeros(neurons, bool)
+    mask[active] = True
+    return mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,23 +119,10 @@ class Parents:
     Args:
         neurons: their numbers, uint16 unless the layer before has more neurons: 14 bits of 16 for LLaMA-7B.
         before: neurons of the layer before.
-
-    Raises `UserError` for numbers that are beyond it, or of another type.
     """
 
     neurons: Shaped[np.ndarray, "2 neurons"]
     before: int
-
-    def __post_init__(self):
-        """Refuse what the kernel cannot take."""
-        if self.neurons.dtype not in NUMBERS.values() or self.neurons.ndim != 2 or len(self.neurons) != PARENTS:
-            raise UserError(
-                f"parents are {self.neurons.dtype} {list(self.neurons.shape)}; expected uint16 [2, neurons]"
-            )
-        if self.neurons.size and self.neurons.max() >= self.before:
-            raise UserError(
-                f"parent {self.neurons.max()} of a layer with {self.before} neurons: the parents are another model's"
-            )
 
     @classmethod
     def of(cls, before: Bool[Tensor, "tokens before"], after: Bool[Tensor, "tokens after"]) -> Self:
@@ -99,17 +172,12 @@ def save_parents(path: str | os.PathLike, model: str, parents: Sequence[Parents 
 def load_parents(path: str | os.PathLike, model: str) -> list[Parents | None]:
     """The parents of this model's layers. Raises `UserError` for a file that is damaged or of another model."""
     about, tensors = tensor_files.load_for(path, KIND, (VERSION,), model)
-    try:
-        layers = int(about["layers"])
-        if not len(tensors) <= layers <= len(tensors) + 1:  # the first has none
-            raise ValueError(f"{layers} layers with parents of {len(tensors)}")
-        numbers = (tensors.get(f"parents.{layer}") for layer in range(layers))
+    with tensor_files.consistent(path, KIND):
+        sizes = [about.get(f"before.{layer}") for layer in range(int(about["layers"]))]
         return [
-            None if one is None else Parents(one.numpy(), int(about[f"before.{layer}"]))
-            for layer, one in enumerate(numbers)
+            Parents(tensors[f"parents.{layer}"].numpy(), int(before)) if before else None
+            for layer, before in enumerate(sizes)
         ]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: inconsistent parents: {error}") from error
 
 
 @dataclass(eq=False)

@@ -1,0 +1,86 @@
+"""All kinds of predictors by name, and the file that keeps those of a model's layers."""
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+
+import torch
+from pydantic import ConfigDict, FiniteFloat
+from torch import Tensor
+from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
+
+from toolkit import tensor_files
+from toolkit.errors import UserError, unknown
+from toolkit.predictors.low_rank import LowRank
+from toolkit.predictors.own_weights import FewBits, Gate, Oracle
+from toolkit.predictors.predictor import Predictor, Scored
+from toolkit.predictors.states import LayerCorrelation, StateAndParents, TokenState
+from toolkit.predictors.weightless import All, CopyLast, Nothing
+from toolkit.records import parse_json
+
+log = logging.getLogger(__name__)
+
+KINDS = (FewBits, LowRank, Gate, Oracle, All, CopyLast, Nothing, TokenState, LayerCorrelation, StateAndParents)
+PREDICTORS: dict[str, type[Predictor]] = {kind.name: kind for kind in KINDS}
+STORED = {name: kind for name, kind in PREDICTORS.items() if issubclass(kind, Scored) and kind is not Oracle}
+"""The kinds that a file can keep."""
+FILE, VERSION = "predictors", "1"
+
+
+class KeptPredictor(TypedDict):
+    """A file's entry for one predictor; its other settings stand beside these two."""
+
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    kind: str
+    limit: FiniteFloat
+
+
+def save_predictors(path: str | os.PathLike, model: str, predictors: Sequence[Predictor | None]) -> None:
+    """Write a safetensors file with a checksum; `model` is the name that `load_model` takes.
+
+    Raises `UserError` for trouble with the disk, or a kind of predictor that is not kept in files.
+    """
+    layers: list[dict | None] = []
+    tensors = {}
+    for layer, predictor in enumerate(predictors):
+        if predictor is None:
+            layers.append(None)
+        elif isinstance(predictor, Scored) and predictor.name in STORED:
+            names = [field.name for field in fields(predictor) if field.name not in predictor.tensors]
+            layers.append({"kind": predictor.name} | {name: getattr(predictor, name) for name in names})
+            tensors |= {f"{layer}.{name}": tensor for name, tensor in predictor.stored().items()}
+        else:
+            raise UserError(f"layer {layer}: predictor {predictor.name!r} is not kept in files")
+    tensor_files.save(path, FILE, {"version": VERSION, "model": model, "layers": json.dumps(layers)}, tensors)
+
+
+def load_predictors(path: str | os.PathLike, model: str) -> list[Predictor | None]:
+    """The predictors of this model's layers; None for a layer that loads every neuron, which is logged.
+
+    Raises `UserError` for a file that is damaged, inconsistent, of another kind or of another model's predictors.
+    """
+    about, tensors = tensor_files.load_for(path, FILE, (VERSION,), model)
+    settings = parse_json(about.get("layers", ""), list[KeptPredictor | None], path)
+    with tensor_files.consistent(path, FILE):
+        layers = list(_rebuilt(settings, tensors))
+    if without := [layer for layer, predictor in enumerate(layers) if predictor is None]:
+        log.warning("no predictor for layers %s of %s: they load every neuron", without, model)
+    return layers
+
+
+def _rebuilt(layers: Sequence[dict | None], tensors: Mapping[str, Tensor]) -> Iterator[Predictor | None]:
+    for layer, settings in enumerate(layers):
+        if settings is None:
+            yield None
+            continue
+        if (kind := settings.pop("kind")) not in STORED:
+            raise unknown("predictor", kind, STORED)
+        prefix = f"{layer}."
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        predictor = STORED[kind].restored(**settings, **own)
+        neurons, hidden = predictor.shape
+        if predictor.mask(torch.zeros(1, hidden)).shape != (1, neurons):  # raises where types or shapes do not fit
+            raise ValueError(f"tensors of layer {layer} do not fit each other")
+        yield predictor
