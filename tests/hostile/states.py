@@ -1,4 +1,4 @@
-"""Files that keep a state, altered at random and signed again: predictors, adapters, trainings, traces, usage, kernels.
+"""Files that keep a state, altered at random and signed again: predictors, adapters, traces, usage, kernels.
 
     HOSTILE_CASES=6000 python -m pytest tests/hostile -k states
 
@@ -7,7 +7,6 @@ numbers only, and is saved and loaded again as the same. Kernels whose files can
 """
 
 import copy
-import json
 import os
 import pickle
 import random
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mutations import WILD_VALUES, alter_file, altered_text, garbled, main, one_line
+from mutations import WILD_VALUES, alter_file, garbled, main, one_line
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -35,12 +34,9 @@ from toolkit.predictors import STORED, load_predictors, save_predictors
 from toolkit.predictors.low_rank import LowRank
 from toolkit.predictors.own_weights import FewBits, Gate
 from toolkit.predictors.predictor import Context
-from toolkit.recovery import recipe
-from toolkit.recovery.distillation import distil, fresh
-from toolkit.recovery.loop import Training
+from toolkit.recovery.distillation import fresh
 
 HIDDEN, NEURONS, LAYERS, WORDS = 32, 48, 2, ["1", "2", *UNITS, *STORED, "relu", "silu"]
-ZEROS = [0.5] * LAYERS
 
 
 def model() -> nn.Module:
@@ -152,63 +148,6 @@ class AdapterFiles(State):
         expect_finite(merged.state_dict().values())
 
 
-class Trainings(State):
-    """The state of a training, whole or half way."""
-
-    tokens = torch.arange(64) % 61
-    training = Training(steps=2, batch=1, sequence_length=16, keep_every=1)
-
-    @cached_property
-    def base(self) -> nn.Module:
-        """The dense model."""
-        return model()
-
-    @cached_property
-    def sound(self) -> dict[int, bytes]:
-        """The file after each step."""
-        rate, found = Training.rate, {}
-
-        def kept(training: Training, step: int) -> float:
-            found[step] = self.path.read_bytes() if step else b""
-            return rate(training, step)
-
-        Training.rate = kept
-        self.path.unlink(missing_ok=True)
-        self.use()
-        Training.rate = rate
-        return {1: found[1], 2: self.path.read_bytes()}
-
-    def make(self, rng):
-        self.path.write_bytes(self.sound[1 if rng.random() < 0.3 else 2])
-
-    def use(self):
-        start = fresh(self.base, 2, 2)
-        found, curve = distil(self.base, self.tokens, ZEROS, start, self.training, self.path)
-        expect_finite([found.thresholds, *(part for low in found.differences.values() for part in vars(low).values())])
-        expect_finite([torch.tensor([list(row.values()) for row in curve], dtype=torch.float64)])
-        assert len(curve) == self.training.steps
-
-
-class Shares(State):
-    """Shares of zeros that a recipe keeps. What is wrong with them costs time only."""
-
-    def make(self, rng):
-        self.path.write_text(json.dumps({"shares": [[0.6, 0.6], [0.7, 0.7]]}))
-
-    def alter(self, rng):
-        self.path.write_text(altered_text(self.path.read_text(), rng, WORDS))
-        if rng.random() < 0.3:
-            self.path.write_bytes(garbled(self.path.read_bytes() + b" ", rng))
-
-    def use(self):
-        made = recipe.Recipe("toy", zeros=(0.6, 0.7))
-        kept, recipe.shares = recipe.shares, lambda *given: [[0.6, 0.6], [0.7, 0.7]]
-        found = recipe._kept_shares(self.path, model(), torch.zeros(1, 4).long(), made)
-        recipe.shares = kept
-        assert [len(layers) for layers in found] == [LAYERS] * 2
-        assert all(0 <= share < 1 for layers in found for share in layers)
-
-
 class Traces(State):
     """Traces of neurons and of experts."""
 
@@ -300,7 +239,7 @@ def _thrice(x):
 _twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
 
 # of thirty cases, so many are of a kind
-STATES = {PredictorFiles: 8, AdapterFiles: 7, Trainings: 6, Traces: 6, Usages: 1, Shares: 1, Kernels: 1}
+STATES = {PredictorFiles: 8, AdapterFiles: 11, Traces: 9, Usages: 1, Kernels: 1}
 
 
 class Cases:

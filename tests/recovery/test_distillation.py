@@ -8,15 +8,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import processes
-from toolkit import tensor_files
 from toolkit.activations import Magnitudes, thresholded
 from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replace_for_good
 from toolkit.models.adapters import add, named_linears
-from toolkit.recovery.distillation import adapted, distil, fresh, refitted
-from toolkit.recovery.loop import KIND, Training
-from toolkit.recovery.running import settle
+from toolkit.recovery.distillation import adapted, distil, fresh, refitted, settle
+from toolkit.recovery.training import Training
 
 TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
 ZEROS = [0.7, 0.8, 0.6]
@@ -131,7 +129,7 @@ import os, signal
 from pathlib import Path
 from tests.recovery.test_distillation import small
 from toolkit.recovery.distillation import distil
-from toolkit.recovery.loop import Training
+from toolkit.recovery.training import Training
 rate = Training.rate
 Training.rate = lambda self, step: os.kill(os.getpid(), signal.SIGKILL) if step == 5 else rate(self, step)
 distil(*small(), state=Path("{state}"))
@@ -154,48 +152,6 @@ def test_it_goes_on_after_a_kill(tmp_path, one_thread):
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
     _, curve = distil(*small(), state=tmp_path / "state")
     assert curve == distil(*small())[1]
-
-
-@pytest.mark.parametrize(
-    ("about", "tensors", "told"),
-    [
-        ({"curve": "[" * 100_000}, {}, "nested more than 100 deep"),
-        ({"curve": "3"}, {}, "3: Input should be a valid list"),
-        ({"curve": '[{"step": 1, "loss": NaN, "rate": 0}]'}, {}, "should be a finite number"),
-        ({"curve": '[{"step": 2, "loss": 1, "rate": 0}]'}, {}, "expected 1, 2, 3 and so on"),
-        (
-            {"curve": str([{"step": n, "loss": 1, "rate": 0} for n in (1, 2, 3)]).replace("'", '"')},
-            {},
-            "expected 1, 2, 3 and so on",
-        ),
-        ({"key": "{}"}, {}, "holds another training"),
-        ({}, {"limits": torch.full((3,), torch.nan)}, "limits, float32: expected real and finite"),
-        ({}, {"limits": torch.zeros(3).double()}, "limits: expected float32 numbers"),
-        ({}, {"limits": torch.zeros(4)}, "holds another training"),
-    ],
-)
-def test_crafted_states_are_refused(tiny, tokens, tmp_path, about, tensors, told):
-    model = tiny().requires_grad_(False)
-    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
-    training, state = replace(TRAINING, steps=2), tmp_path / "state"
-    distil(model, tokens, ZEROS, start, training, state)
-    written, values = tensor_files.load(state, KIND)
-    tensor_files.save(state, KIND, written | about, values | tensors)
-    with pytest.raises(UserError, match=told) as caught:
-        distil(model, tokens, ZEROS, start, training, state)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_state_with_squares_below_0_is_refused(tiny, tokens, tmp_path):
-    model = tiny().requires_grad_(False)
-    start = refitted(model, fresh(model, rank=2, down_rank=2), tokens.view(-1, 16), ZEROS)
-    training, state = replace(TRAINING, steps=1), tmp_path / "state"
-    distil(model, tokens, ZEROS, start, training, state)
-    about, values = tensor_files.load(state, KIND)
-    square = next(name for name in values if name.endswith(".square"))
-    tensor_files.save(state, KIND, about, values | {square: values[square] - 1})
-    with pytest.raises(UserError, match="squares at least 0"):
-        distil(model, tokens, ZEROS, start, training, state)
 
 
 def test_bad_input_is_refused(tiny, tokens, tmp_path):

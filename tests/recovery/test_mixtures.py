@@ -8,9 +8,9 @@ from toolkit.models.mixture import use_per_token
 from toolkit.models.split_files import apply
 from toolkit.models.splitting import Sizes
 from toolkit.models.upcycled import as_mixtral
-from toolkit.recovery import routed, upcycling
-from toolkit.recovery.loop import Training
-from toolkit.recovery.routed import Splitting, split_parts
+from toolkit.recovery import split, upcycling
+from toolkit.recovery.split import Splitting, split_parts
+from toolkit.recovery.training import Training
 from toolkit.recovery.upcycling import Upcycling, starting_routers, upcycle
 
 TRAINING = Training(steps=30, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=7)
@@ -34,13 +34,13 @@ def test_a_masked_model_is_the_split_one(base, tiny, tokens):
     parts = split_parts(base, tokens.view(-1, 16), SPLIT.sizes)
     other = tiny("llama").requires_grad_(False)
     apply(other, parts)
-    with routed.masked(base, parts, parts.router):
+    with split.masked(base, parts, parts.router):
         torch.testing.assert_close(base(tokens[None, :16]).logits, other(tokens[None, :16]).logits)
 
 
 def test_distilling_brings_a_split_model_closer_to_its_dense_one(base, tiny, tokens):
     parts = split_parts(base, tokens.view(-1, 16), SPLIT.sizes)
-    trained, curve = routed.train(SPLIT, base, tokens, parts)
+    trained, curve = split.train(SPLIT, base, tokens, parts)
     models = [tiny("llama").requires_grad_(False) for _ in range(2)]
     for model, found in zip(models, (parts, trained), strict=True):
         apply(model, found)
@@ -48,7 +48,7 @@ def test_distilling_brings_a_split_model_closer_to_its_dense_one(base, tiny, tok
     assert after < 0.7 * before
     assert curve[0]["loss"] == pytest.approx(divergence(models[0], base, TRAINING.windows(tokens, 0)), rel=1e-3)
     assert not torch.equal(trained.router, parts.router)
-    again, same = routed.train(SPLIT, base, tokens, parts)
+    again, same = split.train(SPLIT, base, tokens, parts)
     assert same == curve
     assert torch.equal(again.router, trained.router)
     use_per_token(models[1], 4)

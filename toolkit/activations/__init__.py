@@ -1,7 +1,7 @@
 """Activation sparsity: thresholds that set small activations to zero, and records of which neurons fire."""
 
-from toolkit.activations.allocation import share_out
 from toolkit.activations.recording import record
+from toolkit.activations.shares import share_out
 from toolkit.activations.thresholds import Magnitudes, threshold_losses, thresholded
 from toolkit.activations.trace import Trace
 from toolkit.models.cutting import thresholds_of

@@ -20,8 +20,7 @@ def make(options: argparse.Namespace) -> None:
     """Make each version, evaluate it and write its folder."""
     from toolkit.evaluation import LOCAL_TASKS
     from toolkit.models import fast_dtype, load_model
-    from toolkit.recovery import card
-    from toolkit.recovery.recipe import recover
+    from toolkit.recovery import sparse
     from toolkit.text import load_tokens
 
     recipe = _recipe(options)
@@ -32,48 +31,30 @@ def make(options: argparse.Namespace) -> None:
     tokens, evaluation = (load_tokens(recipe.corpus, tokenizer, split) for split in ("calibration", "evaluation"))
     tasks = tuple(LOCAL_TASKS) if options.tasks else ()
     limits = {"windows": options.evaluation_windows, "task_limit": options.task_limit}
-    on = card.Evaluation(evaluation, tokenizer, tasks=tasks, **limits)
+    on = sparse.Evaluation(evaluation, tokenizer, tasks=tasks, **limits)
     dense = None
-    for made in recover(recipe, model, tokens):
+    for made in sparse.recover(recipe, model, tokens):
         dense = dense or on.of(model)
-        quality = card.table(model, dense, made, on)
-        card.write(folders[made.zeros], model, recipe, made, quality, on)
+        quality = on.table(model, dense, made)
+        sparse.write(folders[made.zeros], model, recipe, made, quality, on)
         print(f"{folders[made.zeros]}:\n{quality.round(3).to_string(index=False)}", flush=True)
 
 
 def make_split(options: argparse.Namespace) -> None:
     """Split a model into experts, distil them, evaluate the mixture and write its folder."""
-    import pandas as pd
+    from toolkit.recovery import split
 
-    from toolkit.evaluation import perplexity
-    from toolkit.recovery import mixture_quality as quality
-    from toolkit.recovery.mixture_cards import write_split
-    from toolkit.recovery.routed import FITTED_ON, Splitting, split_parts, train
-
-    recipe = Splitting(
-        options.model,
-        rank=options.rank,
-        down_rank=options.down_rank,
-        corpus=options.corpus,
-        training=_mixture_training(options),
+    ranks = {"rank": options.rank, "down_rank": options.down_rank}
+    recipe = split.Splitting(
+        options.model, **ranks, corpus=options.corpus, training=_training(options, warm_up=10, keep_every=10)
     )
     folder = options.out / f"{Path(options.model).name}-moe-split"
     model, (tokens, evaluation) = _opened(options, folder, recipe.corpus)
-    windows = FITTED_ON.draw(tokens)
-    fitted = split_parts(model, windows, recipe.sizes)
-    parts, curve = train(recipe, model, tokens, fitted)
-    limit, used = options.evaluation_windows, recipe.sizes.per_token
-    dense = float(perplexity(model, evaluation, quality.SEQUENCE_LENGTH, limit))
-    splits = quality.rivals(model, windows, recipe.sizes, fitted) | {quality.DISTILLED: parts}
-    tables = []
-    for name, it in splits.items():
-        active = [used] if name == quality.RANDOM_ROUTER else quality.active_counts(recipe.sizes)
-        found = quality.perplexity_by_experts(model, evaluation, it, active, limit)
-        tables.append(found.assign(version=name))
-    table = pd.concat([pd.DataFrame([{"version": "dense", "perplexity": dense}]), *tables], ignore_index=True)
-    table = table[["version", "experts_active", "perplexity"]].assign(relative=table["perplexity"] / dense)
-    table["experts_active"] = table["experts_active"].astype("Int64")
-    write_split(folder, model, recipe, parts, curve, table, limit)
+    windows, limit = split.FITTED_ON.draw(tokens), options.evaluation_windows
+    fitted = split.split_parts(model, windows, recipe.sizes)
+    parts, curve = split.train(recipe, model, tokens, fitted)
+    table = split.quality(model, windows, evaluation, fitted, parts, recipe.sizes, limit)
+    split.write(folder, model, recipe, parts, curve, table, limit)
     print(f"{folder}:\n{table.round(3).to_string(index=False)}", flush=True)
 
 
@@ -82,21 +63,21 @@ def make_upcycled(options: argparse.Namespace) -> None:
     import torch
 
     from toolkit.models.upcycled import as_mixtral
-    from toolkit.recovery import mixture_quality as quality
-    from toolkit.recovery.mixture_cards import write_upcycled
-    from toolkit.recovery.upcycling import Upcycling, rounded, upcycle
+    from toolkit.recovery import upcycling
 
-    recipe = Upcycling(options.model, rank=options.rank, training=_mixture_training(options))
+    recipe = upcycling.Upcycling(
+        options.model, rank=options.rank, training=_training(options, warm_up=10, keep_every=10)
+    )
     folder = options.out / f"{Path(options.model).name}-moe-upcycled"
     model, texts = _opened(options, folder, *recipe.corpora)
-    parts, curve = upcycle(recipe, model, texts[::2])
-    parts = rounded(parts)
+    parts, curve = upcycling.upcycle(recipe, model, texts[::2])
+    parts = upcycling.rounded(parts)
     mixtral = as_mixtral(model, parts, torch.bfloat16)
     by_text, limit = dict(zip(recipe.corpora, texts[1::2], strict=True)), options.evaluation_windows
-    table = quality.perplexity_by_text({"dense": model, "upcycled": mixtral}, by_text, limit)
-    loads = quality.routing(mixtral, by_text, limit)
-    summary = quality.routing_summary(loads)
-    write_upcycled(folder, model, recipe, parts, curve, (table, loads, summary), limit)
+    table = upcycling.perplexity_by_text({"dense": model, "upcycled": mixtral}, by_text, limit)
+    loads = upcycling.routing(mixtral, by_text, limit)
+    summary = upcycling.routing_summary(loads)
+    upcycling.write(folder, model, recipe, parts, curve, (table, loads, summary), limit)
     print(f"{folder}:\n{table.round(3).to_string(index=False)}\n{summary.round(3).to_string(index=False)}", flush=True)
 
 
@@ -114,22 +95,19 @@ def _opened(options: argparse.Namespace, folder: Path, *corpora: str):
     return model, texts
 
 
-def _mixture_training(options: argparse.Namespace):
-    from toolkit.recovery.loop import Training
+def _training(options: argparse.Namespace, **others: int):
+    from toolkit.recovery.training import Training
 
     names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
-    return Training(**{name: getattr(options, name) for name in names}, warm_up=10, keep_every=10)
+    return Training(**{name: getattr(options, name) for name in names}, **others)
 
 
 def _recipe(options: argparse.Namespace):
-    from toolkit.recovery.loop import Training
-    from toolkit.recovery.recipe import Recipe
+    from toolkit.recovery.sparse import Recipe
 
-    names = ("steps", "batch", "sequence_length", "learning_rate", "seed")
-    training = Training(**{name: getattr(options, name) for name in names})
     later = options.later_steps or options.steps
     more = {name: getattr(options, name) for name in ("rank", "down_rank", "activation", "start", "corpus")}
-    return Recipe(options.model, tuple(options.zeros), **more, training=training, later_steps=later)
+    return Recipe(options.model, tuple(options.zeros), **more, training=_training(options), later_steps=later)
 
 
 def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:

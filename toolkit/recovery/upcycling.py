@@ -5,11 +5,15 @@ then learn the next token on several texts at once, with the load-balance loss o
 2022). The products with the shared FFN are computed once a token, not once an expert.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
@@ -18,16 +22,36 @@ from torch.nn import functional
 from toolkit.activations.thresholds import run_decoder
 from toolkit.cache import shelf
 from toolkit.errors import UserError
+from toolkit.evaluation import perplexity
 from toolkit.models.adapters import fingerprint
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
+from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.upcycled import LowRankExperts
-from toolkit.recovery.loop import Training, TrainingRun
+from toolkit.models.upcycled import FILE, LowRankExperts, save
+from toolkit.recovery import card
+from toolkit.recovery.training import Training, TrainingRun
 
 LOGITS_AT_ONCE = 128  # positions whose likelihoods are computed at a time
 ROUNDS = 10  # of k-means
 CENTRES_ON = 8  # windows of each text
+SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation
+ABOUT = """\
+A Mixtral with {experts} experts, {per_token} of which a token uses, upcycled from `{model}`: each expert is its FFN and
+a difference of rank {rank}. `load_model("{name}")` gives a `MixtralForCausalLM` with whole experts (1.3 GB in bf16), so
+that it costs what any Mixtral costs. `{file}` holds the routers and the differences. Since all experts share one FFN,
+that FFN in memory and the differences on demand would make this model far cheaper to offload than its form suggests: it
+stands for the form, not for the cost of independent experts.
+
+{table}
+
+Perplexity is measured on {windows} windows of 1024 tokens of evaluation text. How the routers share the tokens out, as
+means over the layers (`routing.csv` has every layer and expert; entropies in bits, {even:.0f} if all experts are used
+evenly; `shared_load` is the overlap of the loads with those on the first text):
+
+{routing}
+
+"""
 PARTS = ("router", "gate_up_left", "gate_up_right", "down_left", "down_right")
 
 
@@ -206,3 +230,117 @@ def rounded(parts: LowRankExperts) -> LowRankExperts:
     return LowRankExperts(
         **{name: it.bfloat16().float() for name, it in parts.tensors().items()}, per_token=parts.per_token
     )
+
+
+def perplexity_by_text(
+    models: Mapping[str, nn.Module], texts: Mapping[str, Int64[Tensor, " n"]], windows: int
+) -> pd.DataFrame:
+    """A row for each model and text. Columns: model, text, perplexity, standard_error."""
+    rows = []
+    for name, model in models.items():
+        for text, tokens in texts.items():
+            found = perplexity(model, tokens, SEQUENCE_LENGTH, windows)
+            rows.append(
+                {"model": name, "text": text, "perplexity": float(found), "standard_error": found.standard_error}
+            )
+    return pd.DataFrame(rows)
+
+
+def routing(model: nn.Module, texts: Mapping[str, Int64[Tensor, " n"]], windows: int) -> pd.DataFrame:
+    """How the router of each layer shares the tokens of each text out.
+
+    Columns: text, layer, expert, load (share of the layer's uses), token_entropy (of a token's softmax, bits, the mean
+    over tokens).
+    """
+    layers = mixtures_by_layer(model)
+    return pd.concat([_routing(model, layers, text, given, windows) for text, given in texts.items()])
+
+
+def _routing(
+    model: nn.Module,
+    layers: Mapping[int, Experts],
+    text: str,
+    tokens: Int64[Tensor, " n"],
+    windows: int,
+) -> pd.DataFrame:
+    counts = {layer: torch.zeros(experts.count) for layer, experts in layers.items()}
+    entropies: dict[int, list[Tensor]] = {layer: [] for layer in layers}
+    places = list(layers.items())
+
+    def see(number: int, x: Tensor, ids: Tensor, _: Tensor) -> None:
+        layer, experts = places[number]
+        counts[layer] += ids.flatten().bincount(minlength=experts.count)
+        entropies[layer].append(entropy_bits(experts.scores(x).softmax(-1)))
+
+    with seen_routing(model, see), torch.no_grad():
+        for window in tokens[: windows * SEQUENCE_LENGTH].view(windows, SEQUENCE_LENGTH):
+            model.base_model(window[None], use_cache=False)
+    rows = [
+        {"text": text, "layer": layer, "expert": expert, "load": load, "token_entropy": entropy}
+        for layer, count in counts.items()
+        for entropy in [torch.cat(entropies[layer]).mean().item()]
+        for expert, load in enumerate((count / count.sum()).tolist())
+    ]
+    return pd.DataFrame(rows)
+
+
+def entropy_bits(shares: Float[Tensor, "*places choices"]) -> Float[Tensor, " *places"]:
+    """−Σ p log2 p over the last axis."""
+    return -torch.special.xlogy(shares, shares).sum(-1) / torch.log(torch.tensor(2.0))
+
+
+def routing_summary(found: pd.DataFrame) -> pd.DataFrame:
+    """Means over the layers of what `routing` gives, for each text.
+
+    Columns: text, load_entropy (bits; log2 of the experts if even), largest_load, token_entropy, and shared_load: the
+    overlap of the loads with those of the first text, 1 if they are the same.
+    """
+    loads = found.pivot(index=["text", "layer"], columns="expert", values="load")
+    entropy = found.groupby(["text", "layer"])["token_entropy"].first().groupby("text").mean()
+    first, rows = loads.loc[found["text"].iloc[0]], []
+    for text in found["text"].unique():
+        own = loads.loc[text]
+        values = torch.tensor(own.to_numpy())
+        overlap = torch.minimum(values, torch.tensor(first.to_numpy())).sum(1).mean().item()
+        rows.append(
+            {
+                "text": text,
+                "load_entropy": entropy_bits(values).mean().item(),
+                "largest_load": values.amax(1).mean().item(),
+                "token_entropy": entropy[text],
+                "shared_load": overlap,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def write(
+    folder: Path,
+    base: nn.Module,
+    recipe: Upcycling,
+    parts: LowRankExperts,
+    curve: list[dict[str, float]],
+    tables: tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame],
+    windows: int,
+) -> None:
+    """Write a new folder of an upcycled model; `tables` are quality, routing and its summary.
+
+    Raises `UserError` if the folder exists, and for trouble with the disk.
+    """
+    quality, loads, summary = tables
+    record = asdict(recipe)
+    about = ABOUT.format(
+        name=folder.name,
+        model=recipe.model,
+        file=FILE,
+        experts=recipe.experts,
+        per_token=recipe.per_token,
+        rank=recipe.rank,
+        even=math.log2(recipe.experts),
+        table=card.markdown(quality),
+        windows=windows,
+        routing=card.markdown(summary),
+    )
+    notes = card.training_notes("next tokens of all texts and a load-balance loss", "upcycled", record, curve)
+    weights = partial(save, base=base, parts=parts, about={"model": recipe.model, "recipe": json.dumps(record)})
+    card.write(folder, about, notes, curve, FILE, weights, {"quality.csv": quality, "routing.csv": loads.round(6)})

@@ -11,12 +11,11 @@ from torch import Tensor, nn
 
 from toolkit.activations import Magnitudes, thresholded
 from toolkit.activations.relu import fatrelu, gate_limits
-from toolkit.activations.sensitivity import fisher_losses
+from toolkit.activations.shares import LEVELS, check_range, fisher_losses, shares_of
 from toolkit.activations.thresholds import watched
 from toolkit.errors import unknown
 from toolkit.predictors import FewBits, predicted
 from toolkit.pruning.calibration import Calibration
-from toolkit.recovery.shares import LEVELS, check_range, shares_of
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import Alteration, EvaluationSettings
 from toolkit.text import load_tokens

@@ -5,30 +5,53 @@ experts that a token does not use are set to zero. The choice of experts has no 
 a sigmoid of the score's distance from the lowest chosen one (a straight-through estimator: Bengio et al., 2013).
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.cache import shelf
+from toolkit.evaluation import perplexity
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.split_files import SplitParts
-from toolkit.models.splitting import Sizes, Split, ffn_inputs, split_ffn
+from toolkit.models.split_files import FILE, SplitParts, save
+from toolkit.models.splitting import Sizes, ffn_inputs, random_split, split_ffn
 from toolkit.progress import progress
 from toolkit.pruning.calibration import Calibration
+from toolkit.recovery import card
 from toolkit.recovery.distillation import adapted, backward_divergence, fresh
-from toolkit.recovery.loop import Training, TrainingRun
+from toolkit.recovery.training import Training, TrainingRun
 
 FITTED_ON = Calibration(windows=8, sequence_length=512)  # windows that neurons are sorted and routers fitted on
+SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation
+ABOUT = """\
+`{model}` with each FFN split into experts, in DeepSeekMoE's form: {shared} neurons that every token uses, and
+{experts} routed experts of {neurons} neurons, {per_token} of which a token uses. `load_model("{name}")` loads
+`{model}`, adds low-rank differences to its decoder linears and puts its neurons in the order of `{file}`. The class
+stays `LlamaForCausalLM`; the config's entry `split_mixture` says how it is split. An expert's output has a weight of 1,
+so without the differences all experts together are the dense FFN.
+
+{table}
+
+Perplexity is measured on {windows} windows of 1024 tokens of evaluation text. "fitted": split and router by what the
+neurons give on calibration text, no training. "random clusters": the same shared neurons and a router fitted in the
+same way, the other neurons in random groups. "random router": the fitted groups, routed at random. "distilled": this
+model.
+
+* **Split**: `toolkit.models.splitting`. The neurons that most tokens use are shared, the others clustered by the tokens
+  that use them (balanced assignment), and a linear router is fitted to the experts' energy by ridge regression.
+"""
 
 
 @dataclass(frozen=True)
@@ -54,11 +77,6 @@ def split_parts(
         for ffn, x in zip(decoder_ffns(model), inputs, strict=True):
             splits.append(make(ffn, act, x, sizes, seed))
             bar.update()
-    return joined(splits, sizes)
-
-
-def joined(splits: list[Split], sizes: Sizes) -> SplitParts:
-    """The parts of a model from those of its layers."""
     orders, routers = (torch.stack([getattr(it, name) for it in splits]) for name in ("permutation", "router"))
     return SplitParts(orders, routers, sizes.shared, sizes.per_token)
 
@@ -146,3 +164,67 @@ class _Mask:
 
     def _cut(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
         return (args[0] * self.on.to(args[0].dtype)[..., self.group],)
+
+
+def quality(
+    model: nn.Module,
+    windows: Int64[Tensor, "windows tokens"],
+    evaluation: Int64[Tensor, " n"],
+    fitted: SplitParts,
+    trained: SplitParts,
+    sizes: Sizes,
+    limit: int,
+) -> pd.DataFrame:
+    """Perplexity of a dense model, and of it split: fitted, with random groups, with a random router, distilled.
+
+    Args:
+        windows: calibration text, for the random groups' router.
+        evaluation: text of which `limit` windows are taken.
+
+    Columns: version, experts_active (routed experts that a token uses: every other number from 4, and all), perplexity,
+    relative (to the dense model's).
+    """
+    router = torch.randn(fitted.router.shape, generator=torch.Generator().manual_seed(0))
+    counts = sorted({*range(min(4, sizes.experts), sizes.experts, 2), sizes.experts})
+    versions = {
+        "fitted": (fitted, counts),
+        "random clusters": (split_parts(model, windows, sizes, random_split), counts),
+        "random router": (replace(fitted, router=router), [sizes.per_token]),
+        "distilled": (trained, counts),
+    }
+    dense = float(perplexity(model, evaluation, SEQUENCE_LENGTH, limit))
+    rows: list[dict[str, object]] = [{"version": "dense", "experts_active": None, "perplexity": dense}]
+    for name, (parts, active) in versions.items():
+        adapters = Adapters(parts.differences, torch.zeros(len(parts.router)))
+        for count in active:
+            with adapted(model, adapters), masked(model, replace(parts, per_token=count), parts.router):
+                value = float(perplexity(model, evaluation, SEQUENCE_LENGTH, limit))
+            rows.append({"version": name, "experts_active": count, "perplexity": value})
+    table = pd.DataFrame(rows).astype({"experts_active": "Int64"})
+    return table.assign(relative=table["perplexity"] / dense)
+
+
+def write(
+    folder: Path,
+    base: nn.Module,
+    recipe: Splitting,
+    parts: SplitParts,
+    curve: list[dict[str, float]],
+    quality: pd.DataFrame,
+    windows: int,
+) -> None:
+    """Write a new folder of a split model. Raises `UserError` if it exists, and for trouble with the disk."""
+    sizes, record = recipe.sizes, asdict(recipe)
+    about = ABOUT.format(
+        name=folder.name,
+        model=recipe.model,
+        file=FILE,
+        neurons=(parts.permutation.shape[1] - sizes.shared) // sizes.experts,
+        table=card.markdown(quality),
+        windows=windows,
+        **asdict(sizes),
+    )
+    of = "distillation of routers and differences from the dense model's probabilities"
+    notes = card.training_notes(of, "split", record, curve)
+    weights = partial(save, base=base, parts=parts, about={"model": recipe.model, "recipe": json.dumps(record)})
+    card.write(folder, about, notes, curve, FILE, weights, {"quality.csv": quality})
