@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.models.test_experts import mixtures as mixture
-from toolkit.activations.routing import balance, mixtures, record_routing
+from tests.notebook_code import functions_of
+from toolkit.activations.routing import mixtures, record_routing
 from toolkit.activations.trace import Trace, pack
 from toolkit.errors import UserError
 from toolkit.models.experts import decoder_experts
@@ -55,13 +56,16 @@ def routing(active):
 
 def test_balance_by_hand():
     """Five experts, four tokens, one each: three for expert 0, one for 1. The mean is 0.8, the most used fifth is 0."""
-    found = balance(routing([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]))
+    found = functions_of("corm/fig06").balance(
+        routing([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 0, 0, 0, 0]])
+    )
     wanted = {"layer": [0], "experts": 5, "per_token": 1.0, "imbalance": 3.75, "top_share": 0.75, "never": 0.6}
     wanted |= {"entropy": 2 - 0.75 * np.log2(3)}
     pd.testing.assert_frame_equal(found, pd.DataFrame(wanted))
 
 
 def test_balance_at_its_ends():
+    balance = functions_of("corm/fig06").balance
     even = balance(routing([[1, 1, 0, 0], [0, 0, 1, 1]])).iloc[0]
     assert (even["imbalance"], even["entropy"], even["never"]) == (1, 2, 0)
     idle = balance(routing([[0, 0]])).iloc[0]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests import naive_activations as naive
+from tests.notebook_code import functions_of
 from toolkit.activations import statistics
 from toolkit.activations.trace import Trace, pack
 from toolkit.errors import UserError
@@ -28,11 +29,10 @@ def test_by_hand(worked):
     assert (near.shared, near.jaccard) == (3 / 4, 3 / 5)
     assert (far.shared, far.jaccard) == (1 / 2, 1 / 3)
     assert near.chance == pytest.approx((1 + 1 / 9 + 4 / 9) / 2)
-    curve = statistics.hot_cold(worked, 4)
+    curve = functions_of("hermes/fig03").hot_cold(worked, 4)
     assert curve["neurons"].tolist() == [0.25, 0.5, 0.75, 1]
     assert curve["activations"].tolist() == pytest.approx([3 / 6, 5 / 6, 1, 1])
-    assert curve["usage"].tolist() == pytest.approx([1, 2 / 3, 1 / 3, 0])
-    closest = statistics.friends(worked, 0, [1])
+    closest = functions_of("flash/fig12").friends(worked, 0, [1])
     assert closest["neuron"].tolist() == [0, 1, 2]
     assert closest["friend"].tolist() == [2, 0, 0]
     assert closest["together"].tolist() == pytest.approx([2 / 3, 1, 1])
@@ -48,7 +48,7 @@ def test_against_sets(trace):
             assert (row.used, row.most) == pytest.approx(naive.used(active, row.tokens, neurons))
         for row in overlap[overlap["layer"] == layer].itertuples():
             assert (row.shared, row.jaccard) == pytest.approx(naive.shared(active, row.distance))
-        pairs = statistics.coactivation(found, layer)
+        pairs = functions_of("flash/fig12").coactivation(found, layer)
         expected = [[naive.together(active, i, j) for j in range(neurons)] for i in range(neurons)]
         torch.testing.assert_close(pairs, torch.tensor(expected))
 
@@ -62,8 +62,8 @@ def test_a_layer_that_never_fires(trace):
     found = trace(share=0.0)
     assert (statistics.sparsity(found)["never"] == 1).all()
     assert statistics.overlap(found, [1])["shared"].isna().all()
-    assert statistics.hot_cold(found)["activations"].isna().all()
-    assert len(statistics.friends(found, 0, [1])) == 0
+    assert functions_of("hermes/fig03").hot_cold(found, 4)["activations"].isna().all()
+    assert len(functions_of("flash/fig12").friends(found, 0, [1])) == 0
 
 
 def test_what_no_sequence_has_is_refused(trace):
@@ -72,8 +72,6 @@ def test_what_no_sequence_has_is_refused(trace):
         (lambda: statistics.aggregated_usage(found, 10), "tokens: 10 tokens are needed; expected 1 to 9"),
         (lambda: statistics.overlap(found, [1, 9]), "distance: 10 tokens are needed; expected 2 to 9"),
         (lambda: statistics.overlap(found, [0]), "distance: 1 tokens are needed"),
-        (lambda: statistics.friends(found, 0, [13]), "expected numbers from 1 to 12"),
-        (lambda: statistics.coactivation(found, 2), "layer 2: the trace has layers 0 to 1"),
     ):
         with pytest.raises(UserError, match=told):
             call()

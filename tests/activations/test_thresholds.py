@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from toolkit.activations import Magnitudes, thresholded
-from toolkit.activations.thresholds import run_decoder, threshold_losses, watched
+from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
 
 
@@ -67,17 +66,6 @@ def test_a_cut_model_computes_with_zeros(tiny, tokens, family):
     assert torch.equal(cut, other(tokens[None, :16]).logits)
     assert not torch.equal(cut, dense)
     assert torch.equal(model(tokens[None, :16]).logits, dense)
-
-
-def test_losses_are_those_of_one_layer_alone(tiny, tokens):
-    model = tiny("llama", blocks=2)
-    sizes = Magnitudes.measure(model, tokens, sequence_length=16)
-    losses = threshold_losses(model, sizes, tokens, [0.5, 0.9], windows=2, sequence_length=16)
-    dense = perplexity(model, tokens, 16, 2).mean_nll
-    with thresholded(model, torch.tensor([-1.0, sizes.thresholds(0.9)[1]])):
-        alone = perplexity(model, tokens, 16, 2).mean_nll
-    assert losses.shape == (2, 2)
-    assert losses[1, 1] == pytest.approx(alone - dense)
 
 
 def test_bad_arguments_are_refused(tiny, tokens):

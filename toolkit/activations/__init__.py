@@ -2,8 +2,8 @@
 
 from toolkit.activations.recording import record
 from toolkit.activations.shares import share_out
-from toolkit.activations.thresholds import Magnitudes, threshold_losses, thresholded
+from toolkit.activations.thresholds import Magnitudes, thresholded
 from toolkit.activations.trace import Trace
 from toolkit.models.cutting import thresholds_of
 
-__all__ = ["Magnitudes", "Trace", "record", "share_out", "threshold_losses", "thresholded", "thresholds_of"]
+__all__ = ["Magnitudes", "Trace", "record", "share_out", "thresholded", "thresholds_of"]

@@ -1,12 +1,9 @@
-"""Run a model with experts over text and record which experts its routers choose; how evenly they are used.
+"""Run a model with experts over text and record which experts its routers choose.
 
 trace = record_routing(model, "smollm2-135m-moe-split", tokens, "wiki-slice", windows=2, sequence_length=256)
-balance(trace)
 overlap(trace, distances=[1, 8])   # of `toolkit.activations.statistics`: for experts as for neurons
 """
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
@@ -16,8 +13,6 @@ from toolkit.activations.trace import Trace, pack
 from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows, cut_windows
-
-MOST_USED = 0.2  # the share of experts whose uses `balance` adds up
 
 
 def mixtures(model: nn.Module) -> list[Experts]:
@@ -63,24 +58,3 @@ def record_routing(
             bar.update()
     experts = tuple(each.count for each in found)
     return Trace(name, corpus, cut.int(), experts, tuple(map(pack, active)), "expert", None, weights)
-
-
-def balance(trace: Trace) -> pd.DataFrame:
-    """How evenly the tokens use the experts, a row for each layer.
-
-    Columns: layer, experts, per_token (mean), imbalance (uses of the hottest over the mean), top_share (of all uses,
-    what the most used fifth of the experts has, rounded to whole experts), never (share of the experts that no token
-    used), entropy (of the uses, in bits; log2(experts) if all are alike). A layer without uses has no such numbers.
-    """
-    rows = []
-    for layer, experts in enumerate(trace.units):
-        uses = trace.active(layer).flatten(0, 1).double().sum(0).sort(descending=True).values.numpy()
-        total = uses.sum()
-        row = {"layer": layer, "experts": experts, "per_token": total / trace.tokens.numel()}
-        row |= {"imbalance": np.nan, "top_share": np.nan, "never": (uses == 0).mean(), "entropy": np.nan}
-        if total:
-            shares = uses[uses > 0] / total
-            row |= {"imbalance": uses[0] / uses.mean(), "entropy": float(-(shares * np.log2(shares)).sum())}
-            row |= {"top_share": uses[: max(1, round(MOST_USED * experts))].sum() / total}
-        rows.append(row)
-    return pd.DataFrame(rows)

@@ -95,9 +95,8 @@ def fisher_losses(
 
     A small error e of an FFN's output at a token moves the model's distributions by about ½·(g·e)² nats of divergence,
     where g is the gradient of the log-likelihood of text that the model itself draws: the Fisher information to the
-    second order. `threshold_losses` measures the same thing, with a pass for every layer and level. `seed` is of the
-    text drawn. Errors of unlike tokens are taken for independent. Raises `UserError` for windows that
-    do not fit the model, and as `Magnitudes.thresholds` does.
+    second order. `seed` is of the text drawn. Errors of unlike tokens are taken for independent. Raises `UserError` for
+    windows that do not fit the model, and as `Magnitudes.thresholds` does.
     """
     windows = checked_windows(model, windows)
     ffns, limits = decoder_ffns(model), torch.stack([sizes.thresholds(level) for level in levels], dim=1)

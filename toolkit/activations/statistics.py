@@ -1,22 +1,19 @@
 """Statistics of a trace, as tidy tables with a row for each layer and place on an axis.
 
-The names are those of LLM in a flash (section 3, figures 4, 9 and 12). Sequences of a trace are never joined: no pair
+The names are those of LLM in a flash (section 3, figures 4 and 9). Sequences of a trace are never joined: no pair
 or window of tokens reaches from one into another.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.activations.trace import Trace
 from toolkit.errors import UserError
 from toolkit.progress import progress
-
-ROWS_AT_ONCE = 1024  # neurons whose co-activations with all others are held together
 
 
 def sparsity(trace: Trace) -> pd.DataFrame:
@@ -78,59 +75,6 @@ def overlap(trace: Trace, distances: Sequence[int]) -> pd.DataFrame:
             row = {"layer": layer, "distance": distance, "shared": _ratio(both, _counts(later).sum())}
             rows.append(row | {"jaccard": _ratio(both, either), "chance": chance})
     return pd.DataFrame(rows)
-
-
-def hot_cold(trace: Trace, points: int = 20) -> pd.DataFrame:
-    """The share of all activations that the most used neurons make up.
-
-    Columns: layer, neurons (share of the layer, the most used first, in `points` equal steps), activations (their share
-    of all), usage (share of tokens that the last of them was active for).
-    """
-    rows = []
-    for layer, count in enumerate(trace.units):
-        usage = usage_of(trace, layer).sort(descending=True).values
-        total = usage.cumsum(0)
-        for point in range(1, points + 1):
-            last = max(1, round(count * point / points)) - 1
-            row = {"layer": layer, "neurons": (last + 1) / count, "usage": usage[last].item()}
-            rows.append(row | {"activations": _ratio(total[last].item(), total[-1].item())})
-    return pd.DataFrame(rows)
-
-
-def coactivation(trace: Trace, layer: int) -> Float[Tensor, "neurons neurons"]:
-    """[i, j] is the share of neuron i's tokens for which j was active as well; the diagonal is 0, unused rows are 0.
-
-    It holds neurons² fp32 numbers: 1 GB for 16384 neurons. Raises `UserError` for a layer that is not there.
-    """
-    if not 0 <= layer < trace.layers:
-        raise UserError(f"layer {layer}: the trace has layers 0 to {trace.layers - 1}")
-    active = trace.active(layer).flatten(0, 1).float()
-    uses = active.sum(0)
-    together = torch.empty(trace.units[layer], trace.units[layer])
-    for rows in torch.arange(trace.units[layer]).split(ROWS_AT_ONCE):
-        torch.matmul(active[:, rows].T, active, out=together[rows[0] : rows[-1] + 1])
-    return together.div_(uses.clamp(min=1)[:, None]).fill_diagonal_(0)
-
-
-def friends(trace: Trace, layer: int, ranks: Iterable[int]) -> pd.DataFrame:
-    """How often a neuron's closest friends are active with it: a row for each neuron that was used, and rank.
-
-    The closest friend, rank 1, is the neuron that is most often active with it (appendix D). Columns: layer, neuron,
-    rank, friend, together (share of the neuron's tokens), usage (share of all tokens that the friend is active for:
-    what `together` would be by chance). Raises `UserError` for a rank that no other neuron can have.
-    """
-    ranks = list(ranks)
-    if not ranks or min(ranks) < 1 or max(ranks) >= trace.units[layer]:
-        raise UserError(f"ranks {ranks}: expected numbers from 1 to {trace.units[layer] - 1}, the other neurons")
-    shares, found = coactivation(trace, layer).topk(max(ranks), dim=1)
-    usage = usage_of(trace, layer)
-    used = usage.nonzero().squeeze(1)
-    tables = []
-    for rank in ranks:
-        friend = found[used, rank - 1]
-        columns = {"layer": layer, "neuron": used, "rank": rank, "friend": friend}
-        tables.append(pd.DataFrame(columns | {"together": shares[used, rank - 1], "usage": usage[friend]}))
-    return pd.concat(tables, ignore_index=True)
 
 
 def usage_of(trace: Trace, layer: int) -> Float[Tensor, " neurons"]:

@@ -139,11 +139,6 @@ class BetaLaw:
         """The expected share of a token's neurons that a token some way before it used, too."""
         return self.far + self.persistence**distance * (1 - self.far)
 
-    def given_parent(self, copied: float) -> float:
-        """The chance that a neuron is active where its parent is, for what `draw` calls `copied`, after many tokens."""
-        kept = self.persistence
-        return self.far + copied * (1 - kept) / (1 - copied * kept - (1 - copied) * kept**2) * (1 - self.far)
-
     def usage(self, neurons: int = RANKS) -> Float64[np.ndarray, " neurons"]:
         """The share of tokens that each neuron is active for: means of equal parts of the distribution, largest first.
 

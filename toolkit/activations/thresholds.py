@@ -21,7 +21,6 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
-from toolkit.evaluation import perplexity
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
@@ -163,29 +162,3 @@ def changed(
         hooks = [ffn.gate.register_forward_hook(partial(gates, layer)) for layer, ffn in enumerate(ffns)]
     with attached(hooks):
         yield
-
-
-def threshold_losses(
-    model: nn.Module,
-    sizes: Magnitudes,
-    tokens: Int64[Tensor, " n"],
-    levels: Sequence[float],
-    windows: int | None = None,
-    sequence_length: int = 1024,
-) -> Float[Tensor, "layers levels"]:
-    """The loss, in nats a token, that each layer adds if it alone has each share of zeros in `levels`.
-
-    It takes a pass over the windows for every layer and level. Raises what `perplexity` and `thresholds` raise.
-    """
-    dense = perplexity(model, tokens, sequence_length, windows).mean_nll
-    layers = len(sizes.counts)
-    losses = torch.zeros(layers, len(levels), dtype=torch.float64)
-    with progress("measuring sensitivities", losses.numel(), "passes") as bar:
-        for column, level in enumerate(levels):
-            for layer, limit in enumerate(sizes.thresholds(level)):
-                alone = torch.full((layers,), -1.0)
-                alone[layer] = limit
-                with thresholded(model, alone):
-                    losses[layer, column] = perplexity(model, tokens, sequence_length, windows).mean_nll - dense
-                bar.update()
-    return losses

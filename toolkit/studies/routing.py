@@ -62,7 +62,7 @@ def limits(setting: RoutedModel) -> Float32[Tensor, " layers"]:
 def routing_of(source: RoutedModel | str) -> Trace:
     """The routing of a model over evaluation text, or one of `ROUTE_TRACES` by its name."""
     if isinstance(source, str):
-        return load_route_trace(source).trace
+        return load_route_trace(source)
     model, tokenizer, _ = loaded(source.model)
     tokens = load_tokens(source.corpus, tokenizer, "evaluation")
     return record_routing(model, source.model, tokens, source.corpus, source.windows, source.sequence_length)

@@ -170,7 +170,7 @@ def _traffic(model: str, way: ExpertWay, inputs: LoadingInputs, found: Timeline)
 @cache
 def _hits(share: float) -> pd.DataFrame:
     ours = own_policies(OWN_ROUTING, [share], ["lru"]).assign(model=OWN_ROUTING.model)
-    tables = [policy_table(load_route_trace(name).trace, [share], ["lru"]).assign(model=name) for name in ROUTE_TRACES]
+    tables = [policy_table(load_route_trace(name), [share], ["lru"]).assign(model=name) for name in ROUTE_TRACES]
     found = pd.concat([*tables, ours], ignore_index=True)
     return found[found["slots"] <= (share * found["experts"]).round()]  # others have more: a token's experts
 
