@@ -297,16 +297,16 @@ MUTANTS = [
     ),
     Mutant("toolkit/simulation/cost_model.py", "fixed_s + nbytes / GB", "nbytes / GB", "simulation/test_cost_model.py"),
     Mutant(
-        "toolkit/simulation/ranges.py",
+        "toolkit/simulation/tables.py",
         "least, most = values[column].min(axis=0), values[column].max(axis=0)",
         "most, least = values[column].min(axis=0), values[column].max(axis=0)",
         "simulation/test_ranges.py",
     ),
     Mutant(
-        "toolkit/simulation/near_data.py",
-        "near.tflop_s * 1e12 / 2))",
-        "near.tflop_s * 1e12))",
-        "simulation/test_near_data.py",
+        "toolkit/machines/machine.py",
+        "self.tflop_s * 1e12 / 2))",
+        "self.tflop_s * 1e12))",
+        "machines/test_near_data.py",
     ),
     Mutant(
         "toolkit/simulation/experts.py",

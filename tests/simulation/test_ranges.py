@@ -10,8 +10,7 @@ from toolkit.machines.machine import Links, Memory, Profile, Software, Source, S
 from toolkit.models.workload import Workload
 from toolkit.policies.ways import POLICIES, Way, all_ways
 from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
-from toolkit.simulation.ranges import corners, numbers_that_matter
-from toolkit.simulation.tables import layer_table, operation_table
+from toolkit.simulation.tables import corners, layer_table, numbers_that_matter, operation_table
 
 GB = 1_000_000_000
 RANGES = {

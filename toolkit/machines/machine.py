@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Float
 
 from toolkit.errors import UserError, unknown
 from toolkit.machines.curve import Curve
 
 GB = 1e9
+MULTIPLIERS = 256  # of a GEMV unit (HERMES, table II): a profile's rate of near-data computing is theirs
 NOTHING = MappingProxyType({})
 BASES = {
     "paper": "stated by the paper",
@@ -162,6 +165,25 @@ class NearData:
     bandwidth_gb_s: float
     tflop_s: float
     link_gb_s: float
+
+    def gemv_s(
+        self, nbytes: Float[np.ndarray, "*shape"] | float, products: Float[np.ndarray, "*shape"] | float
+    ) -> Float[np.ndarray, "*shape"] | float:
+        """Seconds of one DIMM's matrix-vector product: the longer of its bytes over the bandwidth and of its products.
+
+        `products` are multiply-adds; a batch multiplies the products and not the bytes.
+        """
+        return np.maximum(np.divide(nbytes, self.bandwidth_gb_s * GB), np.divide(products, self.tflop_s * 1e12 / 2))
+
+    def with_multipliers(self, multipliers: int) -> "NearData":
+        """DIMMs with other GEMV units than those of `MULTIPLIERS`. Raises `UserError` for less than one."""
+        if multipliers < 1:
+            raise UserError(f"multipliers: {multipliers}; expected 1 or more")
+        return replace(self, tflop_s=self.tflop_s * multipliers / MULTIPLIERS)
+
+    def dimms_needed(self, nbytes: float) -> int:
+        """The fewest DIMMs that hold so many bytes."""
+        return max(1, -int(-nbytes // self.capacity_bytes))
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.policies.dimms import by_chance, remap, swap
 from toolkit.policies.mapping import NeuronBlock, Room, greedy
 from toolkit.predictors.states import GAIN, LOSS, WEIGHT, stages
-from toolkit.simulation.near_data import dimms_needed, gemv_s
 
 FFN, ATTENTION, _ = UNITS
 PROJECTION = "projection"
@@ -256,7 +255,7 @@ def _columns(machine: Profile, serving: Serving, way: HotColdWay) -> int:
         return 1
     if machine.near_data is None:
         raise UserError(f"{machine.id} has no near-data DIMMs: expected a machine with some, or cold neurons elsewhere")
-    dimms, needed = int(machine.near_data.dimms), dimms_needed(machine.near_data, serving.nbytes)
+    dimms, needed = int(machine.near_data.dimms), machine.near_data.dimms_needed(serving.nbytes)
     if dimms < needed:
         raise UserError(f"{serving.model}: {dimms} DIMMs hold less than its weights: expected {needed} or more")
     return dimms
@@ -333,7 +332,7 @@ def gpu_room(machine: Profile, serving: Serving, dimms: int | None = None) -> Ro
 def _cold_s(machine: Profile, way: HotColdWay, block: WeightBlock, uses: Float[np.ndarray, " units"]):
     """Seconds that a cold neuron takes where the way has it, when so many sequences of a batch use it."""
     if way.cold == "dimms":
-        return gemv_s(machine.near_data, block.unit_bytes, uses * block.unit_products)
+        return machine.near_data.gemv_s(block.unit_bytes, uses * block.unit_products)
     gb_s = machine.dram.bandwidth_gb_s if way.cold == "cpu" else machine.links.dram_to_device_gb_s
     return block.unit_bytes / (gb_s * GB)
 

@@ -19,7 +19,6 @@ from jaxtyping import Float
 
 from toolkit.machines.machine import GB, Memory, Profile
 from toolkit.simulation.hot_cold_loads import BlockLoads, HotColdWay, Serving, WeightBlock, loads_of
-from toolkit.simulation.near_data import gemv_s
 from toolkit.simulation.schedule import Step, schedule
 from toolkit.timeline.spans import Timeline
 
@@ -141,7 +140,7 @@ def _products(machine: Profile, way: HotColdWay, name: str, block: WeightBlock, 
         return Stage(name, work)
     if way.cold == "cpu":
         return Stage(name, work | {CPU: product_s(machine.dram, cold_bytes[..., 0], cold[..., 0])})
-    cold_s = gemv_s(machine.near_data, cold_bytes, cold)
+    cold_s = machine.near_data.gemv_s(cold_bytes, cold)
     return Stage(name, work | {f"DIMM {number}": cold_s[..., number] for number in range(cold_s.shape[-1])})
 
 
@@ -153,7 +152,7 @@ def _attention(machine: Profile, serving: Serving, way: HotColdWay) -> Stage:
     if way.cold == "cpu":
         return Stage("attention", {CPU: product_s(machine.dram, nbytes, products)})
     dimms = int(machine.near_data.dimms)
-    share_s = gemv_s(machine.near_data, nbytes / dimms, products / dimms)
+    share_s = machine.near_data.gemv_s(nbytes / dimms, products / dimms)
     return Stage("attention", {f"DIMM {number}": share_s for number in range(dimms)})
 
 

@@ -15,10 +15,9 @@ import pandas as pd
 
 from toolkit.cache import kept
 from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Profile
+from toolkit.machines.machine import MULTIPLIERS, Profile
 from toolkit.simulation.hot_cold_loads import ABLATION, ATTENTION, FFN, PROJECTION, SYSTEMS, Serving
 from toolkit.simulation.hot_cold_tokens import COPY, HEAD, ServingTimes, generate
-from toolkit.simulation.near_data import MULTIPLIERS, with_multipliers
 from toolkit.simulation.null_model import links_only
 
 MACHINE, HIGH_END = "hermes-rtx4090", "hermes-5a100"
@@ -119,7 +118,7 @@ def serving_times(case: SystemCase, chosen: FittedSet, null: bool = False, **sam
     """One case with one of the sets that fit; by the `null` model, only links and DIMMs take time."""
     machine = chosen.on(links_only(profile(case.machine)) if null else profile(case.machine))
     if near := machine.near_data:
-        near = with_multipliers(near, case.multipliers)
+        near = near.with_multipliers(case.multipliers)
         machine = replace(machine, near_data=replace(near, dimms=near.dimms if case.dimms is None else case.dimms))
     serving = Serving(case.model, batch=case.batch, active=chosen.active, **sample)
     return generate(machine, serving, (SYSTEMS | ABLATION)[case.system])
