@@ -14,7 +14,7 @@ from tests.families import WORDS, write_tokenizer
 from tests.offload.pretend import PretendGpu
 from toolkit import formats, paths
 from toolkit.__main__ import main
-from toolkit.activations.routing import record_routing
+from toolkit.activations.recording import record_routing
 from toolkit.commands import packers, run
 from toolkit.commands.packers import PACKERS, SPARSE_BITMASK
 from toolkit.commands.run import UNITS, bytes_of

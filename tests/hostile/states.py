@@ -1,4 +1,4 @@
-"""Files that keep a state, altered at random and signed again: predictors, adapters, traces, usage, kernels.
+"""Files that keep a state, altered at random and signed again: predictors, adapters, traces, kernels.
 
     HOSTILE_CASES=6000 python -m pytest tests/hostile -k states
 
@@ -24,7 +24,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import tensor_files
 from toolkit.activations.trace import UNITS, Trace, pack
-from toolkit.activations.usage import Usage
 from toolkit.errors import UserError
 from toolkit.kernels.runtime import compiled
 from toolkit.models import adapters
@@ -170,21 +169,6 @@ class Traces(State):
         expect_same(again, other)
 
 
-class Usages(State):
-    """How often each neuron is used."""
-
-    def make(self, rng):
-        shares = (torch.rand(count, generator=torch.Generator().manual_seed(count)) for count in (13, 16))
-        Usage("toy", tuple(shares)).save(self.path)
-
-    def use(self):
-        found = Usage.load(self.path, "toy")
-        assert all(((shares >= 0) & (shares <= 1)).all() for shares in found.layers)
-        found.save(again := self.path.with_name("again"))
-        Usage.load(again, "toy").save(other := self.path.with_name("other"))
-        expect_same(again, other)
-
-
 class Kernels(State):
     """Compiled kernels. Whatever lies in their place, they give the same results."""
 
@@ -239,7 +223,7 @@ def _thrice(x):
 _twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
 
 # of thirty cases, so many are of a kind
-STATES = {PredictorFiles: 8, AdapterFiles: 11, Traces: 9, Usages: 1, Kernels: 1}
+STATES = {PredictorFiles: 8, AdapterFiles: 11, Traces: 10, Kernels: 1}
 
 
 class Cases:

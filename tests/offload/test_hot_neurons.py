@@ -8,8 +8,8 @@ import torch
 
 from tests.offload.pretend import PretendGpu
 from tests.offload.test_neuron_model import GREEDY, MODELS, NEURONS, PROMPT, Packed
+from toolkit.activations.statistics import save_usage
 from toolkit.activations.thresholds import thresholded
-from toolkit.activations.usage import Usage
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import model as module
@@ -112,8 +112,9 @@ def test_hot_are_the_most_used_of_all_layers_as_many_as_fit():
         assert [np.flatnonzero(mask).tolist() for mask in choose(usage, [3, 3], nbytes, 100)] == hot
     with pytest.raises(UserError, match=r"usage of \[3, 3\] neurons, by layer: expected \[3, 4\]"):
         choose(usage, [3, 4], 100, 100)
-    with pytest.raises(UserError, match="frequency of neuron 1: nan; expected 0 or more"):
-        choose([torch.tensor([0.5, float("nan")])], [2], 100, 100)
+    for wrong in (-0.5, 1.5, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="expected a share from 0 to 1"):
+            choose([torch.tensor([0.5, wrong])], [2], 100, 100)
 
 
 def test_where_bytes_lie_and_what_is_computed_where(llama, gpu):
@@ -222,8 +223,8 @@ def test_what_cannot_be_is_refused(llama, gpu, options, told):
 
 
 def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
-    usage = Usage("tiny", tuple(drawn_usage()))
-    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": lambda place: usage.save(place / USAGE)}
+    save = lambda place: save_usage(place / USAGE, "tiny", drawn_usage())  # noqa: E731
+    thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": save}
     pack_model(llama.model, tmp_path / "store", thresholds, "tiny", **settings)
     budget = {"device": "cuda", "device_bytes": device_bytes(llama, 600)}
     chosen = []
@@ -234,12 +235,6 @@ def test_usage_that_was_packed_with_the_model_is_taken(llama, gpu, tmp_path):
     pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="usage of neurons of model 'tiny'; expected 'large'"):
         OffloadedModel.open(tmp_path / "other", **budget)
-
-
-@pytest.mark.parametrize("wrong", [-0.5, 1.5, float("nan"), float("inf")])
-def test_usage_is_a_share(wrong):
-    with pytest.raises(UserError, match=f"usage of layer 1: share {wrong}; expected a share from 0 to 1"):
-        Usage("tiny", (torch.tensor([0.5]), torch.tensor([0.1, wrong])))
 
 
 def test_after_its_end_nothing_is_held(llama, gpu):

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
-from toolkit.activations.routing import mixtures, record_routing
+from toolkit.activations.recording import mixtures, record_routing
 from toolkit.errors import UserError
 from toolkit.predictors import Context, CopyLast, Samples, quality
 from toolkit.predictors.next_layer import (

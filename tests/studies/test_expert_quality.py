@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.models.test_experts import FAMILIES
 from tests.models.test_models import small
-from toolkit.activations.routing import mixtures
+from toolkit.activations.recording import mixtures
 from toolkit.errors import UserError
 from toolkit.models.plain import plain
 from toolkit.quantization.rtn import RoundToNearest

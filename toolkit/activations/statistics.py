@@ -1,9 +1,10 @@
-"""Statistics of a trace, as tidy tables with a row for each layer and place on an axis.
+"""Statistics of a trace, as tidy tables with a row for each layer and place on an axis; files of usage.
 
 The names are those of LLM in a flash (section 3, figures 4 and 9). Sequences of a trace are never joined: no pair
 or window of tokens reaches from one into another.
 """
 
+import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,9 +12,12 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
+from toolkit import tensor_files
 from toolkit.activations.trace import Trace
 from toolkit.errors import UserError
 from toolkit.progress import progress
+
+USAGE, VERSION = "usage of neurons", "1"
 
 
 def sparsity(trace: Trace) -> pd.DataFrame:
@@ -96,3 +100,22 @@ def _expect_within(trace: Trace, name: str, tokens: Sequence[int], fewest: int) 
     length = trace.tokens.shape[1]
     if wrong := [count for count in tokens if not fewest <= count <= length]:
         raise UserError(f"{name}: {wrong[0]} tokens are needed; expected {fewest} to {length}, a sequence's length")
+
+
+def save_usage(path: str | os.PathLike, model: str, layers: Sequence[Float[Tensor, " neurons"]]) -> None:
+    """Write how often text uses each neuron of a model (`usage_of`): the most used neurons are its hot ones.
+
+    Raises `UserError` for trouble with the disk.
+    """
+    tensors = {str(layer): shares for layer, shares in enumerate(layers)}
+    tensor_files.save(path, USAGE, {"version": VERSION, "model": model}, tensors)
+
+
+def load_usage(path: str | os.PathLike, model: str) -> list[Float[Tensor, " neurons"]]:
+    """The usage of this model's neurons, by layer.
+
+    Raises `UserError` for a file that is damaged, inconsistent, of another kind or about another model.
+    """
+    _, tensors = tensor_files.load_for(path, USAGE, (VERSION,), model)
+    with tensor_files.consistent(path, USAGE):
+        return [tensors[str(layer)] for layer in range(len(tensors))]

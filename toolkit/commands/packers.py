@@ -256,7 +256,7 @@ def pack_by_expert(options: Namespace) -> tuple:
 
 def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
     """The bits of each expert of each layer, by the calibration text's routing."""
-    from toolkit.activations.routing import record_routing
+    from toolkit.activations.recording import record_routing
     from toolkit.activations.statistics import usage_of
     from toolkit.policies.expert_bits import bits_by_usage
     from toolkit.text import load_tokens

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from toolkit.activations.usage import Usage
+from toolkit.activations.statistics import load_usage
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import thresholds_of
@@ -160,7 +160,7 @@ def _packed_usage(store: Store) -> Sequence[Float[Tensor, " neurons"]]:
     """Raises `UserError` if there is none, and for a file that is damaged or of another model."""
     if not (file := store.model_folder / USAGE).exists():
         raise UserError(f"{store.folder}: does not say which neurons are used most: pack it again, or give usage=")
-    return Usage.load(file, str(store.model.get("name"))).layers
+    return load_usage(file, str(store.model.get("name")))
 
 
 def _row_bytes(store: Store, ffns: Sequence[FFN]) -> int:

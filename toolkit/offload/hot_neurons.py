@@ -18,10 +18,7 @@ from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.neuron_ffn import NeuronFFN, ffn_of, fired
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.mapping import NeuronBlock, Room, greedy
 from toolkit.timeline.spans import Recorder
-
-GPU_S, CPU_S = 1e-9, 1.0  # of a neuron: beside the CPU's, the GPU's time never speaks against one more neuron there
 
 Shares = Float[np.ndarray, " neurons"]
 
@@ -45,8 +42,13 @@ def choose(
     """
     if [len(shares) for shares in usage] != list(neurons):
         raise UserError(f"usage of {[len(shares) for shares in usage]} neurons, by layer: expected {list(neurons)}")
-    blocks = [NeuronBlock(shares.double().numpy(), GPU_S, CPU_S, neuron_bytes) for shares in usage]
-    return list(greedy(blocks, Room(nbytes, dimms=1, dimm_bytes=neuron_bytes * sum(neurons))).hot)
+    shares = torch.cat([*usage]).double().numpy()
+    if not ((shares >= 0) & (shares <= 1)).all():
+        raise UserError("usage of neurons: expected a share from 0 to 1 for each neuron")
+    most = np.argsort(-shares, kind="stable")[: nbytes // neuron_bytes]
+    hot = np.zeros(len(shares), dtype=bool)
+    hot[most] = shares[most] > 0
+    return np.split(hot, np.cumsum(neurons)[:-1])
 
 
 def place(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from toolkit.activations import Magnitudes, thresholds_of
-from toolkit.activations.usage import Usage
+from toolkit.activations.statistics import save_usage
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.blocks import cast_parameters
@@ -88,10 +88,10 @@ def write_folder(
     )
     samples = Samples.record(model, thresholds, tokens, **trained_on)
     found = _predictors(model, kind, thresholds.tolist(), samples)
-    usage = Usage(name, tuple(samples.active(layer).float().mean(0) for layer in range(samples.layers)))
+    usage = [samples.active(layer).float().mean(0) for layer in range(samples.layers)]
 
     def files(place: Path) -> None:
-        usage.save(place / USAGE)
+        save_usage(place / USAGE, name, usage)
         if kind != "none":
             save_predictors(place / PREDICTORS, name, found)
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.routing import mixtures, spread
+from toolkit.activations.recording import mixtures, spread
 from toolkit.activations.thresholds import run_decoder
 from toolkit.errors import UserError
 from toolkit.models.activation import activation

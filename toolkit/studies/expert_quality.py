@@ -17,7 +17,7 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.routing import mixtures
+from toolkit.activations.recording import mixtures
 from toolkit.errors import unknown
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks

@@ -9,8 +9,8 @@ import pandas as pd
 from jaxtyping import Float32
 from torch import Tensor
 
+from toolkit.activations.recording import record_routing
 from toolkit.activations.route_traces import load_route_trace
-from toolkit.activations.routing import record_routing
 from toolkit.activations.trace import Trace
 from toolkit.cache import kept
 from toolkit.models.activation import activation_name

@@ -7,7 +7,7 @@ import torch
 
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
-from toolkit.activations.routing import mixtures, record_routing
+from toolkit.activations.recording import mixtures, record_routing
 from toolkit.activations.trace import Trace, pack
 from toolkit.errors import UserError
 from toolkit.models.experts import decoder_experts
