@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
+from toolkit.models.ffn import decoder_ffns
 from toolkit.models.mixture import use_per_token
 from toolkit.models.split_files import apply
 from toolkit.models.splitting import Sizes
@@ -40,7 +41,7 @@ def test_a_masked_model_is_the_split_one(base, tiny, tokens):
 
 def test_distilling_brings_a_split_model_closer_to_its_dense_one(base, tiny, tokens):
     parts = split_parts(base, tokens.view(-1, 16), SPLIT.sizes)
-    trained, curve = split.train(SPLIT, base, tokens, parts)
+    trained, curve = split.distilled(SPLIT, base, tokens, parts)
     models = [tiny("llama").requires_grad_(False) for _ in range(2)]
     for model, found in zip(models, (parts, trained), strict=True):
         apply(model, found)
@@ -48,7 +49,7 @@ def test_distilling_brings_a_split_model_closer_to_its_dense_one(base, tiny, tok
     assert after < 0.7 * before
     assert curve[0]["loss"] == pytest.approx(divergence(models[0], base, TRAINING.windows(tokens, 0)), rel=1e-3)
     assert not torch.equal(trained.router, parts.router)
-    again, same = split.train(SPLIT, base, tokens, parts)
+    again, same = split.distilled(SPLIT, base, tokens, parts)
     assert same == curve
     assert torch.equal(again.router, trained.router)
     use_per_token(models[1], 4)
@@ -69,12 +70,13 @@ def test_an_upcycled_model_starts_as_the_dense_one_and_learns(base, tokens):
 
 @torch.no_grad()
 def test_the_mixture_that_trains_is_the_mixtral(base, tokens):
-    run = upcycling._Upcycled(base, UPCYCLE, starting_routers(base, UPCYCLE, [tokens, tokens.flip(0)]))
-    for parts in run.layers:
+    routers = starting_routers(base, UPCYCLE, [tokens, tokens.flip(0)])
+    layers = upcycling.fresh(decoder_ffns(base), UPCYCLE, routers)
+    for parts in layers:
         for name in ("gate_up_left", "down_left"):
             parts[name].normal_(std=0.1)
-    mixtral = as_mixtral(base, run.experts(), torch.float32)
-    with upcycling._mixed(base, run.layers, 2) as mixtures:
+    mixtral = as_mixtral(base, upcycling.experts_of(layers, 2), torch.float32)
+    with upcycling.mixed(base, layers, 2) as mixtures:
         found = base(tokens[None, :16]).logits
         assert all(mixture.balance > 0 for mixture in mixtures)
     torch.testing.assert_close(found, mixtral(tokens[None, :16]).logits, rtol=1e-4, atol=1e-4)
@@ -82,9 +84,9 @@ def test_the_mixture_that_trains_is_the_mixtral(base, tokens):
 
 def test_balance_by_hand():
     even = torch.full((4, 2), 0.5)
-    assert upcycling._balance(even, torch.tensor([[0], [1], [0], [1]])).item() == 1
+    assert upcycling.balance(even, torch.tensor([[0], [1], [0], [1]])).item() == 1
     uneven = torch.tensor([[0.75, 0.25]]).expand(4, 2)
-    assert upcycling._balance(uneven, torch.zeros(4, 1, dtype=torch.int64)).item() == pytest.approx(1.5)
+    assert upcycling.balance(uneven, torch.zeros(4, 1, dtype=torch.int64)).item() == pytest.approx(1.5)
 
 
 def test_what_cannot_be_made_is_refused(base, tokens):

@@ -52,7 +52,7 @@ def make_split(options: argparse.Namespace) -> None:
     model, (tokens, evaluation) = _opened(options, folder, recipe.corpus)
     windows, limit = split.FITTED_ON.draw(tokens), options.evaluation_windows
     fitted = split.split_parts(model, windows, recipe.sizes)
-    parts, curve = split.train(recipe, model, tokens, fitted)
+    parts, curve = split.distilled(recipe, model, tokens, fitted)
     table = split.quality(model, windows, evaluation, fitted, parts, recipe.sizes, limit)
     split.write(folder, model, recipe, parts, curve, table, limit)
     print(f"{folder}:\n{table.round(3).to_string(index=False)}", flush=True)

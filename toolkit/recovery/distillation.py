@@ -8,7 +8,7 @@ Gradients pass active neurons.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -28,7 +28,7 @@ from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
 from toolkit.pruning.calibration import checked_windows
-from toolkit.recovery.training import Training, TrainingRun
+from toolkit.recovery.training import Training, train
 
 LOGITS_AT_ONCE = 128  # positions whose distributions are compared at a time
 SAMPLE = 1 << 16  # magnitudes of a batch that a quantile is taken of
@@ -81,49 +81,33 @@ def distil(
     check_shares(model, zeros)
     if len(tokens) < training.sequence_length:
         raise UserError(f"{len(tokens)} tokens do not fill a sequence of {training.sequence_length}: give more text")
-    run = _Run(model, zeros, start, training)
-    key = {"training": asdict(training), "zeros": list(zeros), "model": fingerprint(model), "tokens": len(tokens)}
-    run.train("distilling", lambda step: training.windows(tokens, step), state, key)
-    return run.adapters(), run.curve
+    device = next(model.parameters()).device
+    leaf = lambda tensor: tensor.detach().float().to(device, copy=True).requires_grad_()  # noqa: E731
+    lows = {name: LowRankDifference(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
+    student = Adapters(lows, start.thresholds.clone(), start.activation)
+    running = RunningThresholds(student.thresholds, zeros, training.follow)
 
-
-class _Run(TrainingRun):
-    """A distillation under way: its adapters and thresholds beside what every training has."""
-
-    def __init__(self, model: nn.Module, zeros: Sequence[float], start: Adapters, training: Training):
-        self.model = model
-        device = next(model.parameters()).device
-        leaf = lambda tensor: tensor.detach().float().to(device, copy=True).requires_grad_()  # noqa: E731
-        lows = {name: LowRankDifference(leaf(low.left), leaf(low.right)) for name, low in start.differences.items()}
-        self.student = Adapters(lows, start.thresholds.clone(), start.activation)
-        self.running = RunningThresholds(self.student.thresholds, zeros, training.follow)
-        super().__init__(training)
-
-    def parameters(self) -> dict[str, Tensor]:
-        """The trained tensors by name."""
-        lows = self.student.differences.items()
-        return {f"{name}.left": low.left for name, low in lows} | {f"{name}.right": low.right for name, low in lows}
-
-    def running_tensors(self) -> dict[str, Tensor]:
-        """The thresholds, which follow the activations."""
-        return {"limits": self.running.limits}
-
-    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
-        """Add the gradients of the mean divergence; sequences run one by one, which bounds the memory."""
+    def gradients(windows: Int64[Tensor, "batch tokens"]) -> float:
         total = 0.0
-        for window in checked_windows(self.model, windows).to(next(self.model.parameters()).device):
+        for window in checked_windows(model, windows).to(device):  # one by one, which bounds the memory
             with torch.no_grad():
-                teacher = self.model.base_model(window[None], use_cache=False)[0]
-            with adapted(self.model, self.student), self.running.applied(self.model):
-                student = self.model.base_model(window[None], use_cache=False)[0]
-            total += backward_divergence(self.model.get_output_embeddings(), student, teacher, len(windows))
+                teacher = model.base_model(window[None], use_cache=False)[0]
+            with adapted(model, student), running.applied(model):
+                hidden = model.base_model(window[None], use_cache=False)[0]
+            total += backward_divergence(model.get_output_embeddings(), hidden, teacher, len(windows))
         return total
 
-    def adapters(self) -> Adapters:
-        """The weights learnt so far."""
-        pairs = self.student.differences.items()
-        lows = {name: LowRankDifference(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in pairs}
-        return replace(self.student, differences=lows, thresholds=self.running.limits.clone())
+    key = {"training": asdict(training), "zeros": list(zeros), "model": fingerprint(model), "tokens": len(tokens)}
+    windows = partial(training.windows, tokens)
+    limits = {"limits": running.limits}
+    curve = train("distilling", training, sides_of(lows), gradients, windows, state, key, limits)
+    lows = {name: LowRankDifference(low.left.detach().cpu(), low.right.detach().cpu()) for name, low in lows.items()}
+    return replace(student, differences=lows, thresholds=running.limits.clone()), curve
+
+
+def sides_of(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
+    """The tensors of differences, by name."""
+    return {f"{name}.{side}": getattr(low, side) for side in ("left", "right") for name, low in differences.items()}
 
 
 def quantile(outputs: Float[Tensor, "..."], zeros: float) -> float:

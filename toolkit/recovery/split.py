@@ -30,8 +30,8 @@ from toolkit.models.splitting import Sizes, ffn_inputs, random_split, split_ffn
 from toolkit.progress import progress
 from toolkit.pruning.calibration import Calibration
 from toolkit.recovery import card
-from toolkit.recovery.distillation import adapted, backward_divergence, fresh
-from toolkit.recovery.training import Training, TrainingRun
+from toolkit.recovery.distillation import adapted, backward_divergence, fresh, sides_of
+from toolkit.recovery.training import Training, train
 
 FITTED_ON = Calibration(windows=8, sequence_length=512)  # windows that neurons are sorted and routers fitted on
 SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation
@@ -81,52 +81,37 @@ def split_parts(
     return SplitParts(orders, routers, sizes.shared, sizes.per_token)
 
 
-def train(
+def distilled(
     recipe: Splitting, model: nn.Module, tokens: Int64[Tensor, " n"], parts: SplitParts
 ) -> tuple[SplitParts, list[dict[str, float]]]:
     """Train routers and differences of the parts of a dense model; and the curve of losses (nats a token).
 
-    The state is kept on the way; the same call goes on with it. Raises `UserError` as `TrainingRun.train` does.
+    The state is kept on the way; the same call goes on with it. Raises `UserError` as `train` does.
     """
-    run = _Routed(model, recipe, parts)
-    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": len(tokens)})
-    run.train("distilling", partial(recipe.training.windows, tokens), place / "split.safetensors", asdict(recipe))
-    return run.parts(), run.curve
+    start = fresh(model, recipe.rank, recipe.down_rank).differences
+    lows = {
+        name: LowRankDifference(low.left.requires_grad_(), low.right.requires_grad_()) for name, low in start.items()
+    }
+    adapters = Adapters(lows, torch.zeros(len(decoder_ffns(model))))
+    routers = [router.clone().requires_grad_() for router in parts.router]
 
-
-class _Routed(TrainingRun):
-    def __init__(self, model: nn.Module, recipe: Splitting, parts: SplitParts):
-        self.model, self.start = model, parts
-        start = fresh(model, recipe.rank, recipe.down_rank).differences
-        lows = {
-            name: LowRankDifference(low.left.requires_grad_(), low.right.requires_grad_())
-            for name, low in start.items()
-        }
-        self.adapters = Adapters(lows, torch.zeros(len(decoder_ffns(model))))
-        self.routers = [router.clone().requires_grad_() for router in parts.router]
-        super().__init__(recipe.training)
-
-    def parameters(self) -> dict[str, Tensor]:
-        lows = self.adapters.differences.items()
-        sides = {f"{name}.{side}": getattr(low, side) for name, low in lows for side in ("left", "right")}
-        return sides | {f"router.{layer}": router for layer, router in enumerate(self.routers)}
-
-    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
+    def gradients(windows: Int64[Tensor, "batch tokens"]) -> float:
         total = 0.0
         for window in windows:
             with torch.no_grad():
-                teacher = self.model.base_model(window[None], use_cache=False)[0]
-            with adapted(self.model, self.adapters), masked(self.model, self.start, self.routers):
-                student = self.model.base_model(window[None], use_cache=False)[0]
-            total += backward_divergence(self.model.get_output_embeddings(), student, teacher, len(windows))
+                teacher = model.base_model(window[None], use_cache=False)[0]
+            with adapted(model, adapters), masked(model, parts, routers):
+                student = model.base_model(window[None], use_cache=False)[0]
+            total += backward_divergence(model.get_output_embeddings(), student, teacher, len(windows))
         return total
 
-    def parts(self) -> SplitParts:
-        """The weights learnt so far, as a file holds them."""
-        held = lambda tensor: tensor.detach().bfloat16().float()  # noqa: E731
-        lows = self.adapters.differences.items()
-        differences = {name: LowRankDifference(held(low.left), held(low.right)) for name, low in lows}
-        return replace(self.start, router=held(torch.stack(self.routers)), differences=differences)
+    parameters = sides_of(lows) | {f"router.{layer}": router for layer, router in enumerate(routers)}
+    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": len(tokens)})
+    windows, state = partial(recipe.training.windows, tokens), place / "split.safetensors"
+    curve = train("distilling", recipe.training, parameters, gradients, windows, state, asdict(recipe))
+    held = lambda tensor: tensor.detach().bfloat16().float()  # noqa: E731 (as a file holds it)
+    differences = {name: LowRankDifference(held(low.left), held(low.right)) for name, low in lows.items()}
+    return replace(parts, router=held(torch.stack(routers)), differences=differences), curve
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import json
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 from jaxtyping import Int64
@@ -51,99 +51,91 @@ class Training:
         return torch.randperm(count, generator=torch.Generator().manual_seed(self.seed * 1_000_003 + epoch))
 
 
-class TrainingRun(ABC):
-    """A training under way: its parameters, optimiser and curve. A subclass sets its tensors before `__init__`."""
+def train(
+    name: str,
+    training: Training,
+    parameters: Mapping[str, Tensor],
+    gradients: Callable[[Int64[Tensor, "batch tokens"]], float],
+    windows: Callable[[int], Int64[Tensor, "batch tokens"]],
+    state: Path | None = None,
+    key: dict | None = None,
+    running: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[dict[str, float]]:
+    """Train parameters in place, and give the curve: step (from 1), loss in nats a token and rate of each step.
 
-    def __init__(self, training: Training):
-        self.training = training
-        self.optimiser = torch.optim.Adam(self.parameters().values(), betas=BETAS)
-        self.curve: list[dict[str, float]] = []
+    Args:
+        name: on the progress bar, such as "distilling".
+        training: steps and rates.
+        parameters: by name, float32.
+        gradients: adds those of one step, and returns its loss.
+        windows: the sequences of a step, the first being 0.
+        state: a file that keeps the state of the training. If it holds one of this `key`, that goes on.
+        key: the recipe of the training, and the model and text that it starts from.
+        running: other tensors that steps change in place, by name, float32.
 
-    @abstractmethod
-    def parameters(self) -> dict[str, Tensor]:
-        """The trained tensors by name, float32."""
+    Raises `UserError` for a state that is damaged or another training's, or a step without finite numbers.
+    """
+    optimiser, curve = torch.optim.Adam(parameters.values(), betas=BETAS), []
+    about = json.dumps(key)
+    if state is not None and state.exists():
+        curve = _resume(state, about, parameters, optimiser, running)
+    with progress(name, training.steps, "steps") as bar:
+        bar.update(len(curve))
+        while len(curve) < training.steps:
+            rate = training.rate(len(curve))
+            optimiser.param_groups[0]["lr"] = rate
+            optimiser.zero_grad()
+            with torch.enable_grad():
+                loss = gradients(windows(len(curve)))
+            optimiser.step()
+            curve.append({"step": len(curve) + 1, "loss": loss, "rate": rate})
+            tensors = *parameters.values(), *running.values()
+            if not math.isfinite(loss) or not all(bool(tensor.isfinite().all()) for tensor in tensors):
+                where = "" if state is None else f", and remove {state} if it is from another machine"
+                raise UserError(f"step {len(curve)} gives no finite numbers: lower the learning rate{where}")
+            bar.update()
+            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
+            if state is not None and (len(curve) % training.keep_every == 0 or len(curve) == training.steps):
+                _keep(state, about, parameters, optimiser, running, curve)
+    return curve
 
-    def running_tensors(self) -> dict[str, Tensor]:
-        """Other tensors that steps change in place, float32, by name."""
-        return {}
 
-    @abstractmethod
-    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
-        """Add the gradients of one step, and return its loss in nats a token."""
+def _keep(
+    file: Path,
+    about: str,
+    parameters: Mapping[str, Tensor],
+    optimiser: torch.optim.Optimizer,
+    running: Mapping[str, Tensor],
+    curve: list[dict[str, float]],
+) -> None:
+    """Replace the state on disk."""
+    tensors = {**parameters, **running}
+    for name, parameter in parameters.items():
+        moments = optimiser.state[parameter]
+        tensors |= {f"{name}{MEAN}": moments["exp_avg"], f"{name}{SQUARE}": moments["exp_avg_sq"]}
+    tensor_files.save(file, KIND, {"key": about, "curve": json.dumps(curve)}, tensors)
 
-    def train(
-        self,
-        name: str,
-        windows: Callable[[int], Int64[Tensor, "batch tokens"]],
-        state: Path | None = None,
-        key: dict | None = None,
-    ) -> None:
-        """Take the steps that are left.
 
-        Args:
-            name: on the progress bar, such as "distilling".
-            windows: the sequences of a step, the first being 0.
-            state: a file that keeps the state of the training. If it holds one of this `key`, that goes on.
-            key: the recipe of the training, and the model and text that it starts from.
-
-        Raises `UserError` for a state of another training, or a step without finite numbers.
-        """
-        if state is not None and state.exists():
-            self.resume(state, key)
-        with progress(name, self.training.steps, "steps") as bar:
-            bar.update(len(self.curve))
-            while len(self.curve) < self.training.steps:
-                self.step(windows(len(self.curve)))
-                if not self.finite():
-                    where = "" if state is None else f", and remove {state} if it is from another machine"
-                    raise UserError(f"step {len(self.curve)} gives no finite numbers: lower the learning rate{where}")
-                bar.update()
-                bar.set_postfix_str(f"loss {self.curve[-1]['loss']:.3f}", refresh=False)
-                done = len(self.curve) == self.training.steps
-                if state is not None and (len(self.curve) % self.training.keep_every == 0 or done):
-                    self.keep(state, key)
-
-    @torch.enable_grad()
-    def step(self, windows: Int64[Tensor, "batch tokens"]) -> None:
-        """One step of the optimiser."""
-        rate = self.training.rate(len(self.curve))
-        self.optimiser.param_groups[0]["lr"] = rate
-        self.optimiser.zero_grad()
-        loss = self.gradients(windows)
-        self.optimiser.step()
-        self.curve.append({"step": len(self.curve) + 1, "loss": loss, "rate": rate})
-
-    def finite(self) -> bool:
-        """Whether the last step's loss, the parameters and the other tensors are finite numbers."""
-        tensors = *self.parameters().values(), *self.running_tensors().values()
-        return math.isfinite(self.curve[-1]["loss"]) and all(bool(tensor.isfinite().all()) for tensor in tensors)
-
-    def keep(self, file: Path, key: dict) -> None:
-        """Replace the state on disk."""
-        tensors = self.parameters() | self.running_tensors()
-        for name, parameter in self.parameters().items():
-            moments = self.optimiser.state[parameter]
-            tensors |= {f"{name}{MEAN}": moments["exp_avg"], f"{name}{SQUARE}": moments["exp_avg_sq"]}
-        tensor_files.save(file, KIND, {"key": self._key(key), "curve": json.dumps(self.curve)}, tensors)
-
-    @torch.no_grad()
-    def resume(self, file: Path, key: dict) -> None:
-        """Go on from a state. Raises `UserError` if it is damaged or another training's."""
-        about, tensors = tensor_files.load(file, KIND)
-        if about.get("key") != self._key(key):
-            raise UserError(f"{file} holds another training: remove it, or name another file")
-        self.curve = json.loads(about["curve"])
-        for name, tensor in self.running_tensors().items():
-            tensor.copy_(tensors[name])
-        for name, parameter in self.parameters().items():
-            parameter.copy_(tensors[name])
-            self.optimiser.state[parameter] = {
-                "step": torch.tensor(float(len(self.curve))),
-                "exp_avg": tensors[f"{name}{MEAN}"].to(parameter.device),
-                "exp_avg_sq": tensors[f"{name}{SQUARE}"].to(parameter.device),
-            }
-
-    def _key(self, key: dict) -> str:
-        """The key of a training with the shapes of its parameters."""
-        shapes = {name: list(parameter.shape) for name, parameter in self.parameters().items()}
-        return json.dumps([key, shapes])
+@torch.no_grad()
+def _resume(
+    file: Path,
+    about: str,
+    parameters: Mapping[str, Tensor],
+    optimiser: torch.optim.Optimizer,
+    running: Mapping[str, Tensor],
+) -> list[dict[str, float]]:
+    """Go on from a state; its curve. Raises `UserError` if it is damaged or another training's."""
+    said, tensors = tensor_files.load(file, KIND)
+    if said.get("key") != about or any(tensors[name].shape != tensor.shape for name, tensor in parameters.items()):
+        raise UserError(f"{file} holds another training: remove it, or name another file")
+    curve = json.loads(said["curve"])
+    for name, tensor in running.items():
+        tensor.copy_(tensors[name])
+    for name, parameter in parameters.items():
+        parameter.copy_(tensors[name])
+        optimiser.state[parameter] = {
+            "step": torch.tensor(float(len(curve))),
+            "exp_avg": tensors[f"{name}{MEAN}"].to(parameter.device),
+            "exp_avg_sq": tensors[f"{name}{SQUARE}"].to(parameter.device),
+        }
+    return curve

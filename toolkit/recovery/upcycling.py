@@ -30,7 +30,7 @@ from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.upcycled import FILE, LowRankExperts, save
 from toolkit.recovery import card
-from toolkit.recovery.training import Training, TrainingRun
+from toolkit.recovery.training import Training, train
 
 LOGITS_AT_ONCE = 128  # positions whose likelihoods are computed at a time
 ROUNDS = 10  # of k-means
@@ -89,7 +89,7 @@ class _Mixture(nn.Module):
         probabilities = functional.linear(flat.float(), parts["router"]).softmax(-1)
         weights, ids = probabilities.topk(self.per_token, dim=-1)
         weights = (weights / weights.sum(-1, keepdim=True)).to(x.dtype)
-        self.balance = _balance(probabilities, ids)
+        self.balance = balance(probabilities, ids)
         gate, up = self.ffn.gate(flat), self.ffn.up(flat)
         neurons, low = torch.zeros_like(gate), torch.zeros_like(flat)
         sides = [parts[name].to(x.dtype).unbind(0) for name in PARTS[1:]]
@@ -102,44 +102,15 @@ class _Mixture(nn.Module):
         return (self.ffn.down(neurons) + low).view_as(x)
 
 
-def _balance(probabilities: Float[Tensor, "tokens experts"], ids: Int64[Tensor, "tokens k"]) -> Float[Tensor, ""]:
+def balance(probabilities: Float[Tensor, "tokens experts"], ids: Int64[Tensor, "tokens k"]) -> Float[Tensor, ""]:
     """Experts · Σ share of tokens · mean probability; 1 where the load is even."""
     experts = probabilities.shape[1]
     share = torch.bincount(ids.flatten(), minlength=experts) / ids.numel()
     return experts * (share * probabilities.mean(0)).sum()
 
 
-class _Upcycled(TrainingRun):
-    def __init__(self, model: nn.Module, recipe: Upcycling, routers: list[Tensor]):
-        self.model, self.recipe = model, recipe
-        self.layers = _fresh(decoder_ffns(model), recipe, routers)
-        super().__init__(recipe.training)
-
-    def parameters(self) -> dict[str, Tensor]:
-        return {f"{name}.{at}": tensor for at, parts in enumerate(self.layers) for name, tensor in parts.items()}
-
-    def gradients(self, windows: Int64[Tensor, "batch tokens"]) -> float:
-        """Gradients of the next tokens' mean negative log-likelihood and the load-balance loss; returns the former."""
-        with _mixed(self.model, self.layers, self.recipe.per_token) as mixtures:
-            hidden = self.model.base_model(windows, use_cache=False)[0]
-        rows, wanted, total = hidden[:, :-1].flatten(0, 1), windows[:, 1:].flatten(), 0.0
-        leaf, head = rows.detach().requires_grad_(), self.model.get_output_embeddings()
-        for part, target in zip(leaf.split(LOGITS_AT_ONCE), wanted.split(LOGITS_AT_ONCE), strict=True):
-            loss = functional.cross_entropy(head(part).float(), target, reduction="sum") / len(wanted)
-            loss.backward()
-            total += loss.item()
-        balance = torch.stack([mixture.balance for mixture in mixtures]).mean() * self.recipe.balance
-        torch.autograd.backward([rows, balance], [leaf.grad, torch.ones_like(balance)])
-        return total
-
-    def experts(self) -> LowRankExperts:
-        """The weights learnt so far."""
-        stacked = {name: torch.stack([parts[name].detach() for parts in self.layers]) for name in PARTS}
-        return LowRankExperts(**stacked, per_token=self.recipe.per_token)
-
-
 @contextmanager
-def _mixed(model: nn.Module, layers: list[dict[str, Tensor]], per_token: int) -> Iterator[list[_Mixture]]:
+def mixed(model: nn.Module, layers: list[dict[str, Tensor]], per_token: int) -> Iterator[list[_Mixture]]:
     """Inside the block, mixtures stand in the place of the model's FFNs."""
     ffns = decoder_ffns(model)
     mixtures = [_Mixture(ffn, parts, per_token) for ffn, parts in zip(ffns, layers, strict=True)]
@@ -154,7 +125,7 @@ def _mixed(model: nn.Module, layers: list[dict[str, Tensor]], per_token: int) ->
             block.mlp = mlp
 
 
-def _fresh(ffns: Sequence[FFN], recipe: Upcycling, routers: list[Tensor]) -> list[dict[str, Tensor]]:
+def fresh(ffns: Sequence[FFN], recipe: Upcycling, routers: list[Tensor]) -> list[dict[str, Tensor]]:
     """Differences of zero, as LoRA starts: `right` random, `left` zero."""
     generator = torch.Generator().manual_seed(recipe.training.seed)
     layers, sizes = [], (recipe.experts, recipe.rank)
@@ -176,17 +147,40 @@ def upcycle(
 ) -> tuple[LowRankExperts, list[dict[str, float]]]:
     """Train routers and differences for a dense model on texts, one for each corpus; and the curve of losses.
 
-    The state is kept on the way; the same call goes on with it. Raises `UserError` as `TrainingRun.train` does, or if a
-    text does not fill a sequence.
+    The state is kept on the way; the same call goes on with it. Raises `UserError` as `train` does, or if a text
+    does not fill a sequence.
     """
     training = recipe.training
     if short := [len(text) for text in texts if len(text) < training.sequence_length]:
         raise UserError(f"{short[0]} tokens do not fill a sequence of {training.sequence_length}: give more text")
-    run = _Upcycled(model, recipe, starting_routers(model, recipe, texts))
+    layers = fresh(decoder_ffns(model), recipe, starting_routers(model, recipe, texts))
+    head = model.get_output_embeddings()
+
+    def gradients(windows: Int64[Tensor, "batch tokens"]) -> float:
+        """Those of the next tokens' mean negative log-likelihood, which is returned, and of the load-balance loss."""
+        with mixed(model, layers, recipe.per_token) as mixtures:
+            hidden = model.base_model(windows, use_cache=False)[0]
+        rows, wanted, total = hidden[:, :-1].flatten(0, 1), windows[:, 1:].flatten(), 0.0
+        leaf = rows.detach().requires_grad_()
+        for part, target in zip(leaf.split(LOGITS_AT_ONCE), wanted.split(LOGITS_AT_ONCE), strict=True):
+            loss = functional.cross_entropy(head(part).float(), target, reduction="sum") / len(wanted)
+            loss.backward()
+            total += loss.item()
+        even = torch.stack([mixture.balance for mixture in mixtures]).mean() * recipe.balance
+        torch.autograd.backward([rows, even], [leaf.grad, torch.ones_like(even)])
+        return total
+
+    parameters = {f"{name}.{at}": tensor for at, parts in enumerate(layers) for name, tensor in parts.items()}
     place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": [len(text) for text in texts]})
-    windows = lambda step: torch.cat([training.windows(text, step) for text in texts])  # noqa: E731
-    run.train("upcycling", windows, place / "upcycled.safetensors", asdict(recipe))
-    return run.experts(), run.curve
+    windows, state = lambda step: torch.cat([training.windows(text, step) for text in texts]), "upcycled.safetensors"
+    curve = train("upcycling", training, parameters, gradients, windows, place / state, asdict(recipe))
+    return experts_of(layers, recipe.per_token), curve
+
+
+def experts_of(layers: Sequence[Mapping[str, Tensor]], per_token: int) -> LowRankExperts:
+    """The parts of all layers."""
+    stacked = {name: torch.stack([parts[name].detach() for parts in layers]) for name in PARTS}
+    return LowRankExperts(**stacked, per_token=per_token)
 
 
 @torch.no_grad()
