@@ -20,10 +20,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from mutations import WILD_SHAPES, alter_file, alter_record, altered, main, one_line
+from mutations import WILD_SHAPES, alter_record, altered, main, one_line
 
 from toolkit.errors import UserError
-from toolkit.formats import QUANTISED, READABLE, Packed, encode, load, packed
+from toolkit.formats import QUANTISED, READABLE, Packed, encode, packed
 from toolkit.formats.scaled import Scaled
 from toolkit.storage import index
 from toolkit.storage.store import Store
@@ -61,20 +61,6 @@ def use(weight: Packed, strict: bool) -> None:
         assert not strict or torch.equal(*outs), "memory that was not written, or results that differ"
     with contextlib.nullcontext() if strict else contextlib.suppress(*IN_USE):
         weight.matvec(torch.ones(weight.shape[1]))
-
-
-def attack_file(folder: Path, rng: random.Random) -> str:
-    """A file of one packed matrix."""
-    path = folder / "file.safetensors"
-    packed_in(rng.choice([*READABLE]), weight(rng, rng.choice(SHAPES)), rng).save(path)
-    alter_file(path, rng, WORDS)
-    try:
-        found = load(path)
-    except UserError as error:
-        one_line(error)
-        return "refused"
-    use(found, strict=True)
-    return "used"
 
 
 def make_store(folder: Path, rng: random.Random) -> None:
@@ -143,7 +129,7 @@ def _read(store: Store, part) -> np.ndarray:
 
 
 class Cases:
-    """Files, and now and then a store; stores are altered copies of one that is made anew at times."""
+    """Stores: altered copies of one that is made anew at times."""
 
     def __init__(self, folder: Path):
         self.folder, self.record = folder, None
@@ -151,8 +137,6 @@ class Cases:
     def __call__(self, case: int, rng: random.Random) -> str:
         """Try a case, and say how it ended."""
         folder = self.folder
-        if case % 3:
-            return "file " + attack_file(folder, rng)
         if self.record is None or rng.random() < 0.02:
             shutil.rmtree(folder / "store", ignore_errors=True)
             make_store(folder / "store", rng)
@@ -160,7 +144,7 @@ class Cases:
             del self.record["sha256"]
         ended = attack_store(folder, rng, self.record)
         shutil.rmtree(folder / "copy")
-        return "store " + ended
+        return ended
 
 
 if __name__ == "__main__":

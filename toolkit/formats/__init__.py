@@ -1,6 +1,5 @@
-"""The registry of formats that a weight matrix can be stored in, and the doors to pack, unpack, size and load one."""
+"""The registry of formats that a weight matrix can be stored in, and the doors to pack, unpack and size one."""
 
-import os
 from collections import ChainMap
 
 import torch
@@ -11,11 +10,11 @@ from toolkit.formats.codecs import LZ4, Zstd
 from toolkit.formats.csr import CSR
 from toolkit.formats.dense import Dense
 from toolkit.formats.endor import Endor
-from toolkit.formats.packed import FormatError, Packed, as_matrix, read
+from toolkit.formats.packed import FormatError, Packed, as_matrix
 from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.formats.two_four import TwoFour
 
-__all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes", "load"]
+__all__ = ["FORMATS", "QUANTISED", "READABLE", "FormatError", "Packed", "decode", "encode", "expected_nbytes"]
 
 FORMATS: dict[str, type[Packed]] = {cls.name: cls for cls in (Endor, CSR, TwoFour, Zstd, LZ4, Dense)}
 # these decode to what a quantiser chose, not to the weight that was packed, and hold floating-point weights only;
@@ -37,14 +36,6 @@ def encode(name: str, weight: Tensor) -> Packed:
 def decode(encoded: Packed) -> Tensor:
     """The dense matrix that was packed, to the bit, except that `endor`, `csr` and `two_four` turn −0.0 into +0.0."""
     return encoded.decode()
-
-
-def load(path: str | os.PathLike) -> Packed:
-    """Read a packed matrix of any format. Raises `FormatError` for a damaged file, or one of another program."""
-    metadata, tensors = read(path)
-    if metadata["format"] not in READABLE:
-        raise FormatError(f"{path}: {unknown('format', metadata['format'], READABLE)}")
-    return READABLE[metadata["format"]].from_file(path, metadata, tensors)
 
 
 def expected_nbytes(name: str, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

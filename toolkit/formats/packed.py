@@ -1,12 +1,6 @@
-"""The contract of all formats, and how a packed matrix is written to a file and read back.
-
-A file is a safetensors file. Its metadata hold the format's name and version, the matrix's shape and element type, and
-one SHA-256 of all of that and the tensors.
-"""
+"""The contract of all formats."""
 
 import dataclasses
-import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
@@ -15,13 +9,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.kernels import int8
 from toolkit.kernels.runtime.contracts import check_operand
 from toolkit.kernels.runtime.program import Product
-from toolkit.records import line
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
@@ -163,21 +155,6 @@ class Packed(ABC):
         """Bytes of all stored tensors: values, positions and offsets. A file's header is not counted."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Write to a temporary file beside `path`, then rename it, so that nobody ever sees half a file."""
-        metadata = {
-            "format": self.name,
-            "version": str(self.version),
-            "shape": json.dumps(self.shape),
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }
-        tensor_files.write(path, metadata, self.tensors)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> Self:
-        """Read a file that `save` wrote. Raises `FormatError` for anything else, damaged or foreign."""
-        return cls.from_file(path, *read(path))
-
     @classmethod
     def of_parts(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
         """Make an instance of stored tensors, without a copy. Raises `ValueError` or `TypeError` if they do not fit.
@@ -190,21 +167,6 @@ class Packed(ABC):
         packed = cls(**tensors, **{name: value for name, value in header.items() if name in names})
         if packed.dtype != dtype:
             raise ValueError(f"values are {packed.dtype}, the header says {str(dtype).removeprefix('torch.')}")
-        return packed
-
-    @classmethod
-    def from_file(cls, path: str | os.PathLike, metadata: dict[str, str], tensors: dict[str, Tensor]) -> Self:
-        """Make an instance of what `read(path)` returned. Raises `FormatError` if it is not of this format."""
-        if metadata["format"] != cls.name:
-            raise FormatError(f"{path}: holds format {metadata['format']!r:.99}; expected {cls.name!r}")
-        if metadata["version"] != str(cls.version):
-            raise FormatError(f"{path}: {cls.name} version {metadata['version']!r:.99}; this code reads {cls.version}")
-        try:
-            rows, columns = json.loads(metadata["shape"])
-            packed = cls.of_parts((rows, columns), DTYPES[metadata["dtype"]], tensors)
-            packed.check()
-        except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
-            raise FormatError(f"{path}: inconsistent {cls.name} file: {line(error)}") from error
         return packed
 
 
@@ -279,16 +241,3 @@ def expect_rising(name: str, offsets: Tensor, count: int, things: str) -> None:
     ends = bool(len(offsets)) and int(offsets[0]) == 0 and int(offsets[-1]) == count
     if not ends or bool((offsets[1:] < offsets[:-1]).any()):
         raise ValueError(f"{name} do not rise from 0 to {things}, {count}")
-
-
-def read(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The metadata and tensors of a file, after comparing its checksum. Raises `FormatError`."""
-
-    def expect_matrix(metadata: Mapping[str, str]) -> None:
-        if missing := {"format", "version", "shape", "dtype", tensor_files.CHECKSUM} - metadata.keys():
-            raise UserError(f"{path}: not a packed matrix: its header lacks {', '.join(sorted(missing))}")
-
-    try:
-        return tensor_files.read(path, expect_matrix)
-    except UserError as error:
-        raise FormatError(str(error)) from error

@@ -107,10 +107,6 @@ class Scaled(Packed):
         """The packed integers agree with each other."""
         self.packed.check()
 
-    def save(self, path: object) -> None:
-        """Raises `UserError`: a file holds one format, a store also holds scales."""
-        raise UserError(f"{path}: a file of its own has no place for scales: write a store (`write_store`)")
-
 
 def with_extras(packed: Packed, extras: Mapping[str, Tensor]) -> Packed:
     """A stored matrix with the tensors that lie beside it: a `Scaled` if scales are among them, else the matrix."""
