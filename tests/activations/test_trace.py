@@ -77,34 +77,22 @@ def test_a_file_of_version_1_holds_neurons(trace, tmp_path):
     assert torch.equal(earlier.active(1), trace().active(1))
 
 
-@pytest.mark.parametrize(
-    ("about", "tensors", "told"),
-    [
-        ({"units": "[13]"}, {}, "thresholds of a trace"),
-        ({"units": "[13, 17]"}, {}, "bits of layer 1 of a trace"),
-        ({"units": "[11, 16]"}, {}, "bits beyond its 11 units"),
-        ({"units": "[-13, 16]"}, {}, "layer 0 of a trace has -13 units"),
-        ({"units": "13"}, {}, "the whole: 13: Input should be a valid list"),
-        ({"units": "[13, 16, 8]"}, {}, "inconsistent trace: 'bits.2'"),
-        ({"units": "[" * 100_000}, {}, "nested more than 100 deep"),
-        ({"version": "3"}, {}, "version '3'; this code reads 1, 2: make the file again"),
-        ({"unit": "head"}, {}, "unknown unit of a trace"),
-        ({}, {"weights.0": torch.zeros(2, 9, 13)}, "weights of 1 layers and units of 2"),
-        ({}, {f"weights.{layer}": torch.ones(2, 9, n) for layer, n in enumerate((13, 16))}, "0 for idle units"),
-        ({}, {"tokens": torch.zeros(3, 9).int()}, "bits of layer 0 of a trace"),
-        ({}, {"bits.0": torch.zeros(2, 9, 2)}, "bits of layer 0 of a trace"),
-    ],
-)
-def test_crafted_files_are_refused(trace, tmp_path, about, tensors, told):
-    trace().save(tmp_path / "trace")
-    kept_about, kept = tensor_files.load(tmp_path / "trace", KIND)
-    tensor_files.save(tmp_path / "crafted", KIND, kept_about | about, kept | tensors)
-    with pytest.raises(UserError, match=told) as caught:
-        Trace.load(tmp_path / "crafted", "tiny")
-    assert "\n" not in str(caught.value)
-
-
-def test_parts_that_do_not_fit_are_refused(trace):
+def test_parts_that_do_not_fit_are_refused(trace, tmp_path):
     kept = trace()
-    with pytest.raises(UserError, match="bits of 1 layers and units of 2"):
-        dataclasses.replace(kept, bits=kept.bits[:1])
+    for change, words in (
+        ({"bits": kept.bits[:1]}, "bits of a trace"),
+        ({"units": (13, 17)}, "bits of a trace"),
+        ({"tokens": torch.zeros(3, 9).int()}, "bits of a trace"),
+        ({"unit": "head"}, "unknown unit of a trace"),
+    ):
+        with pytest.raises(UserError, match=words):
+            dataclasses.replace(kept, **change)
+    kept.save(tmp_path / "trace")
+    about, tensors = tensor_files.load(tmp_path / "trace", KIND)
+    for change, words in (
+        ({"units": "[13, 16, 8]"}, "inconsistent trace: 'bits.2'"),
+        ({"version": "3"}, "version '3'; this code reads 1, 2: make the file again"),
+    ):
+        tensor_files.save(tmp_path / "crafted", KIND, about | change, tensors)
+        with pytest.raises(UserError, match=words):
+            Trace.load(tmp_path / "crafted", "tiny")

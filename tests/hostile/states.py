@@ -1,4 +1,4 @@
-"""Files that keep a state, altered at random and signed again: predictors, adapters, traces, kernels.
+"""Files that keep a state, altered at random and signed again: predictors, adapters, kernels.
 
     HOSTILE_CASES=6000 python -m pytest tests/hostile -k states
 
@@ -23,7 +23,6 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import tensor_files
-from toolkit.activations.trace import UNITS, Trace, pack
 from toolkit.errors import UserError
 from toolkit.kernels.runtime import compiled
 from toolkit.models import adapters
@@ -35,7 +34,7 @@ from toolkit.predictors.own_weights import FewBits, Gate
 from toolkit.predictors.predictor import Context
 from toolkit.recovery.distillation import fresh
 
-HIDDEN, NEURONS, LAYERS, WORDS = 32, 48, 2, ["1", "2", *UNITS, *STORED, "relu", "silu"]
+HIDDEN, NEURONS, LAYERS, WORDS = 32, 48, 2, ["1", "2", *STORED, "relu", "silu"]
 
 
 def model() -> nn.Module:
@@ -147,28 +146,6 @@ class AdapterFiles(State):
         expect_finite(merged.state_dict().values())
 
 
-class Traces(State):
-    """Traces of neurons and of experts."""
-
-    def make(self, rng):
-        units = (13, 16)
-        active = [torch.rand(2, 9, count, generator=torch.Generator().manual_seed(count)) > 0.5 for count in units]
-        more = {"thresholds": torch.rand(LAYERS)}
-        if rng.random() < 0.5:
-            more = {"unit": "expert", "weights": tuple(layer.float() for layer in active)}
-        tokens = torch.zeros(2, 9, dtype=torch.int32)
-        Trace("toy", "by hand", tokens, units, tuple(map(pack, active)), **more).save(self.path)
-
-    def use(self):
-        found = Trace.load(self.path, "toy")
-        for layer, count in enumerate(found.units):
-            assert found.active(layer).shape == (*found.tokens.shape, count)
-        expect_finite([*(found.weights or ()), *([] if found.thresholds is None else [found.thresholds])])
-        found.save(again := self.path.with_name("again"))
-        Trace.load(again, "toy").save(other := self.path.with_name("other"))
-        expect_same(again, other)
-
-
 class Kernels(State):
     """Compiled kernels. Whatever lies in their place, they give the same results."""
 
@@ -223,7 +200,7 @@ def _thrice(x):
 _twice.__module__ = _thrice.__module__ = compiled.__name__  # kernels of other packages are not kept
 
 # of thirty cases, so many are of a kind
-STATES = {PredictorFiles: 8, AdapterFiles: 11, Traces: 10, Kernels: 1}
+STATES = {PredictorFiles: 13, AdapterFiles: 16, Kernels: 1}
 
 
 class Cases:

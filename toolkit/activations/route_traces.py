@@ -72,6 +72,8 @@ def _trace(text: str, corpus: str) -> Trace:
     for name, count in {"layer": layers, "expert": experts}.items():
         if not table[name].between(0, count - 1).all():
             raise ValueError(f"{name} {table[name].max()}; expected 0 to {count - 1}")
+    if not np.isfinite(table["weight"]).all():
+        raise ValueError("a weight that is not finite")
     steps = pd.MultiIndex.from_frame(table[["turn", "step"]])
     tokens = steps.unique().sort_values()
     check_memory(5 * layers * len(tokens) * experts, corpus)

@@ -157,7 +157,7 @@ def upcycle(
     head = model.get_output_embeddings()
 
     def gradients(windows: Int64[Tensor, "batch tokens"]) -> float:
-        """Those of the next tokens' mean negative log-likelihood, which is returned, and of the load-balance loss."""
+        """Add those of the mean negative log-likelihood, which is returned, and of the load-balance loss."""
         with mixed(model, layers, recipe.per_token) as mixtures:
             hidden = model.base_model(windows, use_cache=False)[0]
         rows, wanted, total = hidden[:, :-1].flatten(0, 1), windows[:, 1:].flatten(), 0.0
