@@ -10,8 +10,6 @@ from toolkit import tensor_files
 from toolkit.activations import Magnitudes, Trace, record, thresholded
 from toolkit.activations.trace import KIND, pack
 from toolkit.errors import UserError
-from toolkit.policies.residencies import Lru
-from toolkit.simulation.replay import replay_trace
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -62,7 +60,6 @@ def test_experts_have_weights_of_the_router_and_no_thresholds(tmp_path):
     experts = Trace.load(tmp_path / "trace", "mixture")
     assert (experts.unit, experts.thresholds) == ("expert", None)
     assert torch.equal(experts.weights[0], weights)
-    assert replay_trace(experts, lambda layer, needed: Lru(4, 2), 10)["bytes"].tolist() == [20, 10]
 
 
 def test_a_file_of_version_1_holds_neurons(trace, tmp_path):

@@ -137,20 +137,16 @@ def test_neurons_that_never_fire():
     assert (nothing.seconds, nothing.bound_s, nothing.gap) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: NeuronBlock([0.5, np.nan], 1, 1, 1), "frequency of neuron 1: nan; expected 0 or more"),
-        (lambda: NeuronBlock([0.5, -1], 1, 1, 1), "frequency of neuron 1: -1.0; expected 0 or more"),
-        (lambda: NeuronBlock([0.5], 0, 1, 1), "gpu_s of neuron 0: 0; expected more than 0"),
-        (lambda: NeuronBlock([0.5, 0.5], 1, [1, 2, 3], 1), r"dimm_s \[3\]: expected one, or 2"),
-        (lambda: NeuronBlock([], 1, 1, 1), r"frequencies \[0\]: expected one for each of 1 or more neurons"),
+def test_refusals():
+    for make, message in (
+        (lambda: NeuronBlock([0.5, np.nan], 1, 1, 1), "frequency of a block: expected finite numbers, 0 or more"),
+        (lambda: NeuronBlock([0.5, -1], 1, 1, 1), "frequency of a block: expected finite numbers, 0 or more"),
+        (lambda: NeuronBlock([0.5], 0, 1, 1), "gpu_s of a block: expected finite numbers, more than 0"),
+        (lambda: NeuronBlock([], 1, 1, 1), "for 1 neuron or more"),
         (lambda: Room(-5, 1, 1), "the GPU lacks 5 bytes for the weights that must lie on it: take a larger one"),
         (lambda: Room(5, 0, 1), "expected 1 DIMM or more"),
         (lambda: greedy([EXAMPLE], Room(2, 2, 1)), "take 4 bytes, and 2 DIMMs of 1 bytes hold 2: take 4 DIMMs or more"),
         (lambda: greedy([], Room(2, 2, 1)), "a mapping of no block"),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(UserError, match=message):
-        make()
+    ):
+        with pytest.raises(UserError, match=message):
+            make()

@@ -63,16 +63,6 @@ def test_the_next_layer_as_by_hand(model, samples):
     assert found["recall"][1] == found["precision"][1] == pytest.approx(hits / (22 * 3))
 
 
-def test_more_experts_find_no_fewer(model, samples):
-    second = mixtures(model)[1]
-    sizes = [predict_experts(samples.inputs[0], second, count) for count in (1, 3, 6)]
-    assert torch.equal(sizes[2][:, :3], sizes[1])
-    assert torch.equal(sizes[1][:, :1], sizes[0])
-    for count in (0, 7):
-        with pytest.raises(UserError, match=f"{count} experts of 6: expected 1 to 6"):
-            predict_experts(samples.inputs[0], second, count)
-
-
 def test_neurons_as_by_hand(model, samples):
     first, second = mixtures(model)
     limits = gate_limits(model, samples, 0.5, "silu")

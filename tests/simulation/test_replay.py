@@ -7,7 +7,7 @@ import torch
 from toolkit.activations.synthetic import UsageLaw, draw
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.policies.residencies import Belady, Lru, SlidingWindow
-from toolkit.simulation.replay import most_held, replay, replay_trace, units_of
+from toolkit.simulation.replay import most_held, replay, units_of
 
 UNITS, ROWS = 40, 16
 POLICIES = {
@@ -25,7 +25,6 @@ def test_worked_example():
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_engine_loads_the_same_units(name):
     trace = draw("toy", [UsageLaw(0.2, 1.0, 0.6)] * 2, neurons=UNITS, tokens=30)
-    found = replay_trace(trace, POLICIES[name], unit_bytes=8)
     for layer in range(trace.layers):
         needed = units_of(trace.active(layer)[0].numpy())
         fetched = []
@@ -34,7 +33,7 @@ def test_the_engine_loads_the_same_units(name):
             fetched.append(len(units))
 
         store = NeuronStore(POLICIES[name](layer, needed), 4, torch.bfloat16, fetch)
-        rows = found[found["layer"] == layer]
+        rows = replay(needed, POLICIES[name](layer, needed), unit_bytes=8)
         for units, (_, row) in zip(needed, rows.iterrows(), strict=True):
             change = store.advance(units)
             assert (len(change.loaded), len(change.dropped)) == (row["loaded"], row["dropped"])

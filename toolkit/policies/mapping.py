@@ -40,20 +40,15 @@ class NeuronBlock:
 
     def __post_init__(self):
         """Refuse numbers that no block has; one number for all neurons becomes one for each."""
-        frequency = np.asarray(self.frequency, dtype=np.float64)
-        if frequency.ndim != 1 or not len(frequency):
-            raise UserError(f"frequencies {list(frequency.shape)}: expected one for each of 1 or more neurons")
         for field in fields(self):
-            given = np.asarray(getattr(self, field.name))
-            values = given.astype(np.int64 if field.name == "neuron_bytes" else np.float64)
-            if values.shape not in {(), frequency.shape}:
-                raise UserError(f"{field.name} {list(values.shape)}: expected one, or {len(frequency)}")
-            fit = np.isfinite(given) & (values >= 0 if field.name == "frequency" else values > 0)
-            if not fit.all():
-                neuron = int(np.flatnonzero(~np.atleast_1d(fit))[0])
-                least = "0 or more" if field.name == "frequency" else "more than 0"
-                raise UserError(f"{field.name} of neuron {neuron}: {given.flat[neuron]}; expected {least}")
-            object.__setattr__(self, field.name, np.broadcast_to(values, frequency.shape))
+            kind, least = (np.int64 if field.name == "neuron_bytes" else np.float64), "more than 0"
+            values = np.broadcast_to(np.asarray(getattr(self, field.name), dtype=kind), np.shape(self.frequency))
+            fit = values > 0
+            if field.name == "frequency":
+                fit, least = values >= 0, "0 or more"
+            if not values.size or not (fit & np.isfinite(values)).all():
+                raise UserError(f"{field.name} of a block: expected finite numbers, {least}, for 1 neuron or more")
+            object.__setattr__(self, field.name, values)
 
     @property
     def gpu_load(self) -> Float64[np.ndarray, " neurons"]:

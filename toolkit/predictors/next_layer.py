@@ -28,17 +28,9 @@ from toolkit.pruning.calibration import checked_windows, cut_windows
 
 
 @torch.no_grad()
-def predict_experts(
-    x: Float[Tensor, "tokens hidden"], following: Experts, count: int | None = None
-) -> Int64[Tensor, "tokens count"]:
-    """The experts that a later mixture's gate names for an earlier one's input, in falling order of their scores.
-
-    `count` is what a token uses if None. Raises `UserError` for more experts than there are.
-    """
-    count = following.per_token if count is None else count
-    if not 1 <= count <= following.count:
-        raise UserError(f"{count} experts of {following.count}: expected 1 to {following.count}")
-    return following.scores(x).topk(count, dim=-1).indices
+def predict_experts(x: Float[Tensor, "tokens hidden"], following: Experts) -> Int64[Tensor, "tokens per_token"]:
+    """The experts that a later mixture's gate names for an earlier one's input, in falling order of their scores."""
+    return following.scores(x).topk(following.per_token, dim=-1).indices
 
 
 @torch.no_grad()

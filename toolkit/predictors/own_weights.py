@@ -36,12 +36,11 @@ class Gate(Scored):
     act: str
 
     @classmethod
-    def of(cls, ffn: FFN, act: str, limit: float, scale: Float[Tensor, " neurons"] | None = None) -> "Gate":
-        """The gate of an FFN, in place; `scale` is 1 if not given. Raises `UserError` for an FFN without a gate."""
+    def of(cls, ffn: FFN, act: str, limit: float) -> Self:
+        """The gate of an FFN, in place, with a `scale` of 1. Raises `UserError` for an FFN without a gate."""
         if ffn.gate is None:
             raise UserError("the FFN has no gate that could predict its neurons: take low_rank")
-        scale = torch.ones(ffn.neurons) if scale is None else scale.float()
-        return cls(float(limit), ffn.gate.weight.detach(), scale, act)
+        return cls(float(limit), ffn.gate.weight.detach(), torch.ones(ffn.neurons), act)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -34,12 +34,12 @@ LOGITS_AT_ONCE = 128  # positions whose distributions are compared at a time
 SAMPLE = 1 << 16  # magnitudes of a batch that a quantile is taken of
 
 
-def fresh(model: nn.Module, rank: int, down_rank: int, activation: str | None = None, seed: int = 0) -> Adapters:
+def fresh(model: nn.Module, rank: int, down_rank: int, activation: str | None = None) -> Adapters:
     """Differences of zero for every decoder linear, thresholds of zero, and an activation if it is not the model's own.
 
     `right` is random and `left` zero, as LoRA starts. Down projections have a rank of their own.
     """
-    ffns, generator = decoder_ffns(model), torch.Generator().manual_seed(seed)
+    ffns, generator = decoder_ffns(model), torch.Generator().manual_seed(0)
     downs = {ffn.down for ffn in ffns}
     lows = {}
     for name, linear in named_linears(model):

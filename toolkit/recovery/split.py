@@ -67,15 +67,13 @@ class Splitting:
     training: Training = field(default_factory=Training)
 
 
-def split_parts(
-    model: nn.Module, windows: Int64[Tensor, "windows tokens"], sizes: Sizes, make=split_ffn, seed: int = 0
-) -> SplitParts:
+def split_parts(model: nn.Module, windows: Int64[Tensor, "windows tokens"], sizes: Sizes, make=split_ffn) -> SplitParts:
     """The parts that split a dense model, from text; `make` is `split_ffn` or a rival of it."""
     act, splits = activation(activation_name(model)), []
     inputs = ffn_inputs(model, windows)
     with progress("splitting FFNs", len(inputs), "layers") as bar:
         for ffn, x in zip(decoder_ffns(model), inputs, strict=True):
-            splits.append(make(ffn, act, x, sizes, seed))
+            splits.append(make(ffn, act, x, sizes))
             bar.update()
     orders, routers = (torch.stack([getattr(it, name) for it in splits]) for name in ("permutation", "router"))
     return SplitParts(orders, routers, sizes.shared, sizes.per_token)

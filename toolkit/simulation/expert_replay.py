@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 COUNTS = tuple(field.name for field in fields(CacheCounts))  # of experts, and with "neurons_" before them of neurons
 
 
-def needed_of(trace: Trace, layer: int, sequence: int = 0) -> list[Needed]:
-    """The experts that each token of a routing trace uses in a layer, whole."""
-    return [dict.fromkeys(experts.tolist()) for experts in units_of(trace.active(layer)[sequence].numpy())]
+def needed_of(trace: Trace, layer: int) -> list[Needed]:
+    """The experts that each token of a trace's first sequence uses in a layer, whole."""
+    return [dict.fromkeys(experts.tolist()) for experts in units_of(trace.active(layer)[0].numpy())]
 
 
 def with_drawn_neurons(tokens: Sequence[Needed], law: Law, experts: int, neurons: int, seed: int = 0) -> list[Needed]:

@@ -6,13 +6,12 @@
 The engine's store of neurons makes the same changes for the same trace, to the unit.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Int64
 
-from toolkit.activations.trace import Trace
 from toolkit.policies.residency import Residency
 
 COLUMNS = ["token", "loaded", "dropped", "held", "bytes"]
@@ -29,22 +28,6 @@ def replay(needed: Iterable[Int64[np.ndarray, " needed"]], residency: Residency,
         loaded = len(change.loaded)
         rows.append((token, loaded, len(change.dropped), int(residency.held.sum()), loaded * unit_bytes))
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def replay_trace(
-    trace: Trace, policy: Callable[[int, Sequence[Int64[np.ndarray, " needed"]]], Residency], unit_bytes: int = 0
-) -> pd.DataFrame:
-    """`replay` of every layer and sequence, with the columns layer and sequence more; each starts with empty memory.
-
-    `policy(layer, needed)` gives the policy for a layer and the units that its tokens need, which Belady must know.
-    """
-    tables = []
-    for layer in range(trace.layers):
-        for sequence, active in enumerate(trace.active(layer).numpy()):
-            needed = units_of(active)
-            rows = replay(needed, policy(layer, needed), unit_bytes)
-            tables.append(rows.assign(layer=layer, sequence=sequence))
-    return pd.concat(tables, ignore_index=True)
 
 
 def units_of(active: Bool[np.ndarray, "tokens units"]) -> list[Int64[np.ndarray, " needed"]]:
