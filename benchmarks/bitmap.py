@@ -25,7 +25,7 @@ from toolkit import paths
 from toolkit.files import make_folder, replacing
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
-from toolkit.kernels.runtime.threads import over_rows
+from toolkit.kernels.runtime.parallel import over_rows
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BEGIN, END = "<!-- begin generated: python benchmarks/bitmap.py --markdown -->", "<!-- end generated -->"
@@ -99,7 +99,7 @@ def contestants(weight: torch.Tensor, x: torch.Tensor) -> list[Contestant]:
 
 
 def _parts(packed: bitmap.Bitmap, out: torch.Tensor) -> list[Contestant]:
-    """What explains the first backend's times: its memory traffic alone, and its work without `vmovnt` stores."""
+    """Explanations of the first backend's times: its memory traffic alone, and its work without `vmovnt` stores."""
     fastest, rows = bitmap.BACKENDS[bitmap.available()[0]], len(out)
     arrays, dense = packed.arrays, bitmap._bits(out)
     values = packed.values[: packed.values.numel() // 8 * 8].view(torch.int64)

@@ -1,4 +1,4 @@
-"""What differs between the tables of two sweeps: before and after a change that should change nothing.
+"""Differences between the tables of two sweeps: before and after a change that should change nothing.
 
     python benchmarks/compare_results.py BEFORE/results AFTER/results [--timings]
 

@@ -1,4 +1,4 @@
-"""What the storage benchmarks share: whether fio is there, a rest before each reading, and a file to read."""
+"""Parts that the storage benchmarks share: whether fio is there, a rest before each reading, and a file to read."""
 
 import os
 from pathlib import Path

@@ -12,7 +12,7 @@ import argparse
 import reports
 import torch
 
-from toolkit.kernels import int8
+from toolkit.kernels import dense
 
 GOAL = 0.8
 ROWS_AT_ONCE = 64
@@ -21,13 +21,13 @@ PAUSE_S = 0.002  # OpenMP's threads spin for a while after their work
 
 
 def contestants(weight: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor) -> dict:
-    """What runs, by name."""
+    """The runs, by name."""
     data, out = torch.ones(weight.nbytes // 8, dtype=torch.int64), torch.zeros(len(weight))
     bf16, x_bf16, scales = weight.bfloat16(), x.bfloat16(), torch.ones(len(weight), dtype=torch.bfloat16)
-    found = {READ: data.sum, OURS: lambda: int8.matvec(weight, x, out)}
-    found |= {f"ours, {name}": lambda name=name: int8.matvec(weight, x, out, name) for name in int8.available()}
+    found = {READ: data.sum, OURS: lambda: dense.matvec(weight, x, out)}
+    found |= {f"ours, {name}": lambda name=name: dense.matvec(weight, x, out, name) for name in dense.available()}
     found |= {
-        f"ours, {len(vectors)} vectors": lambda: int8.matvec(weight, vectors),
+        f"ours, {len(vectors)} vectors": lambda: dense.matvec(weight, vectors),
         "torch, 64 rows widened at a time": lambda: torch.cat(
             [part.float() @ x for part in weight.split(ROWS_AT_ONCE)]
         ),

@@ -44,7 +44,7 @@ def on_each(stores: list, run: Callable) -> Callable:
 
 
 def contestants(options: argparse.Namespace) -> dict[str, tuple[Callable, int]]:
-    """What runs and the bytes that it reads, by name."""
+    """The runs and the bytes that each reads, by name."""
     rows, hidden, bits = options.neurons, options.hidden, options.bits
     store = random_records(rows, hidden, bits)
     stores = [store] + [store.clone() for _ in range(COLD_BYTES // store.nbytes)]

@@ -35,7 +35,7 @@ def on_each(stores: list[torch.Tensor], run: Callable) -> Callable:
 
 
 def contestants(options: argparse.Namespace) -> tuple[dict, int]:
-    """What runs, by name, and the bytes of the bundles."""
+    """The runs, by name, and the bytes of the bundles."""
     generator, hidden, parts = torch.Generator().manual_seed(0), options.hidden, 3 if options.gated else 2
     dtype, rows = getattr(torch, options.dtype), round(options.share * options.neurons)
     matrices = [

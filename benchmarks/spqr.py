@@ -16,7 +16,7 @@ import time
 import reports
 import torch
 
-from toolkit.kernels import csr, int8, spqr
+from toolkit.kernels import csr, dense, spqr
 
 GOALS = {"times_torch_bf16": 3.0, "share_of_read": 0.5}
 READ, BF16, OURS = "read", "torch, dense bfloat16", "auto"
@@ -70,13 +70,13 @@ def measure_cached(runs: dict, repetitions: int) -> dict[str, float]:
 
 
 def contestants(words: torch.Tensor, outliers: csr.Outliers, vectors: torch.Tensor, fused: bool) -> dict:
-    """What runs, by name."""
+    """The runs, by name."""
     rows, columns = outliers.shape
     data = torch.ones((words.nbytes + outliers.col_vals.nbytes) // 8, dtype=torch.int64)
     bf16, x = torch.randn(rows, columns, dtype=torch.bfloat16), vectors[0].contiguous()
     integers, out, x_bf16 = torch.ones(rows, columns, dtype=torch.int8), torch.zeros(rows), x.bfloat16()
     without, some = csr.no_outliers(outliers.shape), vectors.bfloat16()
-    found = {READ: data.sum, BF16: lambda: bf16 @ x_bf16, "int8": lambda: int8.matvec(integers, x, out)}
+    found = {READ: data.sum, BF16: lambda: bf16 @ x_bf16, "int8": lambda: dense.matvec(integers, x, out)}
     for name in (OURS, *FUSED) if fused else (OURS, *spqr.available()):
         if name in (OURS, *spqr.available()):
             found[name] = lambda name=name: spqr.matvec(words, outliers, x, out, name)
@@ -86,8 +86,8 @@ def contestants(words: torch.Tensor, outliers: csr.Outliers, vectors: torch.Tens
         f"{BF16}, {len(vectors)} vectors": lambda: some @ bf16.T,
     }
     if not fused:
-        dense = torch.zeros(rows, columns, dtype=torch.bfloat16)
-        found["decode to bfloat16"] = lambda: spqr.decode(words, outliers, dense)
+        decoded = torch.zeros(rows, columns, dtype=torch.bfloat16)
+        found["decode to bfloat16"] = lambda: spqr.decode(words, outliers, decoded)
     return found
 
 

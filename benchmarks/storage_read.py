@@ -2,7 +2,7 @@
 
     python benchmarks/storage_read.py [--folder DIR] [--layer-mib 384] [--repetitions 11] [--tune] [--markdown]
 
-What is read is one run of a shard, whole and in order (384 MiB: ENDOR's largest matrix, packed), past the page cache
+Each reads one run of a shard, whole and in order (384 MiB: ENDOR's largest matrix, packed), past the page cache
 and into huge pages. fio may choose its engine (psync, libaio, io_uring), block size, threads and queue depth; all of
 them and our readers take turns, since a shared disk drifts by more than they differ. The best of fio's settings is the
 one with the highest median; a reader's ratio is the median over the turns of its rate over that setting's in the same
@@ -96,7 +96,7 @@ def _readers(path: Path, wanted: dict[str, tuple[str, dict]], stack: ExitStack) 
 
 
 def _contestants(path: Path, readers: dict[str, Reader], nbytes: int) -> dict[tuple[bool, str], Callable[[], float]]:
-    """What each is called (whether fio's, label) -> a function that reads the file once and tells GB/s."""
+    """(Whether it is fio, label) -> a function that reads the file once and returns GB/s."""
     target = aligned_buffer(nbytes)
 
     def ours(reader: Reader) -> float:

@@ -29,10 +29,10 @@ CHECKED = (
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
 SLOW = """
-sweep/sweep kernels/cuda offload/families kernels/neuron_records tests/command_line tests/benchmarks
+sweep/sweep kernels/cuda offload/families kernels/products kernels/neuron_records tests/command_line tests/benchmarks
 offload/expert_model kernels/spqr hostile/hostile kernels/bitmap offload/neuron_model evidence/report kernels/neurons
-offload/draft kernels/ahead offload/close offload/model evidence/schema papers/endor recovery/embedded
-kernels/bitmap_cuda offload/hot_neurons tests/explorers kernels/program offload/uploader studies/expert_race
+offload/draft offload/close offload/model evidence/schema papers/endor recovery/embedded
+kernels/bitmap_cuda offload/hot_neurons tests/explorers kernels/parallel offload/uploader studies/expert_race
 papers/corm_latency papers/endor_passes tests/starts evidence/tables kernels/spqr_cuda offload/spqr papers/operations
 kernels/neurons_cuda offload/int8 tests/wheel papers/replay sweep/explorers planner/neurons papers/load_rule sweep/lab
 evidence/run kernels/compiled kernels/csr kernels/single_token offload/new_format papers/spqr_forward

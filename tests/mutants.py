@@ -91,7 +91,7 @@ MUTANTS = [
         "kernels/common/products.py",
         "for rest in range(whole - begin, columns)",
         "for rest in range(whole - begin, columns - 1)",
-        "kernels/test_int8.py",
+        "kernels/test_products.py",
     ),
     Mutant(
         "kernels/runtime/compiled.py",
@@ -99,6 +99,13 @@ MUTANTS = [
         "if not content:",
         "kernels/test_compiled.py",
     ),
+    Mutant(
+        "kernels/runtime/parallel.py",
+        "        wait(shared, earlier)",
+        "        wait(shared, 0)",
+        "kernels/test_parallel.py",
+    ),
+    Mutant("kernels/dense.py", "y[row] *= scales[row]", "y[row] *= scales[0]", "kernels/test_parallel.py"),
     # disk
     Mutant(
         "toolkit/storage/shards.py",

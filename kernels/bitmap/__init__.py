@@ -21,13 +21,12 @@ from torch import Tensor
 
 from toolkit.kernels.bitmap import cpu as portable
 from toolkit.kernels.bitmap import cpu_simd
-from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count, row_bytes
+from toolkit.kernels.bitmap.layout import Bitmap, block_count, row_bytes
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.elements import BITS
 from toolkit.kernels.common.simd import CACHE_LINE
-from toolkit.kernels.runtime.backends import Backend, choose, runnable
-from toolkit.kernels.runtime.contracts import expect, operands
-from toolkit.kernels.runtime.program import Product, Task
-from toolkit.kernels.runtime.threads import over_rows
+from toolkit.kernels.runtime.backends import Backend, choose, expect, operands, runnable
+from toolkit.kernels.runtime.parallel import Product, Task, over_rows
 
 __all__ = ["BACKENDS", "BLOCK", "WORD", "Bitmap", "available", "columns", "decompress", "encode", "matvec", "row_bytes"]
 
@@ -131,14 +130,12 @@ def matvec(
     return out
 
 
-def product(
-    encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"], backend: str = "auto"
-) -> Product:
+def product(encoded: Bitmap, x: Float32[Tensor, " columns"], out: Float32[Tensor, " rows"]) -> Product:
     """The product of `matvec` on a CPU, to be run again and again with what `x` holds then.
 
     `x` and `out` are contiguous and share no memory.
     """
-    run = _choose(backend, encoded.device).product(encoded.dtype)
+    run = choose("auto", BACKENDS).product(encoded.dtype)
     return Product(Task(run, (*encoded.arrays, x.numpy(), out.numpy()), encoded.shape[0], encoded.values.nbytes))
 
 

@@ -21,10 +21,14 @@ import torch
 from numba import cuda, float32, int32, uint32, uint64
 from torch import Tensor
 
-from toolkit.kernels.bitmap.layout import BITS, Bitmap, block_count
+from toolkit.kernels.bitmap.layout import Bitmap, block_count
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
+from toolkit.kernels.common.elements import BITS
 from toolkit.kernels.common.gpu import (
+    LANES,
     TO_FLOAT32,
+    WARPS,
+    Launch,
     address,
     as_array,
     item,
@@ -35,7 +39,6 @@ from toolkit.kernels.common.gpu import (
     sum_before,
     sync,
 )
-from toolkit.kernels.runtime.launch import LANES, WARPS, Launch
 
 WORDS = BLOCK // WORD  # of a block
 WORDS_PER_LANE = WORDS // LANES

@@ -11,10 +11,8 @@ from jaxtyping import Int32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.common.elements import FLOAT_BITS
-from toolkit.kernels.runtime.contracts import expect
-
-BITS = {**FLOAT_BITS, torch.int8: torch.uint8}
+from toolkit.kernels.common.elements import BITS
+from toolkit.kernels.runtime.backends import expect
 
 
 @dataclass(frozen=True, eq=False)

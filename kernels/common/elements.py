@@ -90,8 +90,9 @@ def float16_bits(value):
     return numba.uint16(rounded | sign >> numba.uint32(16))
 
 
-# the unsigned integers that hold the bits of each floating-point type
+# the unsigned integers that hold the bits of each floating-point type, and of each type
 FLOAT_BITS = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
+BITS = FLOAT_BITS | {torch.int8: torch.uint8}
 FROM_FLOAT32 = {torch.float32: float32_bits, torch.float16: float16_bits, torch.bfloat16: bfloat16_bits}
 TO_FLOAT32 = {
     torch.float32: float32_from_float32,

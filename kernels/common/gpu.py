@@ -5,6 +5,8 @@ A thread block is (32, y, z) threads: `threadIdx.x` is the lane, each y and z a 
 Import this only where CUDA kernels are used.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from llvmlite import ir
@@ -14,14 +16,23 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from toolkit.kernels.common import elements
-from toolkit.kernels.runtime.launch import LANES, Launch
 
+LANES = 32  # threads of a warp
+WARPS = 4  # of a thread block, at most: small blocks use more of a multiprocessor's registers
 SIMULATED = bool(config.ENABLE_CUDASIM)
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0  # Numba warns of small grids; a small matrix is no mistake
 ALL = 0xFFFFFFFF
 MAX_WARPS = 32  # of any thread block
 SIMULATED_MULTIPROCESSORS = 1
 UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}  # by width in bytes
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Thread blocks along x and y, and threads of one: the lanes of a warp along x, warps along y and z."""
+
+    grid: tuple[int, int]
+    threads: tuple[int, int, int]
 
 
 @cuda.jit(device=True, inline="always")

@@ -15,12 +15,11 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
-from toolkit.kernels.neurons import cpu, cpu_records, cpu_records_simd, cpu_simd
+from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
-from toolkit.kernels.runtime.backends import Backend, choose, runnable
-from toolkit.kernels.runtime.contracts import expect, operand
-from toolkit.kernels.runtime.threads import over_rows
+from toolkit.kernels.runtime.backends import Backend, choose, expect, operand, runnable
+from toolkit.kernels.runtime.parallel import over_rows
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
 
@@ -40,7 +39,7 @@ BACKENDS = {
 RECORD_BACKENDS = {
     "avx512": Backend(frozenset({"avx512f"}), cpu_records_simd.by_lookup),
     "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), cpu_records_simd.by_conversion),
-    "portable": Backend(frozenset(), cpu_records.ffn),
+    "portable": Backend(frozenset(), cpu.ffn_of_records),
 }
 
 
@@ -83,14 +82,10 @@ def ffn(
     vectors = operand(x, out).to(torch.float32).view(-1 if hidden else 1, hidden)
     given, shifts = bundles.detach(), None if bias is None else bias.detach().to(torch.float32)
     chosen, result = choose(backend, _backends(bits), device, for_gpus=[CUDA]), out.detach().view(vectors.shape)
-    if chosen == CUDA and bits is not None:
-        from toolkit.kernels.neurons import cuda_records
-
-        cuda_records.ffn(given, vectors, activation, threshold, bits, result)
-    elif chosen == CUDA:
+    if chosen == CUDA:
         from toolkit.kernels.neurons import cuda
 
-        cuda.ffn(given, shifts, vectors, activation, threshold, result)
+        cuda.ffn(given, shifts, vectors, activation, threshold, bits, result)
     else:
         parts = parts_of(given.nbytes)
         sums = result.numpy()

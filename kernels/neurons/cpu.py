@@ -1,43 +1,97 @@
-"""The FFN of some neurons for any CPU: plain loops, which LLVM vectorises for the CPU at hand."""
+"""The FFN of some neurons for any CPU: plain loops over rows that are made fp32 first."""
 
 from functools import cache
 
 import numba
+import numpy as np
 import torch
 
-from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.neurons.shared import ffn_of_parts
+from toolkit.kernels.common.elements import TO_FLOAT32, float32_from_float16
+from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, group_of, section_bytes
+from toolkit.kernels.neurons.shared import dense_start, ffn_of_parts
 from toolkit.kernels.runtime.compiled import compiled
 
 
 @cache
 def ffn(dtype: torch.dtype, activation: str, gated: bool):
-    """The function of parts, as `ffn_of_parts` describes it."""
+    """The function of parts for dense bundles, as `ffn_of_parts` describes it."""
     to_float32 = TO_FLOAT32[dtype]
 
+    @numba.njit(inline="always")
+    def decode(bundles, at, weights):
+        for column in range(len(weights)):
+            weights[column] = to_float32(bundles[at + column])
+
+    return _ffn(decode, activation, gated, dense_start)
+
+
+@cache
+def ffn_of_records(bits: int, activation: str):
+    """The function of parts for records of quantised neurons."""
+    group, number_bytes, mask = group_of(bits), FIELDS * bits // 8, (1 << bits) - 1
+
+    @numba.njit(inline="always")
+    def half(numbers, at):
+        return float32_from_float16(numba.uint16(numbers[at]) | numba.uint16(numbers[at + 1]) << numba.uint16(8))
+
+    @compiled
+    def decode(numbers, at, weights):
+        hidden = len(weights)
+        first, codes = at + HEAD_BYTES, at + codes_start(hidden, bits)
+        count = hidden // group
+        scale_step, scale_offset = half(numbers, at), half(numbers, at + 2)
+        zero_step, zero_offset = half(numbers, at + 4), half(numbers, at + 6)
+        for column in range(hidden):
+            block, field, lane = column // BLOCK, column % BLOCK // LANES, column % LANES
+            bit, number = field * bits, codes + (block * LANES + lane) * number_bytes
+            code = numba.int32(numbers[number + bit // 8]) >> bit % 8 & mask
+            scale = scale_step * numba.float32(numbers[first + column // group]) + scale_offset
+            zero = zero_step * numba.float32(numbers[first + count + column // group]) + zero_offset
+            weights[column] = scale * (numba.float32(code) - zero)
+
+    return _ffn(decode, activation, True, section_start(bits))
+
+
+@cache
+def section_start(bits: int):
+    """Where in a record the sections begin, as `ffn_of_parts` asks for it."""
+
+    @numba.njit(inline="always")
+    def start(part, width, hidden):
+        return part * section_bytes(hidden, bits)
+
+    return start
+
+
+def _ffn(decode, activation: str, gated: bool, start):
+    """`decode(numbers, at, weights)` gives the weights from a place in the rows on."""
+
     @compiled(fastmath={"reassoc", "nsz", "contract"})
-    def dot(bundles, at, x):
-        weights, total = bundles.reshape(-1), numba.float32(0)
+    def dot(weights, x):
+        total = numba.float32(0)
         for column in range(len(x)):
-            total += to_float32(weights[at + column]) * x[column]
+            total += weights[column] * x[column]
         return total
 
     @numba.njit(inline="always")
-    def multiply(bundles, at, stride, rows, x, y, place):
+    def multiply(given, at, stride, rows, x, y, place):
+        numbers, weights = given
         for i in range(rows):
+            decode(numbers, at + i * stride, weights)
             for vector in range(len(x)):
-                y[vector, place + i] = dot(bundles, at + i * stride, x[vector])
-
-    @compiled
-    def add_scaled(bundles, at, value, sums):
-        weights = bundles.reshape(-1)
-        for column in range(len(sums)):
-            sums[column] += value * to_float32(weights[at + column])
+                y[vector, place + i] = dot(weights, x[vector])
 
     @numba.njit(inline="always")
-    def add_columns(bundles, places, values, first, rows, sums):
+    def add_columns(given, places, values, first, rows, sums):
+        numbers, weights = given
         for i in range(first, first + rows):
+            decode(numbers, places[i], weights)
             for vector in range(len(sums)):
-                add_scaled(bundles, places[i], values[vector, i], sums[vector])
+                for column in range(len(weights)):
+                    sums[vector, column] += values[vector, i] * weights[column]
 
-    return ffn_of_parts(multiply, add_columns, activation, gated)
+    @numba.njit(inline="always")
+    def prepare(rows, x):
+        return rows.reshape(-1), np.empty(x.shape[1], np.float32)
+
+    return ffn_of_parts(multiply, add_columns, activation, gated, start, prepare)

@@ -17,8 +17,9 @@ from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
 from toolkit.kernels.common.products import NEAR_BYTES, load_tile, repeat, store_rows, totals
-from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, load, prefetch, prefetch_l2, splat, store, zeros
-from toolkit.kernels.neurons.cpu_records import section_start
+from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, prefetch, prefetch_l2, zeros
+from toolkit.kernels.neurons.cpu import section_start
+from toolkit.kernels.neurons.cpu_simd import adding
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, groups, section_bytes
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
 from toolkit.kernels.runtime.compiled import compiled
@@ -202,60 +203,31 @@ def multiply_rows(bits: int, lookup: bool):
 
 @cache
 def add_columns_of(bits: int, lookup: bool):
-    """The function that adds down columns, as `ffn_of_parts` describes it. Bytes and room come first in `given`."""
-    weights_of, fill = block_weights(bits, lookup), fill_room(bits)
+    """The function that adds down columns, as `ffn_of_parts` describes it."""
+    block_of, fill = block_weights(bits, lookup), fill_room(bits)
     block_bytes, of_block, line = weights_at_once(bits)
 
-    @compiled
-    def add_four(numbers, places, room, values, first, sums):
-        hidden = sums.shape[1]
-        wide, start = padded(hidden, bits), codes_start(hidden, bits)
-        a, b, c, d = (
-            places[first] + start,
-            places[first + 1] + start,
-            places[first + 2] + start,
-            places[first + 3] + start,
-        )
-        group = column = 0
-        for block in range(hidden // BLOCK):
-            if block * BLOCK % line == 0:
-                for row in (a, b, c, d):
-                    prefetch(numbers, row + NEAR_BYTES)
-            of_a = weights_of(numbers, a, 0, room, group, wide)
-            of_b = weights_of(numbers, b, 0, room, group + 2 * wide, wide)
-            of_c = weights_of(numbers, c, 0, room, group + 4 * wide, wide)
-            of_d = weights_of(numbers, d, 0, room, group + 6 * wide, wide)
-            for vector in range(len(sums)):
-                place = vector * hidden + column
-                found = fma(of_a, splat(values[vector, first], BLOCK), load(sums, place, BLOCK))
-                found = fma(of_b, splat(values[vector, first + 1], BLOCK), found)
-                found = fma(of_c, splat(values[vector, first + 2], BLOCK), found)
-                store(sums, place, fma(of_d, splat(values[vector, first + 3], BLOCK), found))
-            a, b, c, d = a + block_bytes, b + block_bytes, c + block_bytes, d + block_bytes
-            group, column = group + of_block, column + BLOCK
+    @numba.njit(inline="always")
+    def weights_of(given, at, column, row, hidden):
+        numbers, room = given
+        block, wide = column // BLOCK, padded(hidden, bits)
+        start = at + codes_start(hidden, bits) + block * block_bytes
+        if column % line == 0:
+            prefetch(numbers, start + NEAR_BYTES)
+        return block_of(numbers, start, 0, room, 2 * row * wide + block * of_block, wide)
 
-    @compiled
-    def add_one(numbers, at, room, values, row, sums):
-        hidden = sums.shape[1]
-        wide, a = padded(hidden, bits), at + codes_start(hidden, bits)
-        group = 0
-        for column in range(0, hidden, BLOCK):
-            weights = weights_of(numbers, a, 0, room, group, wide)
-            for vector in range(len(sums)):
-                place = vector * hidden + column
-                store(sums, place, fma(weights, splat(values[vector, row], BLOCK), load(sums, place, BLOCK)))
-            a, group = a + block_bytes, group + of_block
+    @numba.njit(inline="always")
+    def rest_of(given, at):
+        return np.float32(0)  # sections are whole blocks
+
+    add = adding(weights_of, rest_of)
 
     @compiled
     def add_columns(given, places, values, first, rows, sums):
-        numbers, room = given[0], given[1]
-        hidden, wide = sums.shape[1], padded(sums.shape[1], bits)
+        numbers, room = given
         for i in range(rows):
-            fill(numbers, places[first + i], hidden, room, 2 * i * wide)
-        if rows == ROWS:
-            add_four(numbers, places, room, values, first, sums)
-        else:
-            add_one(numbers, places[first], room, values, first, sums)
+            fill(numbers, places[first + i], sums.shape[1], room, 2 * i * padded(sums.shape[1], bits))
+        add(given, places, values, first, rows, sums)
 
     return add_columns
 

@@ -1,5 +1,6 @@
 """The FFN of some neurons for CPUs with SIMD: four neurons at once, and each weight is read from memory once."""
 
+from collections.abc import Callable
 from functools import cache
 
 import numba
@@ -14,6 +15,44 @@ from toolkit.kernels.runtime.compiled import compiled
 LANES = 64  # of the sums that stay in registers while four columns are added
 
 
+def adding(weights_of: Callable, rest_of: Callable):
+    """The function that adds down columns, as `ffn_of_parts` describes it.
+
+    `weights_of(given, at, column, row, hidden)` gives the 64 weights from a column on of the section that begins at
+    `at`, which is the one with the number `row` of four; `rest_of(given, at)` gives one of those behind the last 64.
+    """
+
+    @compiled
+    def add_columns(given, places, values, first, rows, sums):
+        hidden = sums.shape[1]
+        whole = hidden // LANES * LANES
+        a = places[first]
+        if rows == ROWS:
+            b, c, d = places[first + 1], places[first + 2], places[first + 3]
+            for column in range(0, whole, LANES):
+                of_a, of_b = weights_of(given, a, column, 0, hidden), weights_of(given, b, column, 1, hidden)
+                of_c, of_d = weights_of(given, c, column, 2, hidden), weights_of(given, d, column, 3, hidden)
+                for vector in range(len(sums)):
+                    place = vector * hidden + column
+                    total = fma(of_a, splat(values[vector, first], LANES), load(sums, place, LANES))
+                    total = fma(of_b, splat(values[vector, first + 1], LANES), total)
+                    total = fma(of_c, splat(values[vector, first + 2], LANES), total)
+                    store(sums, place, fma(of_d, splat(values[vector, first + 3], LANES), total))
+        else:
+            for column in range(0, whole, LANES):
+                weights = weights_of(given, a, column, 0, hidden)
+                for vector in range(len(sums)):
+                    place = vector * hidden + column
+                    store(sums, place, fma(weights, splat(values[vector, first], LANES), load(sums, place, LANES)))
+        for row in range(first, first + rows):
+            for column in range(whole, hidden):
+                weight = rest_of(given, places[row] + column)
+                for vector in range(len(sums)):
+                    sums[vector, column] += values[vector, row] * weight
+
+    return add_columns
+
+
 @cache
 def ffn(dtype: torch.dtype, activation: str, gated: bool):
     """The function of parts, as `ffn_of_parts` describes it."""
@@ -21,52 +60,13 @@ def ffn(dtype: torch.dtype, activation: str, gated: bool):
     line, near = CACHE_LINE // dtype.itemsize, NEAR_BYTES // dtype.itemsize
 
     @numba.njit(inline="always")
-    def ask(bundles, at):
+    def weights_of(bundles, at, column, row, hidden):
         for nearer in range(0, LANES, line):
-            prefetch(bundles, at + near + nearer)
+            prefetch(bundles, at + column + near + nearer)
+        return lanes_to_float32(load(bundles, at + column, LANES))
 
     @numba.njit(inline="always")
-    def weights_from(bundles, at):
-        return lanes_to_float32(load(bundles, at, LANES))
+    def rest_of(bundles, at):
+        return to_float32(item(bundles, at))
 
-    @compiled
-    def add_four(bundles, places, values, first, sums):
-        hidden = sums.shape[1]
-        a, b, c, d = places[first], places[first + 1], places[first + 2], places[first + 3]
-        for column in range(0, hidden // LANES * LANES, LANES):
-            ask(bundles, a + column)
-            ask(bundles, b + column)
-            ask(bundles, c + column)
-            ask(bundles, d + column)
-            of_a, of_b = weights_from(bundles, a + column), weights_from(bundles, b + column)
-            of_c, of_d = weights_from(bundles, c + column), weights_from(bundles, d + column)
-            for vector in range(len(sums)):
-                place = vector * hidden + column
-                total = fma(of_a, splat(values[vector, first], LANES), load(sums, place, LANES))
-                total = fma(of_b, splat(values[vector, first + 1], LANES), total)
-                total = fma(of_c, splat(values[vector, first + 2], LANES), total)
-                store(sums, place, fma(of_d, splat(values[vector, first + 3], LANES), total))
-
-    @compiled
-    def add_one(bundles, at, values, row, begin, sums):
-        hidden = sums.shape[1]
-        whole = hidden // LANES * LANES
-        for vector in range(len(sums)):
-            place, value = vector * hidden, values[vector, row]
-            for column in range(begin, whole, LANES):
-                total = fma(weights_from(bundles, at + column), splat(value, LANES), load(sums, place + column, LANES))
-                store(sums, place + column, total)
-            for column in range(max(begin, whole), hidden):
-                sums[vector, column] += value * to_float32(item(bundles, at + column))
-
-    @compiled
-    def add_columns(bundles, places, values, first, rows, sums):
-        done = 0
-        if rows == ROWS:
-            add_four(bundles, places, values, first, sums)
-            done = sums.shape[1] // LANES * LANES
-        if done < sums.shape[1]:
-            for row in range(first, first + rows):
-                add_one(bundles, places[row], values, row, done, sums)
-
-    return ffn_of_parts(multiply_rows(dtype), add_columns, activation, gated)
+    return ffn_of_parts(multiply_rows(dtype), adding(weights_of, rest_of), activation, gated)

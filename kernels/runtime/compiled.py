@@ -6,6 +6,9 @@ at once can mix up entries. Here an entry is a file, and its name is a digest of
 the contents of all kernels' files, the versions and settings of Python, Numba, LLVM and NumPy, the CPU and its
 features, the function, what its closure holds, and the types of its arguments.
 
+It is kept only for the sources that it was compiled from. Python reads a module when it is first imported, which may be
+hours after the process began, so files that have changed since then vouch for nothing.
+
 Files are written whole or not at all, and begin with a checksum. Trouble with them costs time, never a result. They
 hold pickles, which can run code when they are read: the folder is the user's own and nobody else can enter it.
 """
@@ -13,7 +16,6 @@ hold pickles, which can run code when they are read: the folder is the user's ow
 import hashlib
 import json
 import logging
-import os
 import pickle
 import secrets
 import sys
@@ -37,16 +39,41 @@ from numba.extending import _Intrinsic
 from toolkit.cache import shelf
 from toolkit.errors import UserError
 from toolkit.files import replacing
-from toolkit.kernels.runtime import source_files
-from toolkit.records import read_regular
 
 OURS = "toolkit.kernels."
+FOLDER = Path(__file__).parents[1]  # of all kernels' sources
 COMPILE = {"nogil": True, "error_model": "numpy"}  # how Numba compiles functions of rows
-LARGEST_BYTES = 64 << 20
 CHECKSUM_BYTES = hashlib.sha256().digest_size
 PLAIN = (bool, int, float, str, type(None), torch.dtype, numba.types.Type, ir.Constant, ir.Type)
 
 log = logging.getLogger(__name__)
+
+
+def state() -> list[tuple]:
+    """Each file with its size and times. A file that is changed and put back has another change time."""
+    files = ((file, file.stat()) for file in sorted(FOLDER.rglob("*.py")) if file.is_file())
+    return [(file, found.st_size, found.st_mtime_ns, found.st_ctime_ns) for file, found in files]
+
+
+AT_IMPORT = state()  # `toolkit.kernels` imports this module before any other
+
+
+def changed() -> bool:
+    """Whether a file was changed, added or removed since."""
+    try:
+        return state() != AT_IMPORT
+    except OSError:  # one is just being removed
+        return True
+
+
+@cache
+def contents() -> str:
+    """SHA-256 of all names and contents, as hexadecimal: of what was imported, if nothing has `changed` afterwards."""
+    digest = hashlib.sha256()
+    for file, *_ in AT_IMPORT:
+        code = file.read_bytes()
+        digest.update(f"{file.relative_to(FOLDER)} {len(code)}\n".encode() + code)
+    return digest.hexdigest()
 
 
 def compiled(function: Callable | None = None, **options) -> Callable:
@@ -70,7 +97,7 @@ class Files(NullCache):
         target_context.refresh()
         file = self._file(signature, target_context.codegen())
         try:
-            content = read_regular(file, LARGEST_BYTES, os.O_NOFOLLOW) if file else b""
+            content = file.read_bytes() if file else b""
             if not content or signed(file, content[CHECKSUM_BYTES:]) != content:
                 return None
             return CompileResult._rebuild(target_context, *pickle.loads(content[CHECKSUM_BYTES:]))
@@ -99,7 +126,7 @@ class Files(NullCache):
         except TypeError as error:
             log.info("%s is not kept: %s", self.function.__name__, error)
             return None
-        if (folder := _folder()) is None or source_files.changed():
+        if (folder := _folder()) is None or changed():
             return None
         return folder / f"{self.function.__name__}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:32]}"
 
@@ -136,7 +163,7 @@ def _folder() -> Path | None:
     # names that LLVM links by. A third process loads the code of two others, so their numbers must differ.
     FunctionIdentity._unique_ids = iter(lambda: secrets.randbits(62), None)
     try:
-        return shelf("compiled", {"sources": source_files.contents()} | versions | {"settings": settings})
+        return shelf("compiled", {"sources": contents()} | versions | {"settings": settings})
     except (OSError, UserError) as error:
         log.warning("kernels are compiled anew in each process: %s", error)
         return None

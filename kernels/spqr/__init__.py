@@ -32,13 +32,11 @@ import torch
 from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
-from toolkit.kernels import csr
+from toolkit.kernels import csr, dense
 from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.runtime.backends import Backend, choose, runnable
-from toolkit.kernels.runtime.contracts import expect, operands
-from toolkit.kernels.runtime.program import Product, Task
-from toolkit.kernels.runtime.threads import over_rows
+from toolkit.kernels.runtime.backends import Backend, choose, expect, operands, runnable
+from toolkit.kernels.runtime.parallel import Product, Task, over_rows
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE
@@ -59,9 +57,9 @@ class SpQRBackend(Backend):
     prepared: type = np.float32  # the type of the prepared activations
 
 
-def _decoding(family, by_table: bool, features: frozenset[str] = frozenset()) -> SpQRBackend:
+def _decoding(family, multiply: str, by_table: bool, features: frozenset[str] = frozenset()) -> SpQRBackend:
     decode = family.decode_stripe(by_table)
-    product = partial(cpu.product, decode, family.multiply_decoded)
+    product = partial(cpu.product, decode, dense.BACKENDS[multiply].product)
     return SpQRBackend(features, product, partial(cpu.decoded, decode))
 
 
@@ -73,10 +71,10 @@ def _fused(features: frozenset[str], kernel: cpu_simd.Fused) -> SpQRBackend:
 BACKENDS = {
     "avx512_int16": _fused(SIMD | {"avx512f", "avx512bw", "avx512vbmi", "avx512vnni"}, cpu_avx512.INT16),
     "avx2": _fused(SIMD, cpu_simd.FLOAT),
-    "avx2_table": _decoding(cpu_simd, True, SIMD),
-    "avx2_arithmetic": _decoding(cpu_simd, False, SIMD),
-    "table": _decoding(cpu, True),
-    "arithmetic": _decoding(cpu, False),
+    "avx2_table": _decoding(cpu_simd, "avx2", True, SIMD),
+    "avx2_arithmetic": _decoding(cpu_simd, "avx2", False, SIMD),
+    "table": _decoding(cpu, "portable", True),
+    "arithmetic": _decoding(cpu, "portable", False),
 }
 
 
@@ -151,7 +149,6 @@ def product(
     x: Float32[Tensor, " columns"],
     out: Float32[Tensor, " rows"],
     order: Int32[Tensor, " columns"] | None = None,
-    backend: str = "auto",
 ) -> Product:
     """The product of `matvec` on a CPU with `x[order]`, to be run again and again with what `x` holds then.
 
@@ -165,7 +162,7 @@ def product(
         if order is not None:
             arranged = Task(cpu.arrange, (x.numpy(), order.numpy(), given))
         before = (arranged,)
-    made = _product(choose(backend, BACKENDS), words, outliers, given, out[None].numpy())
+    made = _product(choose("auto", BACKENDS), words, outliers, given, out[None].numpy())
     return replace(made, before=(*before, *made.before))
 
 

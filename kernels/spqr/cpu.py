@@ -55,17 +55,6 @@ def decode_stripe(by_table: bool):
 
 
 @compiled
-def multiply_decoded(dense, x, sums):
-    """Set `sums[vector]` [16] to the product of sixteen dense rows with each `x[vector]`."""
-    for vector in range(len(x)):
-        for row in range(TILE):
-            total = numba.float32(0)
-            for column in range(x.shape[1]):
-                total += dense[row, column] * x[vector, column]
-            sums[vector, row] = total
-
-
-@compiled
 def arrange(x, order, padded):
     """Put `x[order[i]]` into `padded[0, i]`. A place outside of `x`, which a damaged file may name, gives its end."""
     for i in range(len(order)):
@@ -80,12 +69,12 @@ def pad(x, padded):
 
 
 @cache
-def product(decode, multiply, storage: str, bits: int):
+def product(decode, dense_product, storage: str, bits: int):
     """The compiled function that decodes tile rows, outliers included, and sets `y[vector, row]` to their products.
 
-    `x` is fp32 and padded. A tile row is decoded once for all vectors.
+    `x` is fp32 and padded. A tile row is decoded once for all vectors, and multiplied as dense matrices of fp32 are.
     """
-    add_outliers = csr.add_weights(storage, bits)
+    add_outliers, multiply = csr.add_weights(storage, bits), dense_product(torch.float32)
 
     @compiled
     def product(words, offsets, col_vals, x, y, first, last):
@@ -95,7 +84,7 @@ def product(decode, multiply, storage: str, bits: int):
             rows = min(TILE, y.shape[1] - TILE * tall)
             decode(words, tall, dense)
             add_outliers(offsets, col_vals, tall, rows, dense)
-            multiply(dense, x, sums)
+            multiply(dense.view(np.uint32), x, sums, 0, TILE)
             for vector in range(len(x)):
                 for row in range(rows):
                     y[vector, TILE * tall + row] = sums[vector, row]

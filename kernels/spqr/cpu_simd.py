@@ -16,13 +16,11 @@ from functools import cache
 
 import numba
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.common import simd
-from toolkit.kernels.common.products import ROWS, multiply_rows
 from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.runtime.compiled import compiled
@@ -389,14 +387,3 @@ def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
 
 FLOAT = Fused(statistics, fused(_multiply_float), in_order, 2, preparing(_as_floats), np.float32)
 prepare_two_bytes = preparing(_as_two_bytes)
-
-
-_four_rows = multiply_rows(torch.float32)
-
-
-@compiled
-def multiply_decoded(dense, x, sums):
-    """Set `sums[vector]` [16] to the product of sixteen dense rows of whole lanes with each `x[vector]`."""
-    bits = dense.view(np.uint32)
-    for row in range(0, TILE, ROWS):
-        _four_rows(bits, row * x.shape[1], x.shape[1], ROWS, x, sums, row)

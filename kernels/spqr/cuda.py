@@ -32,7 +32,9 @@ from torch import Tensor
 from toolkit.kernels.common.elements import float32_bits, float32_from_float32
 from toolkit.kernels.common.gpu import (
     FROM_FLOAT32,
+    LANES,
     TO_FLOAT32,
+    Launch,
     as_array,
     as_unsigned,
     exchange,
@@ -44,7 +46,6 @@ from toolkit.kernels.common.gpu import (
 from toolkit.kernels.csr.cuda import VECTORS, lane_words, readable, value
 from toolkit.kernels.csr.layout import Outliers, column_bits
 from toolkit.kernels.csr.shared import column
-from toolkit.kernels.runtime.launch import LANES, Launch
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE
 
 TILES = LANES // TILE  # that a warp reads at once

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from toolkit.kernels.common.elements import float16_bits
 from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.threads import over_rows
+from toolkit.kernels.runtime.parallel import over_rows
 from toolkit.kernels.spqr.shared import LEVELS, TILE, dequantise, round_to_float16
 
 LARGEST = LEVELS - 1

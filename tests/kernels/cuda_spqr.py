@@ -2,19 +2,16 @@
 which takes tensors on the CPU, and on a GPU where there is one, with larger matrices added."""
 
 import dataclasses
-import os
 
 import pytest
 import torch
 
-from tests.kernels.test_spqr import bound, codes, oracle, outliers
+from tests.kernels.families import DEVICE, SIMULATED, codes, decoded, outliers, random, spqr_magnitude
 from toolkit.formats.spqr import SpQRMatrix, SpQRTransposed
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.csr import layout
 from toolkit.kernels.spqr import cuda as kernels
 
-SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
-DEVICE = "cpu" if SIMULATED else "cuda"
 SMALL = [(3, 0), (1, 1), (17, 18)]
 LARGE = [] if SIMULATED else [(16, 15), (300, 5000), (4096, 4096), (100, 40_000), (33, 70_000)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
@@ -41,12 +38,8 @@ def multiplied(words, packed, x, backend="cuda_table"):
 def is_product(y, words, packed, x):
     """Whether `y` is the product up to rounding in fp32."""
     assert (y.dtype, y.shape) == (torch.float32, (len(x), packed.shape[0]))
-    expected = x.double() @ oracle(words, packed).double().T
-    return bool(((y - expected).abs() <= 1e-6 * bound(words, packed, x)).all())
-
-
-def vectors(batch, columns, dtype=torch.float32):
-    return torch.randn(batch, columns, generator=torch.Generator().manual_seed(columns)).to(dtype)
+    expected = x.double() @ decoded(words, packed).double().T
+    return bool(((y - expected).abs() <= 1e-6 * spqr_magnitude(words, packed, x)).all())
 
 
 def test_decoded_as_the_oracle_decodes(backend, storage):
@@ -55,7 +48,7 @@ def test_decoded_as_the_oracle_decodes(backend, storage):
         dtype = DTYPES[seed % len(DTYPES)]
         out = torch.full(shape, 7.0, dtype=dtype, device=DEVICE)
         assert spqr.decode(words.to(DEVICE), packed.to(DEVICE), out, backend) is out
-        assert torch.equal(out.cpu(), oracle(words, packed).to(dtype)), shape
+        assert torch.equal(out.cpu(), decoded(words, packed).to(dtype)), shape
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -64,8 +57,8 @@ def test_every_row_full_of_outliers_and_none(dtype, storage):
         words, packed = matrix((2, 18), share, storage)
         out = torch.empty(2, 18, dtype=dtype, device=DEVICE)
         found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), out, "cuda_table")
-        assert torch.equal(found.cpu(), oracle(words, packed).to(dtype))
-        x = vectors(1, 18, dtype)
+        assert torch.equal(found.cpu(), decoded(words, packed).to(dtype))
+        x = random(1, 18).to(dtype)
         assert is_product(multiplied(words, packed, x), words, packed, x.float())
 
 
@@ -77,35 +70,15 @@ def test_statistics_of_any_size_are_rounded_as_fp16_does(backend):
     words = spqr.pack(spqr.Codes(given.weights, given.scales, given.zeros, second_order))
     packed = csr.no_outliers((16, 32))
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend=backend).cpu()
-    assert torch.equal(found.nan_to_num(12345.0), oracle(words, packed).nan_to_num(12345.0))
+    assert torch.equal(found.nan_to_num(12345.0), decoded(words, packed).nan_to_num(12345.0))
 
 
 # each two together, not all three: the simulator takes its time
-@pytest.mark.parametrize(
-    ("backend", "storage", "batch"),
-    [
-        *(("cuda_table", "csr", 1), ("cuda_table", "ptcsr", 3), ("cuda_table", "csr", 16)),
-        *(("cuda_arithmetic", "ptcsr", 1), ("cuda_arithmetic", "csr", 3), ("cuda_arithmetic", "ptcsr", 16)),
-    ],
-)
-def test_products(backend, storage, batch):
-    for seed, shape in enumerate([(17, 20), *LARGE]):
-        words, packed = matrix(shape, 0.1, storage, seed)
-        x = vectors(batch, shape[1], (torch.float32, torch.float16, torch.bfloat16)[batch % 3])
-        assert is_product(multiplied(words, packed, x, backend), words, packed, x.float())
-
-
-def test_products_without_rows_or_columns():
-    for shape in [(0, 16), (3, 0)]:
-        words, packed = matrix(shape, 1)
-        x = vectors(2, shape[1])
-        assert is_product(multiplied(words, packed, x), words, packed, x)
-    assert multiplied(*matrix((3, 20)), vectors(0, 20)).shape == (0, 3)
 
 
 def test_more_than_sixteen_vectors_and_one_alone():
     words, packed = matrix((3, 20))
-    x = vectors(17, 20)
+    x = random(17, 20)
     found = multiplied(words, packed, x)
     assert is_product(found, words, packed, x)
     assert torch.equal(multiplied(words, packed, x[0]), found[0])
@@ -122,10 +95,10 @@ def test_any_number_of_warps_to_a_tile_row(multiprocessors, storage, monkeypatch
     """Two tile rows in a thread block, and two warps that share one."""
     monkeypatch.setattr(kernels, "multiprocessors", lambda device: multiprocessors)
     words, packed = matrix((17, 66), 0.2, storage)
-    x = vectors(2, 66)
+    x = random(2, 66)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table")
-    assert torch.equal(found.cpu(), oracle(words, packed))
+    assert torch.equal(found.cpu(), decoded(words, packed))
 
 
 @pytest.mark.parametrize("batch", [1, 2])
@@ -136,10 +109,10 @@ def test_columns_that_fill_shared_memory_more_than_once(batch, storage, monkeypa
     for cached in (kernels.matvec_kernel, kernels.decode_kernel):
         cached.cache_clear()
     words, packed = matrix((3, 130), 0.3, storage)
-    x = vectors(batch, 130)
+    x = random(batch, 130)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     assert torch.equal(
-        spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table").cpu(), oracle(words, packed)
+        spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table").cpu(), decoded(words, packed)
     )
     for cached in (kernels.matvec_kernel, kernels.decode_kernel):
         cached.cache_clear()
@@ -149,17 +122,17 @@ def test_columns_told_by_32_bits(storage, monkeypatch):
     monkeypatch.setattr(layout, "NARROW_COLUMNS", 20)
     words, packed = matrix((3, 25), 0.2, storage)
     assert packed.col_vals.dtype == torch.int64
-    x = vectors(1, 25)
+    x = random(1, 25)
     assert is_product(multiplied(words, packed, x), words, packed, x)
     found = spqr.decode(words.to(DEVICE), packed.to(DEVICE), backend="cuda_table")
-    assert torch.equal(found.cpu(), oracle(words, packed))
+    assert torch.equal(found.cpu(), decoded(words, packed))
 
 
 def test_outliers_alone_in_any_column(storage):
     for columns, far in ((65_536, [32_767, 32_768, 65_535]), (70_000, [3, 65_536, 69_999])):
         values = torch.tensor([1.5, -2, 2**-24, 7]).half()
         packed = csr.encode(storage, (3, columns), torch.tensor([0, 0, 2, 1]), torch.tensor([5, *far]), values)
-        x = vectors(3, columns)
+        x = random(3, columns)
         expected = csr.add_matvec(packed, x, torch.ones(3, 3), "portable")
         found = csr.add_matvec(packed.to(DEVICE), x.to(DEVICE), torch.ones(3, 3, device=DEVICE), "cuda")
         assert torch.allclose(found.cpu(), expected, rtol=1e-6, atol=1e-6)
@@ -167,15 +140,12 @@ def test_outliers_alone_in_any_column(storage):
 
 def test_wild_offsets_and_columns_are_never_followed(storage):
     """Contents that no writer makes. The simulator checks every index; on a GPU a read outside can end the context."""
-    x = torch.ones(17, device=DEVICE)
     for wild in (-(1 << 31), -1, 3, (1 << 31) - 1):
         for field in ("offsets", "col_vals"):
             words, packed = matrix((3, 17), 0.5, storage)
             packed, words = packed.to(DEVICE), words.to(DEVICE)
             getattr(packed, field)[1:] = wild
-            spqr.matvec(words, packed, x, backend="cuda_table")
             spqr.decode(words, packed, backend="cuda_table")
-            csr.add_matvec(packed, x, torch.zeros(3, device=DEVICE), "cuda")
 
 
 @pytest.mark.parametrize(("form", "reordered"), [(SpQRMatrix, True), (SpQRTransposed, False)])
@@ -183,14 +153,14 @@ def test_a_packed_matrix_is_decoded_and_multiplied_where_it_is(form, reordered, 
     packed = form.encode(torch.randn(18, 40, generator=torch.Generator().manual_seed(0)).half())
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1)).int() if reordered else None
     packed = dataclasses.replace(packed, permutation=order)
-    dense = oracle(packed.words, packed.outliers)
+    dense = decoded(packed.words, packed.outliers)
     dense = dense if order is None else dense[:, order.argsort()]
     there = form.of_parts(packed.shape, packed.dtype, {name: part.to(DEVICE) for name, part in packed.tensors.items()})
     if SIMULATED:  # where no tensor is on a GPU
         monkeypatch.setattr(spqr, "choose", lambda *_, **__: "cuda_table")
     out = torch.empty(18, 40, dtype=torch.float16, device=DEVICE)
     assert torch.equal(there.unpack_into(out).cpu(), dense.half())
-    x = vectors(1, 40)[0]
+    x = random(1, 40)[0]
     allowed = 1e-5 * dense.double().abs() @ x.double().abs() + 1e-7
     assert ((there.matvec(x.to(DEVICE)).cpu() - dense.double() @ x.double()).abs() <= allowed).all()
 

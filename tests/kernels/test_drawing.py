@@ -8,7 +8,7 @@ from toolkit.kernels.drawing import FIRES, KEEPS, draw_layer
 
 
 def oracle(usage, persistence, tokens, seeds, parents=None, before=None, copied=0.0, changes=((), (), ())):
-    """What `draw_layer` returns, neuron by neuron."""
+    """The results of `draw_layer`, neuron by neuron."""
     usage, active, events = usage.copy(), [], []
     states = [int(seed) for seed in seeds]
     persistence, copied = np.float32(persistence), np.float32(copied)

@@ -6,12 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kernels.test_bitmap import at_the_end_of_memory
-from tests.kernels.test_neurons import naive
+from tests.kernels.families import ffn_of_records, random, records_of
 from toolkit.errors import UserError
 from toolkit.kernels import neurons
-from toolkit.kernels.neurons.records import SECTIONS, section_bytes
-from toolkit.quantization.neuron_records import decode, record_bytes
+from toolkit.kernels.neurons.records import section_bytes
+from toolkit.quantization.neuron_records import record_bytes
 
 
 @pytest.fixture(params=neurons.RECORD_BACKENDS)
@@ -19,41 +18,6 @@ def backend(request):
     if request.param not in neurons.available(4):
         pytest.skip(f"this CPU lacks what {request.param} needs")
     return request.param
-
-
-def records_of(rows, hidden, bits, seed=0):
-    """Any codes, scale codes and zero codes; weights of about 1 / √hidden in gate and up, and 1 in down."""
-    generator = torch.Generator().manual_seed(seed)
-    records = torch.randint(0, 256, (rows, record_bytes(hidden, bits)), dtype=torch.uint8, generator=generator)
-    nbytes, levels = section_bytes(hidden, bits), 2**bits - 1
-    for part, size in enumerate((hidden**-0.5, hidden**-0.5, 1.0)):
-        scale = 2 * size / levels
-        head = torch.tensor([scale / 500, scale, levels / 1000, levels / 2.5], dtype=torch.float16)
-        records[:, part * nbytes : part * nbytes + 8] = head.view(torch.uint8)
-    records[:, SECTIONS * nbytes :] = 0
-    return records
-
-
-def oracle(records, x, bits, activation="silu", threshold=0.0):
-    return naive(torch.cat(decode(records, x.shape[-1], bits), 1), x, activation, threshold=threshold)
-
-
-def vectors(batch, hidden, seed=1):
-    return torch.randn(batch, hidden, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.mark.parametrize("bits", [4, 2])
-def test_sums_are_the_oracle_s(backend, bits):
-    for seed, (rows, hidden) in enumerate([(0, 64), (1, 64), (3, 128), (7, 192), (9, 576), (40, 1088)]):
-        records, x = records_of(rows, hidden, bits, seed), vectors(5, hidden)
-        expected, bound = oracle(records, x, bits)
-        found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
-        assert found.dtype == torch.float32
-        assert ((found - expected).abs() <= 2e-5 * bound).all(), (rows, hidden)
-        for batch in (1, 3, 4):
-            some = neurons.ffn(records, x[:batch], "silu", bits=bits, backend=backend)
-            assert torch.equal(some, found[:batch]), batch
-        assert torch.equal(neurons.ffn(records, x[0], "silu", bits=bits, backend=backend), found[0])
 
 
 @settings(max_examples=30, deadline=None)
@@ -66,8 +30,8 @@ def test_sums_are_the_oracle_s(backend, bits):
     seed=st.integers(0, 2**16),
 )
 def test_any_shape_and_threshold(rows, blocks, bits, batch, threshold, seed):
-    records, x = records_of(rows, 64 * blocks, bits, seed), vectors(batch, 64 * blocks, seed)
-    expected, bound = oracle(records, x, bits, threshold=threshold)
+    records, x = records_of(rows, 64 * blocks, bits, seed), random(batch, 64 * blocks, seed=seed)
+    expected, bound = ffn_of_records(records, x, bits, threshold=threshold)
     for backend in neurons.available(bits):
         found = neurons.ffn(records, x, "silu", threshold=threshold, bits=bits, backend=backend)
         assert ((found - expected).abs() <= 2e-5 * bound).all(), backend
@@ -94,7 +58,7 @@ def test_a_neuron_by_hand(backend, bits):
 @pytest.mark.parametrize("bits", [4, 2])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(backend, bits, value):
-    records, x = records_of(9, 128, bits), vectors(5, 128)
+    records, x = records_of(9, 128, bits), random(5, 128)
     alone = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
     x[2, 77] = value
     found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
@@ -104,7 +68,7 @@ def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(backend, 
 
 @pytest.mark.parametrize("bits", [4, 2])
 def test_down_columns_of_inactive_neurons_are_not_read(backend, bits):
-    records, x = records_of(9, 128, bits), vectors(2, 128)
+    records, x = records_of(9, 128, bits), random(2, 128)
     nbytes = section_bytes(128, bits)
     records[:, 2 * nbytes : 2 * nbytes + 8] = 0xFF  # NaN
     assert not neurons.ffn(records, x, "silu", threshold=1e9, bits=bits, backend=backend).any()
@@ -114,7 +78,7 @@ def test_down_columns_of_inactive_neurons_are_not_read(backend, bits):
 @pytest.mark.parametrize("bits", [4, 2])
 def test_rows_are_added_in_the_order_that_is_asked_for(backend, bits):
     """Wherever they lie, in one call or in several, with any number of threads: no bit changes."""
-    whole, x = records_of(150, 192, bits), vectors(3, 192)
+    whole, x = records_of(150, 192, bits), random(3, 192)
     generator, edges = np.random.default_rng(0), neurons.even_edges(150, 4)
     ids = np.sort(generator.permutation(150)[:117])
 
@@ -131,18 +95,9 @@ def test_rows_are_added_in_the_order_that_is_asked_for(backend, bits):
 
     found = total(ids)
     some = whole[torch.from_numpy(ids)]
-    expected, bound = oracle(some, x, bits, threshold=0.01)
+    expected, bound = ffn_of_records(some, x, bits, threshold=0.01)
     assert ((found - expected).abs() <= 2e-5 * bound).all()
     assert all(torch.equal(total(*np.split(ids, cuts)), found) for cuts in ([60], [1, 30, 31, 100]))
-
-
-@pytest.mark.parametrize("bits", [4, 2])
-def test_nothing_is_read_or_written_beyond_the_end(backend, bits):
-    records, x = records_of(5, 64, bits), vectors(1, 64)[0]
-    out = at_the_end_of_memory(torch.zeros(64))
-    given = at_the_end_of_memory(records), at_the_end_of_memory(x)
-    neurons.ffn(*given, "silu", out=out, bits=bits, backend=backend)
-    assert torch.equal(out, neurons.ffn(records, x, "silu", bits=bits, backend=backend))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
-"""A single token's norms, rotations and attention against plain formulas in float64, and the product of dense rows."""
+"""A single token's norms, rotations and attention against plain formulas in float64."""
 
 import numpy as np
 import pytest
 import torch
 
-from tests import naive_formats as naive
-from toolkit.kernels import dense
-from toolkit.kernels.common import simd
-from toolkit.kernels.runtime import threads
-from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
+from toolkit.kernels.runtime import parallel
+from toolkit.kernels.single_token import add_and_normalise, attend, bits, gate, normalise, rotate
 from toolkit.models.activation import ACTIVATIONS
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -68,7 +65,7 @@ def test_a_rotation_by_hand():
 @pytest.mark.parametrize("shared", [False, True])
 def test_attention(dtype, shared, monkeypatch):
     if shared:  # by several threads, however short
-        monkeypatch.setattr(threads, "ROWS_WORTH_BYTES", 1)
+        monkeypatch.setattr(parallel, "ROWS_WORTH_BYTES", 1)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for seed, (heads, groups, positions, length, size) in enumerate(
         [(1, 1, 1, 1, 2), (4, 2, 9, 5, 16), (6, 3, 40, 40, 12), (8, 1, 300, 257, 64), (5, 5, 3, 2, 7)]
@@ -77,48 +74,8 @@ def test_attention(dtype, shared, monkeypatch):
         keys, values = (random(groups, positions, size, seed=seed + 1 + part).to(dtype) for part in range(2))
         keys[:, length:] = values[:, length:] = torch.nan  # nothing is there yet
         out = np.full((heads, size), np.nan, np.float32)
-        attend(query.numpy(), keys, values, length, 0.3, out)
+        attend(dtype, query.numpy(), bits(keys), bits(values), (0, length), 0.3, out)
         for head in range(heads):
             group = head // (heads // groups)
             scores = keys[group, :length].double() @ query[head].double() * 0.3
             close(out[head], scores.softmax(0) @ values[group, :length].double())
-
-
-@pytest.mark.parametrize(
-    ("query", "keys", "length"), [((4, 8), (3, 9, 8), 2), ((4, 8), (2, 9, 7), 2), ((4, 8), (2, 9, 8), 10)]
-)
-def test_attention_refuses_what_does_not_fit(query, keys, length):
-    out = np.zeros(query, np.float32)
-    with pytest.raises(ValueError, match="length"):
-        attend(np.zeros(query, np.float32), torch.zeros(keys), torch.zeros(keys), length, 1.0, out)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_dense_products(dtype):
-    for seed, shape in enumerate([(1, 1), (4, 16), (7, 33), (13, 1000)]):
-        weight, x = random(*shape, seed=seed).to(dtype), random(shape[1], seed=seed + 9)
-        expected, magnitude = naive.matvec(weight, x)
-        assert ((dense.matvec(weight, x) - expected).abs() <= 4e-7 * max(4, shape[1] ** 0.5) * magnitude).all(), shape
-
-
-def test_dense_products_without_simd(monkeypatch):
-    monkeypatch.setattr(dense, "host_has", lambda feature: False)
-    weight, x = random(9, 30), random(30, seed=1)
-    out = torch.empty(9)
-    assert dense.matvec(weight, x, out) is out
-    close(out, weight.double() @ x.double())
-    assert simd.host_has is not dense.host_has
-
-
-@pytest.mark.parametrize(
-    ("weight", "x", "words"),
-    [
-        (torch.zeros(3, 4, dtype=torch.int32), torch.zeros(4), "weight is torch.int32"),
-        (torch.zeros(3, 4).T, torch.zeros(3), "weight must be contiguous"),
-        (torch.zeros(3, 4), torch.zeros(5), r"x is torch.float32 \[5\]"),
-        (torch.zeros(3, 4), torch.zeros(4).double(), "x is torch.float64"),
-    ],
-)
-def test_dense_products_refuse_other_tensors(weight, x, words):
-    with pytest.raises(ValueError, match=words):
-        dense.matvec(weight, x)

@@ -5,30 +5,24 @@ import pytest
 import torch
 
 from tests import naive_spqr as naive
-from tests.kernels.families import each_backend
-from tests.kernels.test_bitmap import at_the_end_of_memory
-from toolkit.errors import UserError
+from tests.kernels.families import (
+    EXACT,
+    at_the_end_of_memory,
+    codes,
+    decoded,
+    each_backend,
+    fields_moved,
+    judge_spqr,
+    outliers,
+    rounded_activations,
+    spqr_magnitude,
+)
 from toolkit.kernels import csr, spqr
-from toolkit.kernels.runtime import backends
 
 SHAPES = [(0, 0), (0, 16), (3, 0), (1, 1), (16, 16), (17, 15), (40, 70), (31, 300)]
-EXACT = ["avx2_table", "avx2_arithmetic", "table", "arithmetic"]
-STEPS = 127 * 256  # of an activation in 16 bits, from 0 to the largest of a tile
 
 
 backend = each_backend(spqr)
-
-
-def codes(shape, seed=0):
-    """Random codes and statistics, such that weights are of the order of 1."""
-    generator = torch.Generator().manual_seed(seed)
-    tall, wide = spqr.tiles(shape)
-    found = [
-        torch.randint(0, 8, size, generator=generator, dtype=torch.uint8)
-        for size in (shape, (shape[0], wide), (shape[0], wide))
-    ]
-    second_order = torch.randn(tall, wide, 4, generator=generator) * torch.tensor([0.1, 0.5, 2, 1])
-    return spqr.Codes(*found, second_order.half())
 
 
 def wild(shape, seed=0):
@@ -41,36 +35,6 @@ def wild(shape, seed=0):
     second_order = bits.view(torch.float16).nan_to_num(0.0, 1.0, -1.0)
     second_order[1::2] = torch.tensor([-1, 1, 0, 0])
     return spqr.Codes(given.weights, given.scales, given.zeros, second_order)
-
-
-def outliers(shape, share=0.1, storage="csr", seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    rows, columns = (torch.rand(shape, generator=generator) < share).nonzero(as_tuple=True)
-    return csr.encode(storage, shape, rows, columns, torch.randn(len(rows), generator=generator).half())
-
-
-def oracle(words, packed):
-    dense = naive.dequantise(words.flatten().numpy().view(np.uint64).tolist(), *packed.shape)
-    dense = torch.from_numpy(dense).float()
-    rows, columns, values = packed.entries()
-    dense[rows, columns] += values.float()
-    return dense
-
-
-def bound(words, packed, x):
-    """Σ (|s q| + |s z| + |outlier|) |x|, to which the products' errors are relative."""
-    found = spqr.unpack(words, packed.shape)
-    scale_scale, zero_scale, scale_zero, zero_zero = found.second_order.repeat_interleave(16, 0).unbind(-1)
-    scale_scale, zero_scale, scale_zero, zero_zero = (
-        part[: packed.shape[0]] for part in (scale_scale, zero_scale, scale_zero, zero_zero)
-    )
-    scales = (scale_scale * (found.scales.half() - scale_zero)).double().abs()
-    zeros = (zero_scale * (found.zeros.half() - zero_zero)).double().abs()
-    each = [part.repeat_interleave(16, 1)[:, : packed.shape[1]] for part in (scales, zeros)]
-    magnitude = each[0] * (found.weights + each[1])
-    rows, columns, values = packed.entries()
-    magnitude[rows, columns] += values.double().abs()
-    return x.double().abs() @ magnitude.T
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -107,14 +71,14 @@ def test_decoded_as_the_oracle_decodes(backend, shape, storage):
         words, packed = spqr.pack(codes(shape, seed)), outliers(shape, share, storage)
         out = torch.full(shape, 7.0)
         assert spqr.decode(words, packed, out, backend) is out
-        assert torch.equal(out, oracle(words, packed))
+        assert torch.equal(out, decoded(words, packed))
 
 
 @pytest.mark.parametrize("storage", csr.STORAGES)
 def test_statistics_of_any_size_are_rounded_as_fp16_does(backend, storage):
     """To the sign of zeros, which neither outliers nor what pads them may change."""
     words, packed = spqr.pack(wild((100, 20))), outliers((100, 20), 0.1, storage)
-    found, expected = spqr.decode(words, packed, backend=backend), oracle(words, packed)
+    found, expected = spqr.decode(words, packed, backend=backend), decoded(words, packed)
     assert torch.equal(found.nan_to_num(12345.0), expected.nan_to_num(12345.0))
     numbers = ~expected.isnan()
     assert (expected[:, 0].signbit() & (expected[:, 0] == 0)).any(), "where padding lies"
@@ -126,11 +90,12 @@ def test_products_of_statistics_of_any_size(backend, storage):
     """Rows with a weight that is not finite are left out: they have no product. Padding counts as weights of code 0."""
     for seed, shape in enumerate([(4, 1)] * 20 + [(20, 20)] * 2):
         words, packed = spqr.pack(wild(shape, seed)), outliers(shape, 0.1, storage, seed)
-        x, dense = torch.randn(1, shape[1], generator=torch.Generator().manual_seed(seed)), oracle(words, packed)
+        x, dense = torch.randn(1, shape[1], generator=torch.Generator().manual_seed(seed)), decoded(words, packed)
         padded = csr.no_outliers((shape[0], 16 * words.shape[1]))
         finite = (spqr.decode(words, padded, backend=backend).isfinite().all(1) & dense.isfinite().all(1)).numpy()
-        error = (spqr.matvec(words, packed, x, backend=backend) - x.double() @ dense.double().T).abs()
-        assert (error <= allowed(backend, words, packed, x))[:, finite].all(), seed
+        expected, allowed = judge_spqr((words, packed), x, backend)
+        error = (spqr.matvec(words, packed, x, backend=backend) - expected).abs()
+        assert (error <= allowed)[:, finite].all(), seed
 
 
 def test_weights_below_the_least_of_fp16(backend):
@@ -144,34 +109,6 @@ def test_weights_below_the_least_of_fp16(backend):
     torch.testing.assert_close(product, torch.full((4,), expected), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("storage", csr.STORAGES)
-@pytest.mark.parametrize("batch", [1, 2, 5, 16])
-def test_products(backend, batch, storage):
-    for seed, shape in enumerate(SHAPES):
-        words, packed = spqr.pack(codes(shape, seed)), outliers(shape, 0.1, storage)
-        x = torch.randn(batch, shape[1], generator=torch.Generator().manual_seed(seed))
-        found = spqr.matvec(words, packed, x, backend=backend)
-        assert (found.dtype, found.shape) == (torch.float32, (batch, shape[0]))
-        expected = x.double() @ oracle(words, packed).double().T
-        assert ((found - expected).abs() <= allowed(backend, words, packed, x)).all(), shape
-
-
-def allowed(backend, words, packed, x):
-    """How far a backend's product may be from that of the decoded weights."""
-    if backend in EXACT:
-        return 1e-6 * bound(words, packed, x)
-    unrounded = 2**-10 * bound(words, packed, x) + 2**-25 * x.abs().sum(1, keepdim=True, dtype=torch.float64)
-    return unrounded + (rounded_activations(words, packed, x) if backend.endswith("int16") else 0)
-
-
-def rounded_activations(words, packed, x):
-    """How far a product is off, at most, if each activation is off by half a step."""
-    if not x.shape[1]:
-        return 0.0
-    largest = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % 16)).view(len(x), -1, 16).amax(-1)
-    return bound(words, packed, largest.repeat_interleave(16, -1)[:, : x.shape[1]]) / (2 * STEPS)
-
-
 @pytest.mark.skipif("avx512_int16" not in spqr.available(), reason="needs AVX-512 with VBMI and VNNI")
 @pytest.mark.parametrize("spread", [1, 1e4], ids=["alike", "one far larger"])
 def test_sixteen_bits_differ_from_fp32_by_the_rounding_of_activations_alone(spread):
@@ -180,7 +117,7 @@ def test_sixteen_bits_differ_from_fp32_by_the_rounding_of_activations_alone(spre
         x = torch.randn(5, shape[1], generator=torch.Generator().manual_seed(seed))
         x[:, ::16] *= spread
         found, expected = (spqr.matvec(words, packed, x, backend=name) for name in ("avx512_int16", "avx2"))
-        most = 2e-6 * bound(words, packed, x) + rounded_activations(words, packed, x)
+        most = 2e-6 * spqr_magnitude(words, packed, x) + rounded_activations(words, packed, x)
         assert ((found - expected).abs() <= most).all(), shape
 
 
@@ -193,34 +130,16 @@ def test_small_numbers_are_multiplied_exactly(backend):
     packed = csr.encode("ptcsr", (33, 50), rows, rows, rows.half() + 1)
     x = torch.randint(-3, 4, (2, 50), generator=torch.Generator().manual_seed(0)).float()
     x[:, ::16] = 127  # so that integers hold every activation as it is
-    assert torch.equal(spqr.matvec(words, packed, x, backend=backend), x @ oracle(words, packed).T)
+    assert torch.equal(spqr.matvec(words, packed, x, backend=backend), x @ decoded(words, packed).T)
 
 
-def test_one_vector_fills_out_and_neither_batch_nor_threads_change_a_sum(backend):
-    shape = (1600, 400)
-    words, packed = spqr.pack(codes(shape)), outliers(shape, 0.01)
-    x = torch.randn(7, 400, generator=torch.Generator().manual_seed(0))  # more than any backend takes at once
-    out = torch.full((1600,), 3.0)
-    assert spqr.matvec(words, packed, x[0], out, backend) is out
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found += [spqr.matvec(words, packed, x, backend=backend)]
-            found += [torch.stack([spqr.matvec(words, packed, vector, backend=backend) for vector in x])]
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(out, found[0][0])
-    assert all(torch.equal(found[0], other) for other in found[1:])
-
-
-def test_nothing_is_read_beyond_the_words(backend):
+def test_decoding_touches_nothing_beyond_its_tensors(backend):
     words, packed = spqr.pack(codes((40, 70))), outliers((40, 70))
-    x = torch.randn(2, 70)
-    end = at_the_end_of_memory(words)
-    found = spqr.matvec(end, packed, x, backend=backend)
-    assert torch.equal(found, spqr.matvec(words, packed, x, backend=backend))
-    assert torch.equal(spqr.decode(end, packed, backend=backend), oracle(words, packed))
+    ends = at_the_end_of_memory(words), fields_moved(packed, at_the_end_of_memory)
+    out = at_the_end_of_memory(torch.zeros(40, 70))
+    assert torch.equal(spqr.decode(*ends, out, backend), decoded(words, packed))
+    with pytest.raises(ValueError, match=r"words is torch\.int32"):
+        spqr.decode(words.int(), packed, backend=backend)
 
 
 def test_words_that_cannot_be_are_refused():
@@ -246,21 +165,3 @@ def test_words_that_cannot_be_are_refused():
         spqr.Codes(given.weights + 8, given.scales, given.zeros, given.second_order)
     with pytest.raises(ValueError, match="scales is torch"):
         spqr.Codes(given.weights, given.scales[:3], given.zeros, given.second_order)
-
-
-def test_wrong_arguments_are_refused(monkeypatch):
-    words, packed = spqr.pack(codes((17, 40))), csr.no_outliers((17, 40))
-    with pytest.raises(ValueError, match=r"words is torch\.int64"):
-        spqr.matvec(words[:1], packed, torch.ones(40))
-    with pytest.raises(ValueError, match=r"words is torch\.int32"):
-        spqr.decode(words.int(), packed)
-    with pytest.raises(ValueError, match=r"x is torch.float32 \[48\]; expected torch.float32 \[40\]"):
-        spqr.matvec(words, packed, torch.ones(48))
-    with pytest.raises(ValueError, match=r"out is torch.float32 \[16\]; expected torch.float32 \[17\]"):
-        spqr.matvec(words, packed, torch.ones(40), torch.ones(16))
-    with pytest.raises(UserError, match="unknown backend 'lut'; choose from: arithmetic, auto, avx2, avx2_arithmetic"):
-        spqr.matvec(words, packed, torch.ones(40), backend="lut")
-    monkeypatch.setattr(backends, "host_has", lambda feature: feature != "f16c")
-    with pytest.raises(UserError, match="backend 'avx2' needs a CPU with f16c; this one can run: table, arithmetic"):
-        spqr.matvec(words, packed, torch.ones(40), backend="avx2")
-    assert spqr.matvec(words, packed, torch.ones(16, 40)).shape == (16, 17), "auto takes what the CPU can run"

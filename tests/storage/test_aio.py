@@ -10,7 +10,7 @@ import pytest
 
 from tests.storage.conftest import Part, expected
 from toolkit.errors import UserError
-from toolkit.kernels.reads import asynchronous
+from toolkit.kernels import reads as asynchronous
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_scattered

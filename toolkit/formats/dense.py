@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from toolkit.formats.packed import Packed, dense_matvec, expect
-from toolkit.kernels import dense, int8
-from toolkit.kernels.runtime.program import Product
+from toolkit.kernels import dense
+from toolkit.kernels.runtime.parallel import Product
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +50,7 @@ class Dense(Packed):
 
     def product(self, x: Tensor, out: Tensor) -> Product | None:
         """The product with fp32 sums of the stored values, in another order than torch's."""
-        kernels = int8 if self.dtype == torch.int8 else dense
-        return kernels.product(self.values, x, out)
+        return dense.product(self.values, x, out)
 
     def check(self) -> None:
         """Any values are good."""

@@ -24,7 +24,7 @@ class GrowingLayer(DynamicLayer):
 
     room: Tensor | None = None  # [2, 1, key heads, positions, size]: keys, then values
     first: int = 0  # where the positions that `keys` and `values` hold begin in the room
-    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both, as `attend_stored` takes them
+    stored: tuple[np.ndarray, np.ndarray] | None = None  # the bits of both, as `attend` takes them
     left: tuple[Tensor, Tensor] | None = None  # `keys` and `values` as the last `append` left them
 
     @classmethod

@@ -27,8 +27,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from toolkit.kernels import dense
-from toolkit.kernels.runtime.program import Program, Task
-from toolkit.kernels.single_token import add_and_normalise, attend_stored, gate, normalise, rotate
+from toolkit.kernels.runtime.parallel import Program, Task
+from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Projections
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
@@ -185,7 +185,7 @@ class _Block:
         """Add `more` and the attention to `x`, and leave in `more` what the MLP would add."""
         self.projections()
         span = layer.append(self.key_value)
-        attend_stored(layer.keys.dtype, self.query, *layer.stored, span, self.scale, self.out)
+        attend(layer.keys.dtype, self.query, *layer.stored, span, self.scale, self.out)
         self.rest()
         if self.neurons:
             self.neurons()

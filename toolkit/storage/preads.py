@@ -56,6 +56,6 @@ def read_one(descriptor: int, offset: int, target: UInt8[np.ndarray, " bytes"]) 
 
 
 def _compiled() -> Callable:
-    from toolkit.kernels.reads.positioned import read  # Numba takes a while to import
+    from toolkit.kernels.reads import read  # Numba takes a while to import
 
     return read

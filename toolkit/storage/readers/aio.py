@@ -32,7 +32,7 @@ class Aio(HostReader):
         super().__init__(files, chunk_bytes)
 
     def _open(self, stack: ExitStack) -> str:
-        from toolkit.kernels.reads.asynchronous import read_many  # Numba takes a while to import
+        from toolkit.kernels.reads import read_many  # Numba takes a while to import
 
         self._context, none = _context(stack, self.depth), np.zeros(0, np.int64)
         # compiled before a clock is started
@@ -54,7 +54,7 @@ class Aio(HostReader):
         self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]
     ) -> Int64[np.ndarray, " chunks"]:
         """Read chunks; the bytes read of each, below 0 if it failed, or `NOT_STARTED`, as are all after a failure."""
-        from toolkit.kernels.reads.asynchronous import read_many
+        from toolkit.kernels.reads import read_many
 
         numbers = map(np.ascontiguousarray, (chunks.offsets, chunks.sizes, chunks.places))
         results = np.full(len(chunks.sizes), NOT_STARTED)
@@ -64,7 +64,7 @@ class Aio(HostReader):
 
 def _context(stack: ExitStack, depth: int) -> int:
     """A context of the kernel's, destroyed with the stack."""
-    from toolkit.kernels.reads.asynchronous import DESTROY, SETUP
+    from toolkit.kernels.reads import DESTROY, SETUP
 
     library, context = ctypes.CDLL(None, use_errno=True), ctypes.c_ulong(0)
     if SETUP < 0 or library.syscall(SETUP, depth, ctypes.byref(context)) < 0:

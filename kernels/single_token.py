@@ -1,14 +1,23 @@
-"""The functions for any CPU: plain loops, which LLVM vectorises for the CPU at hand."""
+"""The work of a Llama-shaped decoder on a single token beside its matrix products, in fp32.
+
+Touvron et al., "LLaMA", 2023, section 2.2: RMSNorm, gated units, rotary embeddings, attention. Vectors are NumPy
+arrays, which the functions read and write in place. They are so short that calling them is most of their cost, so
+nothing is checked.
+"""
 
 from functools import cache
 
 import numba
 import numpy as np
 import torch
+from torch import Tensor
 
-from toolkit.kernels.common.elements import TO_FLOAT32
+from toolkit.kernels.common.elements import FLOAT_BITS, TO_FLOAT32
 from toolkit.kernels.neurons.shared import ACTIVATIONS
 from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.runtime.parallel import over_rows
+
+__all__ = ["add_and_normalise", "add_to", "attend", "bits", "gate", "normalise", "rotate"]
 
 SUMS = {"reassoc", "nsz", "contract"}  # sums may run in lanes
 
@@ -97,3 +106,31 @@ def attention(dtype: torch.dtype):
                     out[head, i] += share * to_float32(values[group, start + at, i])
 
     return attention
+
+
+def attend(
+    dtype: torch.dtype,
+    query: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    span: tuple[int, int],
+    scale: float,
+    out: np.ndarray,
+) -> None:
+    """Softmax attention of one query over the positions of a `span`, into `out`.
+
+    Args:
+        dtype: of keys and values: float32, float16 or bfloat16.
+        query: fp32 [heads, size]; `heads` is a multiple of the key heads, each of which serves that many in order.
+        keys, values: contiguous [key heads, positions, size], as `bits` gives them.
+        span: the first position and the one behind the last.
+        scale: what scores are multiplied by.
+        out: fp32 [heads, size].
+    """
+    read = 2 * (span[1] - span[0]) * keys.nbytes // keys.shape[1]
+    over_rows(attention(dtype), len(keys), read, query, keys, values, *span, np.float32(scale), out)
+
+
+def bits(tensor: Tensor) -> np.ndarray:
+    """The memory of a float tensor on the CPU, as unsigned integers of its elements' width."""
+    return tensor.view(FLOAT_BITS[tensor.dtype]).numpy()

@@ -1,20 +1,37 @@
-"""A program gives what its functions give one by one, on both kinds of threads, whatever happens."""
+"""Rows are shared out among torch's threads, each exactly once, by themselves or in stages, whatever happens."""
+
+import os
+import signal
+import threading
 
 import numba
 import numpy as np
 import pytest
 import torch
 
-from tests.kernels.test_threads import count, fail_at, team
 from toolkit.formats import FORMATS, QUANTISED, READABLE, encode
 from toolkit.formats.scaled import Scaled
-from toolkit.kernels.runtime import threads
+from toolkit.kernels.runtime import parallel
 from toolkit.kernels.runtime.compiled import COMPILE
-from toolkit.kernels.runtime.program import Product, Program, Task, stages
+from toolkit.kernels.runtime.parallel import Product, Program, Task, over_rows, stages
 
-__all__ = ["team"]
 MUCH = 1 << 30  # bytes of work: as many threads as there are
+PATIENCE_S = 60
 SHAPES = [(1, 1), (5, 3), (16, 16), (17, 40), (70, 130)]
+
+
+@numba.njit(**COMPILE)
+def count(visits, more, first, last):
+    for row in range(first, last):
+        visits[row] += more
+
+
+@numba.njit(**COMPILE)
+def fail_at(visits, place, first, last):
+    for row in range(first, last):
+        visits[row] += 1
+        if row == place:
+            raise ValueError("row of no use")
 
 
 @numba.njit(**COMPILE)
@@ -27,6 +44,58 @@ def mirror(source, target, first, last):
 def multiply(values, factor):
     for row in range(values.size):
         values[row] *= factor
+
+
+@pytest.fixture(params=["team", "alone"])
+def team(request, monkeypatch):
+    """More threads than cores, or one where torch has no team."""
+    if request.param == "alone":
+        monkeypatch.setattr(parallel, "fork", lambda: None)
+    elif parallel.fork() is None:
+        pytest.skip("this torch has no OpenMP threads that C can call")
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_types_and_layouts_of_arguments_are_told_apart(team):
+    for visits in (np.zeros(9, np.int64), np.zeros(9, np.float32), np.zeros((9, 2), np.int64)[:, 0]):
+        for more in (1, np.int32(2), np.float64(3)):
+            over_rows(count, 9, MUCH, visits, more)
+        assert visits.tolist() == [6] * 9
+
+
+def test_an_error_in_one_part_is_raised(team):
+    with pytest.raises(ValueError, match="row of no use"):
+        over_rows(fail_at, 100, MUCH, np.zeros(100, np.int64), 70)
+
+
+def test_several_threads_call_at_once(team):
+    def work(visits):
+        for _ in range(200):
+            over_rows(count, len(visits), MUCH, visits, 1)
+
+    found = [np.zeros(50 + number, np.int64) for number in range(4)]
+    callers = [threading.Thread(target=work, args=(visits,)) for visits in found]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(PATIENCE_S)
+    assert all((visits == 200).all() for visits in found)
+
+
+def test_a_forked_child_has_threads_of_its_own(team):
+    visits = np.zeros(64, np.int64)
+    over_rows(count, 64, MUCH, visits, 1)
+    child = os.fork()
+    if not child:
+        signal.alarm(PATIENCE_S)  # a child that waits for its parent's threads is ended
+        over_rows(count, 64, MUCH, visits, 1)
+        os._exit(int(not (visits == 2).all()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    over_rows(count, 64, MUCH, visits, 1)
+    assert (visits == 2).all()
 
 
 def random(*shape, seed=0):
@@ -69,7 +138,8 @@ def test_nothing_runs_after_a_failure_in_any_later_stage(team):
 def test_each_row_is_visited_once(team, rows, nbytes):
     visits, others = np.zeros(rows, np.int64), np.zeros(5, np.int64)
     Program([[Task(count, (visits, 2), rows, nbytes), Task(count, (others, 1), 5, MUCH)], []]).run()
-    assert (visits == 2).all()
+    over_rows(count, rows, nbytes, visits, 2)
+    assert (visits == 4).all()
     assert (others == 1).all()
 
 
@@ -149,12 +219,10 @@ def check(packed, weight):
 
 def test_few_bytes_take_one_part_each_and_many_are_shared_by_bytes(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    from toolkit.kernels.runtime.program import _parts
-
     values = np.zeros(1, np.int64)
     stage = [Task(count, (values, 1), 1000, 3 * MUCH), Task(count, (values, 1), 999, MUCH), Task(multiply, (values, 1))]
-    found = _parts(stage)
+    found = parallel.parts_of(stage)
     assert [sum(each[0] is task for each in found) for task in stage] == [6, 2, 1]
     assert found[0][1:] == (0, 166)
     assert found[-2][1:] == (499, 999)
-    assert threads.PARTS * 2 == 8
+    assert parallel.PARTS * 2 == 8

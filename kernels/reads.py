@@ -1,7 +1,11 @@
-"""Many positioned reads under way at once from a single thread: Linux's native asynchronous I/O (`io_submit`).
+"""System calls that read many ranges of a file in one compiled call, which holds no lock of the interpreter.
 
-The system calls have no functions in the C library. Requests and events lie in arrays of 64-bit words, little-endian,
-as `linux/aio_abi.h` has them.
+`toolkit.storage` checks ranges and errors. These are kernels, since what Numba compiled is kept for the sources of this
+folder only (`toolkit.kernels.runtime`).
+
+`read` has many threads take ranges in turn and read them. `read_many` has many reads under way from a single thread, by
+Linux's native asynchronous I/O (`io_submit`), whose system calls have no functions in the C library: requests and
+events lie in arrays of 64-bit words, little-endian, as `linux/aio_abi.h` has them.
 """
 
 import platform
@@ -10,12 +14,26 @@ import numpy as np
 from numba import types
 
 from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.runtime.parallel import add
 
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents
 SETUP, DESTROY, SUBMIT, WAIT = NUMBERS.get(platform.machine(), (-1, -1, -1, -1))
 
 syscall = types.ExternalFunction("syscall", types.int64(*[types.int64] * 6))
+pread = types.ExternalFunction("pread", types.int64(types.int32, types.intp, types.uint64, types.int64))
+
+
+@compiled
+def read(descriptor, offsets, sizes, places, target, taken):
+    """Take ranges that nobody has taken and read them; the number of one that failed or fell short, else of ranges."""
+    start = target.ctypes.data
+    index = add(taken.ctypes.data, 0, 1)
+    while index < len(offsets):
+        if pread(descriptor, start + places[index], sizes[index], offsets[index]) != sizes[index]:
+            return index
+        index = add(taken.ctypes.data, 0, 1)
+    return len(offsets)
 
 
 @compiled

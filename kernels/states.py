@@ -4,14 +4,52 @@ Byte i of a table holds the state of neuron i in its lower half, and that of neu
 A layer takes one call a token on one thread, some microseconds.
 """
 
+import numba
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from toolkit.kernels.states import cpu
+from toolkit.kernels.runtime.compiled import compiled
 
 __all__ = ["HIGHEST", "observe", "packed", "predict", "unpacked"]
 
-HIGHEST = cpu.HIGHEST
+HIGHEST = 15
+TOP, HALF = numba.uint8(HIGHEST), numba.uint8(4)  # the highest state, and the bits that one takes
+
+
+@numba.njit(inline="always")
+def _moved(state, active, gain, loss):
+    """The state after a token."""
+    raised = min(numba.uint8(state + gain), TOP)
+    return raised if active else numba.uint8(state - min(state, loss))
+
+
+@compiled
+def _observe(table, active, gain, loss):
+    """Move all states by one token."""
+    lower, upper = active[: len(table)], active[len(table) :]
+    for i in range(len(upper)):
+        low = _moved(numba.uint8(table[i] & TOP), lower[i], gain, loss)
+        high = _moved(numba.uint8(table[i] >> HALF), upper[i], gain, loss)
+        table[i] = low | (high << HALF)
+    if len(upper) < len(table):
+        table[-1] = _moved(numba.uint8(table[-1] & TOP), lower[-1], gain, loss)
+
+
+@compiled
+def _count(first, second, active, out):
+    """How many of its two parents are active, for each neuron."""
+    for i in range(len(out)):
+        out[i] = active[first[i]] + active[second[i]]
+
+
+@compiled
+def _predict(table, threshold, weight, out):
+    """Replace the number of active parents by 1 where the sum reaches the threshold, and else by 0."""
+    lower, upper = out[: len(table)], out[len(table) :]
+    for i in range(len(lower)):
+        lower[i] = numba.uint8((table[i] & TOP) + weight * lower[i]) >= threshold
+    for i in range(len(upper)):
+        upper[i] = numba.uint8((table[i] >> HALF) + weight * upper[i]) >= threshold
 
 
 def packed(states: UInt8[np.ndarray, " neurons"]) -> UInt8[np.ndarray, " bytes"]:
@@ -35,7 +73,7 @@ def observe(table: UInt8[np.ndarray, " bytes"], active: Shaped[np.ndarray, " neu
     """
     _check(table, active)
     assert 0 <= gain <= HIGHEST and 0 <= loss <= HIGHEST, "gain and loss are 0 to 15"  # noqa: PT018
-    cpu.observe(table, active.view(np.uint8), np.uint8(gain), np.uint8(loss))
+    _observe(table, active.view(np.uint8), np.uint8(gain), np.uint8(loss))
 
 
 def predict(
@@ -65,8 +103,8 @@ def predict(
         assert parents.shape == (2, len(out)), "two parents for each neuron"
         assert active.itemsize == 1, "active is boolean or bytes"
         assert parents.max(initial=0) < len(active), "parents beyond the layer before"
-        cpu.count(parents[0], parents[1], active.view(np.uint8), result)
-    cpu.predict(table, np.uint8(threshold), np.uint8(weight), result)
+        _count(parents[0], parents[1], active.view(np.uint8), result)
+    _predict(table, np.uint8(threshold), np.uint8(weight), result)
 
 
 def _check(table: np.ndarray, units: np.ndarray) -> None:

@@ -1,0 +1,93 @@
+"""Dense matrices of fp32, fp16, bf16 or int8: their product with fp32 vectors, in fp32.
+
+torch rounds the vector to the matrix's type and has no product of int8 and fp32 on the CPU, and its product does not
+reach the memory's rate. One door, `matvec`; `backend="auto"` takes the first of `available()`.
+"""
+
+from functools import cache
+
+import numba
+import torch
+from jaxtyping import Float32, Shaped
+from torch import Tensor
+
+from toolkit.kernels.common.elements import BITS, TO_FLOAT32
+from toolkit.kernels.common.products import dense_product
+from toolkit.kernels.runtime.backends import CPU, Backend, choose, expect, operands, runnable
+from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.runtime.parallel import Product, Task
+
+__all__ = ["BACKENDS", "available", "matvec", "product", "scale_rows"]
+
+
+@cache
+def portable(dtype: torch.dtype):
+    """The function that sets `y[vector, row] = Σ weight[row, column] · x[vector, column]`, rows `first` to `last`."""
+    to_float32 = TO_FLOAT32[dtype]
+
+    @compiled(fastmath={"reassoc", "nsz", "contract"})
+    def portable(weight, x, y, first, last):
+        for row in range(first, last):
+            for vector in range(len(x)):
+                total = numba.float32(0)
+                for column in range(x.shape[1]):
+                    total += to_float32(weight[row, column]) * x[vector, column]
+                y[vector, row] = total
+
+    return portable
+
+
+# fastest first; LLVM writes the first with wider registers where the CPU has them
+BACKENDS = {
+    "avx2": Backend(frozenset({"avx2", "fma", "f16c"}), dense_product),
+    "portable": Backend(frozenset(), portable),
+}
+
+
+def matvec(
+    weight: Shaped[Tensor, "rows columns"],
+    x: Shaped[Tensor, "*batch columns"],
+    out: Float32[Tensor, "*batch rows"] | None = None,
+    backend: str = "auto",
+) -> Float32[Tensor, "*batch rows"]:
+    """The product of a contiguous matrix with `x`, [columns] or [batch, columns], as fp32 sums.
+
+    `x` is real, is taken as fp32 and may share memory with `out`. There is no gradient. The sums of a row depend on the
+    backend only, not on the batch or the number of threads. The matrix is read from memory once for all vectors, while
+    they fit in the caches.
+
+    Raises `UserError` for a backend that is unknown or that this CPU cannot run, and `ValueError` for a `weight`, `x`
+    or `out` of the wrong shape, type or device or that requires a gradient.
+    """
+    if weight.dtype not in BITS:
+        raise ValueError(f"weight is {weight.dtype}; expected one of {', '.join(map(str, BITS))}")
+    expect("weight", weight, weight.dtype, tuple(weight.shape), CPU)
+    each_x, each_out, out = operands(x, out, tuple(weight.shape), CPU)
+    _task(weight, each_x.to(torch.float32), each_out, backend)()
+    return out
+
+
+def product(weight: Shaped[Tensor, "rows columns"], x: Float32[Tensor, " _"], out: Float32[Tensor, " _"]) -> Product:
+    """The same product of one vector, to be run again and again with what `x` holds then.
+
+    `x` and `out` are contiguous and share no memory.
+    """
+    return Product(_task(weight, x[None], out[None]))
+
+
+@compiled
+def scale_rows(y, scales):
+    """Multiply each of `y` with its scale, in place."""
+    for row in range(y.size):
+        y[row] *= scales[row]
+
+
+def available() -> list[str]:
+    """The backends that this CPU can run, fastest first."""
+    return runnable(BACKENDS)
+
+
+def _task(weight: Tensor, x: Tensor, out: Tensor, backend: str = "auto") -> Task:
+    bits = weight.detach().view(BITS[weight.dtype]).numpy()
+    run = choose(backend, BACKENDS).product(weight.dtype)
+    return Task(run, (bits, x.numpy(), out.detach().numpy()), len(weight), weight.nbytes)

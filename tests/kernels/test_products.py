@@ -1,0 +1,167 @@
+"""The contract of all products: every family, on every backend that this machine can run.
+
+`test_cuda.py` runs this file once more with the CUDA kernels.
+"""
+
+import pytest
+import torch
+
+from tests.kernels.families import DEVICE, FAMILIES, ON_GPU, SIMULATED, at_the_end_of_memory, random
+from toolkit.errors import UserError
+from toolkit.kernels import neurons
+from toolkit.kernels.runtime import backends
+
+PAIRS = [(family, backend) for family in FAMILIES for backend in family.available()]
+on_a_cpu = pytest.mark.skipif(ON_GPU, reason="says nothing about a GPU")
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0].name}-{pair[1]}")
+def pair(request):
+    return request.param
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request):
+    return request.param
+
+
+def there(family, matrix):
+    return family.moved(matrix, lambda tensor: tensor.to(DEVICE))
+
+
+def multiplied(family, matrix, x, backend, out=None):
+    return family.multiply(there(family, matrix), x.to(DEVICE), out, backend).cpu()
+
+
+def wrong(family, backend, shape, batch, seed):
+    """The faults of a product, in words; none if it is right."""
+    matrix, x = family.make(shape, seed), random(batch, shape[1], seed=seed)
+    expected, allowed = family.judge(matrix, x, backend)
+    found = multiplied(family, matrix, x, backend)
+    if (found.dtype, found.shape) != (torch.float32, (batch, family.rows(shape))):
+        return [f"{shape}: {found.dtype} {list(found.shape)}"]
+    return [f"{shape}, {batch} vectors: off by too much"] * bool(((found - expected).abs() > allowed).any())
+
+
+def test_products_are_those_of_double_precision(pair):
+    family, backend = pair
+    shapes = family.shapes if not ON_GPU else family.small if SIMULATED else family.small + family.large
+    batches = (1, 3) if SIMULATED else (0, 1, 2, 4, 5, 17)
+    faults = []
+    for seed, shape in enumerate(shapes):
+        for batch in batches:
+            faults += wrong(family, backend, shape, batch, seed)
+    assert not faults
+
+
+@on_a_cpu
+def test_products_of_random_shapes(pair):
+    family, backend = pair
+    generator, faults = torch.Generator().manual_seed(1), []
+    for seed in range(20):
+        rows, columns, batch = (int(torch.randint(1, most, (), generator=generator)) for most in (30, 200, 18))
+        faults += wrong(family, backend, (rows, -(-columns // family.step) * family.step), batch, seed)
+    assert not faults
+
+
+def test_one_vector_fills_out_and_other_types_of_numbers_are_taken_as_fp32(pair):
+    family, backend = pair
+    shape = (9, 64)
+    matrix = family.make(shape, 0)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        x, out = random(64, seed=1).to(dtype), torch.full((family.rows(shape),), 3.0, device=DEVICE)
+        assert family.multiply(there(family, matrix), x.to(DEVICE), out, backend) is out
+        one = multiplied(family, matrix, x.float(), backend)
+        expected, allowed = family.judge(matrix, x[None], backend)
+        assert ((out.cpu() - expected[0]).abs() <= 2 * allowed[0]).all()
+        assert ON_GPU or torch.equal(out, one)
+
+
+@on_a_cpu
+def test_neither_threads_nor_batch_change_a_sum(pair):
+    family, backend = pair
+    matrix, x = family.make((1600, 384), 0), random(7, 384, seed=1)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(multiplied(family, matrix, x, backend))
+            found.append(torch.cat([multiplied(family, matrix, some, backend) for some in x.split(2)[:3]]))
+            if family.alone:
+                found.append(torch.stack([multiplied(family, matrix, vector, backend) for vector in x]))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0][: len(other)], other) for other in found)
+
+
+@on_a_cpu
+def test_nothing_is_touched_beyond_the_end_of_any_tensor(pair):
+    """A read too many would end the process."""
+    family, backend = pair
+    for shape in ((5, 64), (17, 67), (5, 1000)):
+        shape = shape[0], -(-shape[1] // family.step) * family.step
+        for batch in (1, 4):
+            matrix, x = family.make(shape, 0), random(batch, shape[1])
+            ends = family.moved(matrix, at_the_end_of_memory)
+            out = at_the_end_of_memory(torch.zeros(batch, family.rows(shape)))
+            family.multiply(ends, at_the_end_of_memory(x), out, backend)
+            assert torch.equal(out.nan_to_num(1.5), multiplied(family, matrix, x, backend).nan_to_num(1.5))
+
+
+def test_contents_of_any_kind_keep_a_product_within_its_tensors(pair):
+    """Contents that no writer makes: any numbers come out. The simulator checks every index."""
+    family, backend = pair
+    if family.harmed is None:
+        pytest.skip("all contents are sound")
+    generator = torch.Generator().manual_seed(0)
+    place = (lambda tensor: tensor.to(DEVICE)) if ON_GPU else at_the_end_of_memory
+    for case in range(4 if SIMULATED else 40):
+        shape = (10, (40, 100, 4104, 70_000)[case % 4])
+        if SIMULATED:
+            shape = (5, (20, 40)[case % 2])
+        harmed = family.moved(family.harmed(family.make(shape, 0), generator), place)
+        family.multiply(harmed, place(torch.ones(1 + case % 2, shape[1])), None, backend)
+
+
+@on_a_cpu
+def test_x_may_be_out_and_no_gradient_or_complex_number_is_taken(pair):
+    family, backend = pair
+    matrix, x = family.make((64, 64), 0), random(64)
+    expected = multiplied(family, matrix, x, backend)
+    memory = torch.cat([x, torch.zeros(1)])
+    if "outliers" not in family.name:  # which are added to what is there
+        assert torch.equal(family.multiply(matrix, memory[:64], memory[1:], backend), expected)
+    assert torch.equal(family.multiply(matrix, x, x, backend), expected)
+    with pytest.raises(ValueError, match=r"x is torch.complex64.*expected real numbers"):
+        family.multiply(matrix, torch.ones(64, dtype=torch.complex64), None, backend)
+    leaf = torch.ones(64, requires_grad=True)
+    with pytest.raises(ValueError, match=r"requires a gradient.*pass x.detach"):
+        family.multiply(matrix, leaf, None, backend)
+    with torch.no_grad():
+        assert torch.equal(family.multiply(matrix, leaf, None, backend), multiplied(family, matrix, leaf, backend))
+
+
+@on_a_cpu
+def test_wrong_arguments_are_refused_before_any_kernel_runs(family, monkeypatch):
+    matrix, x, rows = family.make((64, 128), 0), torch.ones(128), family.rows((64, 128))
+    for given, out in (
+        (x[:64], None),
+        (torch.ones(2, 64), None),
+        (torch.ones(1, 2, 128), None),
+        (torch.ones(128, device="meta"), None),
+        (x, torch.empty(rows, dtype=torch.float64)),
+        (x, torch.empty(rows + 1)),
+        (torch.ones(2, 128), torch.empty(rows)),
+    ):
+        with pytest.raises((ValueError, UserError), match=r"expected|must be"):
+            family.multiply(matrix, given, out, "auto")
+    with pytest.raises(UserError, match=r"unknown backend 'lut'; choose from: .*auto.*portable|unknown.*table"):
+        family.multiply(matrix, x, None, "lut")
+    if family.for_gpus:
+        with pytest.raises(UserError, match=r"backend 'cuda\w*' (needs|works)"):
+            family.multiply(matrix, x, None, family.for_gpus[0])
+    monkeypatch.setattr(backends, "host_has", lambda feature: feature not in ("fma", "avx512f"))
+    with pytest.raises(UserError, match=r"backend 'avx2' needs a CPU with fma; this one can run: (portable|table)"):
+        family.multiply(matrix, x, None, "avx2")
+    assert family.multiply(matrix, x, None, "auto").shape == (rows,), "auto takes what the CPU can run"
+    assert neurons.available()[-1] == "portable"
