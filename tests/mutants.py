@@ -54,12 +54,6 @@ MUTANTS = [
     Mutant(
         "toolkit/formats/two_four.py", ".sum(-1, dtype=torch.uint8) > KEPT", ".sum(-1) > 3", "formats/test_formats.py"
     ),
-    Mutant(
-        "toolkit/formats/csr.py",
-        'tensors["row_offsets"] - tensors["row_offsets"][0]',
-        'tensors["row_offsets"]',
-        "storage/test_parts.py",
-    ),
     Mutant("toolkit/formats/endor.py", "offsets = 8 * (rows + 1)", "offsets = 8 * rows", "formats/test_formats.py"),
     Mutant(
         "toolkit/formats/sparse_bitmask.py",
@@ -120,21 +114,15 @@ MUTANTS = [
         "storage/test_writing.py",
     ),
     Mutant("toolkit/files.py", "            _sync(folder.parent)\n", "", "storage/test_writing.py"),
-    Mutant(
-        "toolkit/storage/runs.py",
-        "return self.start // BLOCK_BYTES * BLOCK_BYTES",
-        "return self.start",
-        "storage/test_parts.py",
-    ),
-    Mutant("toolkit/storage/runs.py", "offset=end + found.start - found.offset", "offset=end", "storage/test_parts.py"),
+    Mutant("toolkit/storage/chunks.py", "place += int(sizes.sum())", "pass", "storage/test_readers.py"),
     Mutant(
         "toolkit/storage/runs.py",
         "found[name], end = op.view(buffer[end:]), end + op.nbytes",
         "found[name], end = op.view(buffer[end:]), op.nbytes",
-        "storage/test_parts.py",
+        "storage/test_store.py",
     ),
     Mutant(
-        "toolkit/storage/readers/base.py",
+        "toolkit/storage/chunks.py",
         "np.minimum(self.sizes[owner] - within, chunk_bytes)",
         "np.minimum(self.sizes[owner], chunk_bytes)",
         "storage/test_readers.py",
@@ -178,28 +166,28 @@ MUTANTS = [
     ),
     # what runs from disk
     Mutant(
-        "toolkit/offload/ring.py",
-        "self._start(used, self._following[self._following[used.number]])",
-        "self._start(used, self._following[used.number])",
-        "offload/test_ring.py",
+        "toolkit/offload/cache.py",
+        "self.ahead(self._following[self._following[number]], slot)",
+        "self.ahead(self._following[number], slot)",
+        "offload/test_cache.py",
     ),
     Mutant(
-        "toolkit/offload/ring.py",
-        "            slot.number = None\n            raise",
-        "            raise",
-        "offload/test_ring.py",
+        "toolkit/offload/cache.py",
+        "                self.held[slot] = None\n                raise",
+        "                raise",
+        "offload/test_cache.py",
     ),
     Mutant(
-        "toolkit/offload/ring.py",
-        "        slot.number = None  # the next line may raise\n",
+        "toolkit/offload/cache.py",
+        "            self.held[slot] = None  # the next line may raise\n",
         "",
-        "offload/test_ring.py",
+        "offload/test_cache.py",
     ),
     Mutant(
-        "toolkit/offload/ring.py",
-        "return slot.views[number]",
-        "return next(iter(slot.views.values()))",
-        "offload/test_ring.py",
+        "toolkit/offload/streamer.py",
+        "return self._views[number, slot]",
+        "return next(iter(self._views.values()))",
+        "offload/test_streamer.py",
     ),
     Mutant(
         "toolkit/offload/uploader.py",

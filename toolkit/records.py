@@ -58,15 +58,17 @@ def load_yaml(path: Path) -> Any:
     return _load(path, parse, UserError, "cannot be read")
 
 
-def checked(value: object, kind: Any, path: Path | str, error: type[UserError] = UserError) -> Any:
-    """The value, if it is of a type that pydantic knows, such as `list[int]`; strictly: 1.0 is no integer.
+def checked(value: object, kind: Any, path: Path | str, error: type[UserError] = UserError, strict: bool = True) -> Any:
+    """The value, if it is of a type that pydantic knows, such as `list[int]`; if `strict`, 1.0 is no integer.
+
+    Without `strict`, a mapping becomes the dataclass that `kind` names, and a list a tuple.
 
     Raises `error`, which names the file, the first place that is wrong, the value there and the expectation.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        return TypeAdapter(kind).validate_python(value, strict=strict)
     except ValidationError as fault:
         first = fault.errors()[0]
         place = line(_place(value, first["loc"]))

@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from toolkit.errors import UserError
-from toolkit.formats import FORMATS, Packed, encode
+from toolkit.formats import FORMATS, encode
 from toolkit.formats.packed import DTYPES
 from toolkit.formats.scaled import Scaled, unpacked
 
 SHAPES = [(1, 8), (3, 72), (67, 132), (200, 64)]
-WITH_ROWS = [name for name, form in FORMATS.items() if form.row_slices.__func__ is not Packed.row_slices.__func__]
 
 
 def two_of_four(shape, dtype):
@@ -105,24 +103,3 @@ def test_what_is_stored_of_a_weight():
     assert weight.stored is plain
     assert {**plain.tensors, **weight.extras}.keys() == weight.tensors.keys()
     assert weight.nbytes == plain.nbytes + 16
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("form", WITH_ROWS)
-@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
-def test_rows_of_a_packed_matrix_are_rows_of_the_dense_one(form, dtype, shape):
-    weight = two_of_four(shape, dtype)
-    packed = encode(form, weight)
-    index = {name: packed.tensors[name] for name in packed.row_index}
-    for first, last in [(0, shape[0]), (0, 0), (shape[0], shape[0]), (shape[0] // 3, shape[0] // 2 + 1)]:
-        slices = packed.row_slices(first, last, index)
-        tensors = {name: packed.tensors[name][span] for name, span in slices.items()}
-        found = type(packed).of_rows((last - first, shape[1]), dtype, tensors)
-        found.check()
-        assert torch.equal(found.decode(), weight[first:last])
-
-
-@pytest.mark.parametrize("form", sorted(FORMATS.keys() - set(WITH_ROWS)))
-def test_a_format_that_cannot_tell_its_rows_says_so(form):
-    with pytest.raises(UserError, match=f"format '{form}' does not tell where its rows lie"):
-        FORMATS[form].row_slices(0, 1, {})

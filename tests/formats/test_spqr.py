@@ -65,21 +65,6 @@ def test_it_decodes_to_what_was_chosen(form, dtype, shape, order):
     assert ((found - exact).abs() <= 2e-3 * magnitude).all()
 
 
-@pytest.mark.parametrize("order", [lambda quantised: quantised, permuted], ids=["kept", "permuted"])
-def test_tiles_of_rows_can_be_taken_alone(form, order):
-    packed = form.from_quantised(order(quantiser.SpQR(0.2).round(weights((71, 40)))), torch.bfloat16)
-    index = {name: packed.tensors[name] for name in packed.row_index if name in packed.tensors}
-    for first, last in [(0, 71), (0, 0), (64, 71), (16, 48), (64, 64)]:
-        slices = packed.row_slices(first, last, index)
-        tensors = {name: packed.tensors[name][span] for name, span in slices.items()}
-        found = form.of_rows((last - first, 40), torch.bfloat16, tensors)
-        found.check()
-        assert torch.equal(found.decode(), packed.decode()[first:last])
-    for first, last in [(1, 16), (0, 8), (16, 63)]:
-        with pytest.raises(UserError, match=f"rows {first} to {last}: {form.name} has tiles of 16 rows"):
-            packed.row_slices(first, last, index)
-
-
 @pytest.mark.parametrize("columns", [40_000, 70_000])
 def test_any_number_of_columns_makes_the_whole_way(form, columns, tmp_path):
     """Outliers in the first and the last column; 16 bits tell columns up to 65,535, and 32 bits those beyond."""

@@ -410,7 +410,7 @@ def test_the_page_cache_holds_no_weights(tmp_path):
 
 
 def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
-    refused = {"method": "endor", "placement": LayerMap(0, 0, 4), "fixed_order": True, "predictors": [None] * 4}
+    refused = {"method": "endor", "placement": LayerMap(0, 0, 4), "predictors": [None] * 4}
     for name, value in refused.items():
         with pytest.raises(UserError, match=f"{name}=.*holds experts, which the CPU reads and uses; leave it out"):
             OffloadedModel.from_options(mixtral.folder, Options(**{name: value}))

@@ -213,7 +213,6 @@ def test_a_device_smaller_than_the_rest_is_refused_with_what_is_needed(llama, gp
     [
         ({}, "does not say which neurons are used most: pack it again, or give usage="),
         ({"usage": drawn_usage()[1:]}, r"usage of \[1100, 1100, 1100\] neurons, by layer: expected \[1100, 1100,"),
-        ({"usage": drawn_usage(), "fixed_order": True}, "fixed_order=True: a GPU adds up in its own order"),
         ({"usage": drawn_usage(), "reader": "kvikio"}, "reader='kvikio': .* holds neurons"),
     ],
 )

@@ -277,7 +277,7 @@ from transformers.models.llama import modeling_llama
 from toolkit.formats import decode, encode
 from toolkit.models import load_model
 from toolkit.offload.model import OffloadedModel
-from toolkit.storage.preads import warm_up
+from toolkit.storage.chunks import warm_up
 
 def megabytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1e3
@@ -315,7 +315,7 @@ def resigned(folder, **entries):
     record = json.loads((folder / index.FILE).read_text())
     del record["sha256"]
     record["files"]["model/config.json"] = hashlib.sha256(config.read_bytes()).hexdigest()
-    (folder / index.FILE).write_text(json.dumps(record | {"sha256": index._digest(record)}))
+    (folder / index.FILE).write_text(json.dumps(record | {"sha256": index.digest(record)}))
 
 
 @pytest.mark.parametrize(

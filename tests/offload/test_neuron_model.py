@@ -17,7 +17,7 @@ from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload import by_neuron
+from toolkit.offload import neuron_ffn
 from toolkit.offload.by_neuron import PREDICTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
@@ -124,32 +124,6 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
             torch.testing.assert_close(found, expected[:, :count], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["exact", "all"])
-def test_in_a_fixed_order_neither_budget_nor_history_changes_a_bit(packed, kind):
-    """Of a long prompt, of tokens one by one and of a few at once."""
-    options = {"predictors": packed.predictors if kind == "exact" else None, "fixed_order": True}
-    tight = least_bytes(packed, **options)
-    tokens = torch.randint(61, (1, 24), generator=torch.Generator().manual_seed(1))
-    other = torch.randint(61, (1, 30), generator=torch.Generator().manual_seed(2))
-    runs = []
-
-    def run(model):
-        found, cache = [], None
-        for part in tokens.split([12, 1, 1, 1, 5, 4], dim=1):
-            passed = model(part, past_key_values=cache, use_cache=True)
-            found, cache = [*found, passed.logits], passed.past_key_values
-        runs.append(torch.cat(found, 1))
-
-    for more in ({}, {"dram_bytes": tight}, {"dram_bytes": tight + (1 << 20), "window": 2}, {"window": 0}):
-        with OffloadedModel.open(packed.folder, **options, **more) as ours, torch.no_grad():
-            run(ours.model)
-            ours.model(other)
-            run(ours.model)
-    assert all(torch.equal(found, runs[0]) for found in runs)
-    with thresholded(packed.model, packed.thresholds), torch.no_grad():
-        torch.testing.assert_close(runs[0], packed.model(tokens).logits, rtol=1e-3, atol=1e-3)
-
-
 def test_what_is_read_and_held(llama):
     """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
     with OffloadedModel.open(llama.folder, predictors=llama.predictors, window=50) as ours:
@@ -216,15 +190,15 @@ def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monke
 
 
 def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
-    sums, calls = by_neuron.NeuronFFN._sum, []
+    ffn_of, calls = neuron_ffn.ffn_of, []
 
-    def stopped_once(self, x):
+    def stopped_once(*arguments):
         calls.append(1)
         if len(calls) == 11:
             signal.raise_signal(signal.SIGINT)
-        return sums(self, x)
+        return ffn_of(*arguments)
 
-    monkeypatch.setattr(by_neuron.NeuronFFN, "_sum", stopped_once)
+    monkeypatch.setattr(neuron_ffn, "ffn_of", stopped_once)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with OffloadedModel.open(llama.folder, predictors=llama.predictors) as ours:
         try:

@@ -12,6 +12,7 @@ from tests.storage.conftest import Part, expected
 from toolkit.errors import UserError
 from toolkit.kernels import reads as asynchronous
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.chunks import in_line
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.readers import READERS, open_scattered
 
@@ -50,7 +51,7 @@ def test_signals_interrupt_nothing(stored):
         with READERS["aio"](stored, chunk_bytes=BLOCK_BYTES, depth=3) as reader:
             while len(heard) < 20:
                 target = aligned_buffer(95 * BLOCK_BYTES)
-                reader.read(RANGES, target)
+                reader.read(in_line(RANGES), target)
                 assert target.tobytes() == wanted
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -74,7 +75,7 @@ def test_what_failed_once_or_was_not_started_is_read_again(stored, monkeypatch):
     for depth in (1, 2, 7):
         target[:] = 0
         with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=depth) as reader:
-            reader.read(RANGES, target)
+            reader.read(in_line(RANGES), target)
         assert target.tobytes() == expected(stored, RANGES)
 
 
@@ -88,5 +89,5 @@ def test_a_read_that_fails_again_is_raised_with_its_reason(stored, monkeypatch):
     with READERS["aio"](stored, chunk_bytes=2 * BLOCK_BYTES, depth=4) as reader:
         monkeypatch.setattr(os, "preadv", broken)
         with pytest.raises(OSError, match="Input/output error"):
-            reader.read(RANGES, aligned_buffer(95 * BLOCK_BYTES))
+            reader.read(in_line(RANGES), aligned_buffer(95 * BLOCK_BYTES))
     assert next(calls) <= 1 + 4  # after a failure no more reads are started

@@ -48,6 +48,20 @@ def test_neurons_are_read_as_they_are(stored, layout):
     assert torch.equal(rows, whole[torch.from_numpy(CHOSEN)])
 
 
+def test_adjoining_bundles_are_a_run_of_their_own(stored):
+    run = stored[1].layer(1, "bundled").ops["ffn.bundle"]
+    with open_reader("threads", stored[1], "bundled") as reader:
+        found = []
+        for first, last in [(0, NEURONS), (0, 5), (5, NEURONS), (7, 7)]:
+            part = bundles.adjoining(run, first, last)
+            assert part.nbytes == (last - first) * BLOCK_BYTES
+            buffer = aligned_buffer(part.nbytes)
+            reader.read(part.chunks, buffer)
+            found.append(part.view(buffer).decode())
+    assert torch.equal(torch.cat(found[1:3]), found[0])
+    assert found[3].shape == (0, run.shape[1])
+
+
 def test_a_bundle_is_one_read_of_whole_blocks(stored):
     """Neurons that follow each other are one read in each matrix, and so are those beyond a gap that is allowed."""
     model, store = stored

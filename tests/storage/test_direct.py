@@ -4,10 +4,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from toolkit.storage import preads
+from toolkit.storage import chunks
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
+from toolkit.storage.chunks import read_ranges
 from toolkit.storage.direct import BLOCK_BYTES, open_file
-from toolkit.storage.preads import read_ranges
 
 SIZE = 64 * BLOCK_BYTES
 
@@ -64,7 +64,7 @@ def test_a_read_that_a_signal_cut_short_is_done_again(path, monkeypatch):
         taken[0] += 1
         return int(taken[0]) - 1
 
-    monkeypatch.setattr(preads, "_compiled", lambda: interrupted)
+    monkeypatch.setattr(chunks, "_compiled", lambda: interrupted)
     target = aligned_buffer(4 * BLOCK_BYTES)
     with open_file(path) as file:
         read_ranges(file.descriptor, *ranges(*((k, BLOCK_BYTES, k) for k in range(0, 4 * BLOCK_BYTES, 4096))), target)
@@ -85,14 +85,14 @@ def test_threads_share_ranges_without_reading_one_twice(path, monkeypatch):
 
 
 def test_nothing_is_compiled_after_the_warm_up(path):
-    preads.warm_up()
-    before = len(preads._compiled().signatures)
+    chunks.warm_up()
+    before = len(chunks._compiled().signatures)
     every_second = np.repeat(np.arange(0, SIZE, BLOCK_BYTES), 2)[::2]
     sizes, target = np.full(len(every_second), BLOCK_BYTES), aligned_buffer(SIZE)
     with open_file(path) as file:
         read_ranges(file.descriptor, every_second, sizes, every_second, target, np.zeros(1, np.int64))
     assert target.tobytes() == path.read_bytes()
-    assert len(preads._compiled().signatures) == before == 1
+    assert len(chunks._compiled().signatures) == before == 1
 
 
 @pytest.mark.parametrize("bad", [(0, 4096, 4096), (0, -1, 0), (0, 1, -1)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
+from toolkit.storage.chunks import in_line
 from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
 from toolkit.storage.store import Store
@@ -119,7 +120,7 @@ def test_layers_are_read_into_device_memory(kvikio, store):
     content = (store.folder / layer.shard).read_bytes()
     target = DeviceMemory(_aligned(layer.nbytes + run.nbytes))
     with open_reader("kvikio", store, "csr") as reader:
-        reader.read([layer, run], target)
+        reader.read(in_line([layer, run]), target)
     assert target.array.tobytes() == content[layer.offset :] + content[run.offset : run.offset + run.nbytes]
 
 
@@ -130,10 +131,10 @@ def test_short_and_changed_files(kvikio, stored, monkeypatch):
     with READERS["kvikio"](stored) as reader:
         monkeypatch.setattr(FakeFile, "short", 1)
         with pytest.raises(OSError, match="short read: 20479 of 20480 bytes at offset 0"):
-            reader.read([part], target)
+            reader.read(in_line([part]), target)
         os.truncate(stored["a"].path, 4096)
         with pytest.raises(ChangedError):
-            reader.read([part], target)
+            reader.read(in_line([part]), target)
     with pytest.raises(ChangedError):
         READERS["kvikio"](stored)
 

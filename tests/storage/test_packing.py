@@ -49,7 +49,7 @@ def rebuild(store, variant):
     with open_reader("threads", store, variant) as reader, torch.no_grad():
         for number, block in enumerate(decoder_blocks(model)):
             layer = store.layer(number, variant)
-            reader.read([layer], slot)
+            reader.read(layer.chunks, slot)
             linears, views = decoder_linears(block), layer.view(slot)
             assert linears.keys() == views.keys()
             for name, packed in views.items():

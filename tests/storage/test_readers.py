@@ -18,9 +18,9 @@ from toolkit.errors import UserError, run_command
 from toolkit.formats import decode
 from toolkit.storage import direct as files
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.chunks import Chunks, in_line
 from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
-from toolkit.storage.readers.base import Chunks
 
 HOST = ("threads", "aio")  # kvikio has its own tests
 LANES = {"threads": "threads", "aio": "depth"}
@@ -52,25 +52,23 @@ def test_any_ranges_as_slices_of_the_files(name, stored, ranges, chunk, lanes):
     target[:] = 7
     options = {"chunk_bytes": chunk * BLOCK_BYTES, LANES[name]: lanes}
     with READERS[name](stored, **options) as reader:
-        reader.read(ranges, target)
-        reader.read(ranges, target)
+        reader.read(in_line(ranges), target)
+        reader.read(in_line(ranges), target)
     assert target.tobytes() == wanted + b"\7" * BLOCK_BYTES  # and nothing beyond
 
 
-@given(
-    sizes=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=5),
-    place=st.integers(0, 3),
-    chunk=st.integers(1, 4),
-)
-def test_chunks_tile_their_ranges(sizes, place, chunk):
-    ranges = [Part("a", offset, nbytes) for offset, nbytes in sizes]
-    chunks = Chunks.of(ranges, place, chunk)
-    naive, at = [], place
-    for offset, nbytes in sizes:
-        for start in range(0, nbytes, chunk):
-            naive.append((offset + start, min(chunk, nbytes - start), at + start))
-        at += nbytes
-    assert list(zip(chunks.offsets, chunks.sizes, chunks.places, strict=True)) == naive
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 9), st.integers(0, 9)), max_size=6), st.integers(1, 4))
+def test_blocks_in_line_fill_a_target_without_a_hole(parts, chunk):
+    """Read by read into bytes that are each named by shard and offset."""
+    target = {}
+    for chunks in in_line([Part(*part) for part in parts]):
+        cut = chunks.cut(chunk)
+        assert (cut.sizes <= chunk).all()
+        for offset, size, place in zip(cut.offsets, cut.sizes, cut.places, strict=True):
+            target |= {place + at: (chunks.shard, offset + at) for at in range(size)}
+    wanted = [(shard, offset + at) for shard, offset, nbytes in parts for at in range(nbytes)]
+    assert [target[at] for at in sorted(target)] == wanted
+    assert sorted(target) == [*range(len(wanted))]
 
 
 @given(
@@ -83,7 +81,7 @@ def test_joined_and_cut_chunks_read_the_same_bytes(starts, chunk):
         found = zip(chunks.offsets, chunks.places, chunks.sizes, strict=True)
         return [(offset + at, place + at) for offset, place, size in found for at in range(size)]
 
-    chunks = Chunks(*np.array([(o, n, p) for o, p, n in starts], np.int64).reshape(-1, 3).T)
+    chunks = Chunks("a", *np.array([(o, n, p) for o, p, n in starts], np.int64).reshape(-1, 3).T)
     joined = chunks.joined()
     assert pairs(joined) == pairs(chunks) == pairs(chunks.cut(chunk))
     followers = zip(pairs(chunks), pairs(chunks)[1:], strict=False)
@@ -98,28 +96,33 @@ def test_chunks_go_to_their_places(name, stored, blocks, count, chunk):
     """Blocks of a file, in any order, to other places."""
     numbers = np.array(blocks[:count], np.int64)
     target = aligned_buffer(40 * BLOCK_BYTES)
-    chunks = Chunks(numbers * BLOCK_BYTES, np.full(count, BLOCK_BYTES), np.arange(count) * 2 * BLOCK_BYTES)
+    chunks = Chunks("a", numbers * BLOCK_BYTES, np.full(count, BLOCK_BYTES), np.arange(count) * 2 * BLOCK_BYTES)
     with READERS[name](stored, chunk_bytes=chunk * BLOCK_BYTES) as reader:
-        reader.read_chunks("a", chunks, target)
+        reader.read([chunks], target)
     content = np.fromfile(stored["a"].path, np.uint8).reshape(-1, BLOCK_BYTES)
     assert (target.reshape(20, 2, BLOCK_BYTES)[:count, 0] == content[numbers]).all()
     assert not target.reshape(20, 2, BLOCK_BYTES)[:, 1].any()
 
 
 def test_chunks_that_cannot_be_read_are_refused(name, stored):
-    def chunks(offset, size, place):
-        return Chunks(*(np.array([0, number]) for number in (offset, size, place)))
+    def chunks(offset, size, place, shard="a"):
+        return [Chunks(shard, *(np.array([0, number]) for number in (offset, size, place)))]
 
+    two, whole = aligned_buffer(2 * BLOCK_BYTES), (0, BLOCK_BYTES, 0)
+    wrong = [
+        (chunks(1, BLOCK_BYTES, 0), two, "no whole blocks"),
+        (chunks(0, 5, 0), two, "no whole blocks"),
+        (chunks(0, BLOCK_BYTES, 100), two, "no whole blocks"),
+        (chunks(-BLOCK_BYTES, BLOCK_BYTES, 0), two, "no whole blocks"),
+        (chunks(*whole), two[1:], "no whole blocks"),
+        (chunks(0, BLOCK_BYTES, 2 * BLOCK_BYTES), two, "a buffer of 8192 bytes for reads up to byte 12288"),
+        (chunks(*whole, shard="z"), two, "shard z was not opened"),
+        (chunks(*whole), torch.zeros(BLOCK_BYTES, dtype=torch.uint8), "expected a NumPy array"),
+    ]
     with READERS[name](stored) as reader:
-        for wrong in ((1, BLOCK_BYTES, 0), (0, 5, 0), (0, BLOCK_BYTES, 100), (-BLOCK_BYTES, BLOCK_BYTES, 0)):
-            with pytest.raises(UserError, match="no whole blocks"):
-                reader.submit_chunks("a", chunks(*wrong), aligned_buffer(2 * BLOCK_BYTES))
-        with pytest.raises(UserError, match="no whole blocks"):
-            reader.submit_chunks("a", chunks(0, BLOCK_BYTES, 0), aligned_buffer(2 * BLOCK_BYTES)[1:])
-        with pytest.raises(UserError, match="a buffer of 8192 bytes for chunks up to byte 12288"):
-            reader.submit_chunks("a", chunks(0, BLOCK_BYTES, 2 * BLOCK_BYTES), aligned_buffer(2 * BLOCK_BYTES))
-        with pytest.raises(UserError, match="shard z was not opened"):
-            reader.submit_chunks("z", chunks(0, 0, 0), aligned_buffer(BLOCK_BYTES))
+        for reads, target, words in wrong:
+            with pytest.raises(UserError, match=words):
+                reader.submit(reads, target)
 
 
 def test_a_read_that_fails_in_one_of_many_threads_stops_the_others(stored, tmp_path):
@@ -130,14 +133,14 @@ def test_a_read_that_fails_in_one_of_many_threads_stops_the_others(stored, tmp_p
     os.truncate(path, 100 * BLOCK_BYTES)
     target = aligned_buffer(BLOCK_BYTES)
     places = np.zeros(blocks, np.int64)
-    beyond = Chunks((50 + np.arange(blocks)) * BLOCK_BYTES, np.full(blocks, BLOCK_BYTES), places)
+    beyond = Chunks("v", (50 + np.arange(blocks)) * BLOCK_BYTES, np.full(blocks, BLOCK_BYTES), places)
     with READERS["threads"]({"v": StoredFile.of(path)}, threads=32) as reader:
         taken = []
-        fetch = reader._fetch
-        reader._fetch = lambda *arguments: taken.append(fetch(*arguments))
+        fetch = reader._read_all
+        reader._read_all = lambda *arguments: taken.append(fetch(*arguments))
         with pytest.raises(OSError, match="short read: 0 of 4096 bytes at offset"):
-            reader.read_chunks("v", beyond, target)
-        reader.read_chunks("v", Chunks(beyond.offsets[:9], beyond.sizes[:9], places[:9]), target)
+            reader.read([beyond], target)
+        reader.read([beyond.at(slice(9))], target)
     assert len(taken) == 1  # the second one alone got through
 
 
@@ -145,20 +148,20 @@ def test_layers_of_a_store_through_two_slots(name, store, weights):
     slots = [aligned_buffer(store.slot_bytes("endor")) for _ in range(2)]
     with open_reader(name, store, "endor", chunk_bytes=BLOCK_BYTES) as reader:
         assert reader.mode in ("direct", "buffered")
-        futures = [reader.submit([store.layer(number, "endor")], slots[number]) for number in range(2)]
+        futures = [reader.submit(store.layer(number, "endor").chunks, slots[number]) for number in range(2)]
         for number, future in enumerate(futures):
             future.result()
             for op, packed in store.layer(number, "endor").view(slots[number]).items():
                 assert torch.equal(decode(packed), weights[number, op])
         run = store.layer(1, "endor").ops["mlp.up"]
-        reader.read([run], slots[0])
+        reader.read(run.chunks, slots[0])
         assert torch.equal(decode(run.view(slots[0])), weights[1, "mlp.up"])
 
 
 def test_reads_happen_in_the_order_asked_for(name, stored):
     target = aligned_buffer(64 * BLOCK_BYTES)
     with READERS[name](stored) as reader:
-        futures = [reader.submit([Part(shard, 0, SIZES[shard] * BLOCK_BYTES)], target) for shard in "acb"]
+        futures = [reader.submit(in_line([Part(shard, 0, SIZES[shard] * BLOCK_BYTES)]), target) for shard in "acb"]
         futures[-1].result()
         assert all(future.done() for future in futures)
     content = {shard: stored[shard].path.read_bytes() for shard in SIZES}
@@ -176,7 +179,7 @@ def test_what_waits_when_a_reader_is_closed_is_dropped_and_nothing_stays_open(na
     monkeypatch.setattr(READERS[name], "_fetch", slow)
     target = aligned_buffer(BLOCK_BYTES)
     reader = READERS[name](stored)
-    first, second = (reader.submit([Part("b", 0, BLOCK_BYTES)], target) for _ in range(2))
+    first, second = (reader.submit(in_line([Part("b", 0, BLOCK_BYTES)]), target) for _ in range(2))
     closing = threading.Thread(target=reader.close)
     closing.start()
     while not second.cancelled():
@@ -188,7 +191,7 @@ def test_what_waits_when_a_reader_is_closed_is_dropped_and_nothing_stays_open(na
     with pytest.raises(CancelledError):
         second.result()
     with pytest.raises(RuntimeError, match="shutdown"):
-        reader.submit([Part("b", 0, BLOCK_BYTES)], target)
+        reader.submit(in_line([Part("b", 0, BLOCK_BYTES)]), target)
     assert os.listdir("/proc/self/fd") == descriptors
 
 
@@ -199,7 +202,7 @@ def test_a_file_system_without_direct_reads_is_buffered_and_says_so(name, stored
     target = aligned_buffer(37 * BLOCK_BYTES)
     with READERS[name](stored) as reader:
         assert reader.mode == "buffered"
-        reader.read(ranges, target)
+        reader.read(in_line(ranges), target)
     assert target.tobytes() == expected(stored, ranges)
 
 
@@ -237,10 +240,10 @@ def _copy(path):
 def test_a_file_that_changes_under_a_reader(name, victim, harm):
     ranges, target = [Part("v", 0, 64 * BLOCK_BYTES)], aligned_buffer(64 * BLOCK_BYTES)
     with READERS[name]({"v": StoredFile.of(victim)}, chunk_bytes=BLOCK_BYTES) as reader:
-        reader.read(ranges, target)
+        reader.read(in_line(ranges), target)
         HARM[harm](victim)
         with pytest.raises(ChangedError, match=rf"{victim}: (replaced, cut or written to|gone) while it was in use"):
-            reader.read(ranges, target)
+            reader.read(in_line(ranges), target)
 
 
 @pytest.mark.parametrize("harm", HARM)
@@ -257,8 +260,8 @@ def test_a_disk_that_fails_is_named(name, stored, monkeypatch, capsys):
         raise OSError(errno.EIO, "Input/output error")
 
     with READERS[name](stored, chunk_bytes=BLOCK_BYTES) as reader:
-        monkeypatch.setattr(type(reader), "_transfer", fails)
-        read = partial(reader.read, [Part("a", 0, BLOCK_BYTES)], aligned_buffer(BLOCK_BYTES))
+        monkeypatch.setattr(type(reader), "_fetch", fails)
+        read = partial(reader.read, in_line([Part("a", 0, BLOCK_BYTES)]), aligned_buffer(BLOCK_BYTES))
         assert run_command(read) == 2
     assert f"error: {stored['a'].path}: the disk cannot read or write it" in capsys.readouterr().err
 
@@ -267,14 +270,14 @@ def test_a_disk_that_fails_is_an_error_and_the_reader_goes_on(name, stored):
     target = aligned_buffer(64 * BLOCK_BYTES)
     with READERS[name](stored, chunk_bytes=BLOCK_BYTES) as reader:
         with pytest.raises(OSError, match="short read: 0 of 4096 bytes at offset"):
-            reader.read([Part("a", 30 * BLOCK_BYTES, 30 * BLOCK_BYTES)], target)  # beyond the end
+            reader.read(in_line([Part("a", 30 * BLOCK_BYTES, 30 * BLOCK_BYTES)]), target)  # beyond the end
         really = reader._files["a"]
         reader._files["a"] = files.OpenFile(os.open("/", os.O_RDONLY), 0, "direct")
         with pytest.raises(ChangedError):  # another file behind the descriptor
-            reader.read([Part("a", 0, BLOCK_BYTES)], target)
+            reader.read(in_line([Part("a", 0, BLOCK_BYTES)]), target)
         os.close(reader._files["a"].descriptor)
         reader._files["a"] = really
-        reader.read([Part("a", 0, BLOCK_BYTES)], target)
+        reader.read(in_line([Part("a", 0, BLOCK_BYTES)]), target)
     assert target[:BLOCK_BYTES].tobytes() == stored["a"].path.read_bytes()[:BLOCK_BYTES]
 
 
@@ -292,7 +295,7 @@ def test_an_error_waits_for_the_other_threads(stored, monkeypatch):
     with READERS["threads"](stored, chunk_bytes=BLOCK_BYTES, threads=4) as reader:
         monkeypatch.setattr("toolkit.storage.readers.threads.read_ranges", slow)
         with pytest.raises(OSError, match="fails at once"):
-            reader.read([Part("c", 0, 64 * BLOCK_BYTES)], aligned_buffer(64 * BLOCK_BYTES))
+            reader.read(in_line([Part("c", 0, 64 * BLOCK_BYTES)]), aligned_buffer(64 * BLOCK_BYTES))
         assert len(done) == 3
 
 
@@ -303,20 +306,6 @@ def test_bad_arguments(name, store, stored):
         READERS[name](stored, **{LANES[name]: 0})
     with pytest.raises(UserError, match="unknown variant"):
         open_reader(name, store, "int8")
-    whole = Part("b", 0, BLOCK_BYTES)
-    with READERS[name](stored) as reader:
-        with pytest.raises(UserError, match="a buffer of 4096 bytes for ranges of 8192"):
-            reader.submit([whole, whole], aligned_buffer(BLOCK_BYTES))
-        with pytest.raises(UserError, match="does not start on 4096 bytes"):
-            reader.submit([whole], aligned_buffer(2 * BLOCK_BYTES)[1:])
-        with pytest.raises(UserError, match="no run of whole blocks"):
-            reader.submit([Part("a", 1, BLOCK_BYTES)], aligned_buffer(BLOCK_BYTES))
-        with pytest.raises(UserError, match="no run of whole blocks"):
-            reader.submit([Part("a", 0, 100)], aligned_buffer(BLOCK_BYTES))
-        with pytest.raises(UserError, match="shard z was not opened"):
-            reader.submit([Part("z", 0, 0)], aligned_buffer(BLOCK_BYTES))
-        with pytest.raises(UserError, match="expected a NumPy array"):
-            reader.submit([whole], torch.zeros(BLOCK_BYTES, dtype=torch.uint8))
 
 
 def test_unknown_readers(store):

@@ -30,7 +30,7 @@ def test_any_groups_as_the_library_reads_them(tmp_path_factory, groups):
     path = tmp_path_factory.mktemp("shard") / "a.safetensors"
     groups = [{name: tensor(*kind) for name, kind in group.items()} for group in groups]
     prefixes = [f"{number}." for number in range(len(groups))]
-    shard = write_shard(path, groups, prefixes, {"variant": "x"})
+    runs = write_shard(path, groups, prefixes, {"variant": "x"})
     expected = {p + name: value for p, group in zip(prefixes, groups, strict=True) for name, value in group.items()}
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"variant": "x"}
@@ -40,12 +40,13 @@ def test_any_groups_as_the_library_reads_them(tmp_path_factory, groups):
             found = file.get_tensor(name)
             assert (found.dtype, found.shape) == (value.dtype, value.shape)
             assert torch.equal(found, value)
-    _check_places(path, shard, groups, prefixes)
+    _check_places(path, runs, groups, prefixes)
 
 
-def _check_places(path, shard, groups, prefixes):
-    data, tensors, end = path.read_bytes(), read_shard(path), shard.header.nbytes
-    for run, group, prefix in zip(shard.groups, groups, prefixes, strict=True):
+def _check_places(path, runs, groups, prefixes):
+    header, *written = runs
+    data, tensors, end = path.read_bytes(), read_shard(path), header.nbytes
+    for run, group, prefix in zip(written, groups, prefixes, strict=True):
         assert run.offset == end
         assert run.nbytes % BLOCK_BYTES == 0
         pieces, nbytes = layout(group)
@@ -55,9 +56,9 @@ def _check_places(path, shard, groups, prefixes):
             assert piece.offset % TENSOR_BYTES == 0
             assert piece.end <= run.nbytes
         end = run.offset + run.nbytes
-    assert shard.header.nbytes % BLOCK_BYTES == 0
+    assert header.nbytes % BLOCK_BYTES == 0
     assert end == len(data)
-    for run in (shard.header, *shard.groups):
+    for run in runs:
         assert hashlib.sha256(data[run.offset : run.offset + run.nbytes]).hexdigest() == run.sha256
     for name, found in tensors.items():
         if name.startswith("__padding_"):

@@ -1,6 +1,5 @@
 """Compressed sparse rows."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,7 +31,6 @@ class CSR(Packed):
     """
 
     name = "csr"
-    row_index = ("row_offsets",)
 
     shape: tuple[int, int]
     row_offsets: Int64[Tensor, " rows+1"]
@@ -84,17 +82,6 @@ class CSR(Packed):
 
     def _check_offsets(self) -> None:
         expect_rising("row offsets", self.row_offsets, self.values.numel(), "the number of values")
-
-    @classmethod
-    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
-        """The row offsets tell where the columns and values of each row begin."""
-        span = slice(int(index["row_offsets"][first]), int(index["row_offsets"][last]))
-        return {"row_offsets": slice(first, last + 1), "columns": span, "values": span}
-
-    @classmethod
-    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
-        """Row offsets count from the first of these rows."""
-        return cls.of_parts(shape, dtype, tensors | {"row_offsets": tensors["row_offsets"] - tensors["row_offsets"][0]})
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

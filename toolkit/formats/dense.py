@@ -1,6 +1,5 @@
 """The dense matrix, which the other formats are compared with."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -54,11 +53,6 @@ class Dense(Packed):
 
     def check(self) -> None:
         """Any values are good."""
-
-    @classmethod
-    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
-        """Rows are rows of `values`."""
-        return {"values": slice(first, last)}
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

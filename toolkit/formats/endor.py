@@ -1,6 +1,5 @@
 """ENDOR: a bitmap and the non-zeros (ENDOR, section 4.1, figure 4)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -33,7 +32,6 @@ class Endor(Bitmap, Packed):
     version = 2  # version 1 had no block offsets
     has_matvec = True
     has_batched_matvec = True
-    row_index = ("row_offsets",)
 
     @classmethod
     def encode(cls, weight: Tensor) -> Self:
@@ -50,18 +48,6 @@ class Endor(Bitmap, Packed):
     def product(self, x: Tensor, out: Tensor) -> Product:
         """The same, to be run again and again."""
         return bitmap.product(self, x, out)
-
-    @classmethod
-    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
-        """The row offsets tell where the values of each row begin."""
-        rows, starts = slice(first, last), index["row_offsets"]
-        values = slice(int(starts[first]), int(starts[last]))
-        return {"bitmap": rows, "row_offsets": slice(first, last + 1), "block_offsets": rows, "values": values}
-
-    @classmethod
-    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
-        """Row offsets count from the first of these rows."""
-        return cls.of_parts(shape, dtype, tensors | {"row_offsets": tensors["row_offsets"] - tensors["row_offsets"][0]})
 
     @classmethod
     def expected_nbytes(cls, shape: tuple[int, int], sparsity: float, dtype: torch.dtype) -> int:

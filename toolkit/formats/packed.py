@@ -2,7 +2,6 @@
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
 from typing import ClassVar, Self
 
@@ -45,7 +44,6 @@ class Packed(ABC):
     has_matvec: ClassVar[bool] = False  # `matvec` reads the packed form and makes no dense matrix
     has_batched_matvec: ClassVar[bool] = False  # `matvec` takes several vectors, [batch, columns], too
     multiplied_packed: ClassVar[bool] = False  # so much quicker than decoding that `run` does it unless told otherwise
-    row_index: ClassVar[tuple[str, ...]] = ()  # the tensors, if there, that `row_slices` must know
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -110,19 +108,6 @@ class Packed(ABC):
         or allocated for each product (`toolkit.kernels.runtime.parallel`). None where `matvec` is all there is.
         """
         return None
-
-    @classmethod
-    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
-        """Where the rows from `first` up to, not including, `last` lie in each tensor, along its first dimension.
-
-        `index` holds the tensors that `row_index` names. Raises `UserError` if the format cannot tell.
-        """
-        raise UserError(f"format {cls.name!r} does not tell where its rows lie: read the whole matrix")
-
-    @classmethod
-    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
-        """A matrix of some rows only, made of the slices that `row_slices` names. Raises what `of_parts` raises."""
-        return cls.of_parts(shape, dtype, tensors)
 
     @property
     def stored(self) -> "Packed":

@@ -1,6 +1,5 @@
 """SpQR: 3-bit weights with two levels of statistics in 64-bit words, and outliers in fp16 (`toolkit.kernels.spqr`)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Self
@@ -38,7 +37,6 @@ class SpQRMatrix(Packed):
     has_matvec = True
     has_batched_matvec = True
     multiplied_packed = True
-    row_index = ("offsets", "permutation")
     storage: ClassVar[str] = "csr"
 
     shape: tuple[int, int]
@@ -102,10 +100,13 @@ class SpQRMatrix(Packed):
         spqr.decode(self.words, self.outliers, out, order=self.permutation)
 
     def _padded_rows(self, first: int, last: int) -> Tensor:
-        """Rows in the order of the words' columns, with what pads the words behind them."""
-        spans = self.row_slices(first, last, {"offsets": self.offsets})
-        tensors = {name: self.tensors[name][span] for name, span in spans.items()}
-        return self.of_rows((last - first, spqr.TILE * self.words.shape[1]), self.dtype, tensors).decode()
+        """Whole tiles of rows in the order of the words' columns, with what pads the words behind them."""
+        step = csr.STORAGES[self.storage].rows_at_once
+        offsets = self.offsets[first // step : -(-last // step) + 1]
+        words = self.words[first // spqr.TILE : -(-last // spqr.TILE)]
+        outliers = self.col_vals[int(offsets[0]) : int(offsets[-1])]
+        shape = last - first, spqr.TILE * words.shape[1]
+        return type(self)(shape, self.dtype, words, offsets - offsets[0], outliers).decode()
 
     def matvec(self, x: Tensor) -> Tensor:
         """The matrix times `x` [*batch, columns] in fp32, read straight from the packed form."""
@@ -132,25 +133,6 @@ class SpQRMatrix(Packed):
             total = self._padded_rows(first, last).sum(dtype=torch.float32)
             if not bool(total.isfinite()):  # sums of fp16 numbers do not overflow fp32
                 raise ValueError(f"a weight of rows {first} to {last - 1} is too large for fp16: it is not finite")
-
-    @classmethod
-    def row_slices(cls, first: int, last: int, index: Mapping[str, Tensor]) -> dict[str, slice]:
-        """Whole tiles of 16 rows, up to the last row. Raises `UserError` for rows that begin or end within a tile."""
-        step = csr.STORAGES[cls.storage].rows_at_once
-        lines = len(index["offsets"]) - 1
-        ends_inside = last % spqr.TILE and -(-last // step) < lines
-        if first % spqr.TILE or ends_inside:
-            raise UserError(f"rows {first} to {last}: {cls.name} has tiles of {spqr.TILE} rows; choose multiples of it")
-        low, high = min(first // step, lines), -(-last // step)
-        span = slice(int(index["offsets"][low]), int(index["offsets"][high]))
-        found = {"words": slice(first // spqr.TILE, -(-last // spqr.TILE)), "offsets": slice(low, high + 1)}
-        order = {"permutation": slice(0, len(index["permutation"]))} if "permutation" in index else {}
-        return found | {"col_vals": span} | order
-
-    @classmethod
-    def of_rows(cls, shape: tuple[int, int], dtype: torch.dtype, tensors: dict[str, Tensor]) -> Self:
-        """Offsets count from the first of these rows."""
-        return cls.of_parts(shape, dtype, tensors | {"offsets": tensors["offsets"] - tensors["offsets"][0]})
 
 
 class SpQRTransposed(SpQRMatrix):

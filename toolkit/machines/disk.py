@@ -22,8 +22,8 @@ from toolkit.errors import UserError, unknown
 from toolkit.files import check_space, disk_trouble_told
 from toolkit.storage import direct
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.chunks import read_ranges, warm_up
 from toolkit.storage.direct import BLOCK_BYTES, OpenFile
-from toolkit.storage.preads import read_ranges, warm_up
 
 PATTERNS = ("random", "sequential")
 BATCH = 16  # reads between two looks at the clock

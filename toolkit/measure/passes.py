@@ -168,7 +168,7 @@ class LayerPass(Contestant):
         """The files, and the layer in its buffer if it is in DRAM."""
         with open_reader("threads", self.shared.store, self.form) as self.reader:
             if not self.is_read:
-                self.reader.read(self.layer.ranges, self.buffer)
+                self.reader.read(self.layer.chunks, self.buffer)
             self.mode, self.recorder = self.reader.mode if self.is_read else "memory", Recorder()
             yield
 
@@ -191,7 +191,7 @@ class LayerPass(Contestant):
     def _read(self, run: OpRun) -> OpRun:
         if self.is_read:
             with self.recorder.span("read", run.op, "storage", run.nbytes, layer=0):
-                self.reader.read(run.ranges, self.buffer[run.offset - self.layer.offset :][: run.nbytes])
+                self.reader.read(run.chunks, self.buffer[run.offset - self.layer.offset :][: run.nbytes])
         return run
 
     def _operand(self, run: OpRun) -> Packed:
@@ -210,5 +210,5 @@ def _weights(store: Store, form: str, buffer: np.ndarray) -> Mapping[str, Packed
     Making a weight checks it against the contents of its buffer, so the buffer is read first.
     """
     with open_reader("threads", store, form) as reader:
-        reader.read(store.layer(0, form).ranges, buffer)
+        reader.read(store.layer(0, form).chunks, buffer)
     return store.layer(0, form).view(buffer)

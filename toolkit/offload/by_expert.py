@@ -42,7 +42,7 @@ class ByExpert:
 
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening
-        refuse(store, options, "experts", fixed_order=options.fixed_order or None, predictors=options.predictors)
+        refuse(store, options, "experts", predictors=options.predictors)
         if options.verify:
             store.verify()
         self.model = opening.skeleton(lambda outline: check_fits(store, outline))

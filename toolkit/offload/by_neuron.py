@@ -37,7 +37,6 @@ from toolkit.storage.buffers import buffer_bytes as whole_pages
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 from toolkit.storage.neuron_packing import LAYOUT, NEEDS, check_fits, width
 from toolkit.storage.readers import Reader, open_reader, open_scattered
-from toolkit.storage.readers.base import HostReader
 from toolkit.storage.store import Store
 
 STAGED = 512  # neurons that one read brings at most; their buffer is shared by all layers
@@ -67,8 +66,6 @@ class ByNeuron:
         store, options, self._opening = opening.store, opening.options, opening
         kvikio = options.reader if options.direct else None
         refuse(store, options, "neurons", gpu=True, exact=None if options.exact else False, reader=kvikio)
-        if options.fixed_order and options.on_gpu:
-            raise UserError("fixed_order=True: a GPU adds up in its own order; leave it out, or use device='cpu'")
         self.by_token = not options.on_gpu
         if options.verify:
             store.verify()
@@ -101,7 +98,7 @@ class ByNeuron:
         settings = (number, held, self.predictors[number], self._maths[number])
         passes = not self._shares.rows[number]
         if not options.on_gpu:
-            return NeuronFFN(*settings, bias, passes, recorder, options.fixed_order)
+            return NeuronFFN(*settings, bias, passes, recorder)
         hot = place(np.flatnonzero(self.hot[number]), held, self._opening.device, recorder, number)
         return SplitFFN(hot, *settings, _on_cpu(bias), passes, recorder)
 
@@ -204,7 +201,7 @@ def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[
     return [min(need, number) if predictor else number for need, number, predictor in pairs]
 
 
-def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: HostReader) -> Iterator[NeuronStore]:
+def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: Reader) -> Iterator[NeuronStore]:
     """The neurons of each layer that are in memory. Layers without rows of their own share some."""
     store, options, recorder = opening.store, opening.options, opening.recorder
     matrices = _matrices([*shares.rows, shares.passing], width(ffns[0]), store.index.ops[0].dtype)

@@ -78,7 +78,7 @@ class ExpertSlots:
             for expert, slot in change.placed:
                 run = self.runs[expert]
                 span = self._recorder.span("read", "expert", "storage", run.nbytes, self._layer)
-                self._coming[expert] = self._reader.submit(run.ranges, self._arena[slot], span)
+                self._coming[expert] = self._reader.submit(run.chunks, self._arena[slot], span)
         except BaseException:
             self.clear()
             raise

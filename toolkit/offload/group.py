@@ -1,6 +1,6 @@
-"""Linears of a layer, multiplied in one call."""
+"""Linears of a layer, and what lies between them, in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,45 +13,38 @@ from toolkit.offload.linear import OffloadedLinear
 
 
 @dataclass(frozen=True, eq=False)
-class Projections:
+class Linears:
     """Linears with the same input, the vector that `x` holds.
 
-    `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place. The stages
-    `before` and `after` are run with the products.
+    `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place.
     """
 
     linears: Sequence[OffloadedLinear]
     x: Tensor
     outs: Sequence[Tensor]
-    before: Sequence[Task] = ()
-    after: Sequence[Task] = ()
 
-    def stages(self, weights: Sequence[Packed]) -> list[list[Task]]:
-        """All of it, with these weights."""
-        each = zip(weights, self.outs, strict=True)
-        products = [weight.product(self.x, out) or _plain(weight, self.x, out) for weight, out in each]
-        biases = [
-            Task(add_to, (out.numpy(), linear.bias.float().numpy()))
-            for linear, out in zip(self.linears, self.outs, strict=True)
-            if linear.bias is not None
-        ]
-        around = [[[task] for task in tasks] for tasks in (self.before, [*biases, *self.after])]
-        return [*around[0], *stages(products), *around[1]]
+    def stages(self, weights: Iterator[Packed]) -> list[list[Task]]:
+        """The products with the next weights, then the biases."""
+        each = list(zip(self.linears, weights, self.outs, strict=False))
+        products = [weight.product(self.x, out) or _plain(weight, self.x, out) for _, weight, out in each]
+        biased = [(out.numpy(), linear.bias.float().numpy()) for linear, _, out in each if linear.bias is not None]
+        return [*stages(products), *([Task(add_to, arrays)] for arrays in biased)]
 
 
 class Group:
-    """Projections of one layer that follow each other, whose weights are used packed.
+    """Steps of one layer that follow each other: linears, whose weights are used packed, and tasks.
 
     Weights that stay in memory are bound once, others whenever they come.
     """
 
-    def __init__(self, *parts: Projections):
-        self.parts, self.linears = parts, [linear for part in parts for linear in part.linears]
+    def __init__(self, *steps: Linears | Task):
+        self.steps = steps
+        self.linears = [linear for step in steps if isinstance(step, Linears) for linear in step.linears]
         self.name = " + ".join(linear.name for linear in self.linears)
         self.close()
 
     def __call__(self) -> None:
-        """Fill the parts' `outs` with the products and their biases. It is one span, of stage `compute`."""
+        """Do all steps. They are one span, of stage `compute`."""
         weights = [linear.fetched() for linear in self.linears]
         if any(now is not bound for now, bound in zip(weights, self._weights, strict=True)):
             self._bind(weights)
@@ -67,9 +60,8 @@ class Group:
 
     def _bind(self, weights: Sequence[Packed]) -> None:
         left = iter(weights)
-        of_parts = [[next(left) for _ in part.linears] for part in self.parts]
-        chained = [part.stages(some) for part, some in zip(self.parts, of_parts, strict=True)]
-        self._program = Program([stage for each in chained for stage in each])
+        each = [step.stages(left) if isinstance(step, Linears) else [[step]] for step in self.steps]
+        self._program = Program([stage for some in each for stage in some])
         self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
 
 

@@ -61,7 +61,7 @@ class HeldHead:
     @staticmethod
     def _read(reader: Reader, part: Layer) -> Packed:
         buffer = aligned_buffer(part.nbytes)
-        reader.read(part.ranges, buffer)
+        reader.read(part.chunks, buffer)
         return part.view(buffer)[HEAD]
 
 

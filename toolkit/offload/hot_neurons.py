@@ -6,7 +6,6 @@ A cold neuron that a token needs comes from DRAM, or from disk if DRAM does not 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -16,11 +15,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.neuron_ffn import NeuronFFN, ffn_of, fired
-from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.timeline.spans import Recorder
-
-Shares = Float[np.ndarray, " neurons"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +34,7 @@ def choose(
 ) -> list[Bool[np.ndarray, " neurons"]]:
     """Which neurons of each layer are hot: the most used of all layers, as many as fit into so many bytes.
 
-    A neuron that is never used is none of them. Raises `UserError` for usage of other layers, or that is no share.
+    Neurons that are never used are not among them. Raises `UserError` for usage of other layers, or that is NaN.
     """
     if [len(shares) for shares in usage] != list(neurons):
         raise UserError(f"usage of {[len(shares) for shares in usage]} neurons, by layer: expected {list(neurons)}")
@@ -57,11 +53,11 @@ def place(
     """Read neurons and copy them to the device. They pass through the rows of a store that holds nothing yet."""
     width, dtype = store.matrix.shape[1], store.matrix.dtype
     row_bytes, some = width * dtype.itemsize, len(store.matrix)
-    memory, reads = device.empty(len(numbers) * row_bytes), cast(NeuronReads, store.fetch)
+    memory = device.empty(len(numbers) * row_bytes)
     for first in range(0, len(numbers), some):
         part = numbers[first : first + some]
-        with reads.managing():
-            reads(part, store.matrix[: len(part)])
+        with store.fetch.managing():
+            store.fetch(part, store.matrix[: len(part)])
         source = store.matrix[: len(part)].view(torch.uint8).numpy().reshape(-1)
         begun_s = recorder.now_s()
         device.copy(source, memory[first * row_bytes :][: len(source)])

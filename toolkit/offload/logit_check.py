@@ -155,7 +155,7 @@ def _copy_experts(store: Store, model: nn.Module) -> None:
     with open_reader("threads", store, experts.LAYOUT) as reader:
         for number, mixture in mixtures_by_layer(model).items():
             layer = store.layer(number, experts.LAYOUT)
-            reader.read(layer.ranges, slot)
+            reader.read(layer.chunks, slot)
             stored = layer.view(slot)
             for expert in range(mixture.count):
                 name = experts.op_name(expert)

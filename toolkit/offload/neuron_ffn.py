@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
-import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
@@ -13,7 +11,6 @@ from torch.nn import functional
 from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
-from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.predictors import Context, Predictor
 from toolkit.timeline.spans import Recorder
@@ -36,8 +33,7 @@ class NeuronFFN(nn.Module):
     `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
     share its memory then. Without a `predictor` the layer needs all its neurons. If tokens need more neurons than
     memory holds, the neurons come in parts, whose sums are added up. A pass of several tokens is a prompt: a predictor
-    with a state needs all neurons for it, and starts with what fired. In a `fixed_order` neurons are added up by their
-    number, and come in parts by their number.
+    with a state needs all neurons for it, and starts with what fired.
     """
 
     def __init__(
@@ -49,10 +45,8 @@ class NeuronFFN(nn.Module):
         bias: Float[Tensor, " hidden"] | None,
         passes: bool,
         recorder: Recorder,
-        fixed_order: bool = False,
     ):
         super().__init__()
-        self.fixed_order = fixed_order
         self.layer, self.store, self.predictor, self.maths = layer, store, predictor, maths
         self.passes, self._bias, self._recorder = passes, bias, recorder
         self._every = np.arange(store.residency.units)
@@ -76,31 +70,25 @@ class NeuronFFN(nn.Module):
         active = self._needed(x)
         if self.passes:
             self.store.clear()
-        total, seen, sums = None, [], self._no_sums(x) if self.fixed_order else []
+        total, seen = None, []
         for part in self._parts(active):
-            with cast(NeuronReads, self.store.fetch).managing():
+            with self.store.fetch.managing():
                 self.store.advance(part)
             begun_s = self._recorder.now_s()
-            if self.fixed_order:
-                self._add_to(sums, x)
-            else:
-                found = self._sum(x)
-                total = found if total is None else total.add_(found)
+            found = ffn_of(*self.store.used, x, self.maths)
+            total = found if total is None else total.add_(found)
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
             if self._learns:
                 seen.append(self._fired(x))
         if self._learns:
             self._learn([np.sort(np.concatenate(parts)) for parts in zip(*seen, strict=True)])
-        return self._with_bias(_totals(sums, x) if self.fixed_order else total)
+        return total if self._bias is None else total.add_(self._bias)
 
     def keep(self, tokens: int) -> None:
         """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""
         if self._of_tokens[tokens:]:
             useless = np.setdiff1d(np.concatenate(self._of_tokens[tokens:]), np.concatenate(self._of_tokens[:tokens]))
             self.store.residency.forget(useless)
-
-    def _with_bias(self, sums: Float32[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        return sums if self._bias is None else sums.add_(self._bias)
 
     def _needed(self, x: Float[Tensor, "tokens hidden"]) -> Int64[np.ndarray, " active"]:
         """The neurons that any of the tokens needs, rising."""
@@ -132,7 +120,7 @@ class NeuronFFN(nn.Module):
             self.predictor.observe(active[0])
 
     def _parts(self, active: Int64[np.ndarray, " active"]) -> Iterator[Int64[np.ndarray, " part"]]:
-        """The neurons in parts that memory can hold, those held already first unless the order is fixed.
+        """The neurons in parts that memory can hold, those held already first.
 
         All parts but the last fill the memory, so each drives out the one before, and no neuron is added twice.
         """
@@ -140,33 +128,10 @@ class NeuronFFN(nn.Module):
         if len(active) <= rows:
             yield active
             return
-        if not self.fixed_order:
-            held = self.store.residency.held[active]
-            active = np.concatenate([active[held], active[~held]])
+        held = self.store.residency.held[active]
+        active = np.concatenate([active[held], active[~held]])
         for first in range(0, len(active), rows):
             yield np.sort(active[first : first + rows])
-
-    def _sum(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
-        """The FFN of the neurons in memory."""
-        return ffn_of(*self.store.used, x, self.maths)
-
-    def _no_sums(self, x: Float[Tensor, "tokens hidden"]) -> list[Float32[np.ndarray, "parts some hidden"]]:
-        """Sums of each part of the neurons, for a few tokens each, which begin at 0."""
-        return [np.zeros((self.store.parts, *some.shape), np.float32) for some in x.split(KERNEL_TOKENS)]
-
-    def _add_to(self, sums: Sequence[Float32[np.ndarray, "parts some hidden"]], x: Tensor) -> None:
-        """Add what the neurons in memory give, by their number."""
-        rows, bias = self.store.used
-        order, maths = self.store.by_number(), self.maths
-        for some, so_far in zip(x.split(KERNEL_TOKENS), sums, strict=True):
-            kernel.add(rows, some.contiguous(), maths.activation, bias, maths.threshold, order, so_far)
-
-
-def _totals(sums: Sequence[Float32[np.ndarray, "parts some hidden"]], x: Tensor) -> Float32[Tensor, "tokens hidden"]:
-    total = torch.empty(x.shape, dtype=torch.float32)
-    for so_far, some in zip(sums, total.split(KERNEL_TOKENS), strict=True):
-        kernel.add_up(so_far, some.numpy())
-    return total
 
 
 def ffn_of(

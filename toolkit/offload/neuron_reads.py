@@ -9,7 +9,7 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from toolkit.storage.bundles import read_neurons
-from toolkit.storage.readers.base import HostReader
+from toolkit.storage.readers import Reader
 from toolkit.storage.runs import Layer
 from toolkit.timeline.spans import Recorder
 
@@ -32,7 +32,7 @@ class NeuronReads:
 
     stored: Layer
     layer: int
-    reader: HostReader
+    reader: Reader
     buffer: UInt8[np.ndarray, " bytes"]
     recorder: Recorder
     most: int | None = None

@@ -4,16 +4,14 @@ Rows 0 to `num_used` of a matrix that is allocated once hold them, in any order,
 change what an FFN gives. A neuron that goes is overwritten with the last one; one that comes is put behind the last.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.kernels import neurons as kernel
 from toolkit.kernels.common.rows import move_rows
+from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.policies.residency import Change, Residency
 from toolkit.storage.buffers import aligned_buffer
 
@@ -45,7 +43,7 @@ class NeuronStore:
         residency: Residency,
         width: int,
         dtype: torch.dtype,
-        fetch: Callable[[Int64[np.ndarray, " new"], Tensor], None],
+        fetch: NeuronReads,
         all_biases: Float[Tensor, " neurons"] | None = None,
         matrix: Float[Tensor, "rows width"] | None = None,
     ):
@@ -63,16 +61,6 @@ class NeuronStore:
     def used(self) -> tuple[Tensor, Tensor | None]:
         """The rows in use and their biases, in place; good until the next token."""
         return self.matrix[: self.num_used], None if self.bias is None else self.bias[: self.num_used]
-
-    @property
-    def parts(self) -> int:
-        """In how many parts the layer's neurons are summed in a fixed order, whatever memory holds of them."""
-        return kernel.parts_of(self.residency.units * self.matrix.shape[1] * self.matrix.itemsize)
-
-    def by_number(self) -> tuple[Int64[np.ndarray, " held"], Int64[np.ndarray, " parts+1"]]:
-        """The rows in use by the number of their neuron, and where each part of all neurons begins among them."""
-        held = np.flatnonzero(self.row_of != ABSENT)
-        return self.row_of[held], np.searchsorted(held, kernel.even_edges(len(self.row_of), self.parts))
 
     def advance(self, active: Int64[np.ndarray, " active"]) -> Change:
         """Hold what the next token needs, and what the policy keeps. Returns what changed.

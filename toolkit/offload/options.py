@@ -51,9 +51,6 @@ class Options:
             the rest of the model. None takes the usage that was packed with the model.
         window: for a folder of neurons: how many tokens a neuron stays after its last use, if memory allows. 0 keeps
             nothing, neither neurons nor experts.
-        fixed_order: for a folder of neurons: add up neurons by their number, not by their place in memory. If no active
-            neuron is missed, the logits are then the same, to the bit, at any budget and after any other text, for one
-            number of threads. An FFN in memory takes 6 to 38 % longer, and prompts take eight tokens at a time.
         residency: for a folder of neurons or experts: `residency(layer, units, rows)` makes the policy that keeps a
             layer's units in so many rows of memory. None takes a window of `window` tokens for neurons, and the experts
             used last.
@@ -79,7 +76,6 @@ class Options:
     predictors: Sequence[Predictor | None] | None = None
     usage: Sequence[Float[Tensor, " neurons"]] | None = None
     window: int = WINDOW
-    fixed_order: bool = False
     residency: Callable[[int, int, int], Residency] | None = None
     look_ahead: bool = True
     exact: bool = True

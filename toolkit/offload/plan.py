@@ -10,7 +10,7 @@ from toolkit.offload.options import Options
 from toolkit.policies.placement import LayerMap, fitting, needed_bytes
 from toolkit.policies.ways import POLICIES, Way
 from toolkit.storage.buffers import buffer_bytes
-from toolkit.storage.runs import Layer, Part
+from toolkit.storage.runs import Layer
 
 OF_FREE = 0.9  # share of free memory that weights and buffers may take when no budget is given
 
@@ -19,10 +19,10 @@ OF_FREE = 0.9  # share of free memory that weights and buffers may take when no 
 class Plan:
     """The layers of a pass in order, the tier that each lives in, and the way of running them.
 
-    A tier is "device", "dram" or "storage". `layers` hold what is brought of each: a whole `Layer`, or a `Part` of it.
+    A tier is "device", "dram" or "storage". `layers` hold what is brought of each: all of its ops, or some.
     """
 
-    layers: Sequence[Part]
+    layers: Sequence[Layer]
     tiers: Sequence[str]
     way: Way
 

@@ -27,10 +27,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from toolkit.kernels import dense
-from toolkit.kernels.runtime.parallel import Program, Task
+from toolkit.kernels.runtime.parallel import Task
 from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
 from toolkit.models import decoder_blocks
-from toolkit.offload.group import Group, Projections
+from toolkit.offload.group import Group, Linears
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
@@ -67,7 +67,7 @@ class SingleToken:
         self.blocks = [
             _Block(block, self.vectors, *self.angles[basis]) for block, basis in zip(blocks, bases, strict=True)
         ]
-        self.norm, self.head = Program([[_adding(model.model.norm, self.vectors)]]), model.lm_head
+        self.norm, self.head = _adding(model.model.norm, self.vectors), model.lm_head
         self.dtype = model.dtype
         if not isinstance(self.head, OffloadedHead):
             self.head = functools.partial(dense.matvec, self.head.weight)
@@ -110,7 +110,7 @@ class SingleToken:
             torch.cat(self.rotary(of.x, position, *basis), dim=1, out=kept[None])
         for block, layer in zip(self.blocks, cache.layers, strict=True):
             block(layer)
-        self.norm.run()
+        self.norm()
         logits = self.head(of.given)
         return CausalLMOutputWithPast(logits=logits.to(self.dtype).view(1, 1, -1), past_key_values=cache)
 
@@ -171,14 +171,18 @@ class _Block:
         of_heads = [getattr(attention, f"{name}_norm", None) for name in "qk"]
         after = [_normalising(norm, each) for norm, each in zip(of_heads, heads, strict=True) if norm]
         after += [Task(rotate, (each, cosine.numpy(), sine.numpy())) for each in heads]
-        projections = attention.q_proj, attention.k_proj, attention.v_proj
-        before = [_adding(block.input_layernorm, of)]
-        self.projections = Group(Projections(projections, of.given, (of.q, of.k, of.v), before, after))
-        norms = _Norms(block)
-        output = Projections([attention.o_proj], of.attended, [of.more[0]], after=_after(norms.after_attention, of))
-        whole = not isinstance(getattr(block.mlp, "down_proj", None), OffloadedLinear)
-        self.neurons = _Neurons(block, norms, of) if whole else None
-        self.rest = Group(output, *(() if self.neurons else _gated(block, norms, of)))
+        projections = Linears((attention.q_proj, attention.k_proj, attention.v_proj), of.given, (of.q, of.k, of.v))
+        self.projections = Group(_adding(block.input_layernorm, of), projections, *after)
+        after_attention, before_ffn, after_ffn = _norms(block)
+        output = Linears([attention.o_proj], of.attended, [of.more[0]])
+        steps = [output, *_after(after_attention, of), _adding(before_ffn, of)]
+        self.mlp, self.after = None, _after(after_ffn, of)
+        if isinstance(getattr(block.mlp, "down_proj", None), OffloadedLinear):
+            self.rest = Group(*steps, *_gated(block.mlp, of), *self.after)
+        else:  # neurons that come from disk, or a mixture: it is asked as a whole
+            dtype = block.input_layernorm.weight.dtype
+            self.mlp = getattr(block.mlp, "product", None) or functools.partial(_by_module, block.mlp, dtype)
+            self.rest = Group(*steps)
         self.groups = self.projections, self.rest
 
     def __call__(self, layer: GrowingLayer) -> None:
@@ -187,8 +191,10 @@ class _Block:
         span = layer.append(self.key_value)
         attend(layer.keys.dtype, self.query, *layer.stored, span, self.scale, self.out)
         self.rest()
-        if self.neurons:
-            self.neurons()
+        if self.mlp:
+            self.of.more[0].copy_(self.mlp(self.of.given))
+            for task in self.after:
+                task()
 
     def serves(self, layer: CacheLayerMixin) -> bool:
         """Whether a layer of a cache holds what the block attends to."""
@@ -198,38 +204,19 @@ class _Block:
         )
 
 
-def _gated(block: nn.Module, norms: "_Norms", of: _Vectors) -> tuple[Projections, Projections]:
+def _gated(mlp: nn.Module, of: _Vectors) -> list[Linears | Task]:
     """An FFN of three linears."""
-    mlp, before = block.mlp, [_adding(norms.before_ffn, of)]
     gating = Task(of.act, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
-    gates = Projections((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up), before, [gating])
-    return gates, Projections([mlp.down_proj], of.gate, [of.more[0]], after=_after(norms.after_ffn, of))
+    gates = Linears((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up))
+    return [gates, gating, Linears([mlp.down_proj], of.gate, [of.more[0]])]
 
 
-class _Neurons:
-    """An FFN of neurons that come from disk, or a mixture: it is asked as a whole."""
-
-    def __init__(self, block: nn.Module, norms: "_Norms", of: _Vectors):
-        dtype = block.input_layernorm.weight.dtype
-        self.before = Program([[_adding(norms.before_ffn, of)]])
-        self.after = Program([_after(norms.after_ffn, of)])
-        self.of = of
-        self.product = getattr(block.mlp, "product", None) or functools.partial(_by_module, block.mlp, dtype)
-
-    def __call__(self) -> None:
-        self.before.run()
-        self.of.more[0].copy_(self.product(self.of.given))
-        self.after.run()
-
-
-class _Norms:
-    """The norms of a block after its first: one before the FFN, and in Gemma one after attention and one after FFN."""
-
-    def __init__(self, block: nn.Module):
-        after_attention, before_ffn = block.post_attention_layernorm, getattr(block, "pre_feedforward_layernorm", None)
-        self.after_attention = after_attention if before_ffn else None
-        self.before_ffn = before_ffn or after_attention
-        self.after_ffn = getattr(block, "post_feedforward_layernorm", None)
+def _norms(block: nn.Module) -> tuple[nn.Module | None, nn.Module, nn.Module | None]:
+    """The norms after attention, before the FFN and after it; only Gemma has the first and the last."""
+    after_attention, before_ffn = block.post_attention_layernorm, getattr(block, "pre_feedforward_layernorm", None)
+    if before_ffn is None:
+        return None, after_attention, None
+    return after_attention, before_ffn, block.post_feedforward_layernorm
 
 
 def _by_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Decoder blocks that are streamed whole: on a GPU, in DRAM or on disk, the next one while this one is used."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from torch import nn
@@ -9,7 +9,6 @@ from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.head import HEAD, head_parts
-from toolkit.offload.checks import check_placement, check_weights
 from toolkit.offload.device import Cpu
 from toolkit.offload.head import replace_head
 from toolkit.offload.linear import OffloadedLinear
@@ -19,7 +18,10 @@ from toolkit.offload.streamer import Streamer
 from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
+from toolkit.policies.placement import LayerMap
 from toolkit.storage.readers import open_reader
+from toolkit.storage.runs import Layer
+from toolkit.storage.store import Store
 
 
 class Streamed:
@@ -39,10 +41,10 @@ class Streamed:
             store.verify_files()
         self.model = opening.skeleton(lambda model: store.check_fits(model, way.stored.format))
         layers = store.layers_of(way.stored.format)
-        check_weights(store, layers)
+        _check_weights(store, layers)
         fixed = {"scratch": scratch_bytes(layers, way), "rest": opening.rest_bytes}
         self.placement = options.placement or placed(layers, way, budgets, fixed)
-        check_placement(self.placement, len(layers), options.on_gpu)
+        _check_placement(self.placement, len(layers), options.on_gpu)
         budgets[device.tier].take(**fixed)
         if options.on_gpu:  # each tensor is read into DRAM first
             budgets["dram"].check(rest=max((run.nbytes for run in store.index.rest), default=0))
@@ -91,6 +93,23 @@ class Streamed:
         for module in self.model.modules():
             if isinstance(module, OffloadedLinear):
                 module.close()
+
+
+def _check_weights(store: Store, layers: Sequence[Layer]) -> None:
+    """Raise `UserError` for int8 matrices without scales: the integers alone are no weights."""
+    for run in (run for layer in layers for run in layer.ops.values()):
+        if not (run.scales_dtype or run.dtype).is_floating_point:
+            raise UserError(
+                f"{store.folder}: {run.label} is {run.dtype} without scales, which tells no weight; pack the model "
+                f"with --int8, or its weights by `Scaled.encode`"
+            )
+
+
+def _check_placement(placement: LayerMap, layers: int, on_gpu: bool) -> None:
+    """Raise `UserError` unless the map places each of so many layers, and none on a GPU that does not compute."""
+    if len(placement.tiers) != layers or (placement.device and not on_gpu):
+        where = "on the device, in DRAM and" if on_gpu else "in DRAM and"
+        raise UserError(f"{placement}: expected {layers} layers {where} in storage together")
 
 
 def _source(opening: Opening, plan: Plan, reader: str) -> tuple[Streamer | Uploader, str]:

@@ -23,7 +23,7 @@ def unpack_model(store: Store, variant: str) -> nn.Module:
     with open_reader("threads", store, variant) as reader:
         every = linears_by_layer(model, store.head_rows)
         for layer, linears in zip(store.layers_of(variant), every, strict=True):
-            reader.read(layer.ranges, slot)
+            reader.read(layer.chunks, slot)
             for op, packed in layer.view(slot).items():
                 linears[op].weight = nn.Parameter(torch.empty(packed.shape, dtype=packed.dtype), requires_grad=False)
                 linears[op].weight.data.copy_(decode(packed))

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from toolkit.formats import Packed
 from toolkit.offload.budget import Budget
+from toolkit.offload.cache import Ring
 from toolkit.offload.device import Cuda
 from toolkit.offload.plan import Plan, forms, largest_bytes, staging_bytes
-from toolkit.offload.ring import Ring
 from toolkit.offload.streamer import Bytes, Streamer
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
@@ -56,23 +56,29 @@ class Uploader:
         through_dram = plan if direct is None else plan.past_dram()
         self._host = Streamer(through_dram, reader, budgets["dram"], recorder, device.pinned_buffer)
         arena = device.empty(count * slot_bytes)
-        slots = [arena[number * slot_bytes :][:slot_bytes] for number in range(count)]
+        self._slots = [arena[number * slot_bytes :][:slot_bytes] for number in range(count)]
+        self._views: dict[tuple[int, int], Mapping[str, Packed]] = {}
         self._link = ThreadPoolExecutor(1, "link")
-        self._ring = Ring(passing, slots, self._fetch, lambda number, buffer: self._passing[number].view(buffer))
+        self._ring = Ring(passing, count, self._fetch)
 
     def layer(self, number: int) -> Mapping[str, Packed]:
         """The weights of a layer by op, in place. The next call for another layer overwrites them.
 
         Raises what reading raises; the layer can be asked for again then.
         """
-        return self._kept[number] if number in self._kept else self._ring.layer(number)
+        if number in self._kept:
+            return self._kept[number]
+        slot = self._ring.layer(number)
+        if (number, slot) not in self._views:
+            self._views[number, slot] = self._passing[number].view(self._slots[slot])
+        return self._views[number, slot]
 
     def close(self) -> None:
         """Wait for all that is under way, and release all memory."""
-        self._ring.close()
+        self._ring.clear()
         self._link.shutdown()
         self._host.close()
-        self._kept, self._staging = {}, self._staging[:0].copy()
+        self._kept, self._slots, self._views, self._staging = {}, [], {}, self._staging[:0].copy()
 
     def __enter__(self) -> Self:
         """The uploader itself."""
@@ -82,16 +88,16 @@ class Uploader:
         """Close it."""
         self.close()
 
-    def _fetch(self, number: int, buffer: DeviceBytes) -> Future:
-        """Start to bring a layer. Work launched before may still read the buffer's old contents, so a mark is set."""
-        return self._link.submit(self._bring, number, buffer, self.device.mark())
+    def _fetch(self, number: int, slot: int) -> Future:
+        """Start to bring a layer. Work launched before may still read the slot's old contents, so a mark is set."""
+        return self._link.submit(self._bring, number, self._slots[slot], self.device.mark())
 
     def _bring(self, number: int, buffer: DeviceBytes, mark: torch.cuda.Event) -> None:
         stored, form = self._stored[number], self._passing[number]
         if number in self._straight:
             mark.synchronize()
             span = self.recorder.span("read", "layer", "storage", stored.nbytes, number)
-            self.direct.submit(stored.ranges, buffer, within=span).result()
+            self.direct.submit(stored.chunks, buffer, within=span).result()
         elif form is stored:
             content = self._host.content(number)
             mark.synchronize()
@@ -131,7 +137,7 @@ class Uploader:
         for number, form in staying.items():
             place, arena = arena[: form.nbytes], arena[form.nbytes :]
             stored = self._stored[number]
-            self.reader.read(stored.ranges, bounce)
+            self.reader.read(stored.chunks, bounce)
             if form is stored:
                 self._copy("layer", number, bounce[: stored.nbytes], place)
             else:

@@ -14,6 +14,7 @@ through the buffer. Reads are planned in arrays: no Python object is made for a 
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,11 @@ from torch.nn import functional
 from toolkit.errors import UserError, unknown
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN, decoder_ffns
+from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
-from toolkit.storage.readers.base import Chunks, HostReader
+from toolkit.storage.readers.base import Reader
 from toolkit.storage.runs import Layer, OpRun
+from toolkit.storage.shards import Piece
 from toolkit.storage.writing import Op, write_store
 
 LAYOUTS = ("bundled", "split")
@@ -71,7 +74,7 @@ def buffer_bytes(layer: Layer, neurons: int, gap_bytes: int = 0) -> int:
 
 
 def read_neurons(
-    reader: HostReader,
+    reader: Reader,
     layer: Layer,
     neurons: Int64[np.ndarray, " neurons"],
     rows: Float[Tensor, "neurons width"],
@@ -83,16 +86,16 @@ def read_neurons(
     `buffer` is aligned and has `buffer_bytes`. Reads through it go on over gaps of up to `gap_bytes` between neurons,
     which is quicker than a request more where it costs the disk less (`Storage.gap_bytes`).
     Raises `UserError` for neurons that the layer does not have, or a layer of packed weights, and what
-    `HostReader.read_chunks` raises; `rows` are undefined then.
+    `Reader.read` raises; `rows` are undefined then.
     """
     _check(layer, neurons)
     if not len(neurons):
         return
     if (target := _aligned_bytes(layer, rows)) is not None:
-        reader.read_chunks(layer.shard, straight_chunks(layer, neurons), target)
+        reader.read([straight_chunks(layer, neurons)], target)
         return
     chunks, places = buffered_chunks(layer, neurons, gap_bytes)
-    reader.read_chunks(layer.shard, chunks, buffer)
+    reader.read([chunks], buffer)
     bits, left, width = BITS[rows.element_size()], 0, rows.shape[1] // len(layer.ops)
     for op in layer.ops:
         _gather(buffer, places[op], rows.view(bits).numpy()[:, left : left + width])
@@ -106,7 +109,8 @@ def straight_chunks(layer: Layer, neurons: Int64[np.ndarray, " neurons"]) -> Chu
     offsets = firsts + neurons[:, None] * sizes
     lefts = np.cumsum(sizes) - sizes
     places = np.arange(len(neurons))[:, None] * sizes.sum() + lefts
-    return Chunks(offsets.ravel(), np.broadcast_to(sizes, offsets.shape).ravel(), places.ravel()).joined()
+    sizes = np.broadcast_to(sizes, offsets.shape)
+    return Chunks(layer.shard, offsets.ravel(), sizes.ravel(), places.ravel()).joined()
 
 
 def buffered_chunks(
@@ -128,7 +132,14 @@ def buffered_chunks(
         places[name] = begins[owner] + starts - offsets[owner]
         found.append((offsets, sizes, begins))
         filled += int(sizes.sum())
-    return Chunks(*map(np.concatenate, zip(*found, strict=True))), places
+    return Chunks(layer.shard, *map(np.concatenate, zip(*found, strict=True))), places
+
+
+def adjoining(run: OpRun, first: int, last: int) -> OpRun:
+    """The neurons from `first` up to, not including, `last` of a run of bundles, as a run. It has no checksum."""
+    shape, row = (last - first, run.shape[1]), _row_bytes(run)
+    place = {"offset": _first_byte(run) + first * row, "nbytes": shape[0] * row}
+    return replace(run, **place, sha256="", shape=shape, pieces={"values": Piece(run.dtype, shape, 0)})
 
 
 def _aligned_bytes(layer: Layer, rows: Float[Tensor, "neurons width"]) -> UInt8[np.ndarray, " bytes"] | None:

@@ -15,11 +15,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import PlainSerializer, PlainValidator
 from torch import Tensor
 
-from toolkit.errors import UserError
 from toolkit.storage.direct import BLOCK_BYTES
 
 TENSOR_BYTES = 256  # places of tensors within a group are multiples of this
@@ -39,13 +40,24 @@ DTYPES = {  # the types that formats store, and their names in safetensors files
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
+
+
+def _dtype(name: str) -> torch.dtype:
+    if name not in NAMES:
+        raise ValueError(f"expected one of {', '.join(NAMES)}")
+    return NAMES[name]
+
+
+# the index calls a type by its name
+Dtype = Annotated[torch.dtype, PlainValidator(_dtype), PlainSerializer(lambda dtype: str(dtype)[len("torch.") :])]
 
 
 @dataclass(frozen=True)
 class Piece:
     """The place of a tensor: `offset` bytes from the start of its group (in a header: from the start of the data)."""
 
-    dtype: torch.dtype
+    dtype: Dtype
     shape: tuple[int, ...]
     offset: int
 
@@ -62,13 +74,6 @@ class Piece:
         """The first byte behind the tensor."""
         return self.offset + self.nbytes
 
-    def part(self, span: slice) -> "Piece":
-        """The place of elements `span` of the first dimension. Raises `UserError` if the tensor has fewer."""
-        if not 0 <= span.start <= span.stop <= self.shape[0]:
-            raise UserError(f"elements {span.start} to {span.stop} of a tensor of {self.shape[0]}: they are not there")
-        step = self.nbytes // self.shape[0] if self.shape[0] else 0
-        return Piece(self.dtype, (span.stop - span.start, *self.shape[1:]), self.offset + span.start * step)
-
 
 @dataclass(frozen=True)
 class Written:
@@ -77,14 +82,6 @@ class Written:
     offset: int
     nbytes: int
     sha256: str
-
-
-@dataclass(frozen=True)
-class Shard:
-    """The result of `write_shard`: the run of the header, and one run for each group, in order."""
-
-    header: Written
-    groups: list[Written]
 
 
 def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int]:
@@ -98,15 +95,16 @@ def layout(tensors: Mapping[str, Tensor | Piece]) -> tuple[dict[str, Piece], int
 
 def write_shard(
     path: Path, groups: Sequence[Mapping[str, Tensor]], prefixes: Sequence[str], metadata: Mapping[str, str]
-) -> Shard:
+) -> list[Written]:
     """Write groups of tensors and wait until the disk has them. The header names each tensor `<prefix><name>`.
 
+    Returns the run of the header, then one for each group, in order.
     Raises `OSError` if the disk fails or is full; the file is incomplete then.
     """
     header = _header([layout(tensors) for tensors in groups], prefixes, metadata)
     with open(path, "xb", buffering=0) as stream:
         _write_all(stream, header)
-        runs, offset = [], len(header)
+        runs, offset = [Written(0, len(header), hashlib.sha256(header).hexdigest())], len(header)
         for tensors in groups:
             digest = hashlib.sha256()
             for part in _parts(tensors):
@@ -117,7 +115,7 @@ def write_shard(
             offset += nbytes
         os.fsync(stream.fileno())
         os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # later reads bypass the page cache
-    return Shard(Written(0, len(header), hashlib.sha256(header).hexdigest()), runs)
+    return runs
 
 
 def raw(tensor: Tensor) -> memoryview:

@@ -4,7 +4,7 @@ store = Store.open(folder)
 with open_reader("threads", store, "endor") as reader:
     slot = aligned_buffer(store.slot_bytes("endor"))
     layer = store.layer(0, "endor")
-    reader.read(layer.ranges, slot)
+    reader.read(layer.chunks, slot)
     weights = layer.view(slot)          # op -> Packed, in place
 """
 
@@ -52,7 +52,9 @@ class Store:
         for name in contents.files:
             if not (folder / name).is_file():
                 raise FormatError(f"{folder / name}: missing, though the index names it; pack the model again")
-        return cls(folder, contents, {name: _shard(folder / name, size) for name, size in contents.shards.items()})
+        return cls(
+            folder, contents, {shard.file: _shard(folder / shard.file, shard.nbytes) for shard in contents.shards}
+        )
 
     def __repr__(self) -> str:
         """The folder, and the size of each variant."""

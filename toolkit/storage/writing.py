@@ -17,10 +17,11 @@ from toolkit.errors import UserError
 from toolkit.files import check_space, file_sha256, new_folder, path_of
 from toolkit.formats import Packed
 from toolkit.storage import index
-from toolkit.storage.index import MODEL_FOLDER, Index
-from toolkit.storage.runs import BlockRun, OpRun, RestRun
+from toolkit.storage.index import MODEL_FOLDER, Index, Shard
+from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.shards import PADDING, Written, layout, write_shard
 
+VARIANT = r"[a-z0-9_-]+"
 REST_BYTES = 256 << 20  # a shard of other tensors holds at most this much, or one larger tensor; one is held at a time
 
 
@@ -74,7 +75,7 @@ def write_store(
         shards = _Shards(partial)
         op_runs, rest_runs = _write_ops(shards, ops), _write_rest(shards, rest)
         small = _write_files(partial, files)
-        contents = Index(dict(model or {}), small, shards.nbytes, tuple(shards.headers), op_runs, rest_runs)
+        contents = Index(dict(model or {}), small, tuple(shards.written.values()), op_runs, rest_runs)
         index.write(contents, partial / index.FILE)
 
 
@@ -83,18 +84,16 @@ class _Shards:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.nbytes: dict[str, int] = {}
-        self.headers: list[BlockRun] = []
+        self.written: dict[str, Shard] = {}
 
     def add(self, file: str, groups: list[Mapping[str, Tensor]], prefixes: list[str], variant: str) -> list[Written]:
-        if file in self.nbytes:
+        if file in self.written:
             raise UserError(f"{file} would be written twice: ops of one layer and variant must follow each other")
         nbytes = sum(layout(tensors)[1] for tensors in groups)
         check_space(self.folder, nbytes)
-        written = write_shard(self.folder / file, groups, prefixes, {"variant": variant})
-        self.nbytes[file] = written.header.nbytes + nbytes
-        self.headers.append(BlockRun(file, **vars(written.header)))
-        return written.groups
+        header, *runs = write_shard(self.folder / file, groups, prefixes, {"variant": variant})
+        self.written[file] = Shard(file, header.nbytes + nbytes, header.nbytes, header.sha256)
+        return runs
 
 
 def _write_ops(shards: _Shards, ops: Iterable[Op]) -> tuple[OpRun, ...]:
@@ -128,7 +127,7 @@ def _op_run(op: Op, file: str, place: Written) -> OpRun:
 
 
 def _check_group(group: list[Op]) -> None:
-    if not re.fullmatch(index.VARIANT, group[0].variant):
+    if not re.fullmatch(VARIANT, group[0].variant):
         raise UserError(f"variant {group[0].variant!r}: expected small letters, digits, '-' and '_'; it names files")
     names = [op.op for op in group]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -40,8 +40,7 @@ from toolkit.measure.turns import measured, take_turns
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import buffer_bytes, buffered_chunks
-from toolkit.storage.readers import open_reader, open_scattered
-from toolkit.storage.readers.base import HostReader, Reader
+from toolkit.storage.readers import Reader, open_reader, open_scattered
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
@@ -157,7 +156,6 @@ class Loading(Contestant):
 
 def _ways(layer: Layer, threads: Reader, scattered: Reader, links: Sequence[Link]) -> Iterator[tuple[Labels, str, Run]]:
     """Labels, how it reads, and a function that gets chosen neurons and gives the seconds of the stages."""
-    assert isinstance(scattered, HostReader)  # it reads to memory
     (stored,) = layer.ops.values()
     neurons, stride = stored.shape
     buffer = aligned_buffer(max(buffer_bytes(layer, neurons, max(GAPS)), layer.nbytes))
@@ -173,7 +171,7 @@ def _ways(layer: Layer, threads: Reader, scattered: Reader, links: Sequence[Link
 
     def read_some(gap: int, ids: Ids) -> list[float]:
         chunks, places = buffered_chunks(layer, ids, gap)
-        load_s = _timed(lambda: scattered.read_chunks(layer.shard, chunks, buffer))
+        load_s = _timed(lambda: scattered.read([chunks], buffer))
         return [0.0, load_s, _timed(lambda: _copied_out(buffer, places[OP], compact))]
 
     def gather(link: Link | None, ids: Ids) -> list[float]:
@@ -185,7 +183,7 @@ def _ways(layer: Layer, threads: Reader, scattered: Reader, links: Sequence[Link
         return [compress_s, load_s, link.scatter_s(some.nbytes, rows.nbytes)]
 
     for reader in {each.name: each for each in (threads, scattered)}.values():
-        work = partial(reader.read, layer.ranges, buffer)
+        work = partial(reader.read, layer.chunks, buffer)
         yield labels(DISK, WHOLE, reader.name), f"{reader.mode}, {reader.name}", whole(work)
     for gap in GAPS:
         mode = f"{scattered.mode}, {scattered.name}"

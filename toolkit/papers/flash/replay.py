@@ -43,8 +43,9 @@ from toolkit.predictors.low_rank import LowRank
 from toolkit.simulation.neuron_reads import WAYS
 from toolkit.simulation.replay import most_held, units_of
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.bundles import adjoining
 from toolkit.storage.readers import Reader, open_scattered
-from toolkit.storage.runs import Part
+from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
 from toolkit.timeline.spans import Recorder
 
@@ -122,10 +123,10 @@ class ReplayedTwin:
         self.predictor_bytes = sum(predictor.nbytes for predictor in self.predictors)
         self._values = self._sampled_values()
 
-    def fetched(self, part: Part) -> dict[str, Tensor]:
+    def fetched(self, part: Layer) -> dict[str, Tensor]:
         """The weights of a part of a layer, by op, in memory of their own."""
         buffer = aligned_buffer(part.nbytes)
-        self.reader.read(part.ranges, buffer)
+        self.reader.read(part.chunks, buffer)
         return {op: cast(Dense, packed).values for op, packed in part.view(buffer).items()}
 
     def attend(self, recorder: Recorder, weights: dict[str, Tensor], layer: int) -> None:
@@ -154,7 +155,7 @@ class ReplayedTwin:
     def _sampled_values(self) -> Float32[Tensor, " sample"]:
         """|activation| of some neurons, as the kernel compares them with a threshold."""
         layer = self.store.layer(0, "bundled")
-        rows = self.fetched(Part({BUNDLE: layer.ops[BUNDLE].rows(0, min(SAMPLE, self.count))}))[BUNDLE].float()
+        rows = self.fetched(Layer({BUNDLE: adjoining(layer.ops[BUNDLE], 0, min(SAMPLE, self.count))}))[BUNDLE].float()
         first, *rest = (
             rows[:, at : at + self.hidden] @ self.x for at in range(0, self.width - self.hidden, self.hidden)
         )
@@ -213,7 +214,7 @@ class NeuronReplay(Replayed):
         for layer, store in enumerate(self.stores):
             self.twin.attend(self.recorder, self.twin.attention[layer], layer)
             self.twin.predict(self.recorder, layer)
-            with cast(NeuronReads, store.fetch).managing():
+            with store.fetch.managing():
                 if not self.way.windowed:
                     store.clear()
                 store.advance(self.needs[layer][number])
@@ -233,17 +234,17 @@ class LayerReplay(Replayed):
         self.labels |= {"held_bytes": held}
         self.threshold, self.recorder = twin.threshold(twin.count), Recorder()
 
-    def _split(self, layer: int) -> tuple[dict[str, Tensor], Part]:
+    def _split(self, layer: int) -> tuple[dict[str, Tensor], Layer]:
         """The parts of a layer that stay in memory, attention first, and those that are read for each token."""
         twin = self.twin
         bundle = twin.store.layer(layer, self.way.layout).ops[BUNDLE]
         if not self.way.resident:
-            return {}, Part({**twin.store.layer(layer, ATTENTION).ops, BUNDLE: bundle})
+            return {}, Layer({**twin.store.layer(layer, ATTENTION).ops, BUNDLE: bundle})
         sizes = part_bytes(twin.replay.model, DTYPE.itemsize)
         share = max(0.0, self.way.resident * sum(sizes.values()) - sizes[ATTENTION]) / sizes["ffn"]
         first = round(share * twin.count)
-        kept = twin.fetched(Part({f"{BUNDLE}, kept": bundle.rows(0, first)}))
-        return twin.attention[layer] | kept, Part({BUNDLE: bundle.rows(first, twin.count)})
+        kept = twin.fetched(Layer({f"{BUNDLE}, kept": adjoining(bundle, 0, first)}))
+        return twin.attention[layer] | kept, Layer({BUNDLE: adjoining(bundle, first, twin.count)})
 
     def token(self, number: int) -> None:
         """Every layer, while the next one is read."""
@@ -261,7 +262,7 @@ class LayerReplay(Replayed):
 
     def _submit(self, layer: int) -> Future:
         span = self.recorder.span("read", "layer", "storage", self.parts[layer].nbytes, layer)
-        return self.twin.reader.submit(self.parts[layer].ranges, self.slots[layer % 2], span)
+        return self.twin.reader.submit(self.parts[layer].chunks, self.slots[layer % 2], span)
 
 
 def _nbytes(weights: dict[str, Tensor]) -> int:

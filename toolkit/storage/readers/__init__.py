@@ -1,7 +1,7 @@
 """The registry of readers, which bring parts of a store into memory. They differ in the system interface that they use.
 
 with open_reader("threads", store, "endor") as reader:
-    future = reader.submit(store.layer(1, "endor").ranges, other_slot)  # while the layer before is used
+    future = reader.submit(store.layer(1, "endor").chunks, other_slot)  # while the layer before is used
     future.result()
 """
 

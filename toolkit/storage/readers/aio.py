@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Int64, UInt8
 
 from toolkit.errors import UserError
+from toolkit.storage.chunks import Chunks, read_one
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.preads import read_one
-from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+from toolkit.storage.readers.base import HostReader, at_least_one
 
 CHUNK_BYTES = 1 << 20
 DEPTH = 64
@@ -39,7 +39,7 @@ class Aio(HostReader):
         read_many(self._context, self.depth, -1, none, none, none, np.zeros(1, np.uint8), none)
         return super()._open(stack)
 
-    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+    def _read_all(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
         while True:
             results = self._read_many(descriptor, chunks, target)
             again = np.flatnonzero(results != chunks.sizes)

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from toolkit.errors import UserError
+from toolkit.storage.chunks import Chunks
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.readers.base import Blocks, Reader, Target, at_least_one
+from toolkit.storage.readers.base import Reader, Target, at_least_one
 
 CHUNK_BYTES = 4 << 20
 THREADS = 4
@@ -44,18 +45,18 @@ class KvikIO(Reader):
     def _descriptor(self, shard: str) -> int:
         return self._files[shard].fileno()
 
-    def _check(self, ranges: Sequence[Blocks], target: Target) -> None:
+    def _check(self, chunks: Sequence[Chunks], target: Target) -> None:
         if not getattr(target, "is_cuda", False):
             raise UserError("reader 'kvikio' reads into GPU memory: expected a CUDA tensor; use 'threads' for the host")
-        super()._check(ranges, target)
+        super()._check(chunks, target)
 
-    def _transfer(self, shard: str, ranges: Sequence[Blocks], place: int, target: Target) -> None:
-        for range_ in ranges:
-            part = target[place : place + range_.nbytes]
-            done = self._files[shard].pread(part, range_.nbytes, range_.offset, self.chunk_bytes).get()
-            if done != range_.nbytes:
-                raise OSError(f"short read: {done} of {range_.nbytes} bytes at offset {range_.offset}")
-            place += range_.nbytes
+    def _fetch(self, chunks: Chunks, target: Target) -> None:
+        numbers = (each.tolist() for each in (chunks.offsets, chunks.sizes, chunks.places))
+        for offset, size, place in zip(*numbers, strict=True):
+            part = target[place : place + size]
+            done = self._files[chunks.shard].pread(part, size, offset, self.chunk_bytes).get()
+            if done != size:
+                raise OSError(f"short read: {done} of {size} bytes at offset {offset}")
 
 
 def _straight(kvikio, stack: ExitStack) -> bool:

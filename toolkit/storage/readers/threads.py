@@ -7,9 +7,9 @@ from contextlib import ExitStack
 import numpy as np
 from jaxtyping import UInt8
 
+from toolkit.storage.chunks import Chunks, read_ranges, warm_up
 from toolkit.storage.direct import StoredFile
-from toolkit.storage.preads import read_ranges, warm_up
-from toolkit.storage.readers.base import Chunks, HostReader, at_least_one
+from toolkit.storage.readers.base import HostReader, at_least_one
 
 CHUNK_BYTES = 1 << 20
 THREADS = 4
@@ -29,7 +29,7 @@ class Threads(HostReader):
         self._pool = stack.enter_context(ThreadPoolExecutor(self.threads, "storage-pread"))
         return super()._open(stack)
 
-    def _fetch(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
+    def _read_all(self, descriptor: int, chunks: Chunks, target: UInt8[np.ndarray, " bytes"]) -> None:
         arguments = (descriptor, chunks.offsets, chunks.sizes, chunks.places, target, np.zeros(1, np.int64))
         helpers = [self._pool.submit(read_ranges, *arguments) for _ in range(min(self.threads, len(chunks.sizes)) - 1)]
         try:

@@ -4,21 +4,20 @@ from concurrent.futures import Future
 
 import pytest
 
-from toolkit.offload.ring import Ring
+from toolkit.offload.cache import Ring
 
 
 class Disk:
-    """Fetches at once: a buffer is a list that then holds the layer's number. The layers in `broken` fail once."""
+    """Fetches at once: a buffer then holds the layer's number. The layers in `broken` fail once."""
 
-    def __init__(self, layers, slots):
+    def __init__(self, layers, slots, staying=0):
         self.fetched, self.broken, self.refused = [], set(), set()
-        self.ring = Ring(
-            range(layers), [[None] for _ in range(slots)], self.fetch, lambda number, buffer: {number: buffer}
-        )
+        self.buffers = [None] * (slots + staying)
+        self.ring = Ring(range(staying, staying + layers), slots, self.fetch, range(staying))
 
-    def fetch(self, number, buffer):
+    def fetch(self, number, slot):
         self.fetched.append(number)
-        buffer[0] = None  # the bytes that were there are gone, whatever comes
+        self.buffers[slot] = None  # the bytes that were there are gone, whatever comes
         if number in self.refused:
             self.refused.remove(number)
             raise OSError("no read was started")
@@ -27,15 +26,13 @@ class Disk:
             self.broken.remove(number)
             done.set_exception(OSError("bad sector"))
         else:
-            buffer[0] = number
+            self.buffers[slot] = number
             done.set_result(None)
         return done
 
     def asks(self, number):
-        """The layer whose bytes a caller finds, who uses its views."""
-        ((name, buffer),) = self.ring.layer(number).items()
-        assert name == number
-        return buffer[0]
+        """The layer whose bytes a caller finds."""
+        return self.buffers[self.ring.layer(number)]
 
 
 def test_the_next_layer_is_fetched_while_this_one_is_used_and_the_first_follows_the_last():
@@ -59,6 +56,15 @@ def test_one_slot_fetches_nothing_ahead_and_a_slot_for_each_layer_fetches_once()
     assert alone.fetched == [0, 1, 0]
     assert [roomy.asks(number) for number in (0, 1) * 3] == [0, 1] * 3
     assert roomy.fetched == [0, 1]
+
+
+def test_layers_that_stay_are_fetched_first_and_once():
+    disk = Disk(layers=3, slots=2, staying=2)
+    assert disk.fetched == [0, 1]
+    assert [disk.asks(number) for number in (0, 1, 2, 3, 4) * 2] == [0, 1, 2, 3, 4] * 2
+    assert disk.fetched == [0, 1, 2, 3, 4, 2, 3, 4, 2]
+    disk.ring.clear()
+    assert disk.ring.held == [None] * 4
 
 
 @pytest.mark.parametrize("slots", [1, 2])

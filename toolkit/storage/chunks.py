@@ -1,10 +1,66 @@
-"""Many positioned reads in one compiled call without the interpreter's lock, which many threads would wait for."""
+"""Many positioned reads: arrays that say what is read from where to where, and a compiled loop that reads them.
+
+The loop runs without the interpreter's lock, which many threads would wait for.
+"""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Protocol, Self
 
 import numpy as np
 from jaxtyping import Int64, UInt8
+
+
+class Blocks(Protocol):
+    """Whole blocks of a shard, such as a `BlockRun`."""
+
+    shard: str
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Reads of one shard: `sizes[i]` bytes from `offsets[i]`, to `places[i]` of the target."""
+
+    shard: str
+    offsets: Int64[np.ndarray, " chunks"]
+    sizes: Int64[np.ndarray, " chunks"]
+    places: Int64[np.ndarray, " chunks"]
+
+    def cut(self, chunk_bytes: int) -> Self:
+        """The same bytes in chunks of at most so many bytes."""
+        if len(self.sizes) and self.sizes.min() > 0 and self.sizes.max() <= chunk_bytes:
+            return self  # as they are, which a burst of short reads need not wait for
+        counts = -(-self.sizes // chunk_bytes)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        within = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * chunk_bytes
+        sizes = np.minimum(self.sizes[owner] - within, chunk_bytes)
+        return replace(self, offsets=self.offsets[owner] + within, sizes=sizes, places=self.places[owner] + within)
+
+    def at(self, index: Int64[np.ndarray, " some"] | slice) -> Self:
+        """Some of them."""
+        return replace(self, offsets=self.offsets[index], sizes=self.sizes[index], places=self.places[index])
+
+    def joined(self) -> Self:
+        """The same bytes, where chunks that follow each other both in the file and in the target are one."""
+        ends = [place + self.sizes for place in (self.offsets, self.places)]
+        breaks = (self.offsets[1:] != ends[0][:-1]) | (self.places[1:] != ends[1][:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], breaks]))[: len(self.sizes)]
+        sizes = np.add.reduceat(self.sizes, firsts) if len(firsts) else self.sizes
+        return replace(self, offsets=self.offsets[firsts], sizes=sizes, places=self.places[firsts])
+
+
+def in_line(parts: Iterable[Blocks]) -> list[Chunks]:
+    """The reads that put blocks one behind the other into a target, shard by shard."""
+    found, place = [], 0
+    for shard, group in groupby(parts, key=lambda part: part.shard):
+        offsets, sizes = np.array([(part.offset, part.nbytes) for part in group], np.int64).T
+        found.append(Chunks(shard, offsets, sizes, place + np.cumsum(sizes) - sizes).joined())
+        place += int(sizes.sum())
+    return found
 
 
 def read_ranges(

@@ -1,0 +1,85 @@
+"""Slots of memory that pieces of a model pass through: layers in turn, or experts as tokens need them."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+
+
+class Cache:
+    """The piece that each slot holds, or will hold when its fetch has ended: `held`, by slot; None is no piece.
+
+    `fetch(piece, slot)` starts to bring a piece into a slot. Fetches are done one at a time, in the order in which they
+    were started, so a slot is overwritten only after the fetch into it that was started before.
+    """
+
+    def __init__(self, slots: int, fetch: Callable[[int, int], Future]):
+        self.held: list[int | None] = [None] * slots
+        self._fetch = fetch
+        self._coming: list[Future | None] = [None] * slots
+
+    def ahead(self, piece: int, slot: int) -> None:
+        """Start to bring a piece into a slot, unless it is there or on its way. Raises what `fetch` raises."""
+        if self.held[slot] != piece:
+            self.held[slot] = None  # the next line may raise
+            self._coming[slot] = self._fetch(piece, slot)
+            self.held[slot] = piece
+
+    def need(self, piece: int) -> int:
+        """The slot of a piece that was asked for ahead, once it has arrived.
+
+        Raises what its fetch raises; the slot holds nothing then.
+        """
+        slot = self.held.index(piece)
+        if (coming := self._coming[slot]) is not None:
+            try:
+                coming.result()
+            except BaseException:
+                self.held[slot] = None
+                raise
+            self._coming[slot] = None
+        return slot
+
+    def clear(self) -> None:
+        """Wait for the fetches under way, and hold nothing."""
+        for coming in filter(None, self._coming):
+            with suppress(Exception):  # its piece is not needed any more
+                coming.result()
+        self.held, self._coming = [None] * len(self.held), [None] * len(self.held)
+
+
+class Ring(Cache):
+    """The layers `numbers`, again and again in this order: the first follows the last, for the next token.
+
+    They pass through the first `slots` slots. If there is one for each layer, every layer is fetched once and stays.
+    A layer that is asked for out of order is brought as well, but nothing was fetched ahead for it. The layers
+    `staying` are fetched at once, each into a slot of its own behind the others. Raises what their fetches raise.
+    """
+
+    def __init__(
+        self, numbers: Sequence[int], slots: int, fetch: Callable[[int, int], Future], staying: Sequence[int] = ()
+    ):
+        super().__init__(slots + len(staying), fetch)
+        self._passing, self._used = slots, None
+        self._following = dict(zip(numbers, [*numbers[1:], *numbers[:1]], strict=True))
+        for slot, number in enumerate(staying, slots):
+            self.ahead(number, slot)
+        for number in staying:
+            self.need(number)
+
+    def layer(self, number: int) -> int:
+        """The slot of a layer, which it keeps until the next call. Raises what its fetch raises."""
+        if number in self._following:
+            passing = self.held[: self._passing]
+            slot = next((at for wanted in (number, None) for at, has in enumerate(passing) if has == wanted), 0)
+            self.ahead(number, slot)
+            if len(passing) > 1 and (following := self._following[number]) != number:
+                # start this before waiting: its slot is free, and the disk does not pause between two reads
+                self.ahead(following, 1 - slot)
+            self._used = slot
+        return self.need(number)
+
+    def go_on(self) -> None:
+        """Say that the layer in use is not needed any more, so that its slot takes part in fetching ahead."""
+        slot, self._used = self._used, None
+        if self._passing > 1 and slot is not None and (number := self.held[slot]) is not None:
+            self.ahead(self._following[self._following[number]], slot)
