@@ -1,4 +1,4 @@
-"""Files and stores that were altered at random and then signed again, so that no checksum saves the reader.
+"""Runs of stores that were altered at random and then signed again, so that no checksum saves the reader.
 
     HOSTILE_CASES=100000 python -m pytest tests/hostile
 
@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from mutations import WILD_SHAPES, alter_record, altered, main, one_line
+from mutations import altered, main, one_line
 
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, READABLE, Packed, encode, packed
@@ -29,8 +29,6 @@ from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
-SHAPES = [(1, 4), (5, 36), (33, 128), (3, 4128), (0, 8), (4, 0)]
-WORDS = ["int8", "float16", "float64", "1", "2", *READABLE, *map(json.dumps, WILD_SHAPES)]
 IN_USE = (ValueError, IndexError, RuntimeError)
 
 
@@ -89,21 +87,13 @@ def harm(store: Path, run: dict, rng: random.Random) -> None:
 
 
 def attack_store(folder: Path, rng: random.Random, record: dict) -> str:
-    """A store: contents of a run, entries of the index, or both. `record` is the sound index."""
+    """A store whose runs were altered; `record` is the sound index."""
     shutil.copytree(folder / "store", store := folder / "copy")
     record = copy.deepcopy(record)
-    what = rng.choice(["contents", "contents", "index", "both"])
-    for _ in range({"index": 0}.get(what, rng.choice([1, 2, 4]))):
+    for _ in range(rng.choice([1, 2, 4])):
         harm(store, rng.choice(record["ops"]), rng)
-    if what != "contents":
-        for _ in range(rng.choice([1, 1, 2, 3])):
-            alter_record(record, rng)
     (store / index.FILE).write_text(json.dumps(record | {"sha256": index.digest(record)}))
-    try:
-        opened = Store.open(store)
-    except UserError as error:
-        one_line(error)
-        return "refused"
+    opened = Store.open(store)
     try:
         opened.verify()
         sound = True

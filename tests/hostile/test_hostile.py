@@ -21,7 +21,7 @@ STATES = ("PredictorFiles", "AdapterFiles", "Trainings", "Traces")
 @pytest.mark.parametrize(
     ("script", "cases", "ends"),
     [
-        ("stores", "240", {"file refused", "file used", "store refused", "store verified", "store not verified"}),
+        ("stores", "80", {"verified", "not verified"}),
         ("states", "160", {f"{kind} {end}" for kind in STATES for end in ("refused", "used")} | {"Kernels used"}),
     ],
 )

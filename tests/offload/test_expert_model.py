@@ -300,12 +300,18 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
     chosen = predicted if needed else torch.tensor([[3, 4, 5], [3, 4, 5], [0, 1, 2]])
 
     def fails(self, experts):
-        prefetch(self, experts)
-        for expert in set(experts.tolist()) & set(self._coming) if self._layer == 2 else ():
-            self._coming[expert].result()
-            self._coming[expert] = Future()
-            self._coming[expert].set_exception(OSError(errno.EIO, f"bad sector under expert {expert}"))
+        fetch = self._slots._fetch
+
+        def fetched_badly(expert, slot):
+            fetch(expert, slot).result()
             failed.append(expert)
+            future = Future()
+            future.set_exception(OSError(errno.EIO, f"bad sector under expert {expert}"))
+            return future
+
+        self._slots._fetch = fetched_badly if self._layer == 2 else fetch
+        prefetch(self, experts)
+        self._slots._fetch = fetch
 
     options = {"dram_bytes": budget_of(mixtral, 3), "routing": lambda _, e: RecordedRouter(e, chosen, predicted)}
     with OffloadedModel.open(mixtral.folder, **options) as ours, torch.no_grad():

@@ -39,6 +39,10 @@ class Cache:
             self._coming[slot] = None
         return slot
 
+    def drop(self, piece: int) -> None:
+        """Give up a piece that is held or on its way."""
+        self.held[self.held.index(piece)] = None
+
     def clear(self) -> None:
         """Wait for the fetches under way, and hold nothing."""
         for coming in filter(None, self._coming):

@@ -1,13 +1,14 @@
 """The experts of one layer that are in memory: each in a slot of its own, where the disk has put it (CORM, 4.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager
 
 import numpy as np
 from jaxtyping import Int64, Shaped, UInt8
 from torch import Tensor
 
+from toolkit.offload.cache import Cache
 from toolkit.policies.two_level import TwoLevel, TwoLevelChange
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.runs import OpRun, views
@@ -17,8 +18,7 @@ from toolkit.timeline.spans import Recorder
 class ExpertSlots:
     """Reads experts into slots, whole, and says where they are. `cache` decides which experts stay, and counts.
 
-    Reads are done by the reader's thread, one after the other: a slot is overwritten only after the read into it that
-    was asked for before. If a read fails, nothing is held any more.
+    If a read fails, nothing is held any more.
 
     Args:
         cache: of the layer's experts.
@@ -40,7 +40,7 @@ class ExpertSlots:
     ):
         self.cache, self.runs = cache, runs
         self._arena, self._reader, self._recorder, self._layer = arena, reader, recorder, layer
-        self._coming: dict[int, Future[None]] = {}
+        self._slots = Cache(len(arena), self._fetch)
 
     def bring(self, experts: Int64[np.ndarray, " needed"]) -> None:
         """Start to read the experts of this token that memory does not hold. Raises what `TwoLevel.step` raises."""
@@ -55,30 +55,32 @@ class ExpertSlots:
 
         Raises what the read raises.
         """
-        if (coming := self._coming.pop(expert, None)) is not None:
-            try:
-                coming.result()
-            except BaseException:
-                self.clear()
-                raise
-        return views(self.runs[expert].pieces, self._arena[self.cache.slot_of[expert]])["values"]
+        with self._all_or_nothing():
+            slot = self._slots.need(expert)
+        return views(self.runs[expert].pieces, self._arena[slot])["values"]
 
     def clear(self) -> None:
         """Wait for the reads under way, and hold nothing."""
-        for coming in self._coming.values():
-            with suppress(Exception):
-                coming.result()
-        self._coming.clear()
+        self._slots.clear()
         self.cache.clear()
 
     def _read(self, change: TwoLevelChange) -> None:
         for expert in change.evicted.tolist():
-            self._coming.pop(expert, None)  # a prefetch under way ends before the slot's next read begins
-        try:
+            self._slots.drop(expert)
+        with self._all_or_nothing():
             for expert, slot in change.placed:
-                run = self.runs[expert]
-                span = self._recorder.span("read", "expert", "storage", run.nbytes, self._layer)
-                self._coming[expert] = self._reader.submit(run.chunks, self._arena[slot], span)
+                self._slots.ahead(expert, slot)
+
+    def _fetch(self, expert: int, slot: int) -> Future:
+        run = self.runs[expert]
+        span = self._recorder.span("read", "expert", "storage", run.nbytes, self._layer)
+        return self._reader.submit(run.chunks, self._arena[slot], span)
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Hold nothing if the block fails."""
+        try:
+            yield
         except BaseException:
             self.clear()
             raise
