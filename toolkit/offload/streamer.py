@@ -88,7 +88,7 @@ class Streamer:
         self.close()
 
     def _read(self, number: int, slot: int) -> Future:
-        """Start a read. Of those that stay, no time is taken.
+        """Start a read. The timeline has no reads of layers that stay.
 
         The reader's thread takes the time of the others, so a read that waits for another is not counted twice.
         """

@@ -114,7 +114,7 @@ class RestRun(BlockRun):
 
 @dataclass(frozen=True)
 class Layer:
-    """Ops that are read together, one behind the other. Those of a stored layer adjoin, so they are one read."""
+    """Ops that are read together, one behind the other. The ops of a stored layer adjoin and are one read."""
 
     ops: Mapping[str, OpRun]
 
