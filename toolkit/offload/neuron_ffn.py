@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
@@ -70,19 +71,18 @@ class NeuronFFN(nn.Module):
         active = self._needed(x)
         if self.passes:
             self.store.clear()
-        total, seen = None, []
+        sums, seen = [], []
         for part in self._parts(active):
             with self.store.fetch.managing():
                 self.store.advance(part)
             begun_s = self._recorder.now_s()
-            found = ffn_of(*self.store.used, x, self.maths)
-            total = found if total is None else total.add_(found)
+            sums.append(ffn_of(*self.store.used, x, self.maths))
             self._recorder.record("compute", "ffn", "dram", begun_s, self.store.used[0].nbytes, self.layer)
             if self._learns:
                 seen.append(self._fired(x))
         if self._learns:
             self._learn([np.sort(np.concatenate(parts)) for parts in zip(*seen, strict=True)])
-        return total if self._bias is None else total.add_(self._bias)
+        return reduce(Tensor.add_, sums if self._bias is None else [*sums, self._bias])
 
     def keep(self, tokens: int) -> None:
         """Let go of neurons that the last pass loaded and none of its first `tokens` needed."""

@@ -213,10 +213,11 @@ def _gated(mlp: nn.Module, of: _Vectors) -> list[Linears | Task]:
 
 def _norms(block: nn.Module) -> tuple[nn.Module | None, nn.Module, nn.Module | None]:
     """The norms after attention, before the FFN and after it; only Gemma has the first and the last."""
-    after_attention, before_ffn = block.post_attention_layernorm, getattr(block, "pre_feedforward_layernorm", None)
-    if before_ffn is None:
+    after_attention = block.get_submodule("post_attention_layernorm")
+    if not hasattr(block, "pre_feedforward_layernorm"):
         return None, after_attention, None
-    return after_attention, before_ffn, block.post_feedforward_layernorm
+    before_ffn, after_ffn = (block.get_submodule(f"{name}_feedforward_layernorm") for name in ("pre", "post"))
+    return after_attention, before_ffn, after_ffn
 
 
 def _by_module(module: nn.Module, dtype: torch.dtype, x: Tensor) -> Tensor:
