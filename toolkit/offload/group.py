@@ -1,4 +1,4 @@
-"""Linears of a layer, and what lies between them, in one call."""
+"""Siblings of a layer, and what lies between them, in one call."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from toolkit.offload.linear import OffloadedLinear
 
 
 @dataclass(frozen=True, eq=False)
-class Linears:
-    """Linears with the same input, the vector that `x` holds.
+class Siblings:
+    """Siblings with the same input, the vector that `x` holds.
 
     `x` [in_features] and `outs` [out_features], one a linear, are fp32, in DRAM, and keep their place.
     """
@@ -37,9 +37,9 @@ class Group:
     Weights that stay in memory are bound once, others whenever they come.
     """
 
-    def __init__(self, *steps: Linears | Task):
+    def __init__(self, *steps: Siblings | Task):
         self.steps = steps
-        self.linears = [linear for step in steps if isinstance(step, Linears) for linear in step.linears]
+        self.linears = [linear for step in steps if isinstance(step, Siblings) for linear in step.linears]
         self.name = " + ".join(linear.name for linear in self.linears)
         self.close()
 
@@ -60,7 +60,7 @@ class Group:
 
     def _bind(self, weights: Sequence[Packed]) -> None:
         left = iter(weights)
-        each = [step.stages(left) if isinstance(step, Linears) else [[step]] for step in self.steps]
+        each = [step.stages(left) if isinstance(step, Siblings) else [[step]] for step in self.steps]
         self._program = Program([stage for some in each for stage in some])
         self._weights, self._nbytes = list(weights), sum(weight.nbytes for weight in weights)
 

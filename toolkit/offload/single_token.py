@@ -30,7 +30,7 @@ from toolkit.kernels import dense
 from toolkit.kernels.runtime.parallel import Task
 from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
 from toolkit.models import decoder_blocks
-from toolkit.offload.group import Group, Linears
+from toolkit.offload.group import Group, Siblings
 from toolkit.offload.growing_cache import GROWING, GrowingLayer
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.linear import OffloadedLinear
@@ -171,10 +171,10 @@ class _Block:
         of_heads = [getattr(attention, f"{name}_norm", None) for name in "qk"]
         after = [_normalising(norm, each) for norm, each in zip(of_heads, heads, strict=True) if norm]
         after += [Task(rotate, (each, cosine.numpy(), sine.numpy())) for each in heads]
-        projections = Linears((attention.q_proj, attention.k_proj, attention.v_proj), of.given, (of.q, of.k, of.v))
+        projections = Siblings((attention.q_proj, attention.k_proj, attention.v_proj), of.given, (of.q, of.k, of.v))
         self.projections = Group(_adding(block.input_layernorm, of), projections, *after)
         after_attention, before_ffn, after_ffn = _norms(block)
-        output = Linears([attention.o_proj], of.attended, [of.more[0]])
+        output = Siblings([attention.o_proj], of.attended, [of.more[0]])
         steps = [output, *_after(after_attention, of), _adding(before_ffn, of)]
         self.mlp, self.after = None, _after(after_ffn, of)
         if isinstance(getattr(block.mlp, "down_proj", None), OffloadedLinear):
@@ -204,11 +204,11 @@ class _Block:
         )
 
 
-def _gated(mlp: nn.Module, of: _Vectors) -> list[Linears | Task]:
+def _gated(mlp: nn.Module, of: _Vectors) -> list[Siblings | Task]:
     """An FFN of three linears."""
     gating = Task(of.act, (of.gate.numpy(), of.up.numpy()), of.gate.numel(), of.gate.nbytes + of.up.nbytes)
-    gates = Linears((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up))
-    return [gates, gating, Linears([mlp.down_proj], of.gate, [of.more[0]])]
+    gates = Siblings((mlp.gate_proj, mlp.up_proj), of.given, (of.gate, of.up))
+    return [gates, gating, Siblings([mlp.down_proj], of.gate, [of.more[0]])]
 
 
 def _norms(block: nn.Module) -> tuple[nn.Module | None, nn.Module, nn.Module | None]:
