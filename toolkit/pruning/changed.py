@@ -163,7 +163,9 @@ def made_by(module: str, method: object | None, without: Iterable[str] = ()) -> 
 def settings_of(method: object | None) -> dict[str, object]:
     """A method's part of a key beside the files of `made_by`: its settings, and its file if that is not of ours."""
     settings = sorted(getattr(method, "__dict__", {}).items())
-    found = {name: [type(of).__name__, settings_of(of)] if callable(of) else repr(of) for name, of in settings}
+    found: dict[str, object] = {
+        name: [type(of).__name__, settings_of(of)] if callable(of) else repr(of) for name, of in settings
+    }
     file = None if _is_ours(method) else _file(method)
     return found | ({"source": file_sha256(file)} if file else {})
 

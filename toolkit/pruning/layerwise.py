@@ -23,10 +23,15 @@ log = logging.getLogger(__name__)
 class Matrix(Protocol):
     """A matrix as it is stored."""
 
-    nbytes: int
-    """Bytes of all that `decode` needs, but for the shape."""
-    tensors: dict[str, Tensor]
-    """The tensors to keep, by name: contiguous, no two in the same memory."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that `decode` needs, but for the shape."""
+        ...
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors to keep, by name: contiguous, no two in the same memory."""
+        ...
 
     def decode(self) -> Float[Tensor, "rows columns"]:
         """The dense weight."""
