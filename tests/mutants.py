@@ -479,8 +479,8 @@ MUTANTS = [
     ),
     Mutant(
         "toolkit/models/ffn.py",
-        "((0, 1) if form.gate_first else (1, 0))",
-        "((1, 0) if form.gate_first else (0, 1))",
+        "linear.weight.data.chunk(2)[half]",
+        "linear.weight.data.chunk(2)[0]",
         "models/test_ffn.py",
     ),
     Mutant(
