@@ -52,7 +52,7 @@ class WholeExperts:
         self._bits(model)
 
     def weights(self, model: nn.Module) -> list[Tensor]:
-        """Those of the routed experts."""
+        """The weights of the routed experts."""
         return expert_weights(model)
 
     def ops(self, model: nn.Module) -> Iterator[Op]:
@@ -66,7 +66,7 @@ class WholeExperts:
         return sum(map(len, self._bits(model)))
 
     def expected_bytes(self, model: nn.Module) -> int:
-        """Those of the stored rows."""
+        """The bytes of the stored rows."""
         pairs = zip(mixtures_by_layer(model).values(), self._bits(model), strict=True)
         return sum(
             prod(stored_shape(experts, bits)) * _stored_dtype(experts, bits).itemsize

@@ -40,7 +40,7 @@ class Neurons:
         check_packable(model)
 
     def weights(self, model: nn.Module) -> list[Tensor]:
-        """Those of the FFNs."""
+        """The weights of the FFNs."""
         return ffn_weights(model)
 
     def ops(self, model: nn.Module) -> Iterator[Op]:
@@ -52,7 +52,7 @@ class Neurons:
         return len(decoder_ffns(model))
 
     def expected_bytes(self, model: nn.Module) -> int:
-        """Those of the weights."""
+        """The bytes of the weights."""
         return sum(weight.nbytes for weight in ffn_weights(model))
 
     def about(self, model: nn.Module) -> Mapping[str, object]:

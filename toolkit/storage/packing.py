@@ -63,7 +63,7 @@ class Layout(Protocol):
         ...
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
-        """What the index says of the model beside its name, as plain JSON."""
+        """The facts of the index on the model beside its name, as plain JSON."""
         ...
 
     def config(self, model: nn.Module):
@@ -77,7 +77,7 @@ class _Matrices:
     unit = "matrices"
 
     def weights(self, model: nn.Module) -> list[Tensor]:
-        """Those of the decoder linears."""
+        """The weights of the decoder linears."""
         return linear_weights(model)
 
     def about(self, model: nn.Module) -> Mapping[str, object]:
@@ -124,7 +124,7 @@ class Linears(_Matrices):
         return len(self.forms) * len(linear_weights(model))
 
     def expected_bytes(self, model: nn.Module) -> int:
-        """Those of formats; sizes of codecs depend on the values."""
+        """The bytes of formats; sizes of codecs depend on the values."""
         total = 0
         for weight in linear_weights(model) if not isinstance(self.forms, Mapping) else ():
             sparsity = 1 - int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
@@ -167,7 +167,7 @@ class ChangedLinears(_Matrices):
         return len(linear_weights(model))
 
     def expected_bytes(self, model: nn.Module) -> int:
-        """Those of the matrices."""
+        """The bytes of the matrices."""
         return sum(of.nbytes for of in self.changed.statistics)
 
 
