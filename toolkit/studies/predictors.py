@@ -140,9 +140,10 @@ def _low_rank(setting: ThresholdedModel, variant: PredictorVariant, layers: int)
     return [predictor.at(math.log(variant.sigmoid / (1 - variant.sigmoid))) for predictor in trained]
 
 
-def _trained(setting: ThresholdedModel, rank: int, first: int) -> list[Predictor]:
+def _trained(setting: ThresholdedModel, rank: int, first: int) -> list[LowRank]:
     """The predictors of the layers from the first on."""
-    return load_predictors(_training(setting, rank, first) / FILE, setting.model)
+    found = load_predictors(_training(setting, rank, first) / FILE, setting.model)
+    return [predictor for predictor in found if isinstance(predictor, LowRank)]
 
 
 @kept_folder("predictors", without=LOADING, key=weights_key)
