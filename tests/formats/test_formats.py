@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import naive_formats as naive
@@ -41,7 +41,7 @@ def test_which_formats_take_minus_zero_for_zero():
     assert {name for name in known if takes_minus_zero_for_zero(name)} == set(naive.SPARSE)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_matrix_comes_back_to_the_bit(data, name, dtype):
     matrix = data.draw(matrices(dtype, name))
