@@ -15,7 +15,7 @@ from toolkit import paths
 
 CASES = os.environ.get("HOSTILE_CASES")
 SEED = os.environ.get("HOSTILE_SEED", "0")
-STATES = ("PredictorFiles", "AdapterFiles", "Trainings", "Traces")
+STATES = ("PredictorFiles", "AdapterFiles")
 
 
 @pytest.mark.parametrize(
