@@ -82,7 +82,7 @@ def test_the_engines_slots_count_the_same(passes, slots):
     done: Future[None] = Future()
     done.set_result(None)
     reader = SimpleNamespace(submit=lambda *_: done)
-    runs = [SimpleNamespace(nbytes=8, ranges=()) for _ in range(EXPERTS)]
+    runs = [SimpleNamespace(nbytes=8, chunks=()) for _ in range(EXPERTS)]
     arena = np.zeros((slots, 8), dtype=np.uint8)
     engine = ExpertSlots(TwoLevel(EXPERTS, 1, slots), runs, arena, reader, Recorder(), 0)
     for needed, ahead in passes:
