@@ -1,9 +1,9 @@
 """The output head in parts: a matrix of a vocabulary is many times as large as any other, too large for one buffer."""
 
-import torch
 from torch import nn
 
 from toolkit.models.blocks import decoder_blocks, decoder_linears
+from toolkit.models.plain import linear
 
 HEAD = "head"  # the op of a part
 TILE = 16  # rows of a part are whole tiles of every format
@@ -35,11 +35,6 @@ def head_parts(model: nn.Module, rows: int) -> list[nn.Linear]:
     """Linears over so many rows of the head each, the last one over the rest. Their weights are views of the head's."""
     head, parts = model.get_output_embeddings(), []
     for start in range(0, head.weight.shape[0], rows):
-        weight = head.weight.detach()[start : start + rows]
-        with torch.device("meta"):
-            part = nn.Linear(weight.shape[1], weight.shape[0], bias=head.bias is not None)
-        part.weight = nn.Parameter(weight, requires_grad=False)
-        if head.bias is not None:
-            part.bias = nn.Parameter(head.bias.detach()[start : start + rows], requires_grad=False)
-        parts.append(part)
+        bias = None if head.bias is None else head.bias.detach()[start : start + rows]
+        parts.append(linear(head.weight.detach()[start : start + rows], bias))
     return parts

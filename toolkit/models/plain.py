@@ -188,7 +188,7 @@ def linear(weight: Tensor, bias: Tensor | None = None, kind: type[nn.Linear] = n
 def _usual(inner: OwnInner, act_fn: nn.Module) -> bool:
     """Whether a class computes `act(gate) · up`, for small and for large values."""
     values = 10 * _random(TOKENS, 2 * NEURONS)
-    return hasattr(type(inner.fused), "_apply_gate") is False or torch.equal(inner(values), Inner(act_fn)(values))
+    return not hasattr(inner.fused, "_apply_gate") or torch.equal(inner(values), Inner(act_fn)(values))
 
 
 _TRIED: dict[tuple[type, FusedForm], bool] = {}

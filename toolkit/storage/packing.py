@@ -201,10 +201,8 @@ def pack_model(
     ops, count, weights = layout.ops(model), layout.count(model), layout.weights(model)
     if head:
         rows = rows_of_part(untied_head(model))
-        ops, weights = (
-            chain(ops, _head_ops(model, layout.variants, head, rows)),
-            [*weights, model.get_output_embeddings().weight],
-        )
+        ops = chain(ops, _head_ops(model, layout.variants, head, rows))
+        weights = [*weights, model.get_output_embeddings().weight]
         described[HEAD_ROWS], count = rows, count + len(layout.variants) * len(head_parts(model, rows))
     rest = tensors_beside(model, weights)
     check_reopens(model)
