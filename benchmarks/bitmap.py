@@ -25,7 +25,7 @@ from toolkit import paths
 from toolkit.files import make_folder, replacing
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
-from toolkit.kernels.runtime.parallel import over_rows
+from toolkit.kernels.engine.parallel import over_rows
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 BEGIN, END = "<!-- begin generated: python benchmarks/bitmap.py --markdown -->", "<!-- end generated -->"

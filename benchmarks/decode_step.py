@@ -30,11 +30,11 @@ import reports
 import torch
 
 from toolkit import paths
+from toolkit.costs.memory import read_gb_s
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, Packed
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.twins import random_spqr
-from toolkit.machines.memory import read_gb_s
 from toolkit.measure.llama_cpp import LlamaCpp, missing
 from toolkit.models.twins import twin_model
 from toolkit.offload.model import OffloadedModel

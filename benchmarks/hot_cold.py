@@ -21,8 +21,8 @@ import reports
 import torch
 
 from toolkit.kernels import states
-from toolkit.kernels.common.tally import pick, tally
 from toolkit.kernels.drawing import FIRES, KEEPS, draw_layer
+from toolkit.kernels.engine.tally import pick, tally
 
 GOALS = dict.fromkeys(("drawing", "observe", "predict", "tally", "pick"), 3.0)  # times NumPy
 GAIN, LOSS, THRESHOLD, WEIGHT = 4, 1, 15, 6  # Hermes, section IV-C

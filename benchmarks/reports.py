@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolkit import paths
+from toolkit.costs.probe import describe
 from toolkit.files import make_folder, replacing
-from toolkit.machines.probe import describe
 
 
 def load_per_core() -> float:

@@ -4,4 +4,4 @@ In a folder: `__init__` is the door with contracts and dispatch, `layout` the pa
 the kernels for any CPU, `cpu_simd` those with SIMD, `cuda` those for GPUs. `common` holds what families share.
 """
 
-from toolkit.kernels.runtime import compiled  # noqa: F401 - the first of all: it notes how the files are now
+from toolkit.kernels.engine import compiled  # noqa: F401 - the first of all: it notes how the files are now

@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor
 
-from toolkit.kernels.common.elements import BITS, TO_FLOAT32
-from toolkit.kernels.common.products import dense_product
-from toolkit.kernels.runtime.backends import CPU, Backend, choose, expect, operands, runnable
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import Product, Task
+from toolkit.kernels.engine.backends import CPU, Backend, choose, expect, operands, runnable
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import BITS, TO_FLOAT32
+from toolkit.kernels.engine.parallel import Product, Task
+from toolkit.kernels.engine.products import dense_product
 
 __all__ = ["BACKENDS", "available", "matvec", "product", "scale_rows"]
 

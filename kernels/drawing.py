@@ -7,8 +7,8 @@ import numba
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8, UInt32
 
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import over_rows
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.parallel import over_rows
 
 __all__ = ["FIRES", "KEEPS", "draw_layer"]
 

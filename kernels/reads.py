@@ -1,7 +1,7 @@
 """System calls that read many ranges of a file in one compiled call, which holds no lock of the interpreter.
 
 `toolkit.storage` checks ranges and errors. These are kernels, since what Numba compiled is kept for the sources of this
-folder only (`toolkit.kernels.runtime`).
+folder only (`toolkit.kernels.engine`).
 
 `read` has many threads take ranges in turn and read them. `read_many` has many reads under way from a single thread, by
 Linux's native asynchronous I/O (`io_submit`), whose system calls have no functions in the C library: requests and
@@ -13,8 +13,8 @@ import platform
 import numpy as np
 from numba import types
 
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import add
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.parallel import add
 
 REQUEST_WORDS, EVENT_WORDS = 8, 4
 NUMBERS = {"x86_64": (206, 207, 209, 208), "aarch64": (0, 1, 2, 4)}  # io_setup, io_destroy, io_submit, io_getevents

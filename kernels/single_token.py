@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from toolkit.kernels.common.elements import FLOAT_BITS, TO_FLOAT32
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import FLOAT_BITS, TO_FLOAT32
+from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons.shared import ACTIVATIONS
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import over_rows
 
 __all__ = ["add_and_normalise", "add_to", "attend", "bits", "gate", "normalise", "rotate"]
 

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 from jaxtyping import Shaped, UInt8
 
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
 
 __all__ = ["HIGHEST", "observe", "packed", "predict", "unpacked"]
 

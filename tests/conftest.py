@@ -36,11 +36,11 @@ kernels/bitmap_cuda offload/hot_neurons tests/explorers kernels/parallel offload
 papers/corm_latency papers/endor_passes tests/starts evidence/tables kernels/spqr_cuda offload/spqr papers/operations
 kernels/neurons_cuda offload/int8 tests/wheel papers/replay sweep/explorers planner/neurons papers/load_rule sweep/lab
 evidence/run kernels/compiled kernels/csr kernels/single_token offload/new_format papers/spqr_forward
-kernels/neuron_records_cuda offload/single_token recovery/distillation evaluation/tasks formats/contract
-formats/contents formats/formats formats/spqr interchange/gguf machines/disk measure/race models/gguf models/models
-offload/logit_check measure/side_by_side simulation/neuron_tokens simulation/experts policies/mapping
-policies/residencies predictors/files predictors/kinds pruning/changed pruning/prune quantization/smoothquant
-quantization/spqr simulation/hot_cold storage/index storage/readers storage/store text/text
+kernels/neuron_records_cuda offload/single_token recovery/distillation quality/tasks formats/contract
+formats/contents formats/formats formats/spqr interchange/gguf costs/disk measure/race models/gguf models/models
+offload/logit_check measure/side_by_side costs/neuron_tokens costs/experts policies/mapping
+policies/residencies predictors/files predictors/kinds sparsity/changed sparsity/prune quantization/smoothquant
+quantization/spqr costs/hot_cold storage/index storage/readers storage/store quality/text
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
@@ -82,7 +82,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="session", autouse=True)
 def _kept_kernels():
     """Workers and later runs share compiled kernels, also where a test has a cache of its own."""
-    from toolkit.kernels.runtime import compiled
+    from toolkit.kernels.engine import compiled
 
     compiled._folder()
 

@@ -76,25 +76,25 @@ MUTANTS = [
         "kernels/test_spqr.py",
     ),
     Mutant(
-        "kernels/common/tally.py",
+        "kernels/engine/tally.py",
         "for unit in range(whole, len(place))",
         "for unit in range(whole + 1, len(place))",
         "kernels/test_tally.py",
     ),
     Mutant(
-        "kernels/common/products.py",
+        "kernels/engine/products.py",
         "for rest in range(whole - begin, columns)",
         "for rest in range(whole - begin, columns - 1)",
         "kernels/test_products.py",
     ),
     Mutant(
-        "kernels/runtime/compiled.py",
+        "kernels/engine/compiled.py",
         "if not content or signed(file, content[CHECKSUM_BYTES:]) != content:",
         "if not content:",
         "kernels/test_compiled.py",
     ),
     Mutant(
-        "kernels/runtime/parallel.py",
+        "kernels/engine/parallel.py",
         "        wait(shared, earlier)",
         "        wait(shared, 0)",
         "kernels/test_parallel.py",
@@ -284,70 +284,64 @@ MUTANTS = [
     ),
     Mutant("toolkit/policies/dimms.py", "np.where(turn % 2,", "np.where(turn % 1,", "policies/test_mapping.py"),
     # models of cost
+    Mutant("toolkit/costs/schedule.py", "max(free_s[step.resource], *", "max(0.0, *", "costs/test_schedule.py"),
+    Mutant("toolkit/costs/cost_model.py", "(last_steps[-slots],)", "(last_steps[0],)", "costs/test_cost_model.py"),
+    Mutant("toolkit/costs/cost_model.py", "fixed_s + nbytes / GB", "nbytes / GB", "costs/test_cost_model.py"),
     Mutant(
-        "toolkit/simulation/schedule.py", "max(free_s[step.resource], *", "max(0.0, *", "simulation/test_schedule.py"
-    ),
-    Mutant(
-        "toolkit/simulation/cost_model.py", "(last_steps[-slots],)", "(last_steps[0],)", "simulation/test_cost_model.py"
-    ),
-    Mutant("toolkit/simulation/cost_model.py", "fixed_s + nbytes / GB", "nbytes / GB", "simulation/test_cost_model.py"),
-    Mutant(
-        "toolkit/simulation/tables.py",
+        "toolkit/costs/tables.py",
         "least, most = values[column].min(axis=0), values[column].max(axis=0)",
         "most, least = values[column].min(axis=0), values[column].max(axis=0)",
-        "simulation/test_ranges.py",
+        "costs/test_ranges.py",
     ),
     Mutant(
-        "toolkit/machines/machine.py",
+        "toolkit/costs/machine.py",
         "self.tflop_s * 1e12 / 2))",
         "self.tflop_s * 1e12))",
-        "machines/test_near_data.py",
+        "costs/test_near_data.py",
     ),
     Mutant(
-        "toolkit/simulation/experts.py",
+        "toolkit/costs/experts.py",
         "(1 - self.inputs.accuracy) ** self.loads.tokens_each",
         "(1 - self.inputs.accuracy)",
-        "simulation/test_experts.py",
+        "costs/test_experts.py",
     ),
-    Mutant("toolkit/timeline/spans.py", "end - max(start, reached)", "end - start", "timeline/test_spans.py"),
+    Mutant("toolkit/timeline.py", "end - max(start, reached)", "end - start", "test_timeline.py"),
+    Mutant("toolkit/timeline.py", "nbytes=round(share * self.nbytes)", "nbytes=self.nbytes", "test_timeline.py"),
     Mutant(
-        "toolkit/timeline/spans.py", "nbytes=round(share * self.nbytes)", "nbytes=self.nbytes", "timeline/test_spans.py"
-    ),
-    Mutant(
-        "toolkit/machines/curve.py",
+        "toolkit/costs/curve.py",
         "np.minimum.accumulate(time[order][::-1])[::-1]",
         "time[order]",
-        "machines/test_curve.py",
+        "costs/test_curve.py",
     ),
     Mutant(
-        "toolkit/machines/disk.py",
+        "toolkit/costs/disk.py",
         'if file.mode == "direct" else [offsets]',
         "if file.mode else [offsets]",
-        "machines/test_disk.py",
+        "costs/test_disk.py",
     ),
     # pruning, quantisation, activations, predictors, quality
-    Mutant("toolkit/pruning/wanda.py", "gram.diagonal()).sqrt()", "gram.diagonal())", "pruning/test_methods.py"),
-    Mutant("toolkit/pruning/calibration.py", "rows.square().sum(0)", "rows.abs().sum(0)", "pruning/test_prune.py"),
+    Mutant("toolkit/sparsity/wanda.py", "gram.diagonal()).sqrt()", "gram.diagonal())", "sparsity/test_methods.py"),
+    Mutant("toolkit/sparsity/calibration.py", "rows.square().sum(0)", "rows.abs().sum(0)", "sparsity/test_prune.py"),
     Mutant(
         "toolkit/offload/embedding.py",
         "self._start + number *",
         "self._start + 1 + number *",
         "offload/test_embedding.py",
     ),
-    Mutant("toolkit/pruning/patterns.py", "<= missing", "< missing", "pruning/test_methods.py"),
+    Mutant("toolkit/sparsity/patterns.py", "<= missing", "< missing", "sparsity/test_methods.py"),
     Mutant(
-        "toolkit/pruning/hessian.py",
+        "toolkit/sparsity/hessian.py",
         "weight[block] - changed[block]",
         "changed[block] - weight[block]",
-        "pruning/test_methods.py",
+        "sparsity/test_methods.py",
     ),
     Mutant(
-        "toolkit/pruning/calibration.py",
+        "toolkit/sparsity/calibration.py",
         "window.copy_(call(block, window))",
         "call(block, window)",
-        "pruning/test_prune.py",
+        "sparsity/test_prune.py",
     ),
-    Mutant("toolkit/pruning/calibration.py", ".manual_seed(self.seed)", ".manual_seed(0)", "pruning/test_changed.py"),
+    Mutant("toolkit/sparsity/calibration.py", ".manual_seed(self.seed)", ".manual_seed(0)", "sparsity/test_changed.py"),
     Mutant(
         "toolkit/quantization/groups.py",
         "((high - low) / (2**bits - 1))",
@@ -355,7 +349,7 @@ MUTANTS = [
         "quantization/test_groups.py",
     ),
     Mutant(
-        "toolkit/pruning/hessian.py",
+        "toolkit/sparsity/hessian.py",
         "inverse[i, i + 1 : group.stop], errors[i], alpha=-1",
         "inverse[i, i + 1 : group.stop], errors[i], alpha=1",
         "quantization/test_groups.py",
@@ -371,16 +365,16 @@ MUTANTS = [
         "kernels/spqr/quantise.py", "columns[later, lane] -=", "columns[later, lane] +=", "quantization/test_spqr.py"
     ),
     Mutant(
-        "toolkit/activations/thresholds.py",
+        "toolkit/sparsity/thresholds.py",
         ".abs() <= float(thresholds[layer])",
         ".abs() < float(thresholds[layer])",
-        "activations/test_thresholds.py",
+        "sparsity/test_thresholds.py",
     ),
     Mutant(
-        "toolkit/activations/statistics.py",
+        "toolkit/sparsity/statistics.py",
         "_ratio(both, _counts(later).sum())",
         "_ratio(both, _counts(earlier).sum())",
-        "activations/test_statistics.py",
+        "sparsity/test_statistics.py",
     ),
     Mutant(
         "toolkit/predictors/evaluation.py",
@@ -394,16 +388,14 @@ MUTANTS = [
         '"recall": _ratio(both, mask.sum())',
         "predictors/test_kinds.py",
     ),
+    Mutant("toolkit/quality/likelihood.py", "window[1:].split", "window[:-1].split", "quality/test_perplexity.py"),
     Mutant(
-        "toolkit/evaluation/likelihood.py", "window[1:].split", "window[:-1].split", "evaluation/test_perplexity.py"
-    ),
-    Mutant(
-        "toolkit/evaluation/likelihood.py",
+        "toolkit/quality/likelihood.py",
         "self.windows * (sequence_length - 1)",
         "self.windows * sequence_length",
-        "evaluation/test_perplexity.py",
+        "quality/test_perplexity.py",
     ),
-    Mutant("toolkit/text/corpora.py", '"calibration")]', '"evaluation")]', "text/test_text.py"),
+    Mutant("toolkit/quality/corpora.py", '"calibration")]', '"evaluation")]', "quality/test_text.py"),
     # what is kept, and what is compared
     Mutant("toolkit/cache.py", "    bound.apply_defaults()\n", "", "cache/test_kept.py"),
     Mutant(
@@ -434,10 +426,10 @@ MUTANTS = [
     ),
     Mutant("toolkit/measure/line.py", "if line[0] >= 0 < line[1]", "if 0 < line[1]", "measure/test_line.py"),
     Mutant(
-        "toolkit/timeline/tables.py",
+        "toolkit/costs/stage_tables.py",
         "pd.MultiIndex.from_frame(table[keys].assign(**baseline))",
         "pd.MultiIndex.from_frame(table[keys])",
-        "timeline/test_tables.py",
+        "costs/test_stage_tables.py",
     ),
     Mutant(
         "toolkit/evidence/comparison.py",

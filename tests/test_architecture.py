@@ -43,9 +43,9 @@ def test_imports_keep_the_contract(house):
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("toolkit/timeline/spans.py", "def later():\n    from toolkit.sweep import plan\n"),
+        ("toolkit/timeline.py", "def later():\n    from toolkit.sweep import plan\n"),
         ("toolkit/kernels/bitmap/layout.py", "from toolkit.storage import store\n"),
-        ("toolkit/simulation/cost_model.py", "import toolkit.offload.model\n"),
+        ("toolkit/costs/cost_model.py", "import toolkit.offload.model\n"),
     ],
 )
 def test_an_import_of_a_higher_floor_breaks_it(house, tmp_path, module, line):
@@ -75,7 +75,7 @@ def test_every_package_is_installed(monkeypatch):
         for marker in folder.rglob("__init__.py")
     }
     assert sorted(found | {"toolkit.notebooks", "toolkit.data"}) == sorted(listed)
-    assert {"toolkit.kernels", "toolkit.kernels.runtime", "toolkit.storage.readers"} <= found
+    assert {"toolkit.kernels", "toolkit.kernels.engine", "toolkit.storage.readers"} <= found
 
 
 def test_no_public_class_has_the_name_of_another():

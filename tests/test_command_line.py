@@ -14,13 +14,11 @@ from tests.families import WORDS, write_tokenizer
 from tests.offload.pretend import PretendGpu
 from toolkit import formats, paths
 from toolkit.__main__ import main
-from toolkit.activations.recording import record_routing
 from toolkit.commands import packers, run
 from toolkit.commands.packers import PACKERS, SPARSE_BITMASK
 from toolkit.commands.run import UNITS, bytes_of
 from toolkit.commands.text import method_of
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.formats import FORMATS, decode
 from toolkit.formats.scaled import Scaled
 from toolkit.interchange import load_dense_model
@@ -30,10 +28,12 @@ from toolkit.models.plain import plain
 from toolkit.offload.neuron_folder import KINDS
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import load_predictors, predicted
-from toolkit.pruning import METHODS, Calibration, load_changed, load_pruned
+from toolkit.quality import perplexity
 from toolkit.quantization import smoothquant
 from toolkit.quantization.smoothquant import load_smoothed, round_to_int8
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity import METHODS, Calibration, load_changed, load_pruned
+from toolkit.sparsity.recording import record_routing
 from toolkit.storage.experts import bits_of, op_name
 from toolkit.storage.readers import READERS
 from toolkit.storage.store import Store
@@ -114,7 +114,7 @@ def test_int8_weights_give_what_the_rounded_model_gives(model, tmp_path, capfd, 
 
 
 def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
-    for module in ("toolkit.pruning.changed", "toolkit.text"):
+    for module in ("toolkit.sparsity.changed", "toolkit.quality"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder, calibration = tmp_path / "packed", Calibration(windows=2, sequence_length=32)
     command = ["pack", str(model), "--method", "spqr", "--outliers", "0.02", "--head", "int8", "--dtype", "float32"]
@@ -140,7 +140,7 @@ def test_spqr_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypat
 
 
 def test_the_quality_of_a_model_with_thresholds_is_not_called_dense(model, tmp_path, capfd, monkeypatch):
-    for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
+    for module in ("toolkit.offload.neuron_folder", "toolkit.quality"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     sparse = shutil.copytree(model, tmp_path / "sparse")
     config = json.loads((sparse / "config.json").read_text()) | {"activation_thresholds": [0.1, 0.1]}
@@ -170,7 +170,7 @@ def test_git_ignores_what_the_documented_commands_write():
 
 
 def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: TEXT)
+    monkeypatch.setattr("toolkit.quality.load_tokens", lambda corpus, tokenizer, split: TEXT)
     monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "it is not installed")
     assert pack(model, tmp_path / "packed") == 0
     capfd.readouterr()
@@ -204,7 +204,7 @@ def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tm
 
 
 def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
-    for module in ("toolkit.offload.neuron_folder", "toolkit.text"):
+    for module in ("toolkit.offload.neuron_folder", "toolkit.quality"):
         monkeypatch.setattr(f"{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
     folder = tmp_path / "packed"
     command = ["pack", str(model), "--method", "neurons", "--sparsity", "0.6", "--dtype", "float32"]
@@ -234,7 +234,7 @@ def test_a_model_by_neuron_is_packed_and_run_without_a_flag(model, tmp_path, cap
 
 def test_a_mixture_is_packed_by_expert_and_run_without_a_flag(model, tmp_path, capfd, monkeypatch):
     """As it is, and with the experts that a text uses least in 2 bits."""
-    monkeypatch.setattr("toolkit.text.load_tokens", lambda corpus, tokenizer, split: TEXT)
+    monkeypatch.setattr("toolkit.quality.load_tokens", lambda corpus, tokenizer, split: TEXT)
     dense, tokenizer = load_model(str(model), dtype=torch.float32)
     config = dense.config.to_dict() | {"hidden_size": 64, "head_dim": 32, "sliding_window": None}
     config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -318,7 +318,7 @@ def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
     def text(corpus, tokenizer, split):
         return TEXT
 
-    monkeypatch.setattr("toolkit.text.load_tokens", text)
+    monkeypatch.setattr("toolkit.quality.load_tokens", text)
     dense, _ = load_model(str(model), dtype=torch.float32)
     pruned, _, _ = load_pruned(str(model), "magnitude", dtype=torch.float32)
     before, after = (perplexity(each, TEXT, 512, 4) for each in (dense, pruned))
@@ -327,7 +327,7 @@ def test_quality_before_and_after_is_told(model, tmp_path, capfd, monkeypatch):
         assert main(["pack", str(model), *arguments]) == 0
         words = f"perplexity {before:.1f} dense, {after:.1f} packed (wiki-slice, 4 windows of 512 tokens)"
         assert words in capfd.readouterr().out
-    monkeypatch.setattr("toolkit.text.load_tokens", lambda *_: torch.arange(9))
+    monkeypatch.setattr("toolkit.quality.load_tokens", lambda *_: torch.arange(9))
     assert main(["pack", str(model), *arguments[:-4], "--out", str(tmp_path / "short")]) == 0
     assert "not evaluated: 9 tokens do not fill one window of 512" in capfd.readouterr().out
 

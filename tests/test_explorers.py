@@ -13,10 +13,10 @@ import torch
 from nbclient import NotebookClient
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from toolkit import models, paths, text
+from toolkit import models, paths, quality
+from toolkit.costs.hardware import profile
 from toolkit.evidence.catalogue import read_cells
 from toolkit.evidence.interactive import STILL
-from toolkit.machines.hardware import profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.cutting import ENTRY, cut_for_good
 from toolkit.models.plain import plain
@@ -66,7 +66,7 @@ def timeline():
     """With a machine of DRAM and a disk in the place of this one, which would be measured."""
     here = replace(profile("endor-rtx4080"), id="this-machine", title="a CPU", device=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("toolkit.machines.probe.probe", lambda: here)
+        patch.setattr("toolkit.costs.probe.probe", lambda: here)
         return run("timeline").view
 
 
@@ -189,7 +189,7 @@ def tiny(monkeypatch, one_thread):
 
     monkeypatch.setattr(models, "load_model", load)
     monkeypatch.setattr(models, "fast_dtype", lambda: torch.float32)
-    monkeypatch.setattr(text, "load_tokens", lambda corpus, tokenizer, split: torch.arange(600) * 7 % WORDS)
+    monkeypatch.setattr(quality, "load_tokens", lambda corpus, tokenizer, split: torch.arange(600) * 7 % WORDS)
 
 
 def test_neurons_and_experts_of_a_sentence(tiny):

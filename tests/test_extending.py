@@ -27,10 +27,10 @@ from toolkit.measure.race import RUNTIMES, Race, run_race
 from toolkit.models import load_model, shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.model import OffloadedModel
+from toolkit.pattern import Pattern
 from toolkit.policies.methods import RIVALS, Method
 from toolkit.policies.ways import Way
 from toolkit.predictors import STORED, Samples, Scored, load_predictors, quality, save_predictors, with_limits
-from toolkit.sparsity import Pattern
 from toolkit.storage.store import Store
 from toolkit.studies.forms import FORMS, store
 

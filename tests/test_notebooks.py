@@ -9,7 +9,7 @@ from toolkit import hub, paths
 from toolkit.downloads import DOWNLOADS
 from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks, read_cells
 from toolkit.models import check_model
-from toolkit.text import check_corpus
+from toolkit.quality import check_corpus
 
 BOOKS = list(notebooks().values())
 every_notebook = pytest.mark.parametrize("book", BOOKS, ids=[book.id for book in BOOKS])

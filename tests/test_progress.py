@@ -14,11 +14,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import downloads
 from toolkit import progress as bars
-from toolkit.evaluation import perplexity
 from toolkit.interchange import save_model
 from toolkit.progress import progress
-from toolkit.pruning import prune
+from toolkit.quality import perplexity
 from toolkit.quantization.smoothquant import round_to_int8, smooth
+from toolkit.sparsity import prune
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.studies.forms import store
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.models import load_model
 from toolkit.models.shapes import random_pruned
-from toolkit.pruning import METHODS, prune
+from toolkit.quality import evaluate_tasks, perplexity
+from toolkit.sparsity import METHODS, prune
 
 
 def without_times(table: pd.DataFrame) -> pd.DataFrame:

@@ -117,11 +117,11 @@ def test_a_comment_in_data_changes_nothing_and_a_digit_does(project):
 def test_claims_and_profiles_are_found_from_the_imports_of_a_notebook():
     read = names(sources.imports("from toolkit.evidence.comparison import compare", paper="endor"), paths.root())
     assert [name for name in read if name.startswith("data/")] == ["data/claims/endor.yaml"]
-    read = names(sources.imports("from toolkit.machines.hardware import profile", paper="endor"), paths.root())
+    read = names(sources.imports("from toolkit.costs.hardware import profile", paper="endor"), paths.root())
     assert "data/hardware/endor.yaml" in read
     assert "data/hardware/hermes.yaml" in read
 
 
 def test_what_was_measured_here_does_not_hang_on_the_papers_machines():
-    measured = names(sources.dependencies("toolkit.machines.probe"), paths.root())
+    measured = names(sources.dependencies("toolkit.costs.probe"), paths.root())
     assert not any(name.startswith("data/") for name in measured)

@@ -17,14 +17,14 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 INSIDE = """
 import json
 from toolkit import paths, sources
-from toolkit.activations.route_traces import load_route_trace
+from toolkit.sparsity.route_traces import load_route_trace
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import claims
 from toolkit.evidence.reference import reference_dir
 from toolkit.evidence.schema import check_parameters
-from toolkit.machines.hardware import profile
-from toolkit.machines.provenance import provenance
+from toolkit.costs.hardware import profile
+from toolkit.costs.provenance import provenance
 from toolkit.models.loading import MODELS, parts_of
 
 for notebook in notebooks().values():

@@ -158,7 +158,7 @@ def cached(kind: str, key: dict, code: Iterable[Path], make: Callable[[Path], No
     Args:
         kind: the name of a folder under the cache, such as `"pruned"`.
         key: every parameter that the artefact depends on, as plain JSON.
-        code: the project files that make it, such as `sources.dependencies("toolkit.pruning.layerwise")`.
+        code: the project files that make it, such as `sources.dependencies("toolkit.sparsity.layerwise")`.
         make: fills the empty folder that it is given. If it raises, nothing is kept and the error passes through.
         fresh: make it again, and replace the kept one once that has succeeded.
 

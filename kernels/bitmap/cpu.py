@@ -14,8 +14,8 @@ import numba
 import torch
 
 from toolkit.kernels.bitmap.shared import BLOCK, WORD, lowest_bit, popcount
-from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import TO_FLOAT32
 
 
 @compiled

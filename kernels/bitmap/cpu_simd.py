@@ -19,10 +19,11 @@ from numba.extending import intrinsic
 
 from toolkit.kernels.bitmap.cpu import dot, first_value, scatter
 from toolkit.kernels.bitmap.shared import WORD, popcount
-from toolkit.kernels.common import simd
-from toolkit.kernels.common.elements import TO_FLOAT32
-from toolkit.kernels.common.products import LANES_TO_FLOAT32, ROWS, multiply_rows
-from toolkit.kernels.common.simd import (
+from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import TO_FLOAT32
+from toolkit.kernels.engine.products import LANES_TO_FLOAT32, ROWS, multiply_rows
+from toolkit.kernels.engine.simd import (
     I32,
     I64,
     PREFETCH_BYTES,
@@ -37,7 +38,6 @@ from toolkit.kernels.common.simd import (
     total,
     zeros,
 )
-from toolkit.kernels.runtime.compiled import compiled
 
 REGISTER = 16  # bytes that one byte shuffle moves
 ABSENT = 0x80  # a shuffle index that gives a zero

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from toolkit.kernels.bitmap.layout import Bitmap, block_count
 from toolkit.kernels.bitmap.shared import BLOCK, WORD
-from toolkit.kernels.common.elements import BITS
-from toolkit.kernels.common.gpu import (
+from toolkit.kernels.engine.elements import BITS
+from toolkit.kernels.engine.gpu import (
     LANES,
     TO_FLOAT32,
     WARPS,

@@ -17,9 +17,9 @@ from toolkit.errors import unknown
 from toolkit.kernels.csr import cpu, cpu_simd
 from toolkit.kernels.csr.layout import STORAGES, CsrOutliers, Outliers, column_bits, no_outliers
 from toolkit.kernels.csr.shared import BLOCK
-from toolkit.kernels.runtime.backends import Backend, choose, operands, runnable
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import over_rows
+from toolkit.kernels.engine.backends import Backend, choose, operands, runnable
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.parallel import over_rows
 
 __all__ = ["BACKENDS", "STORAGES", "CsrOutliers", "Outliers", "add_matvec", "available", "encode", "no_outliers"]
 

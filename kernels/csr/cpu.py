@@ -8,7 +8,7 @@ from functools import cache
 import numba
 
 from toolkit.kernels.csr.shared import column, span, value, within
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
 
 
 @cache

@@ -9,10 +9,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.common import simd
-from toolkit.kernels.common.simd import I64, Vector, fma, load, store, total, zeros
 from toolkit.kernels.csr.shared import BLOCK, column, span, value, within
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.simd import I64, Vector, fma, load, store, total, zeros
 
 LANES = 8  # words of a CSR row that are taken at once
 

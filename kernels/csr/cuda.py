@@ -12,9 +12,9 @@ import torch
 from numba import cuda, float32, int64, uint16, uint64
 from torch import Tensor
 
-from toolkit.kernels.common.gpu import LANES, SIMULATED, TO_FLOAT32, Launch, as_unsigned, exchange, run
 from toolkit.kernels.csr.layout import Outliers, column_bits
 from toolkit.kernels.csr.shared import BLOCK, column, span, within
+from toolkit.kernels.engine.gpu import LANES, SIMULATED, TO_FLOAT32, Launch, as_unsigned, exchange, run
 
 WARPS = 4  # of a thread block
 VECTORS = 16  # that one pass over the outliers multiplies, at most

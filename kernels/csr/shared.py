@@ -4,7 +4,7 @@ from functools import cache
 
 import numba
 
-from toolkit.kernels.common.elements import float32_from_float16
+from toolkit.kernels.engine.elements import float32_from_float16
 
 BLOCK = 16  # rows that PTCSR stores together: those of one tile of SpQR
 NARROW_COLUMNS = 1 << 16  # as many columns can be told by the 16 bits of a 32-bit word

@@ -15,11 +15,11 @@ from jaxtyping import Float, Float32, Int64, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
+from toolkit.kernels.engine.backends import Backend, choose, expect, operand, runnable
+from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
-from toolkit.kernels.runtime.backends import Backend, choose, expect, operand, runnable
-from toolkit.kernels.runtime.parallel import over_rows
 
 __all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
 

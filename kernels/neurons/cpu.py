@@ -6,10 +6,10 @@ import numba
 import numpy as np
 import torch
 
-from toolkit.kernels.common.elements import TO_FLOAT32, float32_from_float16
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import TO_FLOAT32, float32_from_float16
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, group_of, section_bytes
 from toolkit.kernels.neurons.shared import dense_start, ffn_of_parts
-from toolkit.kernels.runtime.compiled import compiled
 
 
 @cache

@@ -15,14 +15,14 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.common import simd
-from toolkit.kernels.common.products import NEAR_BYTES, load_tile, repeat, store_rows, totals
-from toolkit.kernels.common.simd import CACHE_LINE, Vector, fma, prefetch, prefetch_l2, zeros
+from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.products import NEAR_BYTES, load_tile, repeat, store_rows, totals
+from toolkit.kernels.engine.simd import CACHE_LINE, Vector, fma, prefetch, prefetch_l2, zeros
 from toolkit.kernels.neurons.cpu import section_start
 from toolkit.kernels.neurons.cpu_simd import adding
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, LANES, codes_start, groups, section_bytes
 from toolkit.kernels.neurons.shared import ROWS, ffn_of_parts
-from toolkit.kernels.runtime.compiled import compiled
 
 FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(simd.I32, LANES)
 VECTORS = 4  # that share the weights of a row

@@ -17,7 +17,7 @@ import torch
 from numba import cuda, float32, int64, uint8, uint16, uint32, uint64
 from torch import Tensor
 
-from toolkit.kernels.common.gpu import LANES, TO_FLOAT32, WARPS, Launch, as_unsigned, multiprocessors, run, sum_all
+from toolkit.kernels.engine.gpu import LANES, TO_FLOAT32, WARPS, Launch, as_unsigned, multiprocessors, run, sum_all
 from toolkit.kernels.neurons.records import BLOCK, FIELDS, HEAD_BYTES, codes_start, groups, section_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
 
 ROWS = 4  # neurons at once
 HALF_ROOT, ROOT_TWO_OVER_PI, CUBIC = (np.float32(v) for v in (math.sqrt(0.5), math.sqrt(2 / math.pi), 0.044715))

@@ -33,10 +33,10 @@ from jaxtyping import Float, Float32, Int32, Int64
 from torch import Tensor
 
 from toolkit.kernels import csr, dense
-from toolkit.kernels.common.elements import FLOAT_BITS
 from toolkit.kernels.csr.layout import column_bits
-from toolkit.kernels.runtime.backends import Backend, choose, expect, operands, runnable
-from toolkit.kernels.runtime.parallel import Product, Task, over_rows
+from toolkit.kernels.engine.backends import Backend, choose, expect, operands, runnable
+from toolkit.kernels.engine.elements import FLOAT_BITS
+from toolkit.kernels.engine.parallel import Product, Task, over_rows
 from toolkit.kernels.spqr import cpu, cpu_avx512, cpu_simd
 from toolkit.kernels.spqr.layout import Codes, check, pack, tiles, unpack
 from toolkit.kernels.spqr.shared import LEVELS, TILE

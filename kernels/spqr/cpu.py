@@ -9,9 +9,9 @@ import numba
 import numpy as np
 import torch
 
-from toolkit.kernels.common.elements import FROM_FLOAT32, float32_from_float16
 from toolkit.kernels.csr import cpu as csr
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import FROM_FLOAT32, float32_from_float16
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO, code, dequantise
 
 

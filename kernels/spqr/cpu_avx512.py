@@ -12,8 +12,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.common import simd
-from toolkit.kernels.common.simd import I64, Vector
+from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.simd import I64, Vector
 from toolkit.kernels.spqr.cpu_simd import F32, I8, I16, Fused, fused, multiply_add, prepare_two_bytes, splat
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 

@@ -20,10 +20,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from toolkit.kernels.common import simd
-from toolkit.kernels.common.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.csr import cpu_simd as csr
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine import simd
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.simd import I32, I64, Vector, prefetch, store, zeros
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 LANES = 8

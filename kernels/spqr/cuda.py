@@ -29,8 +29,11 @@ import torch
 from numba import cuda, float32, int32, int64, uint16, uint32, uint64
 from torch import Tensor
 
-from toolkit.kernels.common.elements import float32_bits, float32_from_float32
-from toolkit.kernels.common.gpu import (
+from toolkit.kernels.csr.cuda import VECTORS, lane_words, readable, value
+from toolkit.kernels.csr.layout import Outliers, column_bits
+from toolkit.kernels.csr.shared import column
+from toolkit.kernels.engine.elements import float32_bits, float32_from_float32
+from toolkit.kernels.engine.gpu import (
     FROM_FLOAT32,
     LANES,
     TO_FLOAT32,
@@ -43,9 +46,6 @@ from toolkit.kernels.common.gpu import (
     run,
     subtract_pairs,
 )
-from toolkit.kernels.csr.cuda import VECTORS, lane_words, readable, value
-from toolkit.kernels.csr.layout import Outliers, column_bits
-from toolkit.kernels.csr.shared import column
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE
 
 TILES = LANES // TILE  # that a warp reads at once

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float16, UInt8
 from torch import Tensor
 
-from toolkit.kernels.common.elements import float16_bits
-from toolkit.kernels.runtime.compiled import compiled
-from toolkit.kernels.runtime.parallel import over_rows
+from toolkit.kernels.engine.compiled import compiled
+from toolkit.kernels.engine.elements import float16_bits
+from toolkit.kernels.engine.parallel import over_rows
 from toolkit.kernels.spqr.shared import LEVELS, TILE, dequantise, round_to_float16
 
 LARGEST = LEVELS - 1
@@ -52,7 +52,7 @@ def quantise(
 ) -> None:
     """Quantise some columns in order, and replace those that are `wanted` by what they become.
 
-    A column's error reaches those behind it by the `inverse`, the U of `toolkit.pruning.hessian`; none does if that is
+    A column's error reaches those behind it by the `inverse`, the U of `toolkit.sparsity.hessian`; none does if that is
     empty. Weights whose gain is above the `threshold` are outliers. With `search`, a row takes the pair of scale and
     zero point that gives the least error of all 64. The other tensors are filled in: codes, the second-order statistics
     in the order of `toolkit.kernels.spqr.layout`, the outliers and the fp16 numbers that they add to their codes. All

@@ -5,7 +5,7 @@ Compiled for CPUs and GPUs from the same source.
 
 import numba
 
-from toolkit.kernels.common.elements import as_bits, as_float32
+from toolkit.kernels.engine.elements import as_bits, as_float32
 
 TILE = 16  # rows and columns of a tile; a word holds one row of it (the thesis' beta1 = beta2 = 16)
 LEVELS = 8  # values of a 3-bit code

@@ -46,7 +46,7 @@ def counted(**options):
         calls.append((first, second))
         return pd.DataFrame({"call": [len(calls)]})
 
-    table.__module__ = "toolkit.sparsity"  # the tests' modules are no part of the package
+    table.__module__ = "toolkit.pattern"  # the tests' modules are no part of the package
     return kept("kind", **options)(table), calls
 
 
@@ -124,7 +124,7 @@ def test_code_is_that_of_the_module(monkeypatch):
     monkeypatch.setattr(sources, "dependencies", dependencies)
     table, _ = counted(without=("toolkit.models.loading",))
     table(1)
-    assert asked == [(("toolkit.sparsity",), ("toolkit.models.loading",))]
+    assert asked == [(("toolkit.pattern",), ("toolkit.models.loading",))]
 
 
 def test_a_function_of_a_notebook_is_refused():
@@ -144,7 +144,7 @@ def test_a_folder_is_filled_once(cache_folder):
         calls.append(rank)
         (folder / "weights").write_text(str(rank))
 
-    trained.__module__ = "toolkit.sparsity"
+    trained.__module__ = "toolkit.pattern"
     trained = kept_folder("predictors")(trained)
     one, other = trained({"a": 1}), trained({"a": 1}, rank=4)
     assert trained({"a": 1}, 8) == one != other

@@ -4,10 +4,10 @@ import pandas as pd
 import pytest
 
 from toolkit import paths
+from toolkit.costs.hardware import profiles
 from toolkit.evidence import literature
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.claims import KINDS, UNITS, claims
-from toolkit.machines.hardware import profiles
 
 PAPERS = sorted(file.stem for file in (paths.root() / "data" / "claims").iterdir())
 # typed from the papers, apart from the files

@@ -11,7 +11,7 @@ from toolkit.evidence.figures import (
     stacked_bars,
     timeline,
 )
-from toolkit.timeline.spans import Span, Timeline
+from toolkit.timeline import Span, Timeline
 
 
 @pytest.fixture

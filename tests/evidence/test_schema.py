@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from toolkit import paths
+from toolkit.costs.probe import ProbeSettings
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
 from toolkit.evidence.schema import FILE, check_parameters, rules
-from toolkit.machines.probe import ProbeSettings
 from toolkit.models import SHAPES
 from toolkit.records import load_yaml
 

@@ -10,7 +10,7 @@ from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, encode, expected_nbytes
 from toolkit.formats.spqr import fastest
 from toolkit.kernels import spqr
-from toolkit.kernels.runtime import tuning
+from toolkit.kernels.engine import tuning
 from toolkit.kernels.spqr import Codes
 from toolkit.quantization import spqr as quantiser
 from toolkit.storage.store import Store

@@ -24,7 +24,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.kernels.runtime import compiled
+from toolkit.kernels.engine import compiled
 from toolkit.models import adapters
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN

@@ -19,8 +19,8 @@ from torch.nn import functional
 
 from tests import naive_spqr
 from toolkit.kernels import bitmap, csr, dense, neurons, spqr
+from toolkit.kernels.engine import backends
 from toolkit.kernels.neurons.records import SECTIONS, section_bytes
-from toolkit.kernels.runtime import backends
 from toolkit.quantization.neuron_records import decode, record_bytes
 
 SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"

@@ -13,9 +13,8 @@ from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import cpu_simd
-from toolkit.kernels.common import simd
-from toolkit.kernels.runtime import backends
-from toolkit.kernels.runtime.compiled import COMPILE
+from toolkit.kernels.engine import backends, simd
+from toolkit.kernels.engine.compiled import COMPILE
 
 SHAPES = [(0, 0), (0, 64), (3, 0), (1, 1), (5, 31), (4, 32), (7, 33), (3, 100), (9, 64), (2, 256), (6, 1000)]
 SPARSITIES = (0, 0.5, 0.9, 1)

@@ -18,9 +18,9 @@ import torch
 from numba.core.bytecode import FunctionIdentity
 
 from toolkit.kernels import bitmap, csr, dense, neurons, single_token, spqr
-from toolkit.kernels.common.elements import FROM_FLOAT32, TO_FLOAT32
-from toolkit.kernels.common.products import multiply_rows
-from toolkit.kernels.runtime import compiled
+from toolkit.kernels.engine import compiled
+from toolkit.kernels.engine.elements import FROM_FLOAT32, TO_FLOAT32
+from toolkit.kernels.engine.products import multiply_rows
 
 PACKAGE = "toolkit.kernels.toy"
 SHARED = """
@@ -46,7 +46,7 @@ def two(typing_context):
     return types.int64(), lambda context, builder, signature, values: ir.Constant(ir.IntType(64), 2)
 """
 KERNEL = """
-from toolkit.kernels.runtime.compiled import compiled
+from toolkit.kernels.engine.compiled import compiled
 from toolkit.kernels.toy.shared import less, more, one, two
 
 @compiled
@@ -274,7 +274,7 @@ def test_every_function_that_is_called_from_python_is_kept_in_files():
 
 def test_names_are_the_same_in_another_process():
     code = (
-        "from toolkit.kernels import bitmap; from toolkit.kernels.runtime.compiled import identity; import torch;"
+        "from toolkit.kernels import bitmap; from toolkit.kernels.engine.compiled import identity; import torch;"
         "print(identity(bitmap.BACKENDS['avx2'].decode_and_multiply(torch.float16).py_func))"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

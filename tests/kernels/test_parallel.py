@@ -11,9 +11,9 @@ import torch
 
 from toolkit.formats import FORMATS, QUANTISED, READABLE, encode
 from toolkit.formats.scaled import Scaled
-from toolkit.kernels.runtime import parallel
-from toolkit.kernels.runtime.compiled import COMPILE
-from toolkit.kernels.runtime.parallel import Product, Program, Task, over_rows, stages
+from toolkit.kernels.engine import parallel
+from toolkit.kernels.engine.compiled import COMPILE
+from toolkit.kernels.engine.parallel import Product, Program, Task, over_rows, stages
 
 MUCH = 1 << 30  # bytes of work: as many threads as there are
 PATIENCE_S = 60

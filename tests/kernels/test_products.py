@@ -9,7 +9,7 @@ import torch
 from tests.kernels.families import DEVICE, FAMILIES, ON_GPU, SIMULATED, at_the_end_of_memory, random
 from toolkit.errors import UserError
 from toolkit.kernels import neurons
-from toolkit.kernels.runtime import backends
+from toolkit.kernels.engine import backends
 
 PAIRS = [(family, backend) for family in FAMILIES for backend in family.available()]
 on_a_cpu = pytest.mark.skipif(ON_GPU, reason="says nothing about a GPU")

@@ -13,7 +13,7 @@ import torch
 from tests.kernels.families import needs_numba_cuda, ptx_of
 from toolkit.errors import UserError
 from toolkit.kernels import bitmap, csr, neurons, spqr
-from toolkit.kernels.runtime import backends
+from toolkit.kernels.engine import backends
 
 pytestmark = needs_numba_cuda
 # no kernel has code for one kind of GPU alone, so types have them in turns
@@ -152,7 +152,7 @@ def test_records_are_read_32_bits_at_once(of_neurons, cc, batch, bits):
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32])
 def test_places_beyond_32_bits(of_bitmap, kind, tmp_path):
     """The kernels' address arithmetic, the same source compiled for the CPU, on a file with a hole."""
-    from toolkit.kernels.common.gpu import address, item
+    from toolkit.kernels.engine.gpu import address, item
 
     place = numba.njit(of_bitmap.value_place.py_func)
     row_offsets = np.array([0, 2**31 - 2, 2**31 + 2**20], np.int64)
@@ -263,6 +263,6 @@ def test_without_numba_cuda_or_a_gpu_the_error_says_so(monkeypatch):
 def test_numba_cuda_is_imported_only_when_used():
     code = (
         "import sys; from toolkit.kernels import bitmap, csr, spqr; bitmap.available(), spqr.available();"
-        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.common.gpu')))"
+        "sys.exit(any(name in sys.modules for name in ('numba.cuda', 'toolkit.kernels.engine.gpu')))"
     )
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd=Path(__file__).parents[2])

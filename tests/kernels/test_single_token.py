@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.kernels.runtime import parallel
+from toolkit.kernels.engine import parallel
 from toolkit.kernels.single_token import add_and_normalise, attend, bits, gate, normalise, rotate
 from toolkit.models.activation import ACTIVATIONS
 

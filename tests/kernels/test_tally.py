@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from toolkit.kernels.common.tally import pick, tally
+from toolkit.kernels.engine.tally import pick, tally
 
 
 @pytest.mark.parametrize("units", [0, 1, 3, 4, 5, 1001])

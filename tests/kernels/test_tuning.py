@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from toolkit.kernels.runtime import tuning
+from toolkit.kernels.engine import tuning
 
 
 @pytest.fixture(autouse=True)

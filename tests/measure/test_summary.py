@@ -8,7 +8,7 @@ import pytest
 from tests.measure.test_turns import Toy
 from toolkit.measure.summary import by_turn, summary, times_as_fast
 from toolkit.measure.turns import take_turns
-from toolkit.timeline.spans import Span, Timeline
+from toolkit.timeline import Span, Timeline
 
 ABOUT = {"method": "a", "repetition": 1, "stored_bytes": 20, "memory_bytes": 1.0, "mode": "direct"}
 ABOUT |= {"disturbed": False, "measured_at": "now"}

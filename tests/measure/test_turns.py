@@ -9,7 +9,7 @@ import torch
 from toolkit.errors import UserError
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.turns import take_turns
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 class Toy(Contestant):

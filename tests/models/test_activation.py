@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from tests.pruning.conftest import _small, tiny, tokens  # noqa: F401
+from tests.sparsity.conftest import _small, tiny, tokens  # noqa: F401
 from toolkit.errors import UserError
 from toolkit.kernels.neurons import ACTIVATIONS as IN_KERNELS
 from toolkit.models.activation import ACTIVATIONS, activation, activation_name, replace_for_good, replaced_by

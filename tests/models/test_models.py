@@ -196,7 +196,7 @@ def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays_and_stays(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for seconds in (bfloat16, 1.4 - bfloat16):
         timed = {"bfloat16": seconds, "float32": 1.0}
-        monkeypatch.setattr("toolkit.kernels.runtime.tuning.measure", lambda _, timed=timed: timed)
+        monkeypatch.setattr("toolkit.kernels.engine.tuning.measure", lambda _, timed=timed: timed)
         assert models.fast_dtype.__wrapped__() == expected
 
 
@@ -212,10 +212,9 @@ def test_gemma_as_its_file_has_it(tmp_path):
     from gguf import GGUFReader, dequantize
     from transformers.cache_utils import DynamicCache
 
-    from toolkit.evaluation import perplexity
     from toolkit.offload.model import OffloadedModel
+    from toolkit.quality import load_tokens, perplexity
     from toolkit.storage.packing import Linears, pack_model
-    from toolkit.text import load_tokens
 
     model, tokenizer = load_model("gemma3-270m", torch.float32)
     tensors = {tensor.name: tensor for tensor in GGUFReader(downloads.fetch("gemma3-270m")).tensors}

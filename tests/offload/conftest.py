@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests import processes
-from toolkit.pruning import prune
+from toolkit.sparsity import prune
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.readers.threads import Threads
 

@@ -8,8 +8,6 @@ import torch
 
 from tests.offload.pretend import PretendGpu
 from tests.offload.test_neuron_model import GREEDY, MODELS, NEURONS, PROMPT, Packed
-from toolkit.activations.statistics import save_usage
-from toolkit.activations.thresholds import thresholded
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload import model as module
@@ -20,6 +18,8 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_ffn import NeuronFFN
 from toolkit.predictors import CopyLast
 from toolkit.predictors.predictor import Predictor
+from toolkit.sparsity.statistics import save_usage
+from toolkit.sparsity.thresholds import thresholded
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
 

@@ -19,7 +19,7 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.policies.methods import METHODS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES
-from toolkit.pruning import load_pruned
+from toolkit.sparsity import load_pruned
 from toolkit.storage import buffers, index
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import Linears, pack_model

@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, pruned, run_and_kill
-from toolkit.activations.thresholds import Magnitudes, thresholded
+from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
 from toolkit.formats import FormatError
 from toolkit.models.activation import activation_name
@@ -24,7 +24,7 @@ from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
 from toolkit.predictors.weightless import FromTrace
-from toolkit.simulation.replay import replay, units_of
+from toolkit.sparsity.thresholds import Magnitudes, thresholded
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model

@@ -13,8 +13,8 @@ from toolkit.offload import model as offloaded
 from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
-from toolkit.pruning import Calibration, changed, load_changed
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity import Calibration, changed, load_changed
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import ChangedLinears, pack_model

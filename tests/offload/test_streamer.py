@@ -14,7 +14,7 @@ from toolkit.policies.ways import POLICIES, Way
 from toolkit.storage.readers import Threads, open_reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 READ_S, LATE_S = 1.0, 100.0
 

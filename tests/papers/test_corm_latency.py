@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.activations.route_traces import ROUTE_TRACES
+from toolkit.costs.experts import BREAKDOWN, CORM, DEFAULTS, EXPERT_WAYS, ON_DEMAND, SPARSE, LoadingInputs
 from toolkit.papers.corm import latency
 from toolkit.papers.corm.latency import (
     OFFLOAD,
@@ -20,7 +20,7 @@ from toolkit.papers.corm.latency import (
     timeline,
     token_row,
 )
-from toolkit.simulation.experts import BREAKDOWN, CORM, DEFAULTS, EXPERT_WAYS, ON_DEMAND, SPARSE, LoadingInputs
+from toolkit.sparsity.route_traces import ROUTE_TRACES
 
 MIXTRAL = "mixtral-8x7b"
 fig07, fig08 = functions_of("corm/fig07"), functions_of("corm/fig08")

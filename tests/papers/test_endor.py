@@ -7,19 +7,19 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
+from toolkit.costs.cost_model import predict
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Profile
+from toolkit.costs.null_model import links_only
+from toolkit.costs.stage_tables import relative_to
+from toolkit.costs.tables import layer_of, layer_table, operation_table
 from toolkit.errors import UserError
 from toolkit.evidence.claims import claims
 from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare, count_verdicts, score
-from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Profile
 from toolkit.models.workload import Workload
 from toolkit.papers.endor.latency import layer_headline
 from toolkit.papers.endor.passes import MAPS, pass_table
 from toolkit.policies.ways import Way, all_ways
-from toolkit.simulation.cost_model import predict
-from toolkit.simulation.null_model import links_only
-from toolkit.simulation.tables import layer_of, layer_table, operation_table
-from toolkit.timeline.tables import relative_to
 
 LAYER_GB = 2 * (4 * 9216**2 + 2 * 9216 * 36864) / 1e9  # OPT-66B
 PACKED = 0.5625

@@ -1,7 +1,7 @@
 import pandas as pd
 
 from tests.notebook_code import functions_of
-from toolkit.machines.machine import Links, Memory, Profile, Source, Storage
+from toolkit.costs.machine import Links, Memory, Profile, Source, Storage
 
 decoding_pays = functions_of("endor/tab_e2e").decoding_pays
 

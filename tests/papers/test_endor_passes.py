@@ -8,6 +8,8 @@ import pytest
 from tests.models.test_twins import TOYS
 from tests.papers.test_operations import MACHINE
 from toolkit import cache, paths
+from toolkit.costs.cost_model import with_rates
+from toolkit.costs.stage_tables import LABELS
 from toolkit.errors import UserError
 from toolkit.measure import race as races
 from toolkit.measure import turns as measure_turns
@@ -24,8 +26,6 @@ from toolkit.papers.endor.passes import (
     software_ways,
 )
 from toolkit.policies.ways import Way
-from toolkit.simulation.cost_model import with_rates
-from toolkit.timeline.tables import LABELS
 
 RATED = with_rates(MACHINE, "dram", {"endor": 10.0, "zstd": 1.0}, {"dense": 20.0, "endor": 9.0})
 METHODS = ("dense", "endor", "endor_packed")

@@ -1,7 +1,7 @@
 """Times of tokens from spans, by a hand-worked example."""
 
 from tests.notebook_code import functions_of
-from toolkit.timeline.spans import Span, Timeline
+from toolkit.timeline import Span, Timeline
 
 
 def test_token_times():

@@ -4,11 +4,11 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
+from toolkit.costs.hardware import profile
+from toolkit.costs.neuron_reads import WAYS, Reads
 from toolkit.evidence.comparison import compare
 from toolkit.evidence.run import outside_ranges
-from toolkit.machines.hardware import profile
 from toolkit.papers.flash import reads
-from toolkit.simulation.neuron_reads import WAYS, Reads
 
 SECONDS = {"naive": 1.0, "hybrid": 0.5, "predictor": 0.4, "windowing": 0.2, "bundling": 0.1}
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.notebook_code import functions_of
-from toolkit.activations.trace import Trace, pack
+from toolkit.sparsity.trace import Trace, pack
 
 
 def of(active):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.notebook_code import functions_of
+from toolkit.costs.hardware import profile
 from toolkit.kernels.neurons import ffn
-from toolkit.machines.hardware import profile
 from toolkit.policies.mapping import NeuronBlock, Room, greedy
 
 GPU = -1

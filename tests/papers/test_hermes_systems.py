@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.machines.hardware import profile
+from toolkit.costs.hardware import profile
+from toolkit.costs.hot_cold_loads import Serving
 from toolkit.papers.conclusions import count_sets
 from toolkit.papers.hermes import systems
 from toolkit.papers.hermes.systems import (
@@ -14,7 +15,6 @@ from toolkit.papers.hermes.systems import (
     SystemCase,
     shares,
 )
-from toolkit.simulation.hot_cold_loads import Serving
 
 LLAMA, OPT = "llama2-70b", "opt-13b"
 fig14 = functions_of("hermes/fig14")

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from tests.notebook_code import functions_of
-from toolkit.activations.trace import Trace, pack
 from toolkit.papers.hermes.traces import ATTENTION, Drawing
 from toolkit.predictors import All, Context, CopyLast, Nothing
+from toolkit.sparsity.trace import Trace, pack
 
 fig03, fig04, fig07 = (functions_of(f"hermes/{name}") for name in ("fig03", "fig04", "fig07"))
 LABELS = {"trace": "by hand", "evidence": "measured"}

@@ -5,16 +5,16 @@ import pandas as pd
 import pytest
 
 from toolkit import paths
+from toolkit.costs.cost_model import with_rates
+from toolkit.costs.machine import Links, Memory, Profile, Storage
+from toolkit.costs.tables import layer_table, operation_table
 from toolkit.errors import UserError
-from toolkit.machines.machine import Links, Memory, Profile, Storage
 from toolkit.measure import passes, rates, turns
 from toolkit.measure.accelerate import AcceleratedLinear
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.papers.endor import latency
 from toolkit.policies.ways import Way
-from toolkit.simulation.cost_model import with_rates
-from toolkit.simulation.tables import layer_table, operation_table
 
 RATES_MODEL, RATES_PARTS = rates.RATES_MODEL, rates.RATES_PARTS
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from toolkit import paths
+from toolkit.costs.neuron_reads import WAYS
 from toolkit.errors import UserError
 from toolkit.models import shapes
 from toolkit.papers.flash import replay as replays
 from toolkit.papers.flash.replay import Replay, replay_spans
 from toolkit.papers.flash.twin_bundles import ATTENTION, neuron_shape, twin_bundles
-from toolkit.simulation.neuron_reads import WAYS
 from toolkit.storage.bundles import LAYOUTS
 
 HIDDEN, NEURONS, LAYERS = 2048, 96, 3  # rows of whole blocks in fp16

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.machines.hardware import Memory, profile
+from toolkit.costs.hardware import Memory, profile
 
 tab1_1 = functions_of("spqr/tab1_1")
 decode_operations, linear, roofline = tab1_1.decode_operations, tab1_1.linear, tab1_1.roofline

@@ -11,8 +11,8 @@ from toolkit.measure import turns
 from toolkit.measure.packed_model import PackedModel
 from toolkit.models import shapes
 from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
-from toolkit.pruning import Calibration, changed
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity import Calibration, changed
 
 TWIN = ModelTwin("toy-llama", 3, 100)
 SETTINGS = {"quantiser": SpQR(0.05), "calibration": Calibration(windows=2, sequence_length=16)}

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
+from toolkit.costs.hardware import profile
 from toolkit.evidence.comparison import NOT_RUN, compare
-from toolkit.machines.hardware import profile
 from toolkit.papers.spqr.passes import ModelTwin
 from toolkit.papers.spqr.speedups import without_kernels
 

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Memory, Profile, Software
 from toolkit.evidence.comparison import compare
-from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Memory, Profile, Software
 from toolkit.models.shapes import twin_shapes
 from toolkit.papers.spqr.figures import draw_bars, draw_published
 from toolkit.papers.spqr.products import FEW, MANY, READ

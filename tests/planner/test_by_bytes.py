@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from toolkit.__main__ import main
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
-from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import bounds, limit_elsewhere, resized

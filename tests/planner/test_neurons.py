@@ -8,9 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from toolkit.activations.trace import Trace, pack
+from toolkit.costs.machine import Memory, Profile
 from toolkit.errors import UserError
-from toolkit.machines.machine import Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import hits, rates, sizes
@@ -19,6 +18,7 @@ from toolkit.planner.rates import TIMED, Cost, Rates
 from toolkit.planner.speed import Machine, speed
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import NEURONS, ways
+from toolkit.sparsity.trace import Trace, pack
 
 GB = 10**9
 SHAPE = ARCHITECTURES["llama2-7b"]

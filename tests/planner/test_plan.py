@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from toolkit.__main__ import main
+from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
-from toolkit.machines.machine import Links, Memory, Profile
 from toolkit.measure.line import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes, speed

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tests.pruning.conftest import _small, tiny, tokens  # noqa: F401
-from toolkit.activations import Magnitudes
+from tests.sparsity.conftest import _small, tiny, tokens  # noqa: F401
 from toolkit.predictors import PREDICTORS, Samples
+from toolkit.sparsity import Magnitudes
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.activations.thresholds import thresholded, watched
 from toolkit.predictors import Context, CopyLast, Nothing, Predictor, Samples, predicted, quality
+from toolkit.sparsity.thresholds import thresholded, watched
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from toolkit.activations import thresholded
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import PREDICTORS, Context, FewBits, Gate, LowRank, Scored, predicted, quality, with_limits
+from toolkit.quality import perplexity
+from toolkit.sparsity import thresholded
 
 
 @pytest.fixture(params=["llama", "opt"])

@@ -7,7 +7,6 @@ from torch.nn import functional
 
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
-from toolkit.activations.recording import mixtures, record_routing
 from toolkit.errors import UserError
 from toolkit.predictors import Context, CopyLast, Samples, quality
 from toolkit.predictors.next_layer import (
@@ -18,6 +17,7 @@ from toolkit.predictors.next_layer import (
     predict_experts,
     predict_neurons,
 )
+from toolkit.sparsity.recording import mixtures, record_routing
 
 TOKENS = torch.arange(100) * 7 % 31
 

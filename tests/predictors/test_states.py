@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolkit.activations.synthetic import BetaLaw, draw, ranks
 from toolkit.errors import UserError
 from toolkit.kernels import states
 from toolkit.predictors import Context, LayerCorrelation, Samples, StateAndParents, TokenState, quality
 from toolkit.predictors import states as predictors
 from toolkit.predictors.states import Parents, load_parents, parents_of, save_parents, stages, table_nbytes
+from toolkit.sparsity.synthetic import BetaLaw, draw, ranks
 
 
 def with_states(predictor, values):

@@ -7,9 +7,9 @@ import torch
 
 from tests.offload.conftest import pruned
 from toolkit.errors import UserError
-from toolkit.pruning import Calibration
 from toolkit.quantization import smoothquant
 from toolkit.quantization.smoothquant import load_smoothed, smooth, smoothing_factors
+from toolkit.sparsity import Calibration
 
 CALIBRATION = Calibration(windows=3, sequence_length=16)
 TOKENS = torch.arange(200) * 7 % 61

@@ -8,10 +8,10 @@ from tests import naive_quantization as naive
 from tests.offload.conftest import COMMON, FAMILIES, GATED, pruned
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning import prune
-from toolkit.pruning.wanda import Wanda
 from toolkit.quantization import absmax_int8, dequantise, row_scales
 from toolkit.quantization.smoothquant import factors, groups, int8_activations, round_to_int8, smooth, smoothing_factors
+from toolkit.sparsity import prune
+from toolkit.sparsity.wanda import Wanda
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 16

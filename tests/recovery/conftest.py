@@ -1,3 +1,3 @@
 """Tiny random decoders to train."""
 
-from tests.pruning.conftest import _small, tiny, tokens  # noqa: F401
+from tests.sparsity.conftest import _small, tiny, tokens  # noqa: F401

@@ -7,11 +7,11 @@ import torch
 
 from tests.families import write_tokenizer
 from toolkit import tensor_files
-from toolkit.activations import Magnitudes, thresholded, thresholds_of
 from toolkit.errors import UserError
 from toolkit.models import load_model
 from toolkit.models.adapters import KIND, Adapters, LowRankDifference, fingerprint, merge, named_linears, save
 from toolkit.models.cutting import cut_for_good
+from toolkit.sparsity import Magnitudes, thresholded, thresholds_of
 
 
 def random_adapters(model, rank=2):

@@ -8,13 +8,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import processes
-from toolkit.activations import Magnitudes, thresholded
-from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.activation import replace_for_good
 from toolkit.models.adapters import add, named_linears
 from toolkit.recovery.distillation import adapted, distil, fresh, refitted, settle
 from toolkit.recovery.training import Training
+from toolkit.sparsity import Magnitudes, thresholded
+from toolkit.sparsity.thresholds import run_decoder, watched
 
 TRAINING = Training(steps=8, batch=2, sequence_length=16, learning_rate=0.01, warm_up=2, keep_every=2)
 ZEROS = [0.7, 0.8, 0.6]

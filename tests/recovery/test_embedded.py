@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from toolkit import paths
-from toolkit.activations import thresholds_of
-from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models import load_model, upcycled
 from toolkit.models.adapters import merge
 from toolkit.models.experts import decoder_experts
 from toolkit.models.loading import SPARSE
 from toolkit.models.mixture import use_per_token
-from toolkit.text import load_tokens
+from toolkit.quality import load_tokens
+from toolkit.sparsity import thresholds_of
+from toolkit.sparsity.thresholds import run_decoder, watched
 
 MOST_BYTES = 25e6
 

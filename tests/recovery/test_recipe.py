@@ -7,16 +7,16 @@ import pandas as pd
 import pytest
 import torch
 
-from toolkit.activations import thresholds_of
 from toolkit.errors import UserError
 from toolkit.models.adapters import FILE, merge
 from toolkit.models.cutting import cut_for_good
-from toolkit.pruning.calibration import Calibration
 from toolkit.recovery import card, sparse
 from toolkit.recovery.__main__ import main
 from toolkit.recovery.distillation import adapted
 from toolkit.recovery.sparse import Recipe, recover
 from toolkit.recovery.training import Training
+from toolkit.sparsity import thresholds_of
+from toolkit.sparsity.calibration import Calibration
 
 TRAINING = Training(steps=3, batch=1, sequence_length=16, learning_rate=0.01, keep_every=1)
 SMALL = Recipe("tiny", (0.7, 0.8), rank=2, down_rank=3, training=TRAINING, later_steps=2)

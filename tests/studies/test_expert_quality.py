@@ -8,10 +8,10 @@ from torch.nn import functional
 
 from tests.models.test_experts import FAMILIES
 from tests.models.test_models import small
-from toolkit.activations.recording import mixtures
 from toolkit.errors import UserError
 from toolkit.models.plain import plain
 from toolkit.quantization.rtn import RoundToNearest
+from toolkit.sparsity.recording import mixtures
 from toolkit.studies import expert_quality
 from toolkit.studies.expert_quality import as_predicted, routed_output
 from toolkit.studies.quality import EvaluationSettings

@@ -1,4 +1,4 @@
-"""Neurons cut by |act(gate)|, against the hooks of `toolkit.activations` and by hand."""
+"""Neurons cut by |act(gate)|, against the hooks of `toolkit.sparsity` and by hand."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch.nn import functional
 
 from tests.models.test_models import LLAMA, small
 from tests.notebook_code import functions_of
-from toolkit.activations.thresholds import thresholded, watched
 from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
 from toolkit.models.plain import plain
+from toolkit.sparsity.thresholds import thresholded, watched
 from toolkit.studies.quality import EvaluationSettings
 
 fig02, fig10 = functions_of("corm/fig02"), functions_of("corm/fig10")

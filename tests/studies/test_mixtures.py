@@ -10,12 +10,12 @@ import torch
 
 from tests.models.test_twins import TOYS
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.interchange.gguf import LINEARS
 from toolkit.measure import llama_cpp_quantiser
 from toolkit.measure.llama_cpp_quantiser import GgufMatrix
 from toolkit.models import decoder_blocks, decoder_linears, shapes
 from toolkit.models.twins import twin_model
+from toolkit.quality import perplexity
 from toolkit.studies import loaded, quality, variants
 from toolkit.studies.forms import store
 from toolkit.studies.mixtures import tensor_type, type_shares

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.studies.test_variants import TOKENS, tiny
-from toolkit.evaluation import perplexity
+from toolkit.quality import perplexity
 from toolkit.studies import loaded, quality
 from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared, restored, window_nll
 

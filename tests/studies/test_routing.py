@@ -6,8 +6,8 @@ import torch
 
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
-from toolkit.activations.synthetic import BetaLaw
-from toolkit.activations.trace import Trace, pack
+from toolkit.sparsity.synthetic import BetaLaw
+from toolkit.sparsity.trace import Trace, pack
 from toolkit.studies import loaded, routing
 from toolkit.studies.routing import RoutedModel
 

@@ -5,9 +5,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.notebook_code import functions_of
-from toolkit.activations.thresholds import run_decoder, watched
 from toolkit.errors import UserError
 from toolkit.models.loading import SPARSE as SPARSE_MODELS
+from toolkit.sparsity.thresholds import run_decoder, watched
 from toolkit.studies import sparse_curve
 from toolkit.studies.quality import EvaluationSettings
 

@@ -10,11 +10,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.formats import encode
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.pruning import Calibration, prune
-from toolkit.pruning.layerwise import Pruning, change_blocks
+from toolkit.quality import perplexity
+from toolkit.sparsity import Calibration, prune
+from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
 from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store

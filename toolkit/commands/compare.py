@@ -82,7 +82,7 @@ class _Perplexities:
     """Perplexities of the weights that ways multiply with, decoded and multiplied by torch; each is measured once."""
 
     def __init__(self, tokenizer: object, packed: "nn.Module", original: "nn.Module | None", name: str):
-        from toolkit.text import load_tokens
+        from toolkit.quality import load_tokens
 
         self._tokens, self._known = load_tokens(CORPUS, tokenizer, "evaluation"), dict[str, float]()
         self._packed, self._original, self._name = packed, original, name

@@ -158,7 +158,7 @@ def _quality(options: argparse.Namespace, tokenizer) -> str:
     """Perplexity of the model as it was, and of what was written as `run` opens it."""
     from toolkit.models import fast_dtype, load_model
     from toolkit.models.cutting import thresholds_of
-    from toolkit.text import load_tokens
+    from toolkit.quality import load_tokens
 
     print(f"{options.out}: evaluating (--no-evaluate leaves this out)", file=sys.stderr)
     try:
@@ -189,7 +189,7 @@ def _packed_perplexity(options: argparse.Namespace, tokens):
 
 def brief_perplexity(model, tokens):
     """Perplexity over few windows, no longer than the model's positions."""
-    from toolkit.evaluation import perplexity
+    from toolkit.quality import perplexity
 
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     sequence_length = min(EVALUATED["sequence_length"], positions or EVALUATED["sequence_length"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from toolkit.errors import UserError, unknown
-from toolkit.sparsity import resolve
+from toolkit.pattern import resolve
 
 WRITTEN = "bfloat16"  # the type of packed weights unless another is asked for, whatever is quickest to prune in
 SPARSE_BITMASK = "sparse-bitmask"
@@ -88,7 +88,7 @@ def option_owners() -> dict[str, dict[str, Option]]:
 
 def calibration(options: Namespace):
     """The calibration text that the options name."""
-    from toolkit.pruning import Calibration
+    from toolkit.sparsity import Calibration
 
     return Calibration(options.corpus, options.windows, options.sequence_length)
 
@@ -104,8 +104,8 @@ def pack_pruned(options: Namespace) -> tuple:
     """Prune the model, or keep its weights as they are, and write it in one or several formats."""
     from toolkit.interchange import save_model
     from toolkit.models.blocks import cast_parameters
-    from toolkit.pruning import load_pruned
     from toolkit.quantization.smoothquant import load_smoothed
+    from toolkit.sparsity import load_pruned
     from toolkit.storage.packing import Linears, pack_model
 
     if options.method != "dense" and SPARSE_BITMASK not in options.format:
@@ -159,7 +159,7 @@ def _try_formats(options: Namespace) -> None:
     """Pack a small matrix as the model will be, so that a format that cannot hold it is refused before the work."""
     import torch
 
-    from toolkit.pruning import METHODS
+    from toolkit.sparsity import METHODS
 
     sparsity, pattern = resolve(options.sparsity, options.pattern)
     weight = METHODS["magnitude"](torch.rand(64, 64) + 1, None, sparsity, pattern)
@@ -182,8 +182,8 @@ def pack_spqr(options: Namespace) -> tuple:
     """Quantise the model by SpQR and write it."""
     from toolkit.formats.spqr import fastest
     from toolkit.models.blocks import cast_parameters
-    from toolkit.pruning import load_changed
     from toolkit.quantization.spqr import SpQR
+    from toolkit.sparsity import load_changed
     from toolkit.storage.packing import ChangedLinears, pack_model
 
     dtype = torch_dtype(options.dtype)
@@ -256,10 +256,10 @@ def pack_by_expert(options: Namespace) -> tuple:
 
 def _bits_by_usage(options: Namespace, model, tokenizer) -> list[list[int]]:
     """The bits of each expert of each layer, by the calibration text's routing."""
-    from toolkit.activations.recording import record_routing
-    from toolkit.activations.statistics import usage_of
     from toolkit.policies.expert_bits import bits_by_usage
-    from toolkit.text import load_tokens
+    from toolkit.quality import load_tokens
+    from toolkit.sparsity.recording import record_routing
+    from toolkit.sparsity.statistics import usage_of
 
     tokens = load_tokens(options.corpus, tokenizer, "calibration")
     trace = record_routing(model, options.model, tokens, options.corpus, options.windows, options.sequence_length)

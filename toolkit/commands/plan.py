@@ -76,7 +76,7 @@ def plan(options: argparse.Namespace) -> None:
 
 def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:
     """Print what another machine can reach at most."""
-    from toolkit.machines.hardware import profile
+    from toolkit.costs.hardware import profile
     from toolkit.planner.by_bytes import best_elsewhere, resized
     from toolkit.planner.target import open_target
 

@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from toolkit.measure.disturbance import STAR, count_disturbed, disturbance_words, starred
-from toolkit.timeline.spans import STAGES
+from toolkit.timeline import STAGES
 
 COLUMN_IN = 6.4  # inches; printed at the 3.3 inches of a column, the text is still 5 pt
 GOLDEN = 0.62

@@ -18,6 +18,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from toolkit import paths
+from toolkit.costs.provenance import provenance
 from toolkit.downloads import DOWNLOADS
 from toolkit.errors import UserError, unknown
 from toolkit.evidence.catalogue import find
@@ -35,7 +36,6 @@ from toolkit.evidence.meta import HEADLINES, MOST_BARS, Card
 from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, replacing, write_json
-from toolkit.machines.provenance import provenance
 from toolkit.measure.disturbance import count_disturbed, disturbance_words, load_between, read_counters, starred
 
 EVIDENCE = ("measured", "modelled", "published")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from toolkit.costs.stage_tables import model_error
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import COLUMNS, THIS_MACHINE, omissions, score
 from toolkit.files import replacing
-from toolkit.timeline.tables import model_error
 
 READS = ("io_ms", "gb_s", "value")  # the number of a table of reads, and the columns that name its rows
 READ_KEYS = ("way", "window", "layout", "pattern", "chunk_bytes", "threads")
@@ -19,7 +19,7 @@ def write_scores(folder: Path) -> None:
     """Write two tables beside one machine's kept results: `scores.csv` and `model_error.csv`.
 
     `scores` is `score_table` of its comparisons; `model_error` has a row a notebook, and one for all together, with the
-    fields of `toolkit.timeline.tables.model_error`.
+    fields of `toolkit.costs.stage_tables.model_error`.
     """
     for name, table in (("scores", score_table(comparisons(folder))), ("model_error", model_errors(folder))):
         with replacing(folder / f"{name}.csv") as file:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from toolkit.formats.packed import Packed, dense_matvec, expect
 from toolkit.kernels import dense
-from toolkit.kernels.runtime.parallel import Product
+from toolkit.kernels.engine.parallel import Product
 
 
 @dataclass(frozen=True, eq=False)

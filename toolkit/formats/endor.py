@@ -10,7 +10,7 @@ from toolkit.formats.packed import Packed
 from toolkit.kernels import bitmap
 from toolkit.kernels.bitmap import Bitmap
 from toolkit.kernels.bitmap.layout import block_count
-from toolkit.kernels.runtime.parallel import Product
+from toolkit.kernels.engine.parallel import Product
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,8 +11,8 @@ from torch import Tensor
 from toolkit.errors import UserError
 from toolkit.files import check_memory
 from toolkit.kernels import dense
-from toolkit.kernels.runtime.backends import check_operand
-from toolkit.kernels.runtime.parallel import Product
+from toolkit.kernels.engine.backends import check_operand
+from toolkit.kernels.engine.parallel import Product
 
 MAX_SIZE = (1 << 31) - 1  # of rows and of columns: column indices are int32
 DTYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float16, torch.bfloat16, torch.int8)}
@@ -105,7 +105,7 @@ class Packed(ABC):
         """A product that multiplies the fp32 `x` [columns] of the moment it is run into fp32 `out` [rows].
 
         The tensors are on the CPU, contiguous and share no memory; sums are in fp32. So nothing is looked up, checked
-        or allocated for each product (`toolkit.kernels.runtime.parallel`). None where `matvec` is all there is.
+        or allocated for each product (`toolkit.kernels.engine.parallel`). None where `matvec` is all there is.
         """
         return None
 

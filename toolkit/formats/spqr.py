@@ -12,9 +12,9 @@ from toolkit.errors import UserError
 from toolkit.formats.packed import Packed, expect
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.csr.layout import word_dtype
-from toolkit.kernels.runtime import tuning
-from toolkit.kernels.runtime.backends import check_operand
-from toolkit.kernels.runtime.parallel import Product
+from toolkit.kernels.engine import tuning
+from toolkit.kernels.engine.backends import check_operand
+from toolkit.kernels.engine.parallel import Product
 from toolkit.quantization import spqr as quantiser
 from toolkit.quantization.spqr import Quantised
 

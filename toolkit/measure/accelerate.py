@@ -14,7 +14,7 @@ from toolkit.models import decoder_blocks
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, Way
 from toolkit.storage.direct import drop_pages
-from toolkit.timeline.spans import Recorder, Span
+from toolkit.timeline import Recorder, Span
 
 MAPPED = "mmap, pages dropped"
 RIVAL: Placed = (Way(ACCELERATE, device="cpu"), "storage")  # all on disk, one thing at a time

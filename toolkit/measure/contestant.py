@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.timeline.spans import Recorder, Span, Timeline
+from toolkit.timeline import Recorder, Span, Timeline
 
 
 class Contestant(ABC):

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from toolkit.costs.machine import GB
 from toolkit.errors import UserError
-from toolkit.machines.machine import GB
 
 
 @dataclass(frozen=True)

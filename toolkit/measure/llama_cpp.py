@@ -31,7 +31,7 @@ from toolkit.measure.decoding import Text
 from toolkit.measure.memory_group import MemoryGroup
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.storage.direct import drop_pages
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
 MODE = "mmap, pages dropped"

@@ -36,7 +36,7 @@ from toolkit.storage.readers import open_reader
 from toolkit.storage.runs import OpRun
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
-from toolkit.timeline.spans import Recorder, Timeline
+from toolkit.timeline import Recorder, Timeline
 
 PLACEMENTS = ("storage", "dram")
 SLACK = 0.02  # of the largest product: sums in other orders, and torch's are rounded to the weight's type

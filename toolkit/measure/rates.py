@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pandas as pd
 
-from toolkit.machines.curve import Curve
-from toolkit.machines.machine import Profile
-from toolkit.machines.probe import probe
+from toolkit.costs.cost_model import with_rates
+from toolkit.costs.curve import Curve
+from toolkit.costs.machine import Profile
+from toolkit.costs.probe import probe
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.passes import measured_spans
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import all_ways
-from toolkit.simulation.cost_model import with_rates
 
 RATES_MODEL, RATES_OP = "opt-30b", "fc1"  # timed for nothing else
 # Parts of its rows, from 411 MB in fp16 to 0.4: the largest is near the largest weight that is predicted, for a rate
-# found with small weights is not that of large ones (`toolkit.machines.curve`)
+# found with small weights is not that of large ones (`toolkit.costs.curve`)
 RATES_PARTS = (1, 4, 16, 64, 256, 1024)
 RATES_REPETITIONS = 5
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from toolkit.machines.machine import GB
+from toolkit.costs.machine import GB
 from toolkit.measure.turns import timeline_of
 
 STAGES = ("read", "decode", "manage", "compute", "other")

@@ -19,12 +19,12 @@ import pandas as pd
 import torch
 
 from toolkit.cache import kept
+from toolkit.costs.probe import describe
 from toolkit.errors import UserError
-from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.disturbance import Guard, Load
 from toolkit.progress import progress
-from toolkit.timeline.spans import Span, Timeline
+from toolkit.timeline import Span, Timeline
 
 SPAN = list(Span.__dataclass_fields__)
 VERSIONED = ("torch", "numba", "transformers", "accelerate")

@@ -155,7 +155,7 @@ def fast_dtype() -> torch.dtype:
 
 
 def _this_machine() -> dict[str, object]:
-    from toolkit.kernels.runtime.tuning import machine
+    from toolkit.kernels.engine.tuning import machine
 
     return {"machine": list(machine())}
 
@@ -165,7 +165,7 @@ def _product_seconds() -> "pd.DataFrame":
     """`seconds` of a product by `dtype`."""
     import pandas as pd
 
-    from toolkit.kernels.runtime.tuning import measure
+    from toolkit.kernels.engine.tuning import measure
 
     seconds = measure({name: _product(getattr(torch, name)) for name in ("bfloat16", "float32")})
     return pd.DataFrame({"dtype": list(seconds), "seconds": list(seconds.values())})

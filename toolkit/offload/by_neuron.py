@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from toolkit.activations.statistics import load_usage
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import thresholds_of
@@ -31,6 +30,7 @@ from toolkit.policies.residencies import SlidingWindow
 from toolkit.policies.residency import Residency
 from toolkit.predictors import Predictor, load_predictors
 from toolkit.predictors.evaluation import check_fits as check_predictors
+from toolkit.sparsity.statistics import load_usage
 from toolkit.storage import bundles
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
 from toolkit.storage.buffers import buffer_bytes as whole_pages

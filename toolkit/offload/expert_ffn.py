@@ -16,7 +16,7 @@ from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
 from toolkit.offload.routing import Router
 from toolkit.storage.experts import Bits, bits_of
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 Product = Callable[[Shaped[Tensor, "rows width"], Float[Tensor, "tokens hidden"]], Float[Tensor, "tokens hidden"]]
 

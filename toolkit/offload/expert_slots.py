@@ -12,7 +12,7 @@ from toolkit.offload.cache import Cache
 from toolkit.policies.two_level import TwoLevel, TwoLevelChange
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.runs import OpRun, views
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 class ExpertSlots:

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from toolkit.formats import Packed
-from toolkit.kernels.runtime.parallel import Product, Program, Task, stages
+from toolkit.kernels.engine.parallel import Product, Program, Task, stages
 from toolkit.kernels.single_token import add_to
 from toolkit.offload.linear import OffloadedLinear
 

@@ -16,7 +16,7 @@ from toolkit.storage.readers import open_reader
 from toolkit.storage.readers.base import Reader
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 class OffloadedHead(nn.Module):

@@ -16,7 +16,7 @@ from toolkit.errors import UserError
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.neuron_ffn import NeuronFFN, ffn_of, fired
 from toolkit.offload.neuron_store import NeuronStore
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats import Packed
-from toolkit.kernels.runtime import tuning
+from toolkit.kernels.engine import tuning
 from toolkit.offload.device import Cpu, Cuda
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 MOST_VECTORS = 32  # of more, decoding is a small part of the product
 LARGE = 1 << 20  # elements; smaller matrices are not worth measuring

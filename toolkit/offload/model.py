@@ -35,7 +35,7 @@ from toolkit.offload.turn import Turn, unowned
 from toolkit.policies.placement import LayerMap
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder, Timeline
+from toolkit.timeline import Recorder, Timeline
 
 # by the variant of the folder; others are streamed
 STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
@@ -48,7 +48,7 @@ STRATEGIES: dict[str, Callable[[Opening], Strategy]] = {
 class OffloadedModel:
     """A decoder-only Hugging Face model whose decoder weights stay packed or by neuron: on a GPU, in DRAM or on disk.
 
-    `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.evaluation`) brings the
+    `model` is the model itself, on `device`. Everything that runs it (`generate`, `toolkit.quality`) brings the
     weights. One thread runs it at a time, since layers share buffers; a second one gets a `UserError`. Norms, biases
     and the head stay in the memory of `device`, and input embeddings where they are the head's matrix or on a GPU; else
     their rows are read (`toolkit.offload.embedding`). `budgets` are those of the tiers "dram" and "device".

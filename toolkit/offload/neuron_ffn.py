@@ -14,7 +14,7 @@ from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
 from toolkit.predictors import Context, Predictor
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 KERNEL_TOKENS = 8  # at once; more of them multiply by torch's matrix product
 

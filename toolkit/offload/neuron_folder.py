@@ -6,17 +6,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from toolkit.activations import Magnitudes, thresholds_of
-from toolkit.activations.statistics import save_usage
 from toolkit.errors import UserError, unknown
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.blocks import cast_parameters
 from toolkit.offload.by_neuron import PREDICTORS, USAGE
 from toolkit.predictors import STORED, Predictor, Samples, save_predictors, with_limits
-from toolkit.pruning.calibration import Calibration
+from toolkit.quality import load_tokens
+from toolkit.sparsity import Magnitudes, thresholds_of
+from toolkit.sparsity.calibration import Calibration
+from toolkit.sparsity.statistics import save_usage
 from toolkit.storage.neuron_packing import Neurons, check_packable
 from toolkit.storage.packing import Pack, pack_model
-from toolkit.text import load_tokens
 
 KINDS = (*STORED, "none")
 KEPT = 0.99  # of the magnitudes that limits keep

@@ -11,7 +11,7 @@ from torch import Tensor
 from toolkit.storage.bundles import read_neurons
 from toolkit.storage.readers import Reader
 from toolkit.storage.runs import Layer
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 @dataclass(eq=False)

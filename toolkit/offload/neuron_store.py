@@ -10,7 +10,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.kernels.common.rows import move_rows
+from toolkit.kernels.engine.rows import move_rows
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.policies.residency import Change, Residency
 from toolkit.storage.buffers import aligned_buffer

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from toolkit.kernels import dense
-from toolkit.kernels.runtime.parallel import Task
+from toolkit.kernels.engine.parallel import Task
 from toolkit.kernels.single_token import add_and_normalise, attend, gate, normalise, rotate
 from toolkit.models import decoder_blocks
 from toolkit.offload.group import Group, Siblings

@@ -26,7 +26,7 @@ from toolkit.offload.turn import Turn
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 
 @dataclass(eq=False)

@@ -22,7 +22,7 @@ from toolkit.offload.cache import Ring
 from toolkit.offload.plan import Plan
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 Bytes = UInt8[np.ndarray, "_"]
 

@@ -21,7 +21,7 @@ from toolkit.offload.streamer import Bytes, Streamer
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import Reader
 from toolkit.storage.runs import Layer
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 DeviceBytes = UInt8[Tensor, "_"]
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from toolkit.costs.experts import RESERVED_BYTES
+from toolkit.costs.machine import GB, Profile
 from toolkit.errors import UserError
-from toolkit.machines.machine import GB, Profile
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
@@ -22,7 +23,6 @@ from toolkit.planner.quality import price_of
 from toolkit.planner.speed import Machine, Speed
 from toolkit.planner.target import Target
 from toolkit.planner.ways import EXPERTS, NEURONS, RIVAL, STREAMED, PlannedWay, ways
-from toolkit.simulation.experts import RESERVED_BYTES
 
 GPU, CUDA = "GPU", "--device cuda"  # what limits, and the option of `run`
 OF_DRAM = 0.9  # of its capacity, for weights

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from toolkit import paths
-from toolkit.activations.route_traces import ROUTE_TRACES
-from toolkit.activations.trace import Trace
+from toolkit.costs.experts import expert_weights
+from toolkit.costs.replay import replay, units_of
 from toolkit.errors import run_command
 from toolkit.files import replacing
 from toolkit.models.architectures import ModelShape
@@ -27,8 +27,8 @@ from toolkit.planner.sizes import footprint, used_weights
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import ZEROS, PlannedWay
 from toolkit.policies.residencies import SlidingWindow
-from toolkit.simulation.experts import expert_weights
-from toolkit.simulation.replay import replay, units_of
+from toolkit.sparsity.route_traces import ROUTE_TRACES
+from toolkit.sparsity.trace import Trace
 from toolkit.studies.routing import RoutedModel, every, own_policies, policy_table, routing_of
 from toolkit.studies.thresholded import ThresholdedModel, trace
 

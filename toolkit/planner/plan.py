@@ -18,15 +18,15 @@ from math import ceil, inf, nan
 import pandas as pd
 
 from toolkit import paths
+from toolkit.costs.probe import describe
 from toolkit.errors import UserError
-from toolkit.machines.probe import describe
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, gpu_ways, limit_on_gpu
 from toolkit.planner.quality import Quality, price_of
 from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways
-from toolkit.text.corpora import check_corpus
+from toolkit.quality.corpora import check_corpus
 
 LOSS = 0.05  # of perplexity that a plan accepts unless told otherwise
 PROMPT_TOKENS = 64

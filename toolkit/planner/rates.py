@@ -22,9 +22,9 @@ import torch
 from torch import nn
 
 from toolkit import memory_limits, paths
+from toolkit.costs.fit import non_negative
+from toolkit.costs.machine import GB
 from toolkit.files import make_folder, scratch_folder
-from toolkit.machines.fit import non_negative
-from toolkit.machines.machine import GB
 from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.packed_model import PackedModel

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 
+from toolkit.costs.experts import active_weights, expert_weights
 from toolkit.errors import UserError
 from toolkit.formats import expected_nbytes
 from toolkit.formats.packed import DTYPES
@@ -13,7 +14,6 @@ from toolkit.policies.placement import Shares, fitting, needed_bytes
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors.own_weights import nbytes_of as predictor_bytes
 from toolkit.quantization.neuron_records import record_bytes
-from toolkit.simulation.experts import active_weights, expert_weights
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.direct import BLOCK_BYTES, whole_blocks
 

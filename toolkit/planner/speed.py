@@ -1,7 +1,7 @@
 """How fast a way runs a model on this machine, predicted from rates that were measured with other models.
 
 A token passes the layers: those in memory take their time, those on disk are read ahead, one while another is used
-(`toolkit.simulation.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
+(`toolkit.costs.cost_model`). A mixture reads the experts that are not in memory before it uses them. llama.cpp
 maps its file: what memory does not hold is read for each token, at the disk's rate at best. That is a limit, not a
 prediction, and so is the memory's rate where llama.cpp could not be timed. Neurons are read before they are used.
 """
@@ -11,16 +11,16 @@ from functools import cache
 from math import ceil
 
 from toolkit import memory_limits
+from toolkit.costs.cost_model import PlacedLayer, Weight, predict
+from toolkit.costs.machine import GB, Links, Memory, Profile
+from toolkit.costs.probe import probe
 from toolkit.errors import UserError
-from toolkit.machines.machine import GB, Links, Memory, Profile
-from toolkit.machines.probe import probe
 from toolkit.models.architectures import ModelShape
 from toolkit.offload.plan import OF_FREE
 from toolkit.planner import hits, sizes
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
-from toolkit.simulation.cost_model import PlacedLayer, Weight, predict
 from toolkit.storage.direct import whole_blocks
 
 F16 = "llama.cpp F16"  # its head, in every type

@@ -23,7 +23,7 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import write_folder
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
-from toolkit.pruning.calibration import Calibration
+from toolkit.sparsity.calibration import Calibration
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import Linears, pack_model
 

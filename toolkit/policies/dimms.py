@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int8, Int64, Integer, Shaped, UInt8
 
 from toolkit.errors import UserError
-from toolkit.kernels.common.tally import pick, tally
+from toolkit.kernels.engine.tally import pick, tally
 from toolkit.kernels.states import HIGHEST
 from toolkit.policies.residency import Change, expect_positive
 

@@ -14,11 +14,11 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
-from toolkit.activations.thresholds import changed, fed, thresholded
 from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors.predictor import Context, Predictor
 from toolkit.predictors.samples import Samples
+from toolkit.sparsity.thresholds import changed, fed, thresholded
 
 
 @contextmanager

@@ -16,15 +16,15 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.recording import mixtures, spread
-from toolkit.activations.thresholds import run_decoder
 from toolkit.errors import UserError
 from toolkit.models.activation import activation
 from toolkit.models.experts import Experts, seen_routing
 from toolkit.predictors.predictor import Context, Predictor
 from toolkit.predictors.samples import Samples
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows, cut_windows
+from toolkit.sparsity.calibration import checked_windows, cut_windows
+from toolkit.sparsity.recording import mixtures, spread
+from toolkit.sparsity.thresholds import run_decoder
 
 
 @torch.no_grad()

@@ -7,11 +7,11 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor, nn
 
-from toolkit.activations.thresholds import fed, run_decoder, thresholded, watched
-from toolkit.activations.trace import Trace
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows, cut_windows
+from toolkit.sparsity.calibration import checked_windows, cut_windows
+from toolkit.sparsity.thresholds import fed, run_decoder, thresholded, watched
+from toolkit.sparsity.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

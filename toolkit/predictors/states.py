@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Int64, Shaped, UInt8
 from torch import Tensor, nn
 
 from toolkit import tensor_files
-from toolkit.activations.trace import Trace
 from toolkit.errors import UserError
 from toolkit.kernels import states
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors.predictor import Context
 from toolkit.predictors.samples import Samples
 from toolkit.predictors.weightless import Weightless
+from toolkit.sparsity.trace import Trace
 
 KIND, VERSION = "correlated neurons", "1"
 ALWAYS, NEVER = 0.90, 0.02  # shares of a prompt's tokens from which a neuron starts at 15, and below which at 0

@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError
-from toolkit.pruning.hessian import compensated, factorised, one_by_one
 from toolkit.quantization.groups import Groups, check_grid, check_range, encode, levels, pack
+from toolkit.sparsity.hessian import compensated, factorised, one_by_one
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class GPTQ:
             raise UserError(f"block_size is {self.block_size}; expected a multiple of the group, {self.group}")
 
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Groups:
-        """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
+        """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.sparsity.sparsegpt`.
 
         Raises `UserError` for a weight that fp16 cannot hold, and as `factorised` does.
         """

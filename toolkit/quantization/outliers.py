@@ -13,10 +13,10 @@ from toolkit.errors import UserError, unknown
 from toolkit.kernels import csr
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.pruning.calibration import Calibration, checked_windows, walk
-from toolkit.pruning.changed import ChangedModel, weights_sha256
+from toolkit.quality import load_tokens
 from toolkit.quantization.spqr import Quantised, SpQR
-from toolkit.text import load_tokens
+from toolkit.sparsity.calibration import Calibration, checked_windows, walk
+from toolkit.sparsity.changed import ChangedModel, weights_sha256
 
 
 def outliers_of(quantised: ChangedModel) -> Iterator[tuple[int, str, csr.Outliers]]:

@@ -23,10 +23,10 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.pruning.calibration import DEFAULT, Calibration, checked_windows, run_decoder
-from toolkit.pruning.changed import load_pruned, weights_sha256
+from toolkit.quality import load_tokens
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
-from toolkit.text import load_tokens
+from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, run_decoder
+from toolkit.sparsity.changed import load_pruned, weights_sha256
 
 ALPHA = 0.5  # for most models, section 4.1
 PROBE_TOKENS = 8
@@ -99,7 +99,7 @@ def load_smoothed(
 
 @kept_folder(
     "smoothed",
-    without=("toolkit.pruning.methods", "toolkit.models.loading"),
+    without=("toolkit.sparsity.methods", "toolkit.models.loading"),
     key=lambda model, tokenizer: {"model": weights_sha256(model), "tokenizer": type(tokenizer).__name__},
 )
 def _keep_factors(folder: Path, model: nn.Module, tokenizer: object, alpha: float, calibration: Calibration) -> None:

@@ -20,8 +20,8 @@ from toolkit.errors import UserError
 from toolkit.kernels import csr, spqr
 from toolkit.kernels.spqr import TILE, Codes
 from toolkit.kernels.spqr.quantise import LANES, leave_one_out_gains, quantise
-from toolkit.pruning.hessian import Factor, compensated, factorised
 from toolkit.quantization.groups import check_range
+from toolkit.sparsity.hessian import Factor, compensated, factorised
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ class SpQR:
             raise UserError(f"block_size is {self.block_size}; expected a multiple of {TILE}")
 
     def __call__(self, weight: Float[Tensor, "rows columns"], gram: Float[Tensor, "columns columns"]) -> Quantised:
-        """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.pruning.sparsegpt`.
+        """Quantise a float32 matrix; `gram` = XᵀX stands for the Hessian 2XᵀX/n, as in `toolkit.sparsity.sparsegpt`.
 
         Raises `UserError` for a weight that is not finite or too large for fp16, or becomes so, and as `factorised`.
         """

@@ -18,10 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def make(options: argparse.Namespace) -> None:
     """Make each version, evaluate it and write its folder."""
-    from toolkit.evaluation import LOCAL_TASKS
     from toolkit.models import fast_dtype, load_model
+    from toolkit.quality import LOCAL_TASKS, load_tokens
     from toolkit.recovery import sparse
-    from toolkit.text import load_tokens
 
     recipe = _recipe(options)
     folders = {share: options.out / recipe.name(share) for share in recipe.zeros}
@@ -87,7 +86,7 @@ MAKERS = {"sparse": make, "split": make_split, "upcycled": make_upcycled}
 def _opened(options: argparse.Namespace, folder: Path, *corpora: str):
     """The dense model, and the calibration and evaluation tokens of each corpus in turn."""
     from toolkit.models import fast_dtype, load_model
-    from toolkit.text import load_tokens
+    from toolkit.quality import load_tokens
 
     _check(options, {0.0: folder})
     model, tokenizer = load_model(options.model, fast_dtype())
@@ -114,7 +113,7 @@ def _check(options: argparse.Namespace, folders: dict[float, Path]) -> None:
     """Refuse what could not be had, written or run, before the work."""
     import torch
 
-    from toolkit.text import check_corpus
+    from toolkit.quality import check_corpus
 
     check_corpus(options.corpus)
     for name in ("evaluation_windows", "task_limit"):

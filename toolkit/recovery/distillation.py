@@ -20,15 +20,15 @@ from jaxtyping import Float, Float32, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.thresholds import run_decoder
 from toolkit.errors import UserError
 from toolkit.models.activation import replaced_by
 from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint, named_linears
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import decoder_ffns
 from toolkit.progress import progress
-from toolkit.pruning.calibration import checked_windows
 from toolkit.recovery.training import Training, train
+from toolkit.sparsity.calibration import checked_windows
+from toolkit.sparsity.thresholds import run_decoder
 
 LOGITS_AT_ONCE = 128  # positions whose distributions are compared at a time
 SAMPLE = 1 << 16  # magnitudes of a batch that a quantile is taken of

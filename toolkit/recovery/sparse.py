@@ -16,18 +16,18 @@ import pandas as pd
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from toolkit.activations.shares import check_range, shares
-from toolkit.activations.thresholds import thresholded, watched
 from toolkit.cache import shelf
 from toolkit.errors import UserError
-from toolkit.evaluation import evaluate_tasks, perplexity
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.models.activation import activation
 from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerprint, load, said_about, save
-from toolkit.pruning.calibration import Calibration
+from toolkit.quality import evaluate_tasks, perplexity
 from toolkit.recovery import card
 from toolkit.recovery.distillation import adapted, distil, fresh, refitted
 from toolkit.recovery.training import Training
+from toolkit.sparsity.calibration import Calibration
+from toolkit.sparsity.shares import check_range, shares
+from toolkit.sparsity.thresholds import thresholded, watched
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
 EARLIER_RECIPES = "earlier_recipes"  # an entry of the description in a file of adapters
@@ -143,7 +143,7 @@ def _rounded(adapters: Adapters) -> Adapters:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The data of the evaluation: tokens, and tasks of `toolkit.evaluation` if any."""
+    """The data of the evaluation: tokens, and tasks of `toolkit.quality` if any."""
 
     tokens: Int64[Tensor, " n"]
     tokenizer: object

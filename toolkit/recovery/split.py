@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.cache import shelf
-from toolkit.evaluation import perplexity
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint
 from toolkit.models.cutting import attached
@@ -28,10 +27,11 @@ from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.split_files import FILE, SplitParts, save
 from toolkit.models.splitting import Sizes, ffn_inputs, random_split, split_ffn
 from toolkit.progress import progress
-from toolkit.pruning.calibration import Calibration
+from toolkit.quality import perplexity
 from toolkit.recovery import card
 from toolkit.recovery.distillation import adapted, backward_divergence, fresh, sides_of
 from toolkit.recovery.training import Training, train
+from toolkit.sparsity.calibration import Calibration
 
 FITTED_ON = Calibration(windows=8, sequence_length=512)  # windows that neurons are sorted and routers fitted on
 SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation

@@ -19,18 +19,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.thresholds import run_decoder
 from toolkit.cache import shelf
 from toolkit.errors import UserError
-from toolkit.evaluation import perplexity
 from toolkit.models.adapters import fingerprint
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.cutting import attached
 from toolkit.models.experts import Experts, mixtures_by_layer, seen_routing
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.upcycled import FILE, LowRankExperts, save
+from toolkit.quality import perplexity
 from toolkit.recovery import card
 from toolkit.recovery.training import Training, train
+from toolkit.sparsity.thresholds import run_decoder
 
 LOGITS_AT_ONCE = 128  # positions whose likelihoods are computed at a time
 ROUNDS = 10  # of k-means

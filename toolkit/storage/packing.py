@@ -23,8 +23,8 @@ from toolkit.models.head import HEAD, TILE, head_parts, linears_by_layer, rows_o
 from toolkit.models.plain import plain
 from toolkit.models.skeleton import check_reopens
 from toolkit.progress import progress
-from toolkit.pruning.changed import ChangedModel
-from toolkit.pruning.layerwise import Matrix
+from toolkit.sparsity.changed import ChangedModel
+from toolkit.sparsity.layerwise import Matrix
 from toolkit.storage.writing import Op, write_store
 
 Pack = Callable[[Tensor], Packed]

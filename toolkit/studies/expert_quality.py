@@ -17,7 +17,6 @@ from jaxtyping import Float, Float32
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.activations.recording import mixtures
 from toolkit.errors import unknown
 from toolkit.models.activation import activation, activation_name
 from toolkit.models.blocks import decoder_blocks
@@ -26,6 +25,7 @@ from toolkit.models.experts import Experts
 from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.predictors.next_layer import predict_experts
 from toolkit.quantization.groups import encode, levels
+from toolkit.sparsity.recording import mixtures
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import Alteration, EvaluationSettings, restored
 from toolkit.studies.routing import RoutedModel, limits, samples

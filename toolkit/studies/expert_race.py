@@ -16,6 +16,8 @@ from torch import Tensor
 
 from toolkit import paths, sources
 from toolkit.cache import cached
+from toolkit.costs.expert_replay import COUNTS, replay_experts
+from toolkit.costs.experts import ON_DEMAND
 from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure import llama_cpp, memory_group
@@ -34,14 +36,12 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import WINDOW
 from toolkit.offload.routing import RecordedRouter, Router
 from toolkit.policies.two_level import TwoLevel
-from toolkit.simulation.expert_replay import COUNTS, replay_experts
-from toolkit.simulation.experts import ON_DEMAND
+from toolkit.quality import load_tokens
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
 from toolkit.studies.loaded import loaded
-from toolkit.text import load_tokens
 
 EXACT = replace(ON_DEMAND, exact=True)
 WAYS = {  # what each does beside reading experts when they are needed

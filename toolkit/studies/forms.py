@@ -14,11 +14,11 @@ from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.progress import progress
-from toolkit.pruning.layerwise import WeightChange
 from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity.layerwise import WeightChange
 from toolkit.studies import mixtures
 
 HALF_BITS = 16

@@ -7,7 +7,7 @@ from torch import nn
 
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.cutting import thresholds_of
-from toolkit.pruning.changed import weights_sha256
+from toolkit.sparsity.changed import weights_sha256
 
 LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
 AT_ONCE = 2  # models in memory: several notebooks set two beside each other

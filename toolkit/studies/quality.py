@@ -17,10 +17,9 @@ from torch import Tensor
 
 from toolkit import sources
 from toolkit.cache import kept
-from toolkit.evaluation import evaluate_tasks, paired_difference, perplexity
-from toolkit.evaluation.likelihood import Perplexity
+from toolkit.quality import evaluate_tasks, load_tokens, paired_difference, perplexity
+from toolkit.quality.likelihood import Perplexity
 from toolkit.studies.loaded import LOADING, loaded, weights_key
-from toolkit.text import load_tokens
 
 PERPLEXITY, WINDOW_NLL = "perplexity", "window nll"
 TASK_METRICS = {"acc": "", "acc_norm": ", by length"}

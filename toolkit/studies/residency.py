@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from toolkit import sources
-from toolkit.activations.trace import Trace, pack
 from toolkit.cache import cached, kept_folder
+from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
 from toolkit.measure.contestant import Reference
 from toolkit.measure.decoding import Text
@@ -28,7 +28,7 @@ from toolkit.policies.residencies import residency_of
 from toolkit.policies.residency import Residency
 from toolkit.predictors import Oracle
 from toolkit.predictors.weightless import FromTrace
-from toolkit.simulation.replay import replay, units_of
+from toolkit.sparsity.trace import Trace, pack
 from toolkit.storage.neuron_packing import LAYOUT, Neurons
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store

@@ -9,18 +9,18 @@ import pandas as pd
 from jaxtyping import Float32
 from torch import Tensor
 
-from toolkit.activations.recording import record_routing
-from toolkit.activations.route_traces import load_route_trace
-from toolkit.activations.trace import Trace
 from toolkit.cache import kept
+from toolkit.costs.replay import replay, units_of
 from toolkit.models.activation import activation_name
 from toolkit.policies.residencies import residency_of
 from toolkit.predictors import Samples
 from toolkit.predictors.next_layer import expert_samples, gate_limits
-from toolkit.simulation.replay import replay, units_of
+from toolkit.quality import load_tokens
+from toolkit.sparsity.recording import record_routing
+from toolkit.sparsity.route_traces import load_route_trace
+from toolkit.sparsity.trace import Trace
 from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.quality import EvaluationSettings
-from toolkit.text import load_tokens
 
 POLICIES = ("lru", "lfu", "hot_table", "static", "random", "belady")  # of a cache by layer; there least stale is LRU
 

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor, nn
 
-from toolkit.activations import Magnitudes, thresholded
-from toolkit.activations.relu import fatrelu, gate_limits
-from toolkit.activations.shares import LEVELS, check_range, fisher_losses, shares_of
-from toolkit.activations.thresholds import watched
 from toolkit.errors import unknown
 from toolkit.predictors import FewBits, predicted
-from toolkit.pruning.calibration import Calibration
+from toolkit.quality import load_tokens
+from toolkit.sparsity import Magnitudes, thresholded
+from toolkit.sparsity.calibration import Calibration
+from toolkit.sparsity.relu import fatrelu, gate_limits
+from toolkit.sparsity.shares import LEVELS, check_range, fisher_losses, shares_of
+from toolkit.sparsity.thresholds import watched
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import Alteration, EvaluationSettings
-from toolkit.text import load_tokens
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
 

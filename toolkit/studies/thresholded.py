@@ -9,13 +9,13 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from toolkit.activations import Magnitudes, Trace, record, thresholds_of
 from toolkit.cache import kept, kept_folder
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import Samples
+from toolkit.quality import load_tokens
+from toolkit.sparsity import Magnitudes, Trace, record, thresholds_of
 from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.quality import EvaluationSettings
-from toolkit.text import load_tokens
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
 TRACE = "trace.safetensors"
@@ -34,7 +34,7 @@ class ThresholdedModel:
     sequence_length: int = 512
     """Tokens a window, of calibration and evaluation."""
     criterion: str = "output"
-    """The criterion of the thresholds: a key of `toolkit.activations.thresholds.CRITERIA`."""
+    """The criterion of the thresholds: a key of `toolkit.sparsity.thresholds.CRITERIA`."""
 
     def text(self, windows: int | None = None) -> EvaluationSettings:
         """So much evaluation text, to measure the model's quality on."""

@@ -13,10 +13,10 @@ from torch import nn
 
 from toolkit import sources
 from toolkit.errors import UserError, unknown
-from toolkit.evaluation import paired_difference
-from toolkit.pruning import METHODS, Calibration
-from toolkit.pruning.changed import DENSE, change_loaded, is_followed, made_by, settings_of
-from toolkit.pruning.layerwise import Pruning
+from toolkit.quality import paired_difference
+from toolkit.sparsity import METHODS, Calibration
+from toolkit.sparsity.changed import DENSE, change_loaded, is_followed, made_by, settings_of
+from toolkit.sparsity.layerwise import Pruning
 from toolkit.studies import mixtures
 from toolkit.studies.forms import (
     CALIBRATED,

@@ -134,12 +134,12 @@ def _check_names(jobs: list[Job]) -> set[str]:
     names = {(kind, name) for kind, name in given if kind in ("model", "corpus") and name != "none"}
     if names:
         from toolkit.models import check_model
-        from toolkit.text import check_corpus
+        from toolkit.quality import check_corpus
 
         for kind, name in sorted(names):
             {"model": check_model, "corpus": check_corpus}[kind](name)
     if tasks := {name for job in jobs for name in job.parameters.get("tasks", ())}:
-        from toolkit.evaluation.harness import check_tasks
+        from toolkit.quality.harness import check_tasks
 
         check_tasks(sorted(tasks))
     return {name for _, name in names}

@@ -2,7 +2,7 @@
 
     latency_table(["mixtral-8x7b"], BREAKDOWN)
 
-Quantities that the paper leaves open have a default and a range (`toolkit.simulation.experts.INPUTS`). The tables give
+Quantities that the paper leaves open have a default and a range (`toolkit.costs.experts.INPUTS`). The tables give
 the least and the most over all corners: each open input that a way depends on at one of its two ends.
 """
 
@@ -14,11 +14,7 @@ from itertools import product
 
 import pandas as pd
 
-from toolkit.activations.route_traces import ROUTE_TRACES, load_route_trace
-from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Profile
-from toolkit.models.architectures import ARCHITECTURES
-from toolkit.simulation.experts import (
+from toolkit.costs.experts import (
     CORM,
     DEFAULTS,
     INPUTS,
@@ -33,9 +29,13 @@ from toolkit.simulation.experts import (
     token,
     token_loads,
 )
-from toolkit.simulation.null_model import links_only
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Profile
+from toolkit.costs.null_model import links_only
+from toolkit.models.architectures import ARCHITECTURES
+from toolkit.sparsity.route_traces import ROUTE_TRACES, load_route_trace
 from toolkit.studies.routing import RoutedModel, own_policies, policy_table
-from toolkit.timeline.spans import Timeline
+from toolkit.timeline import Timeline
 
 MACHINE = "corm-rtx3090ti"
 MODELS = ("mixtral-8x7b", "deepseek-moe-16b")

@@ -3,9 +3,9 @@
     twin, part = Workload("opt-66b"), Workload("opt-66b/8")
     table, null = operation_times("endor-rtx4080", twin, part, ["fc1"], ["dense", "endor"])
 
-`table` has the rows of `toolkit.simulation.tables` for the paper's machine, then those of this one, whose device is the
+`table` has the rows of `toolkit.costs.tables` for the paper's machine, then those of this one, whose device is the
 CPU. Its rates (`toolkit.measure.rates`) are measured apart from what the model predicts. `null` is the null model's
-table of the paper's machine (`toolkit.simulation.null_model`).
+table of the paper's machine (`toolkit.costs.null_model`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,9 +13,12 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Profile
+from toolkit.costs.null_model import with_null_model
+from toolkit.costs.stage_tables import beside_dense, beside_measured, way_names
+from toolkit.costs.tables import layer_table, operation_table
 from toolkit.errors import unknown
-from toolkit.machines.hardware import profile
-from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
 from toolkit.measure.rates import this_machine
@@ -24,9 +27,6 @@ from toolkit.measure.turns import timeline_of
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import Placed, Way, all_ways
-from toolkit.simulation.null_model import with_null_model
-from toolkit.simulation.tables import layer_table, operation_table
-from toolkit.timeline.tables import beside_dense, beside_measured, way_names
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 PROFILE = "this-machine"

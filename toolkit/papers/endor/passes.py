@@ -11,8 +11,12 @@ from dataclasses import asdict
 
 import pandas as pd
 
+from toolkit.costs import tables
+from toolkit.costs.cost_model import predict
+from toolkit.costs.machine import Profile
+from toolkit.costs.stage_tables import beside_dense, beside_measured
+from toolkit.costs.tables import layer_of
 from toolkit.errors import UserError, unknown
-from toolkit.machines.machine import Profile
 from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, race_spans
@@ -22,10 +26,6 @@ from toolkit.models.workload import Workload
 from toolkit.policies.methods import ACCELERATE, METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
-from toolkit.simulation import tables
-from toolkit.simulation.cost_model import predict
-from toolkit.simulation.tables import layer_of
-from toolkit.timeline.tables import beside_dense, beside_measured
 
 PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
@@ -49,7 +49,7 @@ PAIRS = (
 
 
 def pass_table(machine: Profile, workload: Workload, choices: Sequence[Way] = ()) -> pd.DataFrame:
-    """One pass through all layers of a model that the paper maps, by `toolkit.simulation.tables.pass_table`.
+    """One pass through all layers of a model that the paper maps, by `toolkit.costs.tables.pass_table`.
 
     `mapping` is `published`, the map of the dense model; `remapped`, the paper's with packed layers; or `refilled`.
     Raises `UserError` for a model that the paper gives no map of.

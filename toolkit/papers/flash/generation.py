@@ -25,12 +25,12 @@ from toolkit.storage.packing import pack_model
 from toolkit.studies.loaded import loaded, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds, tokens_of
-from toolkit.timeline.spans import Timeline
+from toolkit.timeline import Timeline
 
 FOLDER = "store"
 OVER = {"speedup": {"way": "naive FFN"}, "over_hybrid": {"way": "hybrid FFN"}}
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
-# unlike in the ways "naive" and "hybrid" of `toolkit.simulation.neuron_reads`.
+# unlike in the ways "naive" and "hybrid" of `toolkit.costs.neuron_reads`.
 WAYS = {
     "naive FFN": (False, False),
     "hybrid FFN": (False, True),

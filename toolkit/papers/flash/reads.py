@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
+from toolkit.costs.machine import GB, Profile
+from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
 from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
-from toolkit.machines.machine import GB, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import by_turn, summary
 from toolkit.papers.flash.replay import Replay
-from toolkit.simulation.neuron_reads import WAYS, Reads, neuron_reads
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
 COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]

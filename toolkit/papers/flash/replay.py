@@ -4,7 +4,7 @@
     replay_spans(replay)        # of all turns
 
 The model is a shape-only twin (`toolkit.papers.flash.twin_bundles`), the trace drawn by a law of usage
-(`toolkit.activations.synthetic`): a neuron of it is one that the predictor names, and a part of these really fires.
+(`toolkit.sparsity.synthetic`): a neuron of it is one that the predictor names, and a part of these really fires.
 Reads, the manager of neurons, and products are real, and so are those of a low-rank predictor with random weights,
 whose bytes stay in memory; what it gives is not used. Left out are attention over the context, norms, embeddings and
 the head, alike for all ways.
@@ -26,12 +26,12 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from toolkit.activations.synthetic import UsageLaw, draw
-from toolkit.activations.trace import Trace
 from toolkit.cache import kept
+from toolkit.costs.neuron_reads import WAYS
+from toolkit.costs.probe import describe
+from toolkit.costs.replay import most_held, units_of
 from toolkit.formats.dense import Dense
 from toolkit.kernels import dense, neurons
-from toolkit.machines.probe import describe
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.turns import take_turns
 from toolkit.models.shapes import part_bytes
@@ -40,14 +40,14 @@ from toolkit.offload.neuron_store import NeuronStore
 from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.policies.residencies import SlidingWindow
 from toolkit.predictors.low_rank import LowRank
-from toolkit.simulation.neuron_reads import WAYS
-from toolkit.simulation.replay import most_held, units_of
+from toolkit.sparsity.synthetic import UsageLaw, draw
+from toolkit.sparsity.trace import Trace
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.bundles import adjoining
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
-from toolkit.timeline.spans import Recorder
+from toolkit.timeline import Recorder
 
 BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them

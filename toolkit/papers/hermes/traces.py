@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from toolkit.activations import Trace
-from toolkit.activations.synthetic import BetaLaw, Drift, draw
-from toolkit.activations.trace import UNITS
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.sparsity import Trace
+from toolkit.sparsity.synthetic import BetaLaw, Drift, draw
+from toolkit.sparsity.trace import UNITS
 
 FFN, ATTENTION, _ = UNITS
 RECORDED, DRAWN = {"trace": "recorded", "evidence": "measured"}, {"trace": "drawn", "evidence": "modelled"}

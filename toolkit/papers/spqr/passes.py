@@ -36,9 +36,9 @@ from toolkit.models.shapes import twin_shapes
 from toolkit.models.twins import twin_model
 from toolkit.policies.methods import PACKED, RIVALS
 from toolkit.policies.ways import Placed, Way
-from toolkit.pruning.calibration import Calibration
-from toolkit.pruning.changed import ChangedModel, load_changed
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity.calibration import Calibration
+from toolkit.sparsity.changed import ChangedModel, load_changed
 
 RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
 DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from toolkit.machines.machine import GB, Profile
+from toolkit.costs.machine import GB, Profile
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
 from toolkit.papers.spqr.products import FEW, MANY, READ

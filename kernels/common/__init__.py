@@ -1,1 +1,0 @@
-"""Code shared by the kernel families: SIMD, elements, dense rows, GPU helpers."""

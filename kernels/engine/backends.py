@@ -1,0 +1,107 @@
+"""Which backend of a family runs, and the checks on the host before it does."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float, Float32
+from torch import Tensor
+
+from toolkit.errors import UserError, unknown
+from toolkit.kernels.engine.simd import host_has
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to run a family's kernels on a CPU.
+
+    Args:
+        features: what it needs of the CPU, by LLVM's names.
+        product: the compiled function of rows that multiplies, or what makes it for types and sizes.
+    """
+
+    features: frozenset[str]
+    product: Callable
+
+
+def runnable(backends: Mapping[str, Backend]) -> list[str]:
+    """The backends that this CPU can run, in their order."""
+    return [name for name, backend in backends.items() if all(map(host_has, backend.features))]
+
+
+def choose(name: str, backends: Mapping[str, Backend], device: torch.device = CPU, for_gpus: Sequence[str] = ()):
+    """The backend of this name, or for "auto" the first for the device; one for GPUs is given as its name.
+
+    Raises `UserError` for a name that is unknown, that this machine cannot run, or that works on another device.
+    """
+    if name not in ("auto", *for_gpus, *backends):
+        raise unknown("backend", name, ["auto", *for_gpus, *backends])
+    if name == "auto":
+        name = for_gpus[0] if for_gpus and device.type == "cuda" else runnable(backends)[0]
+    if name in for_gpus:
+        check_gpu(name, device)
+        return name
+    if device.type != "cpu":
+        raise UserError(f"backend {name!r} works on the CPU; these tensors are on {device}: move them with .to('cpu')")
+    if missing := sorted(feature for feature in backends[name].features if not host_has(feature)):
+        others = ", ".join(runnable(backends))
+        raise UserError(f"backend {name!r} needs a CPU with {', '.join(missing)}; this one can run: {others}")
+    return backends[name]
+
+
+def check_gpu(name: str, device: torch.device) -> None:
+    """Raise `UserError` unless CUDA kernels can run on tensors of this device: in Numba's simulator, the CPU."""
+    if find_spec("numba_cuda") is None:
+        raise UserError(f"backend {name!r} needs numba-cuda: pip install -e '.[cuda]'")
+    if os.environ.get("NUMBA_ENABLE_CUDASIM") != "1":
+        if not torch.cuda.is_available():
+            raise UserError(f"backend {name!r} needs a CUDA GPU, and torch sees none; use backend='auto'")
+        if device.type != "cuda":
+            raise UserError(f"backend {name!r} works on a GPU; the tensors are on {device}: move them with .to('cuda')")
+
+
+def check_operand(x: Tensor) -> None:
+    """Raise `ValueError` for a vector that a product cannot take: a complex one, or one that is not strided."""
+    if x.is_complex() or x.layout != torch.strided:
+        raise ValueError(f"x is {x.dtype}, {x.layout}: expected real numbers in a dense tensor")
+
+
+def operand(x: Tensor, out: Tensor) -> Tensor:
+    """`x` as a kernel may read it while it writes `out`: a copy if the two overlap, and cut off from autograd.
+
+    Raises `ValueError` for an `x` that is complex or not strided, and where autograd would want a gradient: kernels
+    have none.
+    """
+    check_operand(x)
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ValueError("x or out requires a gradient, and this product has none: pass x.detach()")
+    overlap = x.data_ptr() < out.data_ptr() + out.nbytes and out.data_ptr() < x.data_ptr() + x.nbytes
+    return x.detach().clone() if overlap else x.detach()
+
+
+def operands(
+    x: Tensor, out: Tensor | None, shape: tuple[int, int], device: torch.device
+) -> tuple[Float[Tensor, "vectors columns"], Float32[Tensor, "vectors rows"], Float32[Tensor, "*batch rows"]]:
+    """`x` and `out` of a product with a matrix of this shape [rows, columns], as batches; then `out` as it is.
+
+    `x` is [columns] or [batch, columns]; an `out` that is missing is made. Raises `ValueError` for tensors of the wrong
+    shape, type or device, and as `operand` does.
+    """
+    (rows, columns), batch = shape, tuple(x.shape[:1] if x.ndim == 2 else ())
+    expect("x", x, x.dtype, (*batch, columns), device)
+    out = torch.empty(*batch, rows, dtype=torch.float32, device=device) if out is None else out
+    expect("out", out, torch.float32, (*batch, rows), device)
+    vectors = batch[0] if batch else 1
+    return operand(x, out).view(vectors, columns), out.detach().view(vectors, rows), out
+
+
+def expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> None:
+    """Raise `ValueError` for a tensor that a kernel cannot take as it is."""
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} is {tensor.dtype} {list(tensor.shape)}; expected {dtype} {list(shape)}")
+    if tensor.device != device or not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous and on {device}")

@@ -1,0 +1,137 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from toolkit.costs.hardware import profile
+from toolkit.costs.hot_cold_loads import (
+    ABLATION,
+    ATTENTION,
+    FFN,
+    NEURONS,
+    PROJECTION,
+    SYSTEMS,
+    HotColdWay,
+    Serving,
+    drawn,
+    gpu_room,
+    loads_of,
+)
+from toolkit.costs.hot_cold_tokens import generate, product_s, stages, token_timeline
+from toolkit.costs.machine import GB
+from toolkit.errors import UserError
+
+MACHINE = profile("hermes-rtx4090")
+SERVING = Serving("opt-30b", sampled_layers=2, sampled_tokens=7, sampled_prompt=6)
+WAYS = SYSTEMS | ABLATION
+SPARSE = [name for name, way in WAYS.items() if way.sparse]
+
+
+def machine_of(system: str):
+    return profile("hermes-5a100") if system == "tensorrt" else MACHINE
+
+
+@pytest.mark.parametrize("system", SPARSE)
+def test_every_active_neuron_is_computed_once(system):
+    """On the GPU or on one DIMM, whatever is swapped and remapped; the draws themselves are the oracle."""
+    serving = replace(SERVING, batch=3)
+    loads = loads_of(MACHINE, serving, WAYS[system])
+    for name in NEURONS:
+        counts = np.stack(list(drawn(serving, name)))[:, serving.sampled_prompt :]
+        assert np.array_equal(loads[name].hot + loads[name].cold.sum(-1), (counts > 0).sum(-1))
+        assert np.array_equal(loads[name].hot_products + loads[name].cold_products.sum(-1), counts.sum(-1))
+
+
+@pytest.mark.parametrize("system", [name for name in WAYS if not WAYS[name].sparse])
+def test_dense_ways_compute_everything(system):
+    loads = loads_of(machine_of(system), SERVING, WAYS[system])
+    for name, block in SERVING.blocks.items():
+        assert np.allclose(loads[name].hot + loads[name].cold.sum(-1), block.units)
+
+
+@pytest.mark.parametrize("system", WAYS)
+@pytest.mark.parametrize("token", [0, 5])
+def test_the_scheduler_ends_when_the_stages_end(system, token):
+    """The vectorised sum of stages against steps on resources, one token."""
+    machine, way = machine_of(system), WAYS[system]
+    made = stages(machine, SERVING, way)
+    layers = max(len(stage.seconds) for stage in made)
+    expected = 0.0
+    for layer in range(layers):
+        for stage in made:
+            seconds = stage.seconds
+            expected += seconds[min(layer, len(seconds) - 1), min(token, seconds.shape[1] - 1)]
+    assert token_timeline(machine, SERVING, way, token).total_s == pytest.approx(expected)
+
+
+def test_flexgen_by_hand():
+    """Layers beyond the GPU's memory come over PCIe while earlier ones compute; attention and head come on top."""
+    found = generate(MACHINE, SERVING, SYSTEMS["flexgen"])
+    layer_gb = SERVING.nbytes / SERVING.shape.layers / GB
+    resident = round(20 * (1 - SERVING.head_bytes / 20e9) / (layer_gb * SERVING.shape.layers) * SERVING.shape.layers)
+    copied, computed = (SERVING.shape.layers - resident) * layer_gb / 45, resident * layer_gb / 936
+    assert found.token_s == pytest.approx(copied + computed + found.parts["attention"] + found.parts["head"])
+    assert found.prefill_s == pytest.approx((SERVING.nbytes - (20e9 - SERVING.head_bytes)) / 45e9)
+    assert found.tokens_per_s == pytest.approx(128 / (found.prefill_s + 128 * found.token_s))
+
+
+def test_the_parts_of_a_token_add_up_and_hermes_copies_nothing():
+    for system in SYSTEMS:
+        found = generate(machine_of(system), SERVING, SYSTEMS[system])
+        assert found.token_s == pytest.approx(sum(found.parts.values()))
+        assert (found.parts["copy"] > 0) == (SYSTEMS[system].cold == "pcie")
+
+
+def test_swaps_keep_the_number_of_hot_neurons_and_fit_the_projections_shadow():
+    loads = loads_of(MACHINE, SERVING, SYSTEMS["hermes"])
+    shadow_bytes = SERVING.blocks[PROJECTION].unit_bytes / (936 * GB) * 45 * GB
+    moved = sum(loads[name].swapped * SERVING.blocks[name].unit_bytes for name in NEURONS)
+    assert 0 < moved.max() <= shadow_bytes
+    assert gpu_room(MACHINE, SERVING).gpu_bytes > 0
+
+
+def test_more_memory_on_the_gpu_never_makes_more_cold_neurons():
+    small, large = (
+        loads_of(MACHINE, replace(SERVING, reserved_bytes=reserved), ABLATION["partition"])[FFN].cold.sum()
+        for reserved in (10e9, 5e9)
+    )
+    assert small >= large
+
+
+def test_products_take_the_longer_of_bytes_and_operations():
+    assert product_s(MACHINE.device, 936e9, 1) == pytest.approx(1)
+    assert product_s(MACHINE.device, 1, 165e12) == pytest.approx(1)
+    assert product_s(MACHINE.dram, 89.6e9, 1e15) == pytest.approx(1)  # no rate is known of the CPU
+
+
+def test_the_blocks_of_opt_have_all_its_weights():
+    matrices = Serving("opt-66b").shape.matrices.values()
+    assert Serving("opt-66b").nbytes == 2 * 64 * sum(rows * columns for rows, columns in matrices)
+    assert Serving("llama2-70b").blocks[ATTENTION].unit_bytes == 2 * (8192 + 2 * 1024)
+    assert Serving("llama2-70b").blocks[FFN].unit_bytes == 3 * 2 * 8192
+
+
+@pytest.mark.parametrize(
+    ("machine", "serving", "way", "message"),
+    [
+        (MACHINE, Serving("opt-30b", reserved_bytes=23e9), SYSTEMS["hermes"], "expected a larger GPU"),
+        (MACHINE.with_values({"near_data.dimms": 1}), SERVING, SYSTEMS["hermes"], "expected 2 or more"),
+        (profile("hermes-5a100"), SERVING, SYSTEMS["hermes"], "no near-data DIMMs"),
+        (MACHINE, SERVING, SYSTEMS["tensorrt"], "expected more GPUs"),
+    ],
+)
+def test_machines_that_are_too_small_are_refused(machine, serving, way, message):
+    with pytest.raises(UserError, match=message):
+        generate(machine, serving, way)
+
+
+@pytest.mark.parametrize("wrong", [{"model": "opt-31b"}, {"batch": 0}, {"sampled_layers": 0}, {"window": 0}])
+def test_servings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError):
+        replace(SERVING, **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"cold": "disk"}, {"hot": "warm"}, {"adjusts": "never"}])
+def test_ways_with_unknown_words_are_refused(wrong):
+    with pytest.raises(UserError, match="unknown"):
+        replace(HotColdWay(sparse=True, cold="dimms"), **wrong)

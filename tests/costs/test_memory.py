@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from toolkit.costs import memory
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only `clock.advance(seconds)` moves."""
+
+    class Clock:
+        now = 0.0
+
+        def advance(self, seconds: float) -> None:
+            self.now += seconds
+
+    fake = Clock()
+    monkeypatch.setattr(memory.time, "perf_counter", lambda: fake.now)
+    return fake
+
+
+def test_read_bandwidth_is_bytes_over_time(clock, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "sum", lambda tensor: clock.advance(0.5))
+    assert memory.read_gb_s(1_000_000, 3) == pytest.approx([0.002] * 3)
+
+
+def test_copy_counts_each_byte_once(clock, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *_, **__: clock.advance(0.25))
+    assert memory.copy_gb_s(1_000_000, 2) == pytest.approx([0.004] * 2)
+
+
+def test_a_copy_really_copies(monkeypatch):
+    seen = []
+    copy = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda *words, **named: seen.append(words) or copy(*words, **named))
+    memory.copy_gb_s(4096, 1)
+    end, begin = seen[0]
+    assert end.data_ptr() != begin.data_ptr()
+    assert end.nbytes == begin.nbytes == 4096
+
+
+def test_a_product_counts_two_operations_a_term_and_grows_until_it_is_long(clock, monkeypatch):
+    sides = []
+
+    def matmul(left, right, out):
+        sides.append(len(left))
+        clock.advance(0.02 if len(left) < 1024 else 0.1)
+
+    monkeypatch.setattr(torch, "matmul", matmul)
+    assert memory.gemm_tflop_s("fp32", 2) == pytest.approx([2 * 1024**3 / 0.1 / 1e12] * 2)
+    assert sides == [256] * 2 + [512] * 2 + [1024] * 4
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_the_cpu_multiplies_every_dtype(dtype):
+    assert all(rate > 0 for rate in memory.gemm_tflop_s(dtype, 2, sides=[64]))

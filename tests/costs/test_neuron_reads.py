@@ -1,0 +1,78 @@
+"""The cost model of reading neurons, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from toolkit.costs.hardware import profile
+from toolkit.costs.machine import Profile, Storage
+from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
+from toolkit.errors import UserError
+from toolkit.models import shapes
+
+DISK = Storage("disk", 1e12, bandwidth_gb_s=1.0, latency_s=1e-3, request_s=1e-5)
+MACHINE = Profile("hand", "by hand", None, storage=DISK)
+# a layer has 1000 neurons of 2 · 4000 bytes, and as much attention as a quarter of that
+SHAPES = {"q_proj": (500, 2000), "fc1": (1000, 2000), "fc2": (2000, 1000)}
+READS = Reads("toy", layers=2, active=0.1, new=0.05, window=1, depth=10)
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "toy", SHAPES)
+
+
+def test_long_reads_take_their_bytes_over_the_bandwidth():
+    naive, hybrid = (neuron_reads(MACHINE, READS, way) for way in ("naive", "hybrid"))
+    assert (naive.read_bytes, naive.memory_bytes, naive.seconds) == (20e6, 0, 0.02)
+    assert (hybrid.read_bytes, hybrid.memory_bytes, hybrid.seconds) == (10e6, 10e6, 0.01)
+    assert [(span.stage, span.tier, span.nbytes) for span in hybrid.timeline.spans] == [("read", "storage", 10_000_000)]
+
+
+def test_scattered_reads_share_latency_and_wait_for_their_turn():
+    """With 10 reads under way a read of 8000 bytes costs 100 us of latency, 10 of its own and 8 of transfer."""
+    found = neuron_reads(MACHINE, READS, "bundling")
+    assert (found.read_bytes, found.reads) == (2 * 50 * 8000, 100)
+    assert found.seconds == pytest.approx(100 * 118e-6 + 2 * 1e-3)
+    apart = neuron_reads(MACHINE, READS, "windowing")
+    assert (apart.read_bytes, apart.reads) == (found.read_bytes, 200)
+    assert apart.seconds == pytest.approx(200 * 114e-6 + 2 * 1e-3)
+    every = neuron_reads(MACHINE, READS, "predictor")
+    assert every.reads == 400
+    assert every.memory_bytes == 2 * (2e6 + 0.1 * 8e6)
+    assert found.memory_bytes == pytest.approx(2 * (2e6 + 0.15 * 8e6), rel=1e-3)  # 0.1 and, of one more token, 0.05
+
+
+def test_a_gap_is_worth_as_many_bytes_as_a_request_costs_time():
+    assert DISK.gap_bytes(threads=10) == pytest.approx(110e-6 * 1e9)
+    assert DISK.gap_bytes(threads=1) == pytest.approx(1.01e-3 * 1e9)
+
+
+def test_what_cannot_be_modelled_is_refused():
+    with pytest.raises(UserError, match="unknown way 'all'"):
+        neuron_reads(MACHINE, READS, "all")
+    with pytest.raises(UserError, match="hand has no storage"):
+        neuron_reads(replace(MACHINE, storage=None), READS, "naive")
+    slow = replace(MACHINE, storage=replace(DISK, latency_s=None))
+    assert neuron_reads(slow, READS, "naive").seconds == 0.02
+    with pytest.raises(UserError, match="no latency for disk"):
+        neuron_reads(slow, READS, "bundling")
+    with pytest.raises(UserError, match="no latency for disk"):
+        slow.storage.gap_bytes(1)
+    assert list(WAYS) == ["naive", "hybrid", "predictor", "windowing", "bundling"]
+
+
+def test_a_chunk_on_a_line_takes_its_thread_a_time_and_the_disk_has_its_limit():
+    """Two published throughputs of 32 threads give the line; a third chunk is predicted from it."""
+    disk = profile("flash-m1-max").storage
+    assert [disk.read_gb_s(size << 10, 32) for size in (8, 16)] == pytest.approx([1.25, 2.25], rel=1e-3)
+    own_s = disk.latency_s + (32 << 10) / (disk.thread_gb_s * 1e9)
+    assert disk.read_gb_s(32 << 10, 1) == pytest.approx((32 << 10) / own_s / 1e9)
+    assert disk.read_gb_s(32 << 10, 32) == pytest.approx(3.75, rel=1e-2)
+    assert disk.read_gb_s(1 << 20, 32) == pytest.approx(6.1)
+
+
+def test_rates_of_whole_tokens_have_their_waits_in_them():
+    """A line of 1 ms and 1 GB/s: a read of 8000 bytes takes a thread 1.008 ms, ten threads serve 100 of them."""
+    line = replace(MACHINE, storage=replace(DISK, thread_gb_s=1.0))
+    assert neuron_reads(line, READS, "bundling").seconds == pytest.approx(100 * 1.008e-3 / 10)

@@ -1,0 +1,44 @@
+import pandas as pd
+import pytest
+
+from toolkit.costs.hardware import profile, profiles
+from toolkit.costs.null_model import links_only, with_null_model
+from toolkit.costs.tables import operation_table
+from toolkit.models.workload import Workload
+
+MATRIX_GB = 2 * 9216 * 36864 / 1e9
+
+
+@pytest.fixture(scope="module")
+def tables() -> list[pd.DataFrame]:
+    return with_null_model(operation_table, profile("endor-rtx4080"), Workload("opt-66b"), ["fc1"])
+
+
+def test_bytes_over_links_are_all_its_time(tables):
+    """Dense fc1: 0.6795 GB at 2.548 GB/s into DRAM, at 10.19 GB/s to the GPU."""
+    null = tables[1].query("method == 'dense' and path == 'host'").set_index("stage")["seconds"]
+    assert null["read"] == pytest.approx(MATRIX_GB / 2.548)
+    assert null["copy"] == pytest.approx(MATRIX_GB / 10.19)
+    assert null["total"] == pytest.approx(null["read"] + null["copy"])
+    assert null["compute"] == 0
+
+
+def test_it_has_the_rows_of_the_cost_model_and_no_other_times(tables):
+    model, null = (table.set_index(["method", "path", "stage"]) for table in tables)
+    assert model.index.equals(null.index)
+    assert (null["nbytes"] == model["nbytes"]).all()
+    linked = null.index.get_level_values("stage").isin(["read", "copy", "transfer"])
+    assert null.loc[linked, "seconds"].to_numpy() == pytest.approx(model.loc[linked, "seconds"].to_numpy())
+    rest = null.index.get_level_values("stage").isin(["decode", "compute", "other"])
+    assert (null.loc[rest, "seconds"] == 0).all()
+
+
+@pytest.mark.parametrize("machine", profiles().values(), ids=lambda machine: machine.id)
+def test_every_profile_has_one(machine):
+    null = links_only(machine)
+    assert null.links.storage_to_dram_gb_s == machine.links.storage_to_dram_gb_s
+    assert null.links.storage_to_dram_fixed_s == 0
+    assert null.software is None
+    assert machine.storage is None or null.storage.read_gb_s(4096, 32) == pytest.approx(machine.storage.bandwidth_gb_s)
+    assert null.device.bandwidth_gb_s == float("inf")
+    assert (null.dram is None) == (machine.dram is None)

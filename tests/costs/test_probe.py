@@ -1,0 +1,226 @@
+import errno
+import os
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from toolkit import memory_limits
+from toolkit.costs import disk, memory, probe
+from toolkit.costs.hardware import Storage
+from toolkit.costs.probe import COLUMNS, KIB, MIB, ProbeSettings, fit_latency, measurements
+from toolkit.errors import UserError
+
+TINY = ProbeSettings(MIB, (4 * KIB, 64 * KIB), (1, 2), read_s=0.005, memory_bytes=MIB, repetitions=2)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "probe"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Memory, copies and compute without the work: the first repetition is ten times too good, to be left out."""
+    calls = []
+
+    def values(value):
+        def measure(*arguments, **named):
+            calls.append(arguments)
+            return [10 * value, value, value / 2]
+
+        return measure
+
+    monkeypatch.setattr(memory, "read_gb_s", values(20.0))
+    monkeypatch.setattr(memory, "copy_gb_s", values(9.0))
+    monkeypatch.setattr(memory, "gemm_tflop_s", values(0.1))
+    monkeypatch.setattr(memory, "transfer_gb_s", values(25.0))
+    return calls
+
+
+def kept(cache) -> list[str]:
+    return sorted(path.name for path in cache.iterdir() if path.is_dir()) if cache.is_dir() else []
+
+
+def test_a_real_probe_gives_a_whole_profile():
+    machine = probe.probe(settings=TINY)
+    assert (machine.id, machine.paper, machine.near_data) == ("this-machine", None, None)
+    assert machine.storage.bandwidth_gb_s > 0
+    assert machine.links.storage_to_dram_gb_s == machine.storage.bandwidth_gb_s
+    assert machine.storage.read_gb_s(4096, 1) > 0
+    assert machine.dram.capacity_bytes == memory_limits.total_bytes()
+    assert set(machine.dram.tflop_s) == {"fp32", "bf16"}
+    table = machine.table()
+    assert set(table["basis"]) == {"measured"}
+    assert (table["value"] >= 0).all()
+    assert (table["source"].str.len() > 10).all()
+
+
+def test_every_cell_has_every_repetition(quick):
+    table = measurements(settings=TINY)
+    assert list(table.columns) == COLUMNS
+    storage = table[table["part"] == "storage"]
+    cells = storage.groupby(["pattern", "chunk_bytes", "threads"])["repetition"].apply(list)
+    assert len(cells) == 2 * 2 + 2
+    assert all(repetitions == [0, 1] for repetitions in cells)
+    assert set(storage["mode"]) <= {"direct", "buffered"}
+    assert (table["value"] > 0).all()
+
+
+def test_the_first_repetition_is_left_out_of_the_profile(quick, monkeypatch):
+    speeds = iter([100.0] * 6 + [1.0] * 6 + [3.0] * 6)  # six cells a repetition
+    monkeypatch.setattr(disk, "read", lambda *_, **__: disk.Reading(1, next(speeds)))
+    machine = probe.probe(settings=replace(TINY, repetitions=3))
+    assert machine.storage.bandwidth_gb_s == 2.0  # the median of 1 and 3
+    assert machine.dram.bandwidth_gb_s == 20.0  # the best of 20 and 10
+
+
+def test_it_is_measured_once_and_again_when_asked(quick, cache):
+    first = measurements(settings=TINY)
+    count = len(quick)
+    pd.testing.assert_frame_equal(measurements(settings=TINY), first)
+    assert len(quick) == count
+    fresh = measurements(fresh=True, settings=TINY)
+    assert len(quick) == 2 * count
+    assert not fresh[fresh["part"] == "storage"]["value"].equals(first[first["part"] == "storage"]["value"])
+    pd.testing.assert_frame_equal(measurements(settings=TINY), fresh)
+    assert len(kept(cache)) == 1
+
+
+def test_buffers_take_at_most_an_eighth_of_the_memory():
+    assert probe.settings_for(64 * 10**9) == probe.QUICK
+    assert probe.settings_for(8 << 30).memory_bytes == 512 * MIB
+    assert probe.settings_for(10**9).memory_bytes == 64 * MIB
+
+
+def test_a_fresh_probe_of_a_new_machine_measures_once(quick, cache):
+    measurements(fresh=True, settings=TINY)
+    count = len(quick)
+    measurements(settings=TINY)
+    assert len(quick) == count
+
+
+def test_other_settings_are_another_measurement(quick, cache):
+    measurements(settings=TINY)
+    measurements(settings=replace(TINY, threads=(1,)))
+    assert len(kept(cache)) == 2
+
+
+def test_another_machine_is_another_measurement(quick, cache, monkeypatch):
+    measurements(settings=TINY)
+    monkeypatch.setattr(probe, "cpu_name", lambda: "another, 64 cores")
+    measurements(settings=TINY)
+    assert len(kept(cache)) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.EIO, "bad sector")])
+def test_an_interruption_keeps_nothing_and_leaves_nothing(quick, cache, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(disk, "read", fail)
+    with pytest.raises((KeyboardInterrupt, UserError)):
+        measurements(settings=TINY, folder=tmp_path)
+    assert kept(cache) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_an_interrupted_fresh_probe_keeps_the_old_one(quick, monkeypatch):
+    before = measurements(settings=TINY)
+    with monkeypatch.context() as patch:
+        patch.setattr(memory, "copy_gb_s", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            measurements(fresh=True, settings=TINY)
+    pd.testing.assert_frame_equal(measurements(settings=TINY), before)
+
+
+def test_too_little_space_keeps_nothing(quick, cache):
+    with pytest.raises(UserError, match="no space left"):
+        measurements(settings=replace(TINY, file_bytes=1 << 60))
+    assert kept(cache) == []
+
+
+def test_a_read_only_folder_is_one_line(quick, cache, tmp_path, monkeypatch):
+    def refuse(**settings):
+        raise OSError(errno.EROFS, "Read-only file system", f"{settings['dir']}/.probe-1")
+
+    monkeypatch.setattr(disk.tempfile, "mkstemp", refuse)
+    with pytest.raises(UserError, match="its file system is read-only; mount it writable") as caught:
+        measurements(settings=TINY, folder=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert kept(cache) == []
+
+
+def test_refused_direct_reads_are_labelled(quick, monkeypatch):
+    really_open = os.open
+
+    def refuse(path, flags, *rest, **named):
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument", path)
+        return really_open(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    table = measurements(settings=TINY)
+    assert set(table[table["part"] == "storage"]["mode"]) == {"buffered"}
+    assert "buffered" in probe.probe(settings=TINY).sources["storage.bandwidth_gb_s"].text
+
+
+def test_with_a_gpu_the_profile_has_the_device_and_the_way_to_it(quick, monkeypatch):
+    with_gpu = probe.describe() | {"gpu": "H200", "device_bytes": 150e9}
+    monkeypatch.setattr(probe, "describe", lambda folder=None: with_gpu)
+    machine = probe.probe(settings=TINY)
+    assert (machine.device.name, machine.device.capacity_bytes) == ("H200", 150e9)
+    assert set(machine.device.tflop_s) == {"fp32", "fp16", "bf16"}
+    assert machine.links.dram_to_device_gb_s == 25.0
+    assert machine.title.endswith("H200")
+    assert {call[2:] for call in quick if len(call) == 4} == {("cpu", "cuda"), ("cuda", "cpu")}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"repetitions": 1}, "repetitions=1: expected 2 or more"),
+        ({"chunk_bytes": (5000,)}, "chunk_bytes has 5000: expected multiples of 4096"),
+        ({"chunk_bytes": ()}, "at least one chunk size"),
+        ({"read_s": 0}, "read_s above 0"),
+        ({"threads": (0,)}, "expected a chunk or more for every thread"),
+        ({"file_bytes": 64 * KIB}, "file_bytes=65536 for .* expected a chunk or more"),
+        ({"memory_bytes": 1 << 60}, "at most a third"),
+        ({"memory_bytes": 0}, "memory_bytes=0"),
+    ],
+)
+def test_settings_that_cannot_be_measured(quick, cache, change, words):
+    with pytest.raises(UserError, match=words):
+        measurements(settings=replace(TINY, **change))
+    assert kept(cache) == []
+
+
+def test_the_command_line_names_a_folder_that_is_not_there(capsys, tmp_path):
+    assert probe.main(["--folder", str(tmp_path / "none")]) == 2
+    assert f"error: no folder {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+def test_the_fit_finds_what_made_the_numbers():
+    true = Storage("disk", 1e12, 3.0, latency_s=80e-6, request_s=5e-6)
+    fitted, error = fit_latency(Storage("disk", 1e12, 3.0), cells(true))
+    assert fitted.latency_s == pytest.approx(80e-6)
+    assert fitted.request_s == pytest.approx(5e-6)
+    assert error < 1e-9
+
+
+def test_the_fit_is_never_negative():
+    for latency_s, request_s in ((0.0, 5e-6), (80e-6, 0.0)):
+        true = Storage("disk", 1e12, 3.0, latency_s=latency_s, request_s=request_s)
+        noisy = cells(true)
+        noisy["value"] *= np.random.default_rng(0).uniform(0.9, 1.1, len(noisy))
+        fitted, error = fit_latency(Storage("disk", 1e12, 3.0), noisy)
+        assert min(fitted.latency_s, fitted.request_s) >= 0
+        assert error < 0.1
+
+
+def cells(storage: Storage) -> pd.DataFrame:
+    rows = [(chunk, threads) for chunk in (4 * KIB, 32 * KIB, MIB) for threads in (1, 4, 32)]
+    table = pd.DataFrame(rows, columns=["chunk_bytes", "threads"])
+    return table.assign(value=[storage.read_gb_s(chunk, threads) for chunk, threads in rows])

@@ -1,0 +1,87 @@
+"""Where zeros fall: hand-worked masks, and slow counts on random ones."""
+
+import pandas as pd
+import pytest
+import torch
+
+from tests import naive_statistics
+from tests.notebook_code import functions_of
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.sparsity import prune
+
+statistics = functions_of("beyond/where_zeros_fall")
+
+# zeros are True: rows of 1, 4 and 2 zeros
+MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]], dtype=torch.bool)
+SHAPES = [(1, 1), (3, 4), (16, 16), (17, 33), (5, 130)]
+
+
+def random_mask(shape, seed, sparsity=0.5):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < sparsity
+
+
+def zeros(model):
+    return pd.DataFrame(statistics.zeros_of(mask) for _, _, mask in statistics.masks(model))
+
+
+def test_by_hand():
+    # blocks of 2 × 3: the last column and the last row make short ones
+    expected = torch.tensor([[4 / 6, 1 / 2], [2 / 3, 0]])
+    torch.testing.assert_close(statistics.zeros_by_block(MASK, (2, 3)), expected)
+    assert statistics.ell_padding(MASK) == pytest.approx((3 * 3 - 5) / 5)
+    assert statistics.lost_to_two_four(MASK) == 1 / 5  # the first row's third non-zero
+    other = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)
+    assert statistics.jaccard(MASK, other) == 5 / 8
+    assert statistics.share(other == MASK) == 9 / 12
+    assert statistics.chance_jaccard(0.5, 0.5) == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 1.0])
+def test_against_slow_counts(shape, sparsity):
+    mask, other = random_mask(shape, 0, sparsity), random_mask(shape, 1)
+    for block in ((1, 1), (2, 3), *statistics.BLOCKS):
+        expected = torch.tensor(naive_statistics.zeros_by_block(mask.tolist(), block))
+        torch.testing.assert_close(statistics.zeros_by_block(mask, block), expected)
+    assert statistics.ell_padding(mask) == pytest.approx(naive_statistics.ell_padding(mask.tolist()))
+    assert statistics.lost_to_two_four(mask) == pytest.approx(naive_statistics.lost_to_two_four(mask.tolist()))
+    agreement, jaccard = naive_statistics.overlap(mask.tolist(), other.tolist())
+    assert statistics.share(mask == other) == pytest.approx(agreement)
+    assert statistics.jaccard(mask, other) == pytest.approx(jaccard)
+
+
+def test_chance_is_what_random_masks_have():
+    first, second = random_mask((512, 512), 0, 0.4), random_mask((512, 512), 1, 0.7)
+    found = statistics.jaccard(first, second)
+    assert found == pytest.approx(statistics.chance_jaccard(0.4, 0.7), abs=0.01)
+    blocks = statistics.zeros_by_block(random_mask((1024, 1024), 2), (16, 16))
+    assert blocks.std().item() == pytest.approx((0.25 / 256) ** 0.5, rel=0.05)
+
+
+def test_a_pruned_model(tiny, tokens):
+    wanda, magnitude = tiny("llama", blocks=2), tiny("llama", blocks=2)
+    prune(wanda, "wanda", calibration=tokens.view(-1, 16))
+    prune(magnitude, "magnitude")
+    table = zeros(wanda)
+    names = [
+        (layer, name.rpartition(".")[2]) for layer in range(2) for name in decoder_linears(decoder_blocks(wanda)[0])
+    ]
+    assert [(layer, op) for layer, op, _ in statistics.masks(wanda)] == names
+    assert (table["row_lowest"] == 0.5).all()
+    assert (table["row_highest"] == 0.5).all()
+    assert (table["ell_padding"] == 0).all()
+    assert (zeros(magnitude)["row_spread"] > 0).all()
+
+    overlaps = statistics.overlaps_of({"wanda": wanda, "magnitude": magnitude, "again": wanda})
+    assert len(overlaps) == 3 * len(names)
+    same = overlaps[overlaps["first"].eq("wanda") & overlaps["second"].eq("again")]
+    assert (same[["agreement", "jaccard"]] == 1).all(axis=None)
+    unlike = overlaps[overlaps["second"].eq("magnitude")]
+    assert (unlike["jaccard"] > unlike["chance"]).all()
+    assert (unlike["jaccard"] < 1).all()
+
+
+def test_two_four_loses_nothing_where_it_is_enforced(tiny):
+    model = tiny("llama", blocks=2)
+    prune(model, "magnitude", pattern="2:4")
+    assert (zeros(model)["lost_to_two_four"] == 0).all()

@@ -1,0 +1,281 @@
+"""Changed models: made once, read back to the bit, keyed by whatever changes the result, resumed at their block."""
+
+import json
+import logging
+import weakref
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tests import naive_pruning
+from toolkit.errors import UserError
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.quantization.rtn import RoundToNearest
+from toolkit.quantization.spqr import Quantised, SpQR
+from toolkit.sparsity import METHODS, Calibration, LayerStatistics, changed, load_changed, load_pruned
+from toolkit.sparsity.calibration import walk
+from toolkit.sparsity.layerwise import Pruning, change_blocks
+from toolkit.sparsity.sparsegpt import SparseGPT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LENGTH = 16
+CALIBRATION = Calibration(windows=3, sequence_length=LENGTH)
+CALIBRATED = {"calibration": CALIBRATION, "dtype": torch.float32}
+CHANGES = {name: Pruning.by(name) for name in METHODS} | {"spqr": SpQR(), "rtn": RoundToNearest(3, 8)}
+WANDA = CHANGES["wanda"]
+
+
+@pytest.fixture
+def bench(tiny, tokens, tmp_path, monkeypatch):
+    """A tiny model and text in place of the real ones, an empty cache, and the numbers of the blocks changed."""
+    made = []
+
+    def counted(*args, first, **kwargs):
+        for number, block in enumerate(change_blocks(*args, first=first, **kwargs), first):
+            made.append(number)
+            yield block
+
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(changed, "load_model", lambda name, dtype: (tiny(name, blocks=2).to(dtype), "tokenizer"))
+    monkeypatch.setattr(changed, "load_tokens", lambda corpus, tokenizer, split: tokens)
+    monkeypatch.setattr(changed, "change_blocks", counted)
+    return made
+
+
+def same(first, second):
+    return all(map(torch.equal, first.parameters(), second.parameters()))
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_call_reads_what_the_first_made(bench, tiny, tokens, change, dtype):
+    first, second = (load_changed("llama", change, CALIBRATION, dtype) for _ in range(2))
+    assert bench == [0, 1]
+    assert first.tokenizer == "tokenizer"
+    assert same(first.model, second.model)
+    assert first.statistics == second.statistics
+    assert {type(of) for of in second.statistics} == {LayerStatistics}
+
+    expected = tiny("llama", blocks=2).to(dtype)
+    assert not same(first.model, expected)
+    list(change_blocks(expected, change, CALIBRATION.draw(tokens) if change.statistic else None))
+    assert same(first.model, expected)
+    kept = 0
+    for number, block in enumerate(decoder_blocks(second.model)):
+        for op, matrix in second.matrices(number).items():
+            assert torch.equal(matrix.decode().to(dtype), decoder_linears(block)[op].weight)
+            kept += matrix.nbytes
+    assert first.bits_per_weight == 8 * kept / sum(of.rows * of.columns for of in first.statistics)
+
+
+def test_load_pruned_is_the_same_by_name(bench, tiny):
+    model, tokenizer, records = load_pruned("llama", "wanda", **CALIBRATED)
+    made = load_changed("llama", WANDA, **CALIBRATED)
+    assert (tokenizer, records, bench) == ("tokenizer", made.statistics, [0, 1])
+    assert same(model, made.model)
+    dense, _, none = load_pruned("opt", "dense", dtype=torch.float32)
+    assert same(dense, tiny("opt", blocks=2))
+    assert (none, bench) == ([], [0, 1])
+
+
+CHANGED = [
+    {"model_name": "opt"},
+    {"change": CHANGES["sparsegpt"]},
+    {"change": Pruning.by("wanda", 0.6)},
+    {"change": Pruning.by("wanda", pattern="2:4")},
+    {"change": SpQR()},
+    {"calibration": replace(CALIBRATION, corpus="other")},
+    {"calibration": replace(CALIBRATION, windows=2)},
+    {"calibration": replace(CALIBRATION, sequence_length=8)},
+    {"calibration": replace(CALIBRATION, seed=1)},
+    {"dtype": torch.float16},
+]
+
+
+def test_whatever_changes_the_result_makes_it_anew(bench, tiny, monkeypatch):
+    for number, other in enumerate([{}, *CHANGED]):
+        load_changed(**{"model_name": "llama", "change": WANDA} | CALIBRATED | other)
+        assert bench == [0, 1] * (number + 1), other
+    for change in (Pruning.by(SparseGPT(damping=0.2)), SpQR(outliers=0.1)):
+        load_changed("llama", change, **CALIBRATED)
+    assert bench == [0, 1] * (len(CHANGED) + 3)
+    other = LlamaForCausalLM(LlamaConfig(**tiny("llama", blocks=2).config.to_dict()))
+    monkeypatch.setattr(changed, "load_model", lambda name, dtype: (other, None))
+    load_changed("llama", WANDA, **CALIBRATED)
+    assert bench == [0, 1] * (len(CHANGED) + 4), "other weights under the same name"
+
+
+def test_a_change_without_data_does_not_depend_on_calibration_settings(bench):
+    for calibration in (Calibration(windows=3, seed=0), Calibration("other", windows=2, seed=1)):
+        load_changed("llama", CHANGES["magnitude"], calibration, torch.float32)
+    assert bench == [0, 1]
+
+
+@pytest.mark.parametrize("change", [WANDA, SpQR(reorder=True)], ids=["wanda", "spqr"])
+def test_after_ctrl_c_it_goes_on_at_the_block(bench, monkeypatch, tmp_path, change):
+    expected = load_changed("llama", change, **CALIBRATED)
+    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "other"))
+
+    def stopped(*args, **kwargs):
+        yield next(change_blocks(*args, **kwargs))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(changed, "change_blocks", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            load_changed("llama", change, **CALIBRATED)
+    assert len(list(tmp_path.glob("other/changed/*/key.json"))) == 1
+    bench.clear()
+    assert same(load_changed("llama", change, **CALIBRATED).model, expected.model)
+    assert bench == [1]
+
+
+def test_a_block_that_was_cut_is_made_anew(bench, caplog):
+    first = load_changed("llama", SpQR(), **CALIBRATED)
+    file = first.folders[0] / changed.MATRICES
+    file.write_bytes(file.read_bytes()[:-5])
+    with caplog.at_level(logging.WARNING):
+        second = load_changed("llama", SpQR(), **CALIBRATED)
+    assert bench == [0, 1, 0]
+    assert file.name in caplog.text
+    assert same(first.model, second.model)
+
+
+def test_a_block_that_was_just_made_is_not_decoded_again(bench, monkeypatch):
+    decoded, decode = [], Quantised.decode
+    monkeypatch.setattr(Quantised, "decode", lambda matrix: decoded.append(matrix) or decode(matrix))
+    assert len(load_changed("llama", SpQR(), **CALIBRATED).statistics) == len(decoded)
+
+
+def test_the_key_of_a_block_tells_its_settings(bench):
+    keys = [
+        json.loads((load_changed("llama", change, **CALIBRATED).folders[1] / "key.json").read_text())["key"]
+        for change in (SpQR(outliers=0.5), Pruning.by(SparseGPT(damping=0.2)))
+    ]
+    assert [(key["block"], key["change"]) for key in keys] == [(1, "SpQR"), (1, "Pruning")]
+    assert keys[0]["settings"]["outliers"] == "0.5"
+    assert keys[1]["settings"]["method"] == ["SparseGPT", {"block_size": "128", "damping": "0.2"}]
+
+
+def test_draw_is_seeded_and_without_overlap(tokens):
+    four = Calibration(windows=4, sequence_length=LENGTH)
+    drawn = four.draw(tokens).tolist()
+    every = tokens.view(-1, LENGTH).tolist()
+    places = [every.index(window) for window in drawn]
+    assert len(set(places)) == 4
+    assert places != sorted(places)
+    assert drawn == four.draw(tokens).tolist()
+    assert drawn != replace(four, seed=1).draw(tokens).tolist()
+    assert sorted(replace(four, windows=None).draw(tokens).tolist()) == sorted(every)
+    assert len(four.draw(tokens[:-1])) == 4  # the rest that fills no window is unused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "wonder"}, "unknown pruning method .wonder.; choose from: .*magnitude, .*wanda"),
+        ({"sparsity": float("nan")}, "sparsity nan"),
+        ({"pattern": "4:2"}, "pattern '4:2'"),
+        ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
+        ({"windows": 2.5}, "windows is 2.5; expected a whole number"),
+        ({"sequence_length": 0}, "sequence_length is 0; expected a whole number, at least 1"),
+        ({"sequence_length": 97, "windows": None}, "calibration has 96 tokens"),
+    ],
+)
+def test_bad_input_leaves_nothing_behind(bench, tmp_path, arguments, message):
+    drawn = {name: value for name, value in arguments.items() if name in ("windows", "sequence_length")}
+    others = {name: value for name, value in arguments.items() if name not in drawn}
+    with pytest.raises(UserError, match=message):
+        load_pruned("llama", **CALIBRATED | {"calibration": replace(CALIBRATION, **drawn)} | others)
+    assert bench == []
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_kept_model_hangs_on_its_own_methods_code(name):
+    """And on the walk and the linears that are changed, but not on the registry or on other methods."""
+    files = {path.stem for path in changed.made_by("toolkit.sparsity.changed", CHANGES[name])}
+    assert files & {*CHANGES} == {name}
+    assert files >= {"layerwise", "calibration", "changed", "blocks"}
+    assert not files & {"methods", "loading", "cache", "files"}
+
+
+def test_a_new_method_leaves_kept_models_valid(bench, monkeypatch):
+    load_pruned("llama", "wanda", **CALIBRATED)
+    monkeypatch.setitem(METHODS, "other", METHODS["magnitude"])
+    load_pruned("llama", "wanda", **CALIBRATED)
+    assert bench == [0, 1]
+
+
+class Mine:
+    """A method outside the toolkit."""
+
+    statistic = None
+
+    def __call__(self, weight, gram, sparsity, pattern):
+        return METHODS["magnitude"](weight, gram, sparsity, pattern)
+
+
+def test_a_registered_method_from_elsewhere_hangs_on_its_own_file(bench, monkeypatch):
+    monkeypatch.setitem(METHODS, "mine", Mine())
+    for _ in range(2):
+        load_pruned("llama", "mine", pattern="2:4", dtype=torch.float32)
+    assert bench == [0, 1]
+    monkeypatch.setattr(changed, "file_sha256", lambda file: f"another {file.name}")
+    load_pruned("llama", "mine", pattern="2:4", dtype=torch.float32)
+    assert bench == [0, 1, 0, 1]
+
+
+def test_a_method_without_a_file_works_anew_each_time(bench, monkeypatch):
+    """In a notebook it may change from one run of its cell to the next."""
+    monkeypatch.setattr(Mine, "__module__", "no_such_module")
+    for _ in range(2):
+        load_changed("llama", Pruning.by(Mine()), dtype=torch.float32)
+    assert bench == [0, 1, 0, 1]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Scales each column by the norm of its input: a smooth function, so that two ways of adding up agree."""
+
+    statistic: ClassVar[str] = "gram"
+
+    def __call__(self, weight, gram):
+        norms = gram.diagonal().sqrt()
+        return SimpleNamespace(decode=lambda: weight * norms / norms.max(), nbytes=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_each_block_is_calibrated_on_the_changed_blocks_before_it(tiny, tokens, family):
+    model, oracle, windows = tiny(family), tiny(family), tokens.view(-1, LENGTH)
+    list(change_blocks(model, Scale(), windows))
+    for block in range(oracle.config.num_hidden_layers):
+        inputs = naive_pruning.layer_inputs(oracle, windows, block)
+        for name, linear in naive_pruning.linears(oracle, block).items():
+            linear.weight.data = Scale()(linear.weight.detach(), inputs[name].T @ inputs[name]).decode()
+    for name, parameter in oracle.named_parameters():
+        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
+
+
+def test_siblings_share_a_gram_matrix_and_its_factorisation(tiny, tokens, monkeypatch):
+    """A block of Llama's has four inputs: of q, k and v; of o; of gate and up; of down. No block's outlive it."""
+    model, windows, factorisations = tiny().requires_grad_(False), tokens.view(-1, LENGTH), []
+    cholesky = torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda of: factorisations.append(weakref.ref(of)) or cholesky(of))
+    blocks, grams = len(list(change_blocks(model, SpQR(), windows))), []
+    assert len(factorisations) == 4 * blocks
+    for _, found in walk(model, windows):
+        assert not any(gram() is not None for gram in grams), "the Gram matrices of the block before are still held"
+        grams = [weakref.ref(gram) for gram in {id(gram): gram for gram in found.values()}.values()]
+        assert len(grams) == 4
+
+
+def test_calibration_with_fewer_tokens_than_columns_is_told(tiny, tokens, caplog):
+    with caplog.at_level(logging.WARNING):
+        list(change_blocks(tiny(), SpQR(), tokens[None, :10]))
+    assert "10 tokens for the" in caplog.text
+    assert "give more windows" in caplog.text

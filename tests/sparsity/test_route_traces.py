@@ -1,0 +1,91 @@
+"""Files of routing traces: a worked example, the real ones, and what is refused."""
+
+import lzma
+
+import numpy as np
+import pytest
+
+from toolkit.errors import UserError
+from toolkit.sparsity.route_traces import ROUTE_TRACES, load_route_trace, read_route_trace
+
+GOOD = """# route_trace v1
+# model=/phone/tiny.gguf arch=tiny n_layer=2 n_expert=4 n_expert_used=2
+# layer=0 expert_bytes=100 dense_bytes=7
+# layer=1 expert_bytes=120 dense_bytes=8
+turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
+0,0,0,0,0,3,0.75,0,100
+0,0,0,0,1,1,0.25,0,100
+0,1,1,0,0,1,0.5,1,0
+0,1,1,0,1,0,0.5,0,100
+0,1,1,1,0,2,0.875,0,120
+0,1,1,1,1,3,0.125,1,0
+"""
+
+
+def written(folder, text=GOOD, name="trace.csv"):
+    path = folder / name
+    path.write_bytes(lzma.compress(text.encode()) if name.endswith(".xz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.csv.xz"])
+def test_worked_example(tmp_path, name):
+    """The prompt's token lacks layer 1, as the last layer of a prompt does; the decoded token has both."""
+    found = read_route_trace(written(tmp_path, name=name))
+    assert (found.model, found.corpus, found.unit, found.units) == ("tiny.gguf", name, "expert", (4, 4))
+    assert found.tokens.tolist() == [[-1, -1]]
+    assert found.active(0)[0].int().tolist() == [[0, 1, 0, 1], [1, 1, 0, 0]]
+    assert found.active(1)[0].int().tolist() == [[0, 0, 0, 0], [0, 0, 1, 1]]
+    assert found.weights[0][0].tolist() == [[0, 0.25, 0, 0.75], [0.5, 0.5, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ROUTE_TRACES)
+def test_the_real_ones(name):
+    found = load_route_trace(name)
+    layers, used = {"qwen3": (48, 6), "gemma": (30, 6), "gpt": (36, 2)}[name.split("-")[0]]
+    assert found.units == (128,) * layers
+    for layer in range(layers):
+        assert set(found.active(layer)[0].sum(-1).tolist()) <= {0, used}
+
+
+def test_inconsistent_files_are_refused_with_their_name(tmp_path):
+    first = "0,0,0,0,0,3,0.75,0,100"
+    cases = [
+        ("v1", "v2", "expected '# route_trace v1'"),
+        ("n_expert=4 ", "", "n_expert"),
+        ("turn,phase", "turns,phase", "turn"),
+        (first, "0,0,0,0,0,4,0.75,0,100", "expert 4; expected 0 to 3"),
+        (first, "0,0,0,2,0,3,0.75,0,100", "layer 2; expected 0 to 1"),
+        (first, "0,0,0,0,0,3,much,0,100", "much"),
+        (first, "0,0,0,0,0,3,inf,0,100", "not finite"),
+        ("0,0,0,0,1,1,", "0,0,0,0,1,3,", "expected 2 experts for each token and layer"),
+        ("0,0,0,0,1,1,0.25,0,100\n", "", "expected 2 experts for each token and layer"),
+    ]
+    for old, new, words in cases:
+        path = written(tmp_path, GOOD.replace(old, new, 1))
+        with pytest.raises(UserError, match=words) as caught:
+            read_route_trace(path)
+        assert "trace.csv" in str(caught.value)
+    with pytest.raises(UserError, match="unknown route trace"):
+        load_route_trace("mixtral")
+
+
+def test_any_damage_ends_in_one_kind_of_error(tmp_path):
+    whole = lzma.compress(GOOD.encode())
+    (tmp_path / "trace.csv.xz").write_bytes(whole[:-8])
+    with pytest.raises(UserError, match="route trace"):
+        read_route_trace(tmp_path / "trace.csv.xz")
+    random, path, ends = np.random.default_rng(0), tmp_path / "trace.csv", set()
+    for _ in range(150):
+        data = bytearray(GOOD.encode())
+        for place in random.integers(0, len(data), random.integers(1, 4)):
+            data[place] = (
+                random.integers(0, 256) if random.random() < 0.3 else ord(random.choice(list("0123456789,.=-\n#")))
+            )
+        path.write_bytes(bytes(data))
+        try:
+            read_route_trace(path)
+            ends.add("read")
+        except UserError:
+            ends.add("refused")
+    assert ends == {"read", "refused"}

@@ -1,0 +1,190 @@
+import math
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from toolkit.errors import UserError
+from toolkit.timeline import STAGES, Recorder, Span, Timeline, union_s
+
+
+def spans():
+    """Two operations, the second's read beside the first's copy and decode.
+
+    read    ████████....          0–4, and 4–6
+    copy    ........██            4–5
+    decode            ██          5–6
+    """
+    return (
+        Span("read", "fc1", "storage", 0.0, 4.0, nbytes=8_000_000_000, layer=0),
+        Span("read", "fc2", "storage", 4.0, 6.0, nbytes=4_000_000_000, layer=0),
+        Span("copy", "fc1", "dram", 4.0, 5.0, nbytes=8_000_000_000, layer=0),
+        Span("decode", "fc1", "device", 5.0, 6.0, nbytes=16_000_000_000, layer=0),
+    )
+
+
+class Clock:
+    """Gives 10, 11, 12, … so that a span of one body takes a second."""
+
+    def __init__(self):
+        self.now = 9.0
+
+    def __call__(self):
+        self.now += 1
+        return self.now
+
+
+def test_times_by_hand():
+    timeline = Timeline(spans(), "modelled")
+    assert timeline.total_s == 6
+    assert [timeline.busy_s(stage) for stage in STAGES] == [6, 1, 1, 0, 0, 0]
+    assert timeline.busy_s() == timeline.busy_s("read", "copy") == 6
+    assert timeline.overlap_s == 2
+
+
+def test_a_breakdown_counts_each_instant_once():
+    table = Timeline(spans(), "modelled").breakdown().set_index("stage")
+    assert table["seconds"].to_dict() == {"decode": 1, "copy": 1, "read": 4}
+    assert table["nbytes"].to_dict() == {"decode": 16e9, "copy": 8e9, "read": 12e9}
+    assert table["share_percent"].sum() == pytest.approx(100)
+    idle = Timeline(spans(), "modelled").window(0, 8).breakdown().set_index("stage")
+    assert idle["seconds"].to_dict() == {"decode": 1, "copy": 1, "read": 4, "other": 2}
+    assert Timeline((), "measured").breakdown().empty
+
+
+def test_stages_by_hand():
+    table = Timeline(spans(), "modelled").stages().set_index("stage")
+    assert table["seconds"].to_dict() == {"read": 6, "copy": 1, "decode": 1, "transfer": 6, "total": 6}
+    assert table["share_percent"].round(2).tolist() == [100, 16.67, 16.67, 100, 100]
+    assert table.loc[["read", "copy", "decode"], "gb_s"].tolist() == [2, 8, 16]
+    assert table.loc["transfer", "nbytes"] == 20_000_000_000
+    assert set(table["evidence"]) == {"modelled"}
+
+
+def test_the_table_has_a_row_a_span_by_start():
+    shuffled = Timeline(spans()[::-1], "modelled").table()
+    assert shuffled["start_s"].tolist() == [0, 4, 4, 5]
+    assert shuffled.columns.tolist() == [
+        *("stage", "op", "tier", "start_s", "end_s", "nbytes", "layer", "seconds", "evidence")
+    ]
+    assert shuffled["layer"].tolist() == [0] * 4
+
+
+def test_a_timeline_without_spans_has_empty_tables():
+    empty = Timeline((), "measured")
+    assert (empty.total_s, empty.busy_s(), empty.overlap_s, len(empty.table())) == (0, 0, 0, 0)
+    assert empty.stages()["seconds"].tolist() == [0, 0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 10)), max_size=12))
+def test_a_union_is_the_seconds_that_any_interval_covers(drawn):
+    intervals = [(start, start + length) for start, length in drawn]
+    seconds = {second for start, end in intervals for second in range(start, end)}
+    assert union_s(intervals) == len(seconds)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stage": "load"}, "unknown stage 'load'; choose from: compute, copy"),
+        ({"end_s": 0.5}, "expected 0 <= start_s <= end_s"),
+        ({"start_s": -1.0}, "expected 0 <= start_s <= end_s"),
+        ({"end_s": math.nan}, "expected 0 <= start_s <= end_s"),
+        ({"end_s": math.inf}, "expected 0 <= start_s <= end_s"),
+        ({"nbytes": -1}, "nbytes >= 0"),
+    ],
+)
+def test_a_span_that_cannot_be_is_refused(change, words):
+    with pytest.raises(UserError, match=words):
+        Span(**{"stage": "read", "op": "fc1", "tier": "storage", "start_s": 1.0, "end_s": 2.0} | change)
+
+
+def test_a_published_timeline_is_refused():
+    with pytest.raises(UserError, match="unknown evidence of a timeline 'published'"):
+        Timeline((), "published")
+
+
+def test_the_recorder_times_its_bodies():
+    recorder = Recorder(Clock())
+    with recorder.span("read", "fc1", "storage", nbytes=5, layer=3), recorder.span("other", "rest", "dram"):
+        pass
+    assert recorder.timeline() == Timeline(
+        (Span("other", "rest", "dram", 2.0, 3.0), Span("read", "fc1", "storage", 1.0, 4.0, 5, 3)), "measured"
+    )
+
+
+def test_a_body_that_raises_leaves_no_span_and_its_error():
+    recorder = Recorder()
+    with pytest.raises(ZeroDivisionError), recorder.span("read", "fc1", "storage"):
+        1 / 0  # noqa: B018 (the point)
+    assert recorder.timeline().spans == ()
+
+
+def test_a_wrong_name_is_refused_before_the_body_runs():
+    ran = []
+    with pytest.raises(UserError, match="unknown stage 'reed'"), Recorder().span("reed", "fc1", "storage"):
+        ran.append(True)
+    assert ran == []
+
+
+def test_threads_record_side_by_side():
+    recorder, meet = Recorder(), threading.Barrier(4)
+
+    def work(number: int) -> None:
+        for layer in range(50):
+            with recorder.span("read", f"op{number}", "storage", nbytes=1, layer=layer):
+                if layer == 0:
+                    meet.wait(10)  # all four spans are open at once
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    timeline = recorder.timeline()
+    assert sorted((s.op, s.layer) for s in timeline.spans) == [
+        (f"op{n}", layer) for n in range(4) for layer in range(50)
+    ]
+    first = [s for s in timeline.spans if s.layer == 0]
+    assert max(s.start_s for s in first) <= min(s.end_s for s in first)
+    assert timeline.busy_s("read") <= timeline.total_s
+
+
+def test_a_timeline_of_every_stage_shows_each_whatever_its_tier():
+    every = tuple(Span(stage, "op", tier, 0.0, 1.0) for stage in STAGES for tier in ("storage", "dimm 3"))
+    assert Timeline(every, "measured").stages()["stage"].tolist() == [*STAGES, "transfer", "total"]
+
+
+def test_a_window_by_hand():
+    """From 3.5 to 7: half a second of the first read, then all as it was, and nothing from 6 on."""
+    window = Timeline(spans(), "modelled").window(3.5, 7.0)
+    found = {(s.stage, s.op): (s.start_s, s.end_s, s.nbytes) for s in window.spans}
+    assert found == {
+        ("read", "fc1"): (0.0, 0.5, 1_000_000_000),
+        ("read", "fc2"): (0.5, 2.5, 4_000_000_000),
+        ("copy", "fc1"): (0.5, 1.5, 8_000_000_000),
+        ("decode", "fc1"): (1.5, 2.5, 16_000_000_000),
+        ("other", "pass"): (2.5, 3.5, 0),
+    }
+    assert window.evidence == "modelled"
+
+
+def test_a_window_without_spans_is_all_other():
+    window = Timeline(spans(), "measured").window(8.0, 9.5)
+    assert [(s.stage, s.start_s, s.end_s) for s in window.spans] == [("other", 0.0, 1.5)]
+
+
+def test_a_window_that_ends_before_it_starts():
+    with pytest.raises(UserError, match="window"):
+        Timeline((), "measured").window(2.0, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 9)), max_size=8), st.integers(0, 20), st.integers(0, 20))
+def test_windows_are_filled_and_keep_what_falls_into_them(starts, begin, length):
+    timeline = Timeline(tuple(Span("read", "a", "storage", s, s + n, nbytes=1000 * n) for s, n in starts), "measured")
+    window = timeline.window(begin, begin + length)
+    assert window.busy_s() == window.total_s == length
+    seconds = [sum(s <= second < s + n for s, n in starts) for second in range(begin, begin + length)]
+    assert window.busy_s("read") == sum(count > 0 for count in seconds)
+    assert sum(span.nbytes for span in window.spans) == 1000 * sum(seconds)

@@ -1,0 +1,203 @@
+"""A machine's time for operations, layers and passes, as tables with one row per stage.
+
+    machine = profile("endor-rtx4080")
+    operation_table(machine, Workload("opt-66b"), ops=["fc1"])
+    layer_table(machine, Workload("llama2-70b"))
+    pass_table(machine, Workload("opt-66b"), {"published": LayerMap(5, 8, 51)})
+
+All tables have the columns of `LABELS` that apply, those of `Timeline.stages()`, those of `beside_dense`, and the range
+that the profile's own ranges give: seconds_low and seconds_high of seconds, speedup_low and speedup_high,
+time_over_dense_low and time_over_dense_high. `choices` are the ways to predict, `all_ways()` if none
+is given. On a machine without a GPU: `all_ways(device="cpu")`, and no layer in device memory.
+
+A profile gives some numbers with a low and a high end. The cost model runs once at every corner: each of those numbers
+at one of its two ends. The least and the most over the corners are the range of a prediction. A ratio takes both of
+its times from the same corner, since one machine has one number: a rate of decoding that is low is low for all.
+
+Why the corners are enough. Every step takes a fixed time and its bytes over a rate, so its seconds rise or fall with
+each number, never both. A timeline starts a step at the latest end of what it waits for. Both a sum and a maximum rise
+with each of their parts, so the total of a pass, sequential or pipelined, is least and most at corners. One after the
+other, a total is linear in each fixed time and in each inverse rate; the ratio of two such totals rises or falls with
+each of them, so it is least and most at corners, too. Not shown, and only as good as the corners: ratios of pipelined
+totals, and a pipelined pass's `transfer`, in which reads and copies overlap.
+
+A range is an outer bound for numbers that are anywhere within their ranges, together. It is no confidence interval: no
+number's range says how likely its ends are, and numbers without a range count as exact.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from itertools import chain, product
+
+import numpy as np
+import pandas as pd
+
+from toolkit.costs.cost_model import PlacedLayer, predict, weights
+from toolkit.costs.machine import Profile
+from toolkit.costs.stage_tables import DENSE, LABELS, beside_dense, relative_to
+from toolkit.models.workload import Workload
+from toolkit.policies.placement import LayerMap
+from toolkit.policies.ways import Way, all_ways
+from toolkit.timeline import Timeline
+
+RANGED = {  # a column, and those of its range
+    "seconds": ("seconds_low", "seconds_high"),
+    "speedup": ("speedup_low", "speedup_high"),
+    "time_over_dense": ("time_over_dense_low", "time_over_dense_high"),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One timeline of a table: a machine's layers, the way to run them, and the labels that tell it from others."""
+
+    layers: Callable[[Profile], Sequence[PlacedLayer]]
+    way: Way
+    labels: Mapping[str, object]
+
+
+def layer_of(workload: Workload, machine: Profile, method: str, placement: str) -> PlacedLayer:
+    """A whole decoder layer of a workload, stored as a method stores it."""
+    stored = weights(workload.shapes(), method, workload.dtype, workload.sparsity)
+    return PlacedLayer(stored, placement, _overhead_s(machine))
+
+
+def _overhead_s(machine: Profile) -> float:
+    return machine.software.layer_s if machine.software else 0.0
+
+
+def operation_table(
+    machine: Profile,
+    workload: Workload,
+    ops: Sequence[str] = (),
+    placements: Iterable[str] = ("storage",),
+    choices: Sequence[Way] = (),
+) -> pd.DataFrame:
+    """Linear operations (all of a layer, if none is named), each by itself, and without the layer's overhead.
+
+    Raises `UserError` for an unknown operation, or a number that the machine's profile lacks.
+    """
+    cases = [
+        Case(_single(workload, op, way, placement), way, {"op": op, "placement": placement})
+        for placement in placements
+        for op in workload.shapes(ops)
+        for way in choices or all_ways()
+    ]
+    return _table(machine, workload, cases)
+
+
+def layer_table(
+    machine: Profile, workload: Workload, placements: Iterable[str] = (), choices: Sequence[Way] = ()
+) -> pd.DataFrame:
+    """One decoder layer (op "layer") in each of the machine's tiers, or in those named.
+
+    Raises `UserError` for a number that the machine's profile lacks.
+    """
+    cases = [
+        Case(_whole(workload, way, [placement]), way, {"op": "layer", "placement": placement})
+        for placement in placements or machine.tiers
+        for way in choices or all_ways()
+    ]
+    return _table(machine, workload, cases)
+
+
+def pass_table(
+    machine: Profile, workload: Workload, maps: Mapping[str, LayerMap], choices: Sequence[Way] = ()
+) -> pd.DataFrame:
+    """One pass through all layers of a model (op "pass"), for each named way to place them (`mapping`).
+
+    The map `published` is that of the dense model: speed-ups are over dense weights placed so, and one more map,
+    `refilled`, takes its bytes (`LayerMap.refilled`). Columns more: dram_layers, storage_layers, and speedup_over_host
+    for the direct path.
+    """
+    cases = list(_passes(machine, workload, maps, choices or all_ways()))
+    table = _table(machine, workload, cases, mapping="published")
+    return table.assign(speedup_over_host=1 / relative_to(table, "seconds", path="host"))
+
+
+def _single(workload: Workload, op: str, way: Way, placement: str) -> Callable[[Profile], Sequence[PlacedLayer]]:
+    stored = weights(workload.shapes([op]), way.method, workload.dtype, workload.sparsity)
+    return lambda machine: [PlacedLayer(stored, placement)]
+
+
+def _whole(workload: Workload, way: Way, tiers: Sequence[str]) -> Callable[[Profile], Sequence[PlacedLayer]]:
+    stored = weights(workload.shapes(), way.method, workload.dtype, workload.sparsity)
+    return lambda machine: [PlacedLayer(stored, tier, _overhead_s(machine)) for tier in tiers]
+
+
+def _passes(
+    machine: Profile, workload: Workload, maps: Mapping[str, LayerMap], choices: Sequence[Way]
+) -> Iterator[Case]:
+    for way in choices:
+        in_dram = layer_of(workload, machine, way.method, "dram").weights
+        sizes = [sum(weight.nbytes(form) for weight in in_dram) for form in ("dense", "stored")]
+        for mapping, where in (maps | {"refilled": maps["published"].refilled(*sizes)}).items():
+            counts = {"dram_layers": where.dram, "storage_layers": where.storage}
+            labels = {"op": "pass", "mapping": mapping, **counts}
+            yield Case(_whole(workload, way, where.tiers), way, labels)
+
+
+def _table(machine: Profile, workload: Workload, cases: Sequence[Case], **baseline: str) -> pd.DataFrame:
+    shared = {"profile": machine.id} | asdict(workload)
+    matter = [numbers_that_matter(machine, case.layers, case.way) for case in cases]
+
+    @cache
+    def stages(number: int, changed: tuple[tuple[str, float], ...] = ()) -> pd.DataFrame:
+        case, other = cases[number], machine.with_values(dict(changed))
+        return predict(other, case.layers(other), case.way).stages()
+
+    def seconds_at(corner: Mapping[str, float]) -> np.ndarray:
+        changed = [tuple((name, corner[name]) for name in names) for names in matter]
+        return np.concatenate([stages(number, values)["seconds"] for number, values in enumerate(changed)])
+
+    rows = [stages(number).assign(**shared, **asdict(case.way), **case.labels) for number, case in enumerate(cases)]
+    table = beside_dense(pd.concat(rows, ignore_index=True), **baseline)
+    numbered = table.assign(row=np.arange(1.0, len(table) + 1))
+    dense_row = (numbered["row"] / relative_to(numbered, "row", **DENSE, **baseline)).round() - 1
+    ranged = with_ranges(table.assign(dense_row=dense_row), seconds_at, corners(machine, dict.fromkeys(chain(*matter))))
+    first = [label for label in LABELS if label in table]
+    return ranged[[*first, *ranged.columns.drop(first)]]
+
+
+def numbers_that_matter(machine: Profile, layers: Callable[[Profile], Iterable[PlacedLayer]], way: Way) -> list[str]:
+    """The names of the numbers with a range that the times of a machine's layers depend on, each layer by itself."""
+
+    def alone(other: Profile) -> list[Timeline]:
+        return [predict(other, [layer], way) for layer in dict.fromkeys(layers(other))]
+
+    expected = alone(machine)
+    return [
+        name
+        for name, ends in machine.ranges().items()
+        if any(alone(machine.with_values({name: end})) != expected for end in ends)
+    ]
+
+
+def corners(machine: Profile, names: Iterable[str]) -> list[dict[str, float]]:
+    """Every way to put each of these numbers at one of its ends: 2 to the power of their count."""
+    ranges = machine.ranges()
+    names = list(names)
+    return [dict(zip(names, ends, strict=True)) for ends in product(*(ranges[name] for name in names))]
+
+
+def with_ranges(
+    table: pd.DataFrame, seconds_at: Callable[[Mapping[str, float]], np.ndarray], places: Iterable[Mapping[str, float]]
+) -> pd.DataFrame:
+    """The table with the columns of `RANGED` more: the least and the most of each over all corners and itself.
+
+    `table` as `beside_dense` gives it, with the column `dense_row`: the number of the row that a row is compared with,
+    NaN where there is none. `seconds_at` gives the seconds of its rows, in order, at a corner. A range is NaN where no
+    number with a range matters.
+    """
+    compared = table["dense_row"].notna().to_numpy()
+    dense_row = table["dense_row"].fillna(0).astype(int).to_numpy()
+    seconds = np.stack([table["seconds"].to_numpy(), *(seconds_at(corner) for corner in places)])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        over_dense = np.where(compared, seconds / seconds[:, dense_row], np.nan)
+        values = {"seconds": seconds, "time_over_dense": over_dense, "speedup": 1 / over_dense}
+    columns = {}
+    for column, (low, high) in RANGED.items():
+        least, most = values[column].min(axis=0), values[column].max(axis=0)
+        columns |= {low: np.where(least < most, least, np.nan), high: np.where(least < most, most, np.nan)}
+    return table.assign(**columns).drop(columns="dense_row")

@@ -1,1 +1,0 @@
-"""Hardware as numbers: the papers' machines from `data/hardware/`, and this machine as probed."""

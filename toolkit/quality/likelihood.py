@@ -1,0 +1,117 @@
+"""Perplexity over fixed windows of tokens, as GPTQ, SparseGPT and Wanda report it."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+from torch.nn import functional
+
+from toolkit.errors import UserError
+from toolkit.progress import progress
+from toolkit.quality.tokens import begun, token_ids
+
+LOGITS_AT_ONCE = 128  # positions turned to float32 at a time: 128 × 50k logits are 25 MB
+MAX_EXPONENT = 700  # exp of more overflows a float
+
+
+class Perplexity(float):
+    """A perplexity that carries what it depends on; two with unlike `sequence_length` must not be compared.
+
+    Attributes:
+        sequence_length: tokens a window.
+        windows: how many windows.
+        tokens: how many tokens were predicted: every token of a window but its first.
+        mean_nll: mean negative log-likelihood a token, in nats; the perplexity is its exponential.
+        window_nll: mean negative log-likelihood a token of each window, in nats, in the order of the windows.
+        standard_error: of the perplexity, by the delta method from the spread over windows; nan for one window.
+    """
+
+    sequence_length: int
+    windows: int
+    tokens: int
+    mean_nll: float
+    window_nll: tuple[float, ...]
+    standard_error: float
+
+    @classmethod
+    def of(cls, window_nll: Float[Tensor, " windows"], sequence_length: int) -> "Perplexity":
+        """From the mean negative log-likelihood of each window."""
+        mean = window_nll.double().mean().item()
+        self = cls(math.exp(mean) if not mean > MAX_EXPONENT else math.inf)
+        self.sequence_length = sequence_length
+        self.windows = len(window_nll)
+        self.tokens = self.windows * (sequence_length - 1)
+        self.mean_nll = mean
+        self.window_nll = tuple(window_nll.double().tolist())
+        self.standard_error = math.nan
+        if self.windows > 1:
+            self.standard_error = self * window_nll.double().std().item() / math.sqrt(self.windows)
+        return self
+
+
+def paired_difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Mean of first − second over the same windows, and its standard error (nan for one window).
+
+    Windows differ far more from each other than two models do on one window. The difference by window leaves that
+    spread out. With `window_nll` of two models it is the difference of their log-perplexities in nats: 0.01 means that
+    the first perplexity is 1 % higher. Raises `UserError` for unlike numbers of windows, or none.
+    """
+    if len(first) != len(second) or not len(first):
+        raise UserError(f"{len(first)} and {len(second)} windows cannot be paired; evaluate both models on the same")
+    differences = torch.tensor(first, dtype=torch.float64) - torch.tensor(second, dtype=torch.float64)
+    if len(differences) == 1:
+        return differences.item(), math.nan
+    return differences.mean().item(), differences.std().item() / math.sqrt(len(differences))
+
+
+@torch.inference_mode()
+def perplexity(model: nn.Module, tokens: Tensor, sequence_length: int = 1024, windows: int | None = None) -> Perplexity:
+    """Perplexity of a causal language model on consecutive windows that do not overlap.
+
+    Args:
+        model: takes token ids on its own device and returns an object with `.logits`.
+        tokens: a row of token ids of any integer type, as from `toolkit.quality.load_tokens`; an incomplete last window
+            is left out.
+        sequence_length: tokens a window, each window read from a blank context (GPTQ's protocol). There are no special
+            tokens, but for models whose texts all begin with one (`toolkit.quality.begun`).
+        windows: only the first so many; all if None.
+
+    Raises `UserError` if tokens are no row of integers, there are fewer of them than the windows need, one is outside
+    the model's vocabulary, or the sequence is longer than the model's positions.
+    """
+    tokens = token_ids(tokens)
+    text_config = model.config.get_text_config()
+    available = len(tokens) // sequence_length if sequence_length > 1 else 0
+    positions = getattr(text_config, "max_position_embeddings", None)
+    if sequence_length < 2:
+        raise UserError(f"sequence_length {sequence_length} is too short: a window needs at least 2 tokens")
+    if positions and sequence_length > positions:
+        raise UserError(f"sequence_length {sequence_length} exceeds the model's {positions} positions")
+    if available < 1:
+        raise UserError(f"{len(tokens)} tokens do not fill one window of {sequence_length}: give more or shorten it")
+    if windows is not None and not 1 <= windows <= available:
+        raise UserError(f"windows {windows} is outside 1 … {available}, what {len(tokens)} tokens fill")
+    if int(tokens.max()) >= text_config.vocab_size or int(tokens.min()) < 0:
+        raise UserError(f"tokens reach beyond the model's vocabulary of {text_config.vocab_size}: another tokenizer's?")
+    batch = begun(text_config, tokens[: (windows or available) * sequence_length].view(-1, sequence_length))
+    training = model.training
+    model.eval()
+    window_nll = []
+    try:
+        with progress("evaluating perplexity", len(batch), "windows") as bar:
+            for window in batch:
+                window_nll.append(_mean_nll(model, window))
+                bar.update()
+    finally:
+        model.train(training)
+    return Perplexity.of(torch.stack(window_nll), sequence_length)
+
+
+def _mean_nll(model: nn.Module, window: Int64[Tensor, " length"]) -> Float[Tensor, ""]:
+    window = window.to(next(model.parameters()).device)
+    logits = model(window[None], use_cache=False).logits[0, :-1]
+    chunks = zip(logits.split(LOGITS_AT_ONCE), window[1:].split(LOGITS_AT_ONCE), strict=True)
+    total = sum(functional.cross_entropy(part.float(), target, reduction="sum").double() for part, target in chunks)
+    return (total / (len(window) - 1)).cpu()

@@ -1,1 +1,0 @@
-"""Models of time: what a machine would take."""

@@ -1,0 +1,228 @@
+"""Prune or quantise a model's decoder linears in place, block after block."""
+
+import logging
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, Self
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from toolkit.errors import UserError, unknown
+from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.plain import plain
+from toolkit.pattern import Pattern, resolve
+from toolkit.progress import progress
+from toolkit.sparsity.calibration import check_finite, checked_windows, inference, walk
+from toolkit.sparsity.methods import METHODS, PruningMethod
+
+log = logging.getLogger(__name__)
+
+
+class Matrix(Protocol):
+    """A matrix as it is stored."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that `decode` needs, but for the shape."""
+        ...
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors to keep, by name: contiguous, no two in the same memory."""
+        ...
+
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The dense weight."""
+        ...
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """The same matrix again."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMatrix:
+    """A `Matrix` as it is, such as a pruned one."""
+
+    weight: Float[Tensor, "rows columns"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights, zeros too."""
+        return self.weight.nbytes
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weight."""
+        return {"weight": self.weight.contiguous()}
+
+    def decode(self) -> Float[Tensor, "rows columns"]:
+        """The weight, in its own type."""
+        return self.weight
+
+    @classmethod
+    def of_tensors(cls, shape: tuple[int, int], tensors: dict[str, Tensor]) -> Self:
+        """The matrix of this shape whose `tensors` these are."""
+        return cls(tensors["weight"].view(shape))
+
+
+class WeightChange(Protocol):
+    """Maps a weight [rows, columns] and a statistic of its inputs, float32 both, to what takes the weight's place.
+
+    It is a frozen dataclass of its settings: `Pruning`, or a quantiser. `statistic` says what it must know of the
+    inputs X: None, "norms" (the diagonal of XᵀX) or "gram" (all of XᵀX); it gets that, or more. A factor on all of it
+    changes nothing. `makes` is the class of its results.
+    """
+
+    statistic: str | None
+    makes: type[Matrix]
+
+    def __call__(self, weight: Tensor, gram: Tensor | None) -> Matrix | Tensor:
+        """The stored matrix, or a dense one [rows, columns]; the arguments stay as they are.
+
+        Raises `UserError` for a weight or a statistic that it cannot work with.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """The change that sets weights to zero by a method: a share `sparsity` of them, or as a pattern wants it."""
+
+    method: PruningMethod
+    sparsity: float
+    pattern: Pattern | None = None
+    makes: ClassVar[type] = DenseMatrix
+
+    @classmethod
+    def by(cls, method: str | PruningMethod = "wanda", sparsity: float = 0.5, pattern: str | None = None) -> Self:
+        """As `prune` takes them. Raises `UserError` for an unknown method, and as `resolve` does."""
+        if isinstance(method, str):
+            if method not in METHODS:
+                raise unknown("pruning method", method, METHODS)
+            method = METHODS[method]
+        return cls(method, *resolve(sparsity, pattern))
+
+    @property
+    def statistic(self) -> str | None:
+        """That of the method."""
+        return self.method.statistic
+
+    def __call__(self, weight: Tensor, gram: Tensor | None) -> Float[Tensor, "rows columns"]:
+        """Prune a weight."""
+        return self.method(weight, gram, self.sparsity, self.pattern)
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """The effect of a change on one linear."""
+
+    name: str
+    rows: int
+    columns: int
+    nbytes: int
+    """Bytes of the matrix as it is stored."""
+    sparsity: float
+    """Share of zeros reached."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block's changed matrices by the linear's dotted name inside it, and a record of each."""
+
+    matrices: Mapping[str, Matrix]
+    statistics: tuple[LayerStatistics, ...]
+
+
+def prune(
+    model: nn.Module,
+    method: str | PruningMethod = "wanda",
+    sparsity: float = 0.5,
+    pattern: str | None = None,
+    calibration: Int64[Tensor, "windows tokens"] | None = None,
+) -> list[LayerStatistics]:
+    """Prune every linear of every decoder block in place; embeddings and head stay. Return one record per linear.
+
+    `method` is a name in `METHODS`, or a method with settings of its own, such as `SparseGPT(damping=0.1)`.
+    `sparsity` is the share of zeros; `pattern` "N:M" keeps N of every M consecutive inputs and decides the sparsity.
+    `calibration` holds token ids as `Calibration.draw` and `cut_windows` give them; magnitude pruning needs none.
+    Raises `UserError` as `change_blocks` and `Pruning.by` do.
+    """
+    blocks = change_blocks(model, Pruning.by(method, sparsity, pattern), calibration)
+    return [record for block in blocks for record in block.statistics]
+
+
+@torch.no_grad()
+def change_blocks(
+    model: nn.Module,
+    change: WeightChange,
+    windows: Int64[Tensor, "windows tokens"] | None = None,
+    first: int = 0,
+) -> Generator[Block, None, None]:
+    """Change every linear of every decoder block in place, and yield each block; embeddings and head stay.
+
+    Each block is calibrated on `windows`, the outputs of the changed blocks before it. Blocks before number `first` are
+    changed already. One block's statistics and results are held at once. Statistics and solves are float32; weights are
+    rounded to the model's type.
+
+    Raises `UserError` before any weight changes for arguments that don't fit the model or each other and for weights
+    that are not finite, and later, with the earlier blocks changed, for activations that are not finite and what
+    `change` raises, with the linear's name.
+    """
+    blocks, names = decoder_blocks(plain(model)), {module: name for name, module in model.named_modules()}
+    method = getattr(change, "method", change)
+    _check_pattern(blocks, names, getattr(change, "pattern", None))
+    check_finite(model)
+    if windows is not None:
+        windows = checked_windows(model, windows)
+    elif change.statistic:
+        raise UserError(f"{type(method).__name__} needs calibration windows: pass calibration=cut_windows(...)")
+    title = f"{'pruning' if isinstance(change, Pruning) else 'quantising'} by {type(method).__name__}"
+    with inference(model), progress(title, len(blocks) - first, "blocks") as bar:
+        passes = ((block, {}) for block in blocks[first:])
+        if windows is not None and change.statistic:
+            passes = walk(model, windows, first, change.statistic == "norms")
+        for block, grams in passes:
+            matrices, statistics = {}, []
+            for op, linear in decoder_linears(block).items():
+                if change.statistic == "gram" and windows.numel() < linear.in_features:
+                    _warn_too_short(names[linear], linear.in_features, windows.numel())
+                matrices[op], record = _change(names[linear], linear, grams.get(op), change)
+                statistics.append(record)
+            bar.update()
+            yield Block(matrices, tuple(statistics))
+
+
+def _change(name: str, linear: nn.Linear, gram: Tensor | None, change: WeightChange) -> tuple[Matrix, LayerStatistics]:
+    dense = linear.weight.to(torch.float32, copy=True)
+    try:
+        made = change(dense, gram)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    linear.weight.copy_(made if isinstance(made, Tensor) else made.decode())
+    matrix = DenseMatrix(linear.weight.detach()) if isinstance(made, Tensor) else made
+    zeros = dense.numel() - int(torch.count_nonzero(linear.weight))
+    rows, columns = dense.shape
+    return matrix, LayerStatistics(name, rows, columns, matrix.nbytes, zeros / dense.numel())
+
+
+def _check_pattern(blocks: list[nn.Module], names: Mapping[nn.Module, str], pattern: Pattern | None) -> None:
+    for linear in (linear for block in blocks for linear in decoder_linears(block).values()):
+        if pattern and linear.in_features % pattern.group:
+            columns = linear.in_features
+            raise UserError(
+                f"{names[linear]} has {columns} columns, which {pattern.group} does not divide: no {pattern}"
+            )
+
+
+def _warn_too_short(name: str, inputs: int, tokens: int) -> None:
+    log.warning(
+        "calibration is short: %d tokens for the %d inputs of %s, so only damping makes its Hessian definite; "
+        "give more windows",
+        tokens,
+        inputs,
+        name,
+    )

@@ -1,1 +1,0 @@
-"""A run's steps and their times: spans, their recorder, timelines, and the tables made of them."""
