@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.costs.curve import Curve
-from toolkit.errors import UserError
 
 points = st.dictionaries(st.integers(1, 10**9), st.floats(1e-6, 10.0), min_size=1, max_size=8)
 
@@ -24,11 +23,3 @@ def test_more_bytes_never_take_less_time(sizes, few, many):
     curve = Curve.through(list(sizes), list(sizes.values()))
     few, many = sorted((few, many))
     assert 0 < curve.at(few) <= curve.at(many) * (1 + 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "seconds"), [([], []), ([1], [1, 2]), ([1, 2], [1, 0]), ([0, 1], [1, 2]), ([1, 1], [1, 2])]
-)
-def test_what_is_no_measurement_is_refused(nbytes, seconds):
-    with pytest.raises(UserError, match="expected a time for each size"):
-        Curve.through(nbytes, seconds)

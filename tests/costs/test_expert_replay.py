@@ -2,7 +2,6 @@
 
 from concurrent.futures import Future
 from dataclasses import astuple
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -125,13 +124,3 @@ def test_the_cliff_of_one_lru_for_all_layers():
     assert best["loaded"].sum() <= stale["loaded"].sum() < 30
     assert stale["needed"].sum() == 30
     assert stale["token"].tolist() == sorted([*range(5)] * 3)
-
-
-def test_belady_in_the_two_level_cache():
-    tokens = [{0: None}, {1: None}, {2: None}, {0: None}]
-    future = [np.array([*each]) for each in tokens]
-    counts = [
-        replay_experts(tokens, TwoLevel(3, 1, 2, policy))["late"].sum()
-        for policy in (Lru, partial(Belady, future=future))
-    ]
-    assert counts == [4, 3]

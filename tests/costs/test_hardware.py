@@ -1,6 +1,3 @@
-import copy
-import datetime
-import math
 import re
 
 import pandas as pd
@@ -9,9 +6,8 @@ import yaml
 
 from toolkit import paths
 from toolkit.costs.hardware import profile, profiles
-from toolkit.costs.machine import BASES, EVIDENCE, Memory, Software, Storage
+from toolkit.costs.machine import Memory, Storage
 from toolkit.errors import UserError
-from toolkit.evidence import run as results
 
 NUMBER = {"value": 2, "unit": "TB", "basis": "paper", "source": "table 1 of a paper"}
 RATE = NUMBER | {"unit": "GB/s"}
@@ -75,26 +71,6 @@ def write(tmp_path, monkeypatch):
     return lambda *records, name="toy.yaml": (folder / name).write_text(yaml.safe_dump(list(records)))
 
 
-def without(path: str) -> dict:
-    record = copy.deepcopy(RECORD)
-    *parents, last = path.split(".")
-    inner = record
-    for key in parents:
-        inner = inner[key]
-    del inner[last]
-    return record
-
-
-def replaced(path: str, value: object) -> dict:
-    record = copy.deepcopy(RECORD)
-    *parents, last = path.split(".")
-    inner = record
-    for key in parents:
-        inner = inner[key]
-    inner[last] = value
-    return record
-
-
 def test_numbers_come_in_the_units_of_their_names(write):
     write(RECORD)
     toy = profile("toy")
@@ -106,130 +82,24 @@ def test_numbers_come_in_the_units_of_their_names(write):
     assert toy.value("device.tflop_s.fp32") == 0.002
 
 
-def test_a_number_names_the_claims_that_it_was_taken_from(write):
-    write(replaced("storage.bandwidth.claims", ["fig01-disk"]))
-    assert profile("toy").sources["storage.bandwidth_gb_s"].claims == ("fig01-disk",)
-    assert profile("toy").sources["storage.capacity_bytes"].claims == ()
-    write(replaced("storage.bandwidth.claims", "fig01-disk"))
-    with pytest.raises(UserError, match=r"storage\.bandwidth\.claims: 'fig01-disk': Input should be a valid list"):
-        profiles()
-
-
-def test_rates_of_decoding_and_the_softwares_part_are_read(write):
-    software = {"name": "a library", "layer": NUMBER | {"unit": "ms"}}
-    write(replaced("device.decode", {"endor": RATE | {"unit": "GiB/s"}}) | {"software": software})
-    toy = profile("toy")
-    assert toy.device.decode_gb_s == {"endor": 2 * 2**30 / 1e9}
-    assert toy.software == Software("a library", 0.002)
-    assert toy.value("device.decode_gb_s.endor") == 2 * 2**30 / 1e9
-    assert "software.layer_s" in toy.sources
-
-
-def test_fixed_times_are_read_and_none_if_not_given(write):
-    link = {"storage_to_dram": RATE, "storage_to_dram_fixed": NUMBER | {"unit": "us"}}
-    device = RECORD["device"] | {"decode_fixed": {"endor": NUMBER | {"unit": "ms"}}}
-    write(RECORD | {"links": link, "device": device})
-    toy = profile("toy")
-    assert (toy.links.storage_to_dram_fixed_s, toy.links.dram_to_device_fixed_s) == (2e-6, 0)
-    assert (toy.device.decode_fixed_s, toy.device.matvec_fixed_s) == ({"endor": 0.002}, {})
-    assert toy.value("device.decode_fixed_s.endor") == 0.002
-    assert toy.table().set_index("quantity")["value"]["storage_to_dram_fixed_s"] == 2e-6
-
-
-def test_the_table_has_a_row_a_number(write):
-    write(RECORD)
-    table = profile("toy").table()
-    assert table["quantity"].tolist() == ["capacity_bytes", "bandwidth_gb_s"] * 2 + ["tflop_s.fp32"]
-    assert table["value"].tolist() == [2e12, 2.0, 2 * 2**30, 2.0, 0.002]
-    assert table["name"].tolist() == ["disk", "disk", "gpu", "gpu", "gpu"]
-    assert set(table["basis"]) == {"paper"}
-    assert set(table["evidence"]) == {"published"}
-
-
-def test_every_basis_is_a_kind_of_evidence_and_only_stated_numbers_are_published():
-    assert EVIDENCE.keys() == BASES.keys()
-    assert set(EVIDENCE.values()) <= set(results.EVIDENCE)
-    table = profile("endor-rtx4080").table().set_index(["part", "quantity"])["evidence"]
-    assert table["device", "bandwidth_gb_s"] == "published"
-    assert table["dram", "bandwidth_gb_s"] == table["links", "storage_to_dram_gb_s"] == "modelled"
+def test_every_number_is_plausible_and_has_its_source():
+    for machine in profiles().values():
+        for row in machine.table().itertuples():
+            low, high = PLAUSIBLE[f"{row.part}.{row.quantity}"]
+            assert low <= row.value <= high, row
+            assert len(row.source) >= 10, row
+            if row.basis == "derived":
+                assert re.search(r"\d.*[×/-]|16 × 16", row.source), row  # shows its arithmetic
+            assert pd.isna(row.low) or row.low <= row.value <= row.high, row
 
 
 def test_a_bad_record_is_named_with_its_file(write):
-    cases = [
-        (without("title"), ["toy.yaml", "record toy: title", "Field required"]),
-        (without("id"), ["toy.yaml", "record number 1: id", "Field required"]),
-        (without("storage.bandwidth.source"), ["record toy: storage.bandwidth.source", "Field required"]),
-        (replaced("storage.bandwidth.unit", "TB"), ["storage.bandwidth.unit: 'TB': Input should be 'GB/s' or 'GiB/s'"]),
-        (replaced("device.decode", {"gzip": RATE}), ["record toy: device.decode.gzip", "not permitted"]),
-        (replaced("storage.bandwidth.basis", "measured"), ["storage.bandwidth.basis: 'measured': Input should be"]),
-        (replaced("storage.bandwidth.value", 0), ["storage.bandwidth.value", "0"]),
-        (replaced("storage.bandwidth.value", "2"), ["storage.bandwidth.value: '2': Input should be a valid number"]),
-        (replaced("storage.bandwidth.value", math.nan), ["storage.bandwidth.value: nan: Input should be a finite"]),
-        (
-            replaced("title", datetime.date(2026, 1, 2)),
-            ["toy.yaml", "'2026-01-02' is read as a date: put it in quotes"],
-        ),
-        (replaced("storage", {1: 2}), ["toy.yaml", "a key 1: expected text"]),
-    ]
-    for record, words in cases:
-        write(record)
-        with pytest.raises(UserError) as caught:
-            profiles()
-        message = str(caught.value)
-        assert "\n" not in message
-        assert all(word in message for word in words), message
-
-
-def test_an_id_used_twice_is_refused_across_files(write):
-    write(RECORD)
-    write(RECORD, name="zoo.yaml")
-    with pytest.raises(UserError, match=r"zoo\.yaml: record toy: the id is used twice"):
+    write(RECORD | {"storage": RECORD["storage"] | {"bandwidth": RATE | {"unit": "TB"}}})
+    with pytest.raises(UserError, match=r"toy\.yaml: record toy: storage\.bandwidth\.unit: 'TB'"):
         profiles()
-
-
-def test_a_file_that_is_no_yaml_is_named(write, tmp_path):
-    write(RECORD)
-    (tmp_path / "data" / "hardware" / "toy.yaml").write_text("- {id: [")
-    with pytest.raises(UserError, match=r"toy\.yaml: cannot be read"):
+    write(RECORD, RECORD)
+    with pytest.raises(UserError, match=r"toy\.yaml: record toy: the id is used twice"):
         profiles()
-
-
-def test_an_unknown_profile_lists_the_known():
-    with pytest.raises(UserError, match=r"unknown hardware profile 'endor'; choose from: .*endor-rtx4080"):
-        profile("endor")
-
-
-def test_every_paper_has_its_machines():
-    known = profiles()
-    assert {machine.paper for machine in known.values()} == {"endor", "flash", "spqr", "hermes", "corm", None}
-    assert {"endor-rtx4080", "flash-m1-max", "flash-m2-ultra", "flash-rtx4090", "spqr-a100", "h200"} <= set(known)
-    assert {"spqr-rtx4060-mobile", "hermes-rtx4090", "hermes-t4", "hermes-rtx3090", "corm-rtx3090ti"} <= set(known)
-
-
-@pytest.mark.parametrize("machine", profiles().values(), ids=lambda machine: machine.id)
-def test_every_number_is_plausible_and_has_its_source(machine):
-    table = machine.table()
-    assert len(table) >= 4
-    for row in table.itertuples():
-        low, high = PLAUSIBLE[f"{row.part}.{row.quantity}"]
-        assert low <= row.value <= high, row
-        assert row.basis in BASES
-        assert len(row.source) >= 10
-        if row.basis == "derived":
-            assert re.search(r"\d.*[×/-]|16 × 16", row.source), row  # shows its arithmetic
-        if not pd.isna(row.low):
-            assert row.low <= row.value <= row.high, row
-
-
-@pytest.mark.parametrize("machine", profiles().values(), ids=lambda machine: machine.id)
-def test_tiers_get_faster_towards_the_device(machine):
-    speeds = [tier.bandwidth_gb_s for tier in (machine.storage, machine.dram, machine.device) if tier]
-    assert speeds == sorted(speeds)
-    if machine.storage and machine.links.storage_to_dram_gb_s:
-        assert machine.links.storage_to_dram_gb_s <= machine.storage.bandwidth_gb_s
-    if machine.links.dram_to_device_gb_s and machine.dram:
-        assert machine.links.dram_to_device_gb_s <= machine.dram.bandwidth_gb_s
-    assert machine.unified == machine.id.startswith(("flash-m", "phone"))
 
 
 @pytest.mark.parametrize(
@@ -264,21 +134,6 @@ def test_read_bandwidth_by_hand():
     disk = Storage("disk", 1e12, bandwidth_gb_s=1.0, latency_s=100e-6, request_s=6e-6)
     assert disk.read_gb_s(4000, 1) == pytest.approx(4000 / 110e-6 / 1e9)  # 100 waiting, 6 served, 4 transferred
     assert disk.read_gb_s(4000, 10) == pytest.approx(40000 / 200e-6 / 1e9)  # 100 waiting, ten times 10 in turn
-
-
-def test_read_bandwidth_rises_with_chunk_and_threads_to_the_limit():
-    disk = Storage("disk", 1e12, bandwidth_gb_s=3.0, latency_s=80e-6, request_s=2e-6)
-    by_chunk = [disk.read_gb_s(4096 << step, 4) for step in range(12)]
-    by_threads = [disk.read_gb_s(32768, 1 << step) for step in range(12)]
-    assert by_chunk == sorted(by_chunk)
-    assert by_threads == sorted(by_threads)
-    assert by_chunk[-1] == pytest.approx(3.0, rel=0.02)
-    assert by_threads[-1] < 3.0
-
-
-def test_a_disk_of_unknown_latency_is_not_modelled():
-    with pytest.raises(UserError, match="no latency for P31"):
-        Storage("P31", 2e12, 3.5).read_gb_s(4096, 1)
 
 
 def test_the_roofline_has_its_slope_and_its_roof():

@@ -2,7 +2,6 @@ import pytest
 
 from tests.notebook_code import functions_of
 from toolkit.costs.hardware import profile
-from toolkit.errors import UserError
 
 fig14 = functions_of("hermes/fig14")
 visit_gb_s = fig14.visit_gb_s
@@ -37,14 +36,3 @@ def test_a_product_takes_the_longer_of_bytes_and_multiplications():
     assert near.gemv_s(1, 48e9) == pytest.approx(1.0)
     assert near.with_multipliers(64).gemv_s(1, 48e9) == pytest.approx(4.0)
     assert near.gemv_s([40e9, 80e9], [0, 0]).tolist() == pytest.approx([1.0, 2.0])
-
-
-def test_dimms_for_a_model():
-    """By bytes, Falcon-40B's 84 GB fit three DIMMs of 32 GiB; the paper says four."""
-    near = profile("hermes-rtx4090").near_data
-    assert [near.dimms_needed(nbytes) for nbytes in (1, 32 * 2**30, 32 * 2**30 + 1, 84e9)] == [1, 1, 2, 3]
-
-
-def test_a_unit_without_multipliers_is_refused():
-    with pytest.raises(UserError, match="multipliers: 0"):
-        profile("hermes-rtx4090").near_data.with_multipliers(0)

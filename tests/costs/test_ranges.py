@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from toolkit.costs.cost_model import PlacedLayer, Weight, predict
-from toolkit.costs.hardware import profiles
 from toolkit.costs.machine import Links, Memory, Profile, Software, Source, Storage
 from toolkit.costs.tables import corners, layer_table, numbers_that_matter, operation_table
 from toolkit.errors import UserError
@@ -157,9 +156,3 @@ def test_no_step_and_no_total_gets_shorter_where_a_rate_falls_or_a_fixed_time_ri
     before, after = (predict(m, layers_in(tiers, way.method), way) for m in (machine, slower))
     assert after.total_s >= before.total_s * (1 - 1e-9)
     assert all(a.seconds >= b.seconds * (1 - 1e-9) - 1e-9 for b, a in zip(before.spans, after.spans, strict=True))
-
-
-def test_the_corners_of_every_profile_are_few():
-    counts = {name: len(machine.ranges()) for name, machine in profiles().items()}
-    assert max(counts.values()) <= 8, counts
-    assert any(counts.values())

@@ -53,28 +53,13 @@ def test_a_resource_serves_its_steps_in_the_order_given():
     assert times(schedule([slow, second, first])) == {"slow": (0, 3), "second": (0, 1), "first": (3, 4)}
 
 
-def test_steps_of_one_resource_follow_each_other():
-    assert schedule([step("read", "everything", 2), step("product", "everything", 3)]).total_s == 5
-    assert schedule([step("read", "disk", 2), step("product", "cpu", 3)]).total_s == 3
-
-
 def test_two_steps_with_the_same_fields_are_two():
     first, second = step("read", "disk", 2), step("read", "disk", 2)
     last = step("product", "cpu", 1, first)
     assert [(s.start_s, s.end_s) for s in schedule([first, second, last]).spans] == [(0, 2), (2, 4), (2, 3)]
 
 
-def test_no_steps_take_no_time():
-    assert schedule([]).total_s == 0
-
-
 def test_a_step_before_the_one_it_waits_for_is_refused():
     read = step("fc1", "disk", 2, stage="read")
     with pytest.raises(UserError, match="compute of 'fc1' waits for read of 'fc1': give that first"):
         schedule([step("fc1", "gpu", 1, read), read])
-
-
-@pytest.mark.parametrize(("seconds", "stage"), [(-1, "read"), (float("inf"), "read"), (1, "reed")])
-def test_what_is_no_span_is_refused(seconds, stage):
-    with pytest.raises(UserError):
-        schedule([step("fc1", "disk", seconds, stage=stage)])

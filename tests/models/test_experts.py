@@ -6,7 +6,6 @@ from torch.nn import functional
 
 from tests.models.test_models import LLAMA, SMALL, small
 from toolkit.errors import UserError
-from toolkit.models import decoder_blocks
 from toolkit.models.experts import Experts, decoder_experts, mixtures_by_layer, seen_routing
 from toolkit.models.plain import plain
 
@@ -80,18 +79,6 @@ def test_every_token_and_its_experts_are_seen():
     assert [number for number, *_ in seen] == [0, 1]
 
 
-def test_dense_blocks_are_none():
-    model = small("Llama", **LLAMA)
-    assert decoder_experts(model) == [None, None]
-    assert decoder_experts(mixtures("DeepseekV2"))[0] is None
-
-
-@pytest.mark.parametrize("expert", [-1, 6])
-def test_an_expert_beyond_the_router_is_refused(expert):
-    with pytest.raises(UserError, match=rf"expert {expert}: the block has experts 0 to 5"):
-        decoder_experts(mixtures("Mixtral"))[0].matrices(expert)
-
-
 def test_routers_that_are_no_linear_map_route_all_the_same():
     experts = decoder_experts(mixtures("DeepseekV2", n_group=2, topk_group=1, topk_method="group_limited_greedy"))[1]
     ids, _ = experts.route(torch.randn(50, experts.hidden))
@@ -106,9 +93,3 @@ def test_experts_with_more_than_a_gate_have_no_rows():
     assert experts.activation is None
     with pytest.raises(UserError, match="more than act"):
         experts.matrices(0)
-
-
-def test_models_without_experts_are_told_so():
-    with pytest.raises(UserError, match="is no mixture of experts"):
-        mixtures_by_layer(small("Llama", **LLAMA))
-    assert decoder_blocks(mixtures("Mixtral"))

@@ -8,7 +8,6 @@ import transformers
 
 from toolkit.errors import UserError
 from toolkit.models import check_model, load_model
-from toolkit.models.gguf_header import gguf_shape, read_header
 
 HIDDEN, FFN, LAYERS, HEADS = 256, 512, 2, 4
 NAMES = {
@@ -161,12 +160,12 @@ FAULTY = {
 }
 
 
-@pytest.mark.parametrize(("changes", "words"), FAULTY.values(), ids=FAULTY)
-def test_a_faulty_file_is_one_line(tmp_path, changes, words):
-    write(tmp_path / "tiny.gguf", **changes)
-    with pytest.raises(UserError, match=words) as caught:
-        load_model(str(tmp_path / "tiny.gguf"))
-    assert "\n" not in str(caught.value)
+def test_a_faulty_file_is_one_line(tmp_path):
+    for changes, words in FAULTY.values():
+        write(tmp_path / "tiny.gguf", **changes)
+        with pytest.raises(UserError, match=words) as caught:
+            load_model(str(tmp_path / "tiny.gguf"))
+        assert "\n" not in str(caught.value)
 
 
 def test_names_are_checked_without_weights(tmp_path):
@@ -174,9 +173,3 @@ def test_names_are_checked_without_weights(tmp_path):
     check_model(str(tmp_path / "tiny.gguf"))
     with pytest.raises(UserError, match=r"missing\.gguf: cannot be read as a GGUF file"):
         check_model(str(tmp_path / "missing.gguf"))
-
-
-def test_more_experts_a_token_than_there_are(tmp_path):
-    write(tmp_path / "tiny.gguf", "llama", expert_used_count=9)
-    with pytest.raises(UserError, match="a token uses 9 of 0 experts"):
-        gguf_shape(read_header(tmp_path / "tiny.gguf"))

@@ -79,14 +79,13 @@ def test_mixture_by_hand(tmp_path):
     }
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 20, 200, 5000, -1])
-def test_a_file_cut_short_is_refused(file, kept):
+def test_a_file_cut_short_is_refused(file):
     path, _ = file
     whole = path.read_bytes()
-    path.write_bytes(whole[:kept])
-    with pytest.raises(UserError, match=r"toy\.gguf: cannot be read as a GGUF file") as caught:
-        read_header(path)
-    assert "\n" not in str(caught.value)
+    for kept in (0, 3, 4, 20, 200, 5000, -1):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(UserError, match=r"toy\.gguf: cannot be read as a GGUF file[^\n]*$"):
+            read_header(path)
 
 
 def test_altered_bytes_of_a_header_never_break_the_reader(file):

@@ -131,60 +131,39 @@ def test_pickled_weights_are_never_read(tmp_path, call):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), "lack model.layers.1.mlp.up_proj.weight;"),
-        (
-            lambda tensors: [tensors.pop(name) for name in sorted(tensors)[:3]],
-            "lack lm_head.weight and 2 other tensors",
-        ),
-        (lambda tensors: tensors.update(extra=torch.ones(1)), "no place for extra;"),
-    ],
-)
-def test_missing_and_unexpected_tensors_are_named(tmp_path, change, words):
+def test_tensors_that_do_not_fit_the_config_are_named(tmp_path):
     write_family("Qwen2", tmp_path, torch.float32)
-    tensors = load_file(tmp_path / "model.safetensors")
-    change(tensors)
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=words) as caught:
-        load_model(str(tmp_path))
-    assert "\n" not in str(caught.value)
+    whole, weights = load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors"
+    up, head = "model.layers.1.mlp.up_proj.weight", "lm_head.weight"
+    for tensors, told in (
+        ({name: whole[name] for name in whole.keys() - {up}}, f"lack {up};"),
+        ({name: whole[name] for name in whole.keys() - {up, head}}, "lack lm_head.weight and 1 other"),
+        (whole | {"extra": torch.ones(1)}, "no place for extra;"),
+        (whole | {up: torch.ones(2, 2)}, "its tensors have other shapes than its config says"),
+    ):
+        save_file(tensors, weights, {"format": "pt"})
+        with pytest.raises(UserError, match=told) as caught:
+            load_model(str(tmp_path))
+        assert "\n" not in str(caught.value)
+    for kept in (0, 100):
+        weights.write_bytes(weights.read_bytes()[:kept])
+        with pytest.raises(UserError, match="cannot load model") as caught:
+            load_model(str(tmp_path))
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("family", "words"), {"BERT": "depend on later tokens", "BART": "encoder-decoder"}.items())
 def test_what_reads_later_tokens_is_refused(tmp_path, family, words):
     write_family(family, tmp_path, torch.float32)
-    with pytest.raises(UserError, match=words) as caught:
+    with pytest.raises(UserError, match=words):
         load_model(str(tmp_path))
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "other shapes"])
-def test_damaged_weights_are_one_line(tmp_path, damage):
-    small("Llama", **LLAMA).save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    if damage == "other shapes":
-        config = json.loads((tmp_path / "config.json").read_text())
-        (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 8}))
-    else:
-        weights.write_bytes(weights.read_bytes()[: 0 if damage == "empty" else -100])
-    words = "its tensors have other shapes than its config says" if damage == "other shapes" else "cannot load model"
-    with pytest.raises(UserError, match=words) as caught:
-        load_model(str(tmp_path))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["smollm3", "nobody/nothing", "./no/such/folder", "/no/such/folder", "a/b/c", ""])
-def test_an_unknown_model_without_a_hub(monkeypatch, name):
+def test_an_unknown_model_without_a_hub(monkeypatch, tmp_path):
     monkeypatch.setattr(hub, "reachable", lambda: False)
-    with pytest.raises(UserError, match=r"available offline: .*smollm2-135m") as caught:
-        load_model(name)
-    assert "\n" not in str(caught.value)
-    assert name in str(caught.value)
-
-
-def test_an_empty_folder_is_no_model(tmp_path):
+    for name in ("smollm3", "nobody/nothing", "./no/such/folder", "/no/such/folder", ""):
+        with pytest.raises(UserError, match=rf"{name}[^\n]*available offline: [^\n]*smollm2-135m[^\n]*$"):
+            load_model(name)
     with pytest.raises(UserError, match="cannot load model"):
         load_model(str(tmp_path))
 
@@ -198,12 +177,6 @@ def test_fast_dtype_is_bfloat16_only_where_it_clearly_pays_and_stays(monkeypatch
         timed = {"bfloat16": seconds, "float32": 1.0}
         monkeypatch.setattr("toolkit.kernels.engine.tuning.measure", lambda _, timed=timed: timed)
         assert models.fast_dtype.__wrapped__() == expected
-
-
-@pytest.mark.parametrize("name", [b"smollm2-135m", None, 3])
-def test_a_name_that_is_no_text_is_refused(name):
-    with pytest.raises(UserError, match="is no path: expected text"):
-        load_model(name)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import torch
 import transformers
 
 from tests.families import FAMILIES
-from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.plain import RoutedExperts, plain
 from toolkit.models.shape_of import BlockSizes, assemble, shape_of
@@ -24,16 +23,17 @@ def outline(family, **settings):
     return plain(model)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"BERT", "RoBERTa", "BART"}))
-def test_every_weight_of_every_family_is_counted(family):
-    kind, settings = FAMILIES[family]
-    model = outline(kind, **settings)
-    shape = shape_of(model)
-    stored = {id(tensor): tensor.numel() for tensor in model.state_dict(keep_vars=True).values()}
-    assert sum(shape.parameters.values()) == sum(stored.values())
-    assert shape.layers == 2
-    assert all(count >= 0 for count in shape.parameters.values())
-    assert (shape.experts > 0) == any(isinstance(module, RoutedExperts) for module in model.modules())
+def test_every_weight_of_every_family_is_counted():
+    for family in FAMILIES.keys() - {"BERT", "RoBERTa", "BART"}:
+        kind, settings = FAMILIES[family]
+        model = outline(kind, **settings)
+        shape = shape_of(model)
+        stored = {id(tensor): tensor.numel() for tensor in model.state_dict(keep_vars=True).values()}
+        assert sum(shape.parameters.values()) == sum(stored.values()), family
+        assert shape.layers == 2, family
+        assert all(count >= 0 for count in shape.parameters.values()), family
+        has_experts = any(isinstance(module, RoutedExperts) for module in model.modules())
+        assert (shape.experts > 0) == has_experts, family
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,3 @@ def test_a_published_shape_comes_back():
     found = assemble(blocks, tensors, hidden=4096, vocabulary=32000, tied=False, heads=32)
     assert found.parameters == shape.parameters | {"other": 21}
     assert sorted(found.matrices.values()) == sorted(shape.matrices.values())
-
-
-def test_blocks_with_ffns_of_other_sizes_are_refused():
-    with pytest.raises(UserError, match="block 1 has another FFN than block 0") as caught:
-        shape_of(outline("Qwen3Moe", **EXPERTS | {"mlp_only_layers": [1]}))
-    assert "\n" not in str(caught.value)

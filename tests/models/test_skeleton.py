@@ -49,13 +49,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("make", WRONG)
-@pytest.mark.parametrize("write", [lambda model, out: pack_model(model, out), save_model])
-def test_what_would_not_open_is_not_written(tmp_path, make, write):
-    with pytest.raises(UserError, match=WRONG[make]) as caught:
-        write(make(), tmp_path / "out")
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+def test_what_would_not_open_is_not_written(tmp_path):
+    for make, told in WRONG.items():
+        for write in (pack_model, save_model):
+            with pytest.raises(UserError, match=told):
+                write(make(), tmp_path / "out")
+            assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -65,11 +64,6 @@ def test_what_would_open_passes_and_is_left_alone(tied):
     check_reopens(model)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-
-
-def test_a_configuration_that_is_none(tmp_path):
-    with pytest.raises(UserError, match=r"config\.json: cannot be read"):
-        read_config(tmp_path, [])
 
 
 def test_every_call_that_could_run_a_folders_code_forbids_it():

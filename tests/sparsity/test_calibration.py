@@ -13,7 +13,7 @@ statistics = functions_of("beyond/where_zeros_fall")
 
 # zeros are True: rows of 1, 4 and 2 zeros
 MASK = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]], dtype=torch.bool)
-SHAPES = [(1, 1), (3, 4), (16, 16), (17, 33), (5, 130)]
+SHAPES = [(1, 1), (17, 33), (5, 130)]
 
 
 def random_mask(shape, seed, sparsity=0.5):
@@ -37,7 +37,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 1.0])
 def test_against_slow_counts(shape, sparsity):
     mask, other = random_mask(shape, 0, sparsity), random_mask(shape, 1)
     for block in ((1, 1), (2, 3), *statistics.BLOCKS):
@@ -79,9 +79,3 @@ def test_a_pruned_model(tiny, tokens):
     unlike = overlaps[overlaps["second"].eq("magnitude")]
     assert (unlike["jaccard"] > unlike["chance"]).all()
     assert (unlike["jaccard"] < 1).all()
-
-
-def test_two_four_loses_nothing_where_it_is_enforced(tiny):
-    model = tiny("llama", blocks=2)
-    prune(model, "magnitude", pattern="2:4")
-    assert (zeros(model)["lost_to_two_four"] == 0).all()

@@ -1,9 +1,9 @@
 """Changed models: made once, read back to the bit, keyed by whatever changes the result, resumed at their block."""
 
-import json
 import logging
 import weakref
 from dataclasses import dataclass, replace
+from itertools import cycle
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from tests import naive_pruning
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.quantization.rtn import RoundToNearest
-from toolkit.quantization.spqr import Quantised, SpQR
+from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity import METHODS, Calibration, LayerStatistics, changed, load_changed, load_pruned
 from toolkit.sparsity.calibration import walk
 from toolkit.sparsity.layerwise import Pruning, change_blocks
@@ -23,6 +23,7 @@ from toolkit.sparsity.sparsegpt import SparseGPT
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 16
+DTYPES = (torch.float32, torch.bfloat16)  # in turns
 CALIBRATION = Calibration(windows=3, sequence_length=LENGTH)
 CALIBRATED = {"calibration": CALIBRATION, "dtype": torch.float32}
 CHANGES = {name: Pruning.by(name) for name in METHODS} | {"spqr": SpQR(), "rtn": RoundToNearest(3, 8)}
@@ -50,8 +51,7 @@ def same(first, second):
     return all(map(torch.equal, first.parameters(), second.parameters()))
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("change", "dtype"), zip(CHANGES.values(), cycle(DTYPES), strict=False), ids=CHANGES)
 def test_the_second_call_reads_what_the_first_made(bench, tiny, tokens, change, dtype):
     first, second = (load_changed("llama", change, CALIBRATION, dtype) for _ in range(2))
     assert bench == [0, 1]
@@ -145,22 +145,6 @@ def test_a_block_that_was_cut_is_made_anew(bench, caplog):
     assert same(first.model, second.model)
 
 
-def test_a_block_that_was_just_made_is_not_decoded_again(bench, monkeypatch):
-    decoded, decode = [], Quantised.decode
-    monkeypatch.setattr(Quantised, "decode", lambda matrix: decoded.append(matrix) or decode(matrix))
-    assert len(load_changed("llama", SpQR(), **CALIBRATED).statistics) == len(decoded)
-
-
-def test_the_key_of_a_block_tells_its_settings(bench):
-    keys = [
-        json.loads((load_changed("llama", change, **CALIBRATED).folders[1] / "key.json").read_text())["key"]
-        for change in (SpQR(outliers=0.5), Pruning.by(SparseGPT(damping=0.2)))
-    ]
-    assert [(key["block"], key["change"]) for key in keys] == [(1, "SpQR"), (1, "Pruning")]
-    assert keys[0]["settings"]["outliers"] == "0.5"
-    assert keys[1]["settings"]["method"] == ["SparseGPT", {"block_size": "128", "damping": "0.2"}]
-
-
 def test_draw_is_seeded_and_without_overlap(tokens):
     four = Calibration(windows=4, sequence_length=LENGTH)
     drawn = four.draw(tokens).tolist()
@@ -174,41 +158,26 @@ def test_draw_is_seeded_and_without_overlap(tokens):
     assert len(four.draw(tokens[:-1])) == 4  # the rest that fills no window is unused
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"method": "wonder"}, "unknown pruning method .wonder.; choose from: .*magnitude, .*wanda"),
+def test_bad_input_leaves_nothing_behind(bench, tmp_path):
+    for arguments, names in (
+        ({"method": "wonder"}, "unknown pruning method .wonder."),
         ({"sparsity": float("nan")}, "sparsity nan"),
-        ({"pattern": "4:2"}, "pattern '4:2'"),
-        ({"windows": 7}, "calibration has 96 tokens, 7 windows of 16 need 112"),
-        ({"windows": 2.5}, "windows is 2.5; expected a whole number"),
-        ({"sequence_length": 0}, "sequence_length is 0; expected a whole number, at least 1"),
-        ({"sequence_length": 97, "windows": None}, "calibration has 96 tokens"),
-    ],
-)
-def test_bad_input_leaves_nothing_behind(bench, tmp_path, arguments, message):
-    drawn = {name: value for name, value in arguments.items() if name in ("windows", "sequence_length")}
-    others = {name: value for name, value in arguments.items() if name not in drawn}
-    with pytest.raises(UserError, match=message):
-        load_pruned("llama", **CALIBRATED | {"calibration": replace(CALIBRATION, **drawn)} | others)
+        ({"calibration": replace(CALIBRATION, windows=7)}, "calibration has 96 tokens, 7 windows of 16 need 112"),
+        ({"calibration": replace(CALIBRATION, sequence_length=0)}, "sequence_length is 0"),
+    ):
+        with pytest.raises(UserError, match=names):
+            load_pruned("llama", **CALIBRATED | arguments)
     assert bench == []
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_kept_model_hangs_on_its_own_methods_code(name):
+def test_a_kept_model_hangs_on_its_own_methods_code():
     """And on the walk and the linears that are changed, but not on the registry or on other methods."""
-    files = {path.stem for path in changed.made_by("toolkit.sparsity.changed", CHANGES[name])}
-    assert files & {*CHANGES} == {name}
-    assert files >= {"layerwise", "calibration", "changed", "blocks"}
-    assert not files & {"methods", "loading", "cache", "files"}
-
-
-def test_a_new_method_leaves_kept_models_valid(bench, monkeypatch):
-    load_pruned("llama", "wanda", **CALIBRATED)
-    monkeypatch.setitem(METHODS, "other", METHODS["magnitude"])
-    load_pruned("llama", "wanda", **CALIBRATED)
-    assert bench == [0, 1]
+    for name, change in CHANGES.items():
+        files = {path.stem for path in changed.made_by("toolkit.sparsity.changed", change)}
+        assert files & {*CHANGES} == {name}
+        assert files >= {"layerwise", "calibration", "changed", "blocks"}
+        assert not files & {"methods", "loading", "cache", "files"}
 
 
 class Mine:

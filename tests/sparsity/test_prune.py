@@ -12,8 +12,7 @@ from tests import naive_pruning
 from tests.sparsity.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.sparsity import METHODS, prune
-from toolkit.sparsity.calibration import checked_windows, cut_windows
-from toolkit.sparsity.sparsegpt import SparseGPT
+from toolkit.sparsity.calibration import checked_windows
 
 LENGTH = 16
 
@@ -60,66 +59,12 @@ def test_statistics_describe_the_layers(tiny, tokens, method):
             layer.sparsity = 0
 
 
-def test_magnitude_needs_no_calibration_and_does_not_depend_on_it(tiny, tokens):
-    model, calibrated = tiny(), tiny()
-    statistics = prune(model, "magnitude")
-    prune(calibrated, "magnitude", calibration=tokens.view(-1, LENGTH))
-    assert_same_weights(model, weights(calibrated))
-    assert {layer.sparsity for layer in statistics} == {0.5}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_sparsity_zero_changes_nothing(tiny, tokens, method):
-    model = tiny()
-    before = weights(model)
-    prune(model, method, sparsity=0, calibration=tokens.view(-1, LENGTH))
-    assert all(torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
-
-
-def test_later_blocks_see_the_pruned_outputs_of_earlier_ones(tiny, tokens):
-    """Were block 1 calibrated on dense activations, its masks would be these; they must differ from them."""
-    model, dense = tiny(blocks=2), tiny(blocks=2)
-    prune(model, "wanda", 0.7, calibration=tokens.view(-1, LENGTH))
-    inputs = naive_pruning.layer_inputs(dense, tokens.view(-1, LENGTH), 1)
-    parallel = {
-        name: naive_pruning.wanda(module.weight.detach(), inputs[name], 0.7)
-        for name, module in naive_pruning.linears(dense, 1).items()
-    }
-    assert any(not torch.equal(model.get_submodule(name).weight == 0, mask == 0) for name, mask in parallel.items())
-
-
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_attention_implementations_agree(tiny, tokens, attention):
-    model, oracle = tiny(attn_implementation=attention), tiny()
-    prune(model, "wanda", calibration=tokens.view(-1, LENGTH))
-    naive_pruning.prune(oracle, "wanda", tokens.view(-1, LENGTH))
-    assert_same_weights(model, weights(oracle))
-
-
-def test_windows_are_cut_from_the_start_and_the_rest_is_unused(tokens):
-    assert torch.equal(cut_windows(tokens[:-1], 2, LENGTH), tokens.view(-1, LENGTH)[:2])
-    assert torch.equal(cut_windows(tokens[:-1], None, LENGTH), tokens.view(-1, LENGTH)[:-1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("method", "dtype"), zip(METHODS, (torch.bfloat16, torch.float16, torch.float64), strict=True))
 def test_any_dtype(tiny, tokens, method, dtype):
     model = tiny(blocks=2).to(dtype)
     statistics = prune(model, method, calibration=tokens.view(-1, LENGTH))
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
     assert all(layer.sparsity == pytest.approx(0.5, abs=0.02) for layer in statistics)
-
-
-def test_a_method_with_its_own_settings(tiny, tokens):
-    model, default, oracle = tiny(), tiny(), tiny()
-    prune(model, SparseGPT(damping=0.5), calibration=tokens.view(-1, LENGTH))
-    prune(default, "sparsegpt", calibration=tokens.view(-1, LENGTH))
-    inputs = naive_pruning.layer_inputs(oracle, tokens.view(-1, LENGTH), 0)
-    for name, module in naive_pruning.linears(oracle, 0).items():
-        expected = naive_pruning.sparsegpt(module.weight.detach(), inputs[name], 0.5, damping=0.5)
-        torch.testing.assert_close(model.get_submodule(name).weight.detach(), expected, rtol=1e-3, atol=1e-4)
-    assert not torch.equal(model.lm_head.weight, model.model.layers[0].mlp.up_proj.weight)
-    assert any(not torch.equal(weights(model)[name], weight) for name, weight in weights(default).items())
 
 
 def test_mode_hooks_and_gradients_are_left_as_they_were(tiny, tokens):
@@ -175,18 +120,10 @@ def test_memory_is_one_blocks_activations(tiny):
 
 
 REFUSED = [
-    ({"method": "wonder"}, "unknown pruning method 'wonder'; .*magnitude, .*sparsegpt, .*wanda"),
-    ({"sparsity": 1.0}, r"sparsity 1.0 .* \[0, 1\)"),
-    ({"sparsity": float("nan")}, r"sparsity nan .* \[0, 1\)"),
-    ({"pattern": "4:2"}, "pattern '4:2' is malformed"),
     ({"pattern": "2:4", "sparsity": 0.6}, "pattern 2:4 means sparsity 0.5, not 0.6"),
-    ({"pattern": "2:5"}, r"model\.layers\.0\.self_attn\.q_proj has 16 columns, which 5 does not divide"),
     ({"pattern": "8:16"}, r"layers\.0\.mlp\.down_proj has 24 columns, which 16 does not divide"),  # the others fit
     ({"calibration": None}, "Wanda needs calibration"),
-    ({"calibration": torch.zeros(0, 16, dtype=torch.int64)}, r"torch.int64 \[0, 16\]; expected"),
     ({"calibration": torch.zeros(1, POSITIONS + 1, dtype=torch.int64)}, "49 is beyond the model's 48 positions"),
-    ({"calibration": torch.zeros(96, dtype=torch.int64)}, r"torch.int64 \[96\]; expected token ids"),
-    ({"calibration": torch.zeros(6, 16, dtype=torch.bool)}, "calibration is torch.bool"),
     ({"calibration": [[1] * 16]}, "calibration is list; expected"),
     ({"calibration": torch.full((6, 16), VOCABULARY)}, r"token ids outside \[0, 61\)"),
 ]
@@ -208,19 +145,9 @@ def test_minus_one_is_no_limit_of_positions(tiny):
     assert torch.equal(checked_windows(model, windows), windows)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.uint16, torch.int32])
-def test_calibration_tokens_of_any_integer_type(tiny, tokens, dtype):
-    models = tiny(), tiny()
-    for model, calibration in zip(models, (tokens, tokens.to(dtype)), strict=True):
-        prune(model, calibration=calibration.view(-1, LENGTH))
-    first, second = map(weights, models)
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_refused(tiny, tokens, value):
+def test_weights_that_are_not_finite_are_refused(tiny, tokens):
     model = tiny()
-    model.model.layers[2].mlp.up_proj.weight.data[3, 5] = value
+    model.model.layers[2].mlp.up_proj.weight.data[3, 5] = float("inf")
     before = copy.deepcopy(weights(model)["model.layers.0.self_attn.q_proj.weight"])
     with pytest.raises(UserError, match=r"model\.layers\.2\.mlp\.up_proj has weights that are not finite"):
         prune(model, "wanda", calibration=tokens.view(-1, LENGTH))

@@ -41,16 +41,6 @@ def test_small_losses_are_foretold(tiny, tokens, family):
     assert (found[some] / expected[some]).log().abs().max() < 1.0
 
 
-@torch.no_grad()
-def test_no_zeros_cost_nothing_and_a_seed_is_repeatable(tiny, tokens):
-    model = tiny("llama")
-    windows = tokens.view(-1, 16)
-    sizes = Magnitudes.measure(model, tokens, sequence_length=16)
-    assert not fisher_losses(model, sizes, windows, [0.0]).any()
-    twice = [fisher_losses(model, sizes, windows, SMALL, seed=1) for _ in range(2)]
-    assert torch.equal(*twice)
-
-
 EVEN = [0.5, 0.6, 0.7, 0.8]
 
 
@@ -64,9 +54,8 @@ def test_worked_example():
     assert share_out(losses, EVEN, 0.8) == [0.8, 0.8]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_nothing_is_better_where_losses_rise_ever_faster(seed):
-    generator = torch.Generator().manual_seed(seed)
+def test_nothing_is_better_where_losses_rise_ever_faster():
+    generator = torch.Generator().manual_seed(0)
     steps = torch.rand(4, 3, generator=generator).sort(dim=1).values
     losses = torch.cat([torch.zeros(4, 1), steps.cumsum(1)], dim=1).double()
     for zeros in (0.525, 0.6, 0.7, 0.75):
@@ -76,20 +65,6 @@ def test_nothing_is_better_where_losses_rise_ever_faster(seed):
         wanted = round(sum(found) * 10)
         every = (at for at in product(range(4), repeat=4) if round(sum(EVEN[i] for i in at) * 10) == wanted)
         assert lost == pytest.approx(min(sum(losses[layer, i].item() for layer, i in enumerate(at)) for at in every))
-
-
-@pytest.mark.parametrize(
-    ("levels", "zeros", "told"),
-    [
-        ([0.5, 0.6, 0.8, 0.9], 0.6, "rise by equal steps"),
-        ([0.5, 0.6, 0.7], 0.6, "expected 4 shares"),
-        (EVEN, 0.4, "share of zeros 0.4: expected one from 0.5 to 0.8"),
-        (EVEN, 0.81, "share of zeros 0.81"),
-    ],
-)
-def test_bad_levels_are_refused(levels, zeros, told):
-    with pytest.raises(UserError, match=told):
-        share_out(torch.zeros(2, 4), levels, zeros)
 
 
 def test_finer_levels_keep_the_losses_and_grow_evenly():

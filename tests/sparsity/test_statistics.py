@@ -5,7 +5,6 @@ import torch
 
 from tests import naive_activations as naive
 from tests.notebook_code import functions_of
-from toolkit.errors import UserError
 from toolkit.sparsity import statistics
 from toolkit.sparsity.trace import Trace, pack
 
@@ -56,22 +55,3 @@ def test_against_sets(trace):
 def test_tokens_that_know_nothing_of_each_other_overlap_by_chance(trace):
     found = statistics.overlap(trace(neurons=(256,), length=400, share=0.1), [1, 5])
     assert (found["shared"] / found["chance"]).tolist() == pytest.approx([1, 1], abs=0.05)
-
-
-def test_a_layer_that_never_fires(trace):
-    found = trace(share=0.0)
-    assert (statistics.sparsity(found)["never"] == 1).all()
-    assert statistics.overlap(found, [1])["shared"].isna().all()
-    assert functions_of("hermes/fig03").hot_cold(found, 4)["activations"].isna().all()
-    assert len(functions_of("flash/fig12").friends(found, 0, [1])) == 0
-
-
-def test_what_no_sequence_has_is_refused(trace):
-    found = trace(length=9)
-    for call, told in (
-        (lambda: statistics.aggregated_usage(found, 10), "tokens: 10 tokens are needed; expected 1 to 9"),
-        (lambda: statistics.overlap(found, [1, 9]), "distance: 10 tokens are needed; expected 2 to 9"),
-        (lambda: statistics.overlap(found, [0]), "distance: 1 tokens are needed"),
-    ):
-        with pytest.raises(UserError, match=told):
-            call()

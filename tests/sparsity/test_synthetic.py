@@ -9,7 +9,6 @@ import torch
 from toolkit.errors import UserError
 from toolkit.sparsity import statistics
 from toolkit.sparsity.synthetic import BetaLaw, Drift, UsageLaw, draw, draw_layers, ranks
-from toolkit.sparsity.trace import UNITS
 
 
 def never(usage, persistence, tokens):
@@ -65,23 +64,6 @@ def test_opt_of_the_paper():
     assert 0.10 < law.aggregated(5) < 0.24
 
 
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"active": 0}, "active 0"),
-        ({"exponent": -1}, "exponent -1"),
-        ({"tokens": 1}, "1 tokens"),
-        ({"new": 0.5}, "new 0.5: expected 0.0000 to 0.0386"),
-        ({"new": -0.1}, "new -0.1: expected"),
-    ],
-)
-def test_laws_that_do_not_exist_are_refused(changed, told):
-    with pytest.raises(UserError, match=told):
-        UsageLaw.fit(**{"active": 0.1, "exponent": 1, "new": 0.02, "tokens": 5} | changed)
-    with pytest.raises(UserError, match="0 layers, 4 neurons, 4 tokens"):
-        draw("twin", [], 4, 4)
-
-
 HERMES = BetaLaw(active=0.20, far=0.70, near=0.90)
 
 
@@ -97,7 +79,7 @@ def test_published_statistics_give_the_law():
     assert HERMES.shared(25) == pytest.approx(0.70, abs=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(0.12, 0.48), (0.5, 0.5), (2.0, 6.0)])
+@pytest.mark.parametrize("shape", [(0.12, 0.48), (2.0, 6.0)])
 def test_usage_is_quantiles_of_the_beta_distribution(shape):
     total = sum(shape)
     law = BetaLaw(shape[0] / total, (shape[0] + 1) / (total + 1), 0.95)
@@ -143,26 +125,12 @@ def test_drift_exchanges_the_usage_of_hot_and_cold_neurons():
     assert active.mean() == pytest.approx(0.20, abs=0.005)
 
 
-def test_attention_neurons_are_a_trace_of_their_own():
-    ffn, attention = (draw("twin", [HERMES] * 2, 64, 50, unit=unit) for unit in UNITS[:2])
-    assert (ffn.unit, attention.unit) == ("FFN neuron", "attention neuron")
-    assert torch.equal(ffn.tokens, attention.tokens)
-    assert not torch.equal(ffn.bits[0], attention.bits[0])
-
-
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
+def test_impossible_statistics_are_refused():
+    for make, names in (
+        (lambda: UsageLaw.fit(active=0.1, exponent=1, new=0.5, tokens=5), "new 0.5"),
         (lambda: BetaLaw(0.2, 0.1, 0.9), "active 0.2, far 0.1"),
-        (lambda: BetaLaw(0.2, 0.7, 0.6), "near 0.6"),
-        (lambda: BetaLaw(float("nan"), 0.7, 0.9), "active nan"),
         (lambda: Drift(1.5), "share 1.5"),
-        (lambda: Drift(0.5, hot=0.8), "0.8 hot"),
         (lambda: draw_layers([HERMES], 8, 8, copied=1.5), "copied 1.5"),
-        (lambda: draw_layers([HERMES, BetaLaw(0.1, 0.7, 0.9)], 8, 8, copied=0.5), "the same law for all"),
-        (lambda: draw_layers([HERMES], 0, 8), "0 neurons"),
-    ],
-)
-def test_impossible_statistics_are_refused(make, told):
-    with pytest.raises(UserError, match=told):
-        make()
+    ):
+        with pytest.raises(UserError, match=names):
+            make()

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.sparsity import Magnitudes, thresholded
 from toolkit.sparsity.thresholds import run_decoder, watched
@@ -18,8 +17,7 @@ def outputs_of(model, windows):
     return [torch.cat(parts) for parts in found]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize(("family", "dtype"), {"llama": torch.bfloat16, "opt": torch.float32}.items())
 @torch.no_grad()
 def test_thresholds_are_the_quantiles(tiny, tokens, family, dtype):
     model = tiny(family).to(dtype)
@@ -40,16 +38,6 @@ def test_thresholds_are_the_quantiles(tiny, tokens, family, dtype):
             assert (magnitudes < below).double().mean() < share
 
 
-@torch.no_grad()
-def test_shares_of_no_zeros_cut_nothing(tiny, tokens):
-    model = tiny("llama")
-    limits = Magnitudes.measure(model, tokens, sequence_length=16).thresholds(0)
-    assert limits.tolist() == [0, 0, 0]
-    dense = model(tokens[None, :16]).logits
-    with thresholded(model, limits):
-        assert torch.equal(model(tokens[None, :16]).logits, dense)
-
-
 @pytest.mark.parametrize("family", ["llama", "opt"])
 @torch.no_grad()
 def test_a_cut_model_computes_with_zeros(tiny, tokens, family):
@@ -66,20 +54,6 @@ def test_a_cut_model_computes_with_zeros(tiny, tokens, family):
     assert torch.equal(cut, other(tokens[None, :16]).logits)
     assert not torch.equal(cut, dense)
     assert torch.equal(model(tokens[None, :16]).logits, dense)
-
-
-def test_bad_arguments_are_refused(tiny, tokens):
-    model = tiny("llama")
-    sizes = Magnitudes.measure(model, tokens, sequence_length=16)
-    for shares, told in ((1.0, "share of zeros 1.0"), ([0.5, 0.5], "2 shares of zeros for 3 layers")):
-        with pytest.raises(UserError, match=told):
-            sizes.thresholds(shares)
-    with pytest.raises(UserError, match="2 thresholds for 3 decoder blocks"), thresholded(model, torch.zeros(2)):
-        pass
-    with torch.no_grad():
-        decoder_ffns(model)[1].up.weight[0, 0] = torch.inf
-    with pytest.raises(UserError, match="activations are not finite"):
-        Magnitudes.measure(model, tokens, sequence_length=16)
 
 
 @torch.no_grad()
@@ -99,10 +73,3 @@ def test_thresholds_on_the_gate_cut_by_the_gate_alone(tiny, tokens):
         zeros = torch.cat([outputs.flatten() for outputs in outputs_of(model, tokens.view(-1, 16))]) == 0
         assert torch.equal(model(tokens[None, :16]).logits, other(tokens[None, :16]).logits)
     assert zeros.float().mean() == pytest.approx(0.6, abs=0.05)
-
-
-def test_criteria_that_cannot_be_are_refused(tiny, tokens):
-    with pytest.raises(UserError, match="unknown criterion 'up'"), thresholded(tiny(), torch.zeros(3), "up"):
-        pass
-    with pytest.raises(UserError, match="no linear that is their gate"):
-        Magnitudes.measure(tiny("opt"), tokens, sequence_length=16, criterion="gate")
