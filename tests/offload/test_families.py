@@ -1,6 +1,7 @@
 """Every family by every method of packing: right, or refused in one line. `pytest -s` prints the table."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 
 from tests.families import FAMILIES, load_family
 from toolkit.errors import UserError
-from toolkit.formats import decode
+from toolkit.formats import decode, encode
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.offload.logit_check import check_logits
@@ -17,17 +18,19 @@ from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import Linears, pack_model
 
+HEAD = partial(encode, "dense")  # the output head is in parts, streamed or held
+
 
 def endor(model: nn.Module, folder: Path) -> None:
-    pack_model(model, folder)
+    pack_model(model, folder, head=HEAD)
 
 
 def neurons(model: nn.Module, folder: Path) -> None:
-    pack_model(model, folder, Neurons([0.1] * len(decoder_blocks(model))))
+    pack_model(model, folder, Neurons([0.1] * len(decoder_blocks(model))), head=HEAD)
 
 
 def experts(model: nn.Module, folder: Path) -> None:
-    pack_model(model, folder, WholeExperts())
+    pack_model(model, folder, WholeExperts(), head=HEAD)
 
 
 def experts_4_bits(model: nn.Module, folder: Path) -> None:

@@ -12,7 +12,7 @@ from tests import naive_pruning
 from tests.sparsity.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.sparsity import METHODS, prune
-from toolkit.sparsity.calibration import checked_windows
+from toolkit.sparsity.calibration import checked_windows, head_gram
 
 LENGTH = 16
 
@@ -57,6 +57,13 @@ def test_statistics_describe_the_layers(tiny, tokens, method):
         assert layer.nbytes == weight.nbytes
         with pytest.raises(dataclasses.FrozenInstanceError):
             layer.sparsity = 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_heads_inputs_are_those_that_transformers_gives_it(tiny, tokens, family):
+    model, windows = tiny(family), tokens.view(-1, LENGTH)
+    inputs = model.base_model(windows).last_hidden_state.flatten(0, 1).detach()
+    torch.testing.assert_close(head_gram(model, windows), inputs.T @ inputs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("method", "dtype"), zip(METHODS, (torch.bfloat16, torch.float16, torch.float64), strict=True))

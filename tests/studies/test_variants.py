@@ -17,7 +17,7 @@ from toolkit.sparsity import Calibration, prune
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
-from toolkit.studies.forms import CALIBRATED, FORMS, entropy_bits, store
+from toolkit.studies.forms import CALIBRATED, FORMS, SPQR, entropy_bits, store
 from toolkit.studies.quality import EvaluationSettings
 from toolkit.studies.variants import (
     ModelVariant,
@@ -63,7 +63,8 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     for module in (study, quality, loaded):
         monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
-    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    for module in (study, quality):
+        monkeypatch.setattr(module, "load_tokens", lambda *_: TOKENS)
     monkeypatch.setattr(study, "change_loaded", change_loaded)
     return made
 
@@ -82,6 +83,11 @@ def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to(form):
     assert size["zeros"] == zeros / elements
 
 
+def _head_inputs(model):
+    windows = Calibration(windows=2, sequence_length=16).draw(TOKENS)
+    return model.base_model(windows).last_hidden_state.flatten(0, 1).detach().float()
+
+
 def test_a_head_has_a_form_and_is_restored(evaluated):
     """Its bytes and weights count beside those of the linears, and an embedding that it shares stays as it is."""
     model = study.loaded("tiny")[0]
@@ -96,6 +102,11 @@ def test_a_head_has_a_form_and_is_restored(evaluated):
         elements = before.numel() + sum(weight.numel() for weight in weights)
         assert facts["bits_per_weight"] == pytest.approx(8 * nbytes / elements)
     assert head.weight is before
+    with ModelVariant("int3, spqr 1 %, head too", calibration_windows=2).change(SETTINGS):
+        chosen, inputs = head.weight.detach().clone(), _head_inputs(model)
+    plain = SPQR["int3, spqr 1 %"].round(before.detach().float()).decode()
+    error, rounded = (((weight.float() - before) @ inputs.T).norm() for weight in (chosen, plain))
+    assert error < rounded  # its inputs count
     with pytest.raises(UserError, match="form of a head"):
         ModelVariant("int3, gptq, head too")
 

@@ -128,7 +128,7 @@ def pack_pruned(options: Namespace) -> tuple:
             options.model,
             tokenizer,
             description=recipe,
-            head=_head(options, model),
+            head=_head(options, model, tokenizer),
         )
     return model, tokenizer
 
@@ -190,7 +190,7 @@ def pack_spqr(options: Namespace) -> tuple:
     quantised = load_changed(options.model, SpQR(options.outliers), calibration(options), dtype)
     cast_parameters(quantised.model, dtype or torch_dtype(WRITTEN))
     recipe = {name: getattr(options, name) for name in ("method", "outliers")}
-    head = _head(options, quantised.model)
+    head = _head(options, quantised.model, quantised.tokenizer)
     pack_model(
         quantised.model,
         options.out,
@@ -203,17 +203,21 @@ def pack_spqr(options: Namespace) -> tuple:
     return quantised.model, quantised.tokenizer
 
 
-def _head(options: Namespace, model) -> Callable | None:
-    """The encoder of the output head's parts; None where it stays as it is."""
+def _head(options: Namespace, model, tokenizer) -> Callable | None:
+    """The encoder of the output head's parts, in 3 bits calibrated on the text; None where it stays as it is."""
     from toolkit.formats import encode
     from toolkit.formats.scaled import Scaled
     from toolkit.formats.spqr import fastest
+    from toolkit.quality import load_tokens
     from toolkit.quantization.spqr import SpQR
+    from toolkit.sparsity.calibration import head_gram
 
     if options.head == "whole":
         return None
     if options.head == "spqr":
-        return lambda weight: fastest(SpQR(HEAD_OUTLIERS).round(weight.float()), model.dtype)
+        text = calibration(options)
+        gram = head_gram(model, text.draw(load_tokens(text.corpus, tokenizer, "calibration")))
+        return lambda weight: fastest(SpQR(HEAD_OUTLIERS)(weight.float(), gram), model.dtype)
     return partial(Scaled.encode if options.head == "int8" else encode, "dense")
 
 
@@ -250,7 +254,7 @@ def pack_by_expert(options: Namespace) -> tuple:
     bits = None if options.bits == EXPERT_BITS[0] else options.bits
     if options.mixed:
         bits = _bits_by_usage(options, model, tokenizer)
-    pack_model(model, options.out, WholeExperts(bits), options.model, tokenizer, head=_head(options, model))
+    pack_model(model, options.out, WholeExperts(bits), options.model, tokenizer, head=_head(options, model, tokenizer))
     return model, tokenizer
 
 

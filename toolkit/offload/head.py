@@ -22,11 +22,17 @@ from toolkit.timeline import Recorder
 class OffloadedHead(nn.Module):
     """Takes the place of the head. Its parts give the logits of their words, one part after the other."""
 
-    def __init__(self, parts: Sequence[OffloadedLinear]):
+    def __init__(self, parts: Sequence[OffloadedLinear], dtype: torch.dtype):
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self.in_features, self.out_features = parts[0].in_features, sum(part.out_features for part in parts)
         self.bias = parts[0].bias  # of the first part; None if there is none
+        self._dtype = dtype
+
+    @property
+    def weight(self) -> Tensor:
+        """A tensor without memory, for a model that asks for the shape or the type of its head."""
+        return torch.empty(self.out_features, self.in_features, dtype=self._dtype, device="meta")
 
     def forward(self, x: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch words"]:
         """The logits, as each part gives them."""
@@ -68,7 +74,8 @@ class HeldHead:
 def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
     """Put parts in the place of a model's head."""
     head = model.get_output_embeddings()
-    model.set_submodule(next(name for name, module in model.named_modules() if module is head), OffloadedHead(parts))
+    name = next(name for name, module in model.named_modules() if module is head)
+    model.set_submodule(name, OffloadedHead(parts, head.weight.dtype))
 
 
 def _itself(packed: Packed) -> Packed:

@@ -23,10 +23,10 @@ KEPT = 0.99  # of the magnitudes that limits keep
 SAMPLED = 2  # windows at most, on which limits are chosen and neurons are counted
 
 
-HeadPack = Callable[[nn.Module], Pack | None]
+HeadPack = Callable[[nn.Module, object], Pack | None]
 
 
-def no_head(model: nn.Module) -> None:
+def no_head(model: nn.Module, tokenizer: object) -> None:
     """The head stays in memory as it is."""
 
 
@@ -48,7 +48,7 @@ def make_folder(
         kind: of predictors, one of `KINDS`.
         calibration: its first windows are taken.
         dtype: of the weights; None calculates in the quickest here and writes bfloat16.
-        head: what packs the head of a model, as `pack_model` takes it.
+        head: of a model and its tokenizer, what packs the head, as `pack_model` takes it.
 
     Returns the model and its tokenizer. Raises what `load_model`, `Magnitudes.measure`, the predictors and
     `pack` raise, and `UserError` for an unknown kind or a share outside [0, 1).
@@ -97,7 +97,7 @@ def write_folder(
 
     cast_parameters(model, dtype or torch.bfloat16)
     layout = Neurons(thresholds.tolist(), needs=neurons_needed(samples, found))
-    pack_model(model, folder, layout, name, tokenizer, head=head(model), files=files)
+    pack_model(model, folder, layout, name, tokenizer, head=head(model, tokenizer), files=files)
 
 
 def _check(zeros: float, kind: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
+from toolkit.progress import progress
 from toolkit.quality import begun, token_ids
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
@@ -136,6 +137,19 @@ def walk(
         if block is not blocks[-1]:
             for window in hidden.split(1):
                 window.copy_(call(block, window))
+
+
+@torch.no_grad()
+def head_gram(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> Float[Tensor, "columns columns"]:
+    """XᵀX of the output head's inputs X over all windows, float32. Raises `UserError` as `walk` does."""
+    windows = checked_windows(model, windows)
+    recorded = recorded_grams({"head": model.get_output_embeddings()})
+    with inference(model), recorded as grams, progress("inputs of the head", len(windows), "windows") as bar:
+        for window in windows:
+            model(window[None].to(model.device), use_cache=False)
+            bar.update()
+    _check(grams, "output", model.dtype)
+    return grams["head"]
 
 
 @contextmanager

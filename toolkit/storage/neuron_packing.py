@@ -79,7 +79,9 @@ def check_supported(ffns: Sequence[FFN]) -> None:
     """Raise `UserError` for an FFN whose gate or up projection beside it has a bias: bundles have no place for them."""
     for number, ffn in enumerate(ffns):
         if ffn.gate is not None and not ffn.gate.bias is ffn.up.bias is None:
-            raise UserError(f"block {number}: its FFN has a gate and biases; choose a model without such biases")
+            raise UserError(
+                f"block {number}: its FFN has a gate and biases; choose a method of all linears, such as spqr"
+            )
 
 
 def check_fits(store: Store, model: nn.Module) -> None:

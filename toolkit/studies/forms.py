@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from jaxtyping import Int64
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
@@ -18,6 +19,7 @@ from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
+from toolkit.sparsity.calibration import head_gram
 from toolkit.sparsity.layerwise import WeightChange
 from toolkit.studies import mixtures
 
@@ -82,10 +84,9 @@ CALIBRATED: dict[str, WeightChange] = {
     "int3, gptq 128": GPTQ(3, 128),
     **SPQR,
 }
-HEAD_FORMS: dict[str, Encoder] = FORMS | {name: quantiser.round for name, quantiser in SPQR.items()}  # uncalibrated
 # types of llama.cpp, which has rules for each matrix
 MIXED = {mixtures.form_of(mixture): mixture for mixture in mixtures.MIXTURES}
-HEAD_TOO = ", head too"  # a form with this ending is also that of the output head, which is not calibrated
+HEAD_TOO = ", head too"  # a form with this ending is also that of the output head
 VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the entropy limit is about
 
 
@@ -116,10 +117,13 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
     return ((linear, FORMS[form]) for linear in linears(model))
 
 
-def stored_head(model: nn.Module, form: str) -> int:
-    """Give the output head the weight that a form in `HEAD_FORMS` decodes to, in place; return the form's bytes."""
+def stored_head(model: nn.Module, form: str, windows: Int64[Tensor, "windows tokens"]) -> int:
+    """Give the output head the weight that a form in `FORMS` or `SPQR` decodes to, in place; return the form's bytes.
+
+    `windows` are the calibration of the latter.
+    """
     weight = model.get_output_embeddings().weight.detach()
-    matrix = HEAD_FORMS[form](weight)
+    matrix = SPQR[form](weight.float(), head_gram(model, windows)) if form in SPQR else FORMS[form](weight)
     weight.copy_(matrix.decode())
     return matrix.nbytes
 

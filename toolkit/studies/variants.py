@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
-from torch import nn
 
 from toolkit import sources
 from toolkit.errors import UserError, unknown
-from toolkit.quality import paired_difference
+from toolkit.quality import load_tokens, paired_difference
 from toolkit.sparsity import METHODS, Calibration
 from toolkit.sparsity.changed import DENSE, change_loaded, is_followed, made_by, settings_of
 from toolkit.sparsity.layerwise import Pruning
@@ -21,9 +20,9 @@ from toolkit.studies import mixtures
 from toolkit.studies.forms import (
     CALIBRATED,
     FORMS,
-    HEAD_FORMS,
     HEAD_TOO,
     MIXED,
+    SPQR,
     linears,
     own_head,
     size_of,
@@ -58,8 +57,8 @@ class ModelVariant(Alteration):
         """Refuse a form that is not there, and one for dense models with a pruned one. Raises `UserError`."""
         if self.of_linears not in (known := FORMS | CALIBRATED | MIXED):
             raise unknown("form", self.form, known)
-        if self.of_head and self.of_its_head not in HEAD_FORMS:
-            raise unknown("form of a head", self.of_its_head, HEAD_FORMS)
+        if self.of_head and self.of_its_head not in (known := FORMS | SPQR):
+            raise unknown("form of a head", self.of_its_head, known)
         if self.of_linears in CALIBRATED and self.method != DENSE:
             raise UserError(f"form {self.form!r} is for a dense model, and method is {self.method!r}; choose {DENSE!r}")
 
@@ -96,11 +95,11 @@ class ModelVariant(Alteration):
                 return
             with own_head(model):
                 sizes = self._linears_changed(settings)
-                yield {**sizes, **self._head_changed(model, float(sizes["bits_per_weight"]))}
+                yield {**sizes, **self._head_changed(settings, float(sizes["bits_per_weight"]))}
 
     def _linears_changed(self, settings: EvaluationSettings) -> Mapping[str, float | str]:
         model, tokenizer, _ = loaded(settings.model)
-        calibration = Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
+        calibration = self._calibration(settings)
         if self.of_linears in CALIBRATED:
             made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.of_linears], calibration)
             return size_of(model, sum(of.nbytes for of in made.statistics))
@@ -111,11 +110,16 @@ class ModelVariant(Alteration):
         types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
         return store(model, self.of_linears) | types
 
-    def _head_changed(self, model: nn.Module, bits: float) -> dict[str, float]:
+    def _calibration(self, settings: EvaluationSettings) -> Calibration:
+        return Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
+
+    def _head_changed(self, settings: EvaluationSettings, bits: float) -> dict[str, float]:
         """The sizes with the head among the weights, whose linears have so many bits each."""
+        model, tokenizer, _ = loaded(settings.model)
+        windows = self._calibration(settings).draw(load_tokens(settings.corpus, tokenizer, "calibration"))
         weights = [linear.weight for linear in linears(model)]
         nbytes = round(bits / 8 * sum(weight.numel() for weight in weights))
-        nbytes += stored_head(model, self.of_its_head)
+        nbytes += stored_head(model, self.of_its_head, windows)
         return size_of(model, nbytes, weights=[*weights, model.get_output_embeddings().weight])
 
     @property
