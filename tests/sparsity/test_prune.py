@@ -12,7 +12,7 @@ from tests import naive_pruning
 from tests.sparsity.conftest import FAMILIES, POSITIONS, VOCABULARY
 from toolkit.errors import UserError
 from toolkit.sparsity import METHODS, prune
-from toolkit.sparsity.calibration import checked_windows, head_gram
+from toolkit.sparsity.calibration import checked_windows, head_gram, walk
 
 LENGTH = 16
 
@@ -64,6 +64,20 @@ def test_the_heads_inputs_are_those_that_transformers_gives_it(tiny, tokens, fam
     model, windows = tiny(family), tokens.view(-1, LENGTH)
     inputs = model.base_model(windows).last_hidden_state.flatten(0, 1).detach()
     torch.testing.assert_close(head_gram(model, windows), inputs.T @ inputs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_last_product_of_a_block_is_computed_for_its_outputs_only(tiny, tokens):
+    """Its inputs are known before it: of three windows the first tells which linear is the last one."""
+    model, passes = tiny("llama", blocks=2), {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: passes.update({name: passes.get(name, 0) + 1}))
+    before = naive_pruning.layer_inputs(tiny("llama", blocks=2), tokens[: 3 * LENGTH].view(-1, LENGTH), 1)
+    blocks = walk(model, tokens[: 3 * LENGTH].view(-1, LENGTH))
+    grams = [dict(grams) for _, grams in blocks][1]
+    for name, inputs in before.items():
+        torch.testing.assert_close(grams[name.split("layers.1.")[1]], inputs.T @ inputs, rtol=1e-4, atol=1e-4)
+    up, down = (passes[f"model.layers.0.mlp.{name}_proj"] for name in ("up", "down"))
+    assert up - down == 2
 
 
 @pytest.mark.parametrize(("method", "dtype"), zip(METHODS, (torch.bfloat16, torch.float16, torch.float64), strict=True))

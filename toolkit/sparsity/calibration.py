@@ -1,7 +1,7 @@
 """The sequential walk: the inputs of each decoder block's linears, with every earlier block already changed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from numbers import Integral
@@ -126,8 +126,7 @@ def walk(
         if index >= first:
             linears = decoder_linears(block)
             with recorded_grams(linears, norms_only) as grams:
-                for window in hidden.split(1):
-                    call(block, window)
+                _run_to_last(block, call, linears.values(), hidden)
             for name in linears.keys() - grams.keys():  # an expert that no token chose, or a weight used otherwise
                 columns = linears[name].in_features  # all inputs count alike
                 grams[name] = torch.ones(columns) if norms_only else torch.eye(columns)
@@ -217,17 +216,35 @@ def _block_calls(model: nn.Module, blocks: list[nn.Module], window: Tensor) -> l
 
 
 class _ReachedError(Exception):
-    """Ends a forward pass at the first block and carries that block's input."""
+    """Ends a forward pass at a module and carries that module's input."""
+
+
+def _stop(_: nn.Module, args: tuple[Any, ...]) -> None:
+    raise _ReachedError(args[0])
+
+
+def _run_to_last(block: nn.Module, call: _Call, linears: Iterable[nn.Linear], hidden: Tensor) -> None:
+    """Run a block for the inputs of its linears, and no further than the last one, whose product nobody needs.
+
+    The first window tells which one that is, since a block calls its linears in one order.
+    """
+    first, *others = hidden.split(1)
+    called: list[nn.Module] = []
+    record = lambda linear, _: called.append(linear)  # noqa: E731
+    with attached(linear.register_forward_pre_hook(record) for linear in linears):
+        call(block, first)
+    last = [linear for linear in called[-1:] if called.count(linear) == 1]
+    with attached(linear.register_forward_pre_hook(_stop) for linear in last):
+        for window in others:
+            with suppress(_ReachedError):
+                call(block, window)
 
 
 def _first_inputs(model: nn.Module, first: nn.Module, windows: Tensor) -> Tensor:
     """The hidden states [windows, tokens, width] that enter the first block."""
 
-    def stop(_: nn.Module, args: tuple[Any, ...]) -> None:
-        raise _ReachedError(args[0])
-
     hidden = []
-    with attached([first.register_forward_pre_hook(stop)]):
+    with attached([first.register_forward_pre_hook(_stop)]):
         for window in windows:
             try:
                 run_decoder(model, window)
