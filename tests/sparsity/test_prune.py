@@ -80,7 +80,9 @@ def test_the_last_product_of_a_block_is_computed_for_its_outputs_only(tiny, toke
     assert up - down == 2
 
 
-@pytest.mark.parametrize(("method", "dtype"), zip(METHODS, (torch.bfloat16, torch.float16, torch.float64), strict=True))
+@pytest.mark.parametrize(
+    ("method", "dtype"), list(zip(METHODS, (torch.bfloat16, torch.float16, torch.float64), strict=True))
+)
 def test_any_dtype(tiny, tokens, method, dtype):
     model = tiny(blocks=2).to(dtype)
     statistics = prune(model, method, calibration=tokens.view(-1, LENGTH))
