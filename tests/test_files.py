@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,32 +20,18 @@ from toolkit.storage.writing import write_store
 
 
 def test_a_folder_that_is_there_is_never_touched(tmp_path):
-    (tmp_path / "s").mkdir()
-    for target in ("s", "file", "link"):
-        if target == "file":
-            (tmp_path / target).write_text("mine")
-        if target == "link":
-            (tmp_path / target).symlink_to("nowhere")
-        with pytest.raises(UserError, match="exists already"):
-            write_store(tmp_path / target, make_ops())
-    assert names(tmp_path) == ["file", "link", "s"]
-    assert names(tmp_path / "s") == []
-
-
-def test_a_folder_that_appears_meanwhile_is_not_replaced(tmp_path):
-    def slow():
+    def meanwhile():
         yield from make_ops(1)
-        (tmp_path / "s").mkdir()
+        (tmp_path / "late").mkdir()
 
-    with pytest.raises(UserError, match="exists already"):
-        write_store(tmp_path / "s", slow())
-    assert names(tmp_path) == ["s"]
-    assert names(tmp_path / "s") == []
-
-
-def test_no_place_to_write(tmp_path):
-    with pytest.raises(UserError, match=r"no folder .*nowhere to write s into"):
-        write_store(tmp_path / "nowhere" / "s", make_ops())
+    (tmp_path / "s").mkdir()
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to("nowhere")
+    for target, ops in {"s": make_ops(), "file": make_ops(), "link": make_ops(), "late": meanwhile()}.items():
+        with pytest.raises(UserError, match="exists already"):
+            write_store(tmp_path / target, ops)
+    assert names(tmp_path) == ["file", "late", "link", "s"]
+    assert names(tmp_path / "s") == names(tmp_path / "late") == []
 
 
 def hang(folder, ready):
@@ -115,23 +102,6 @@ def test_a_leftover_that_is_a_link_or_another_users_is_not_touched(tmp_path, mon
     assert ".partial-9" in names(tmp_path)
 
 
-def test_two_writers_never_remove_each_others_work(tmp_path):
-    """Each start looks for leftovers while the others are between making a folder and locking it."""
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=write_many, args=(tmp_path, number)) for number in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 4
-    assert names(tmp_path) == sorted(f"{number}.json" for number in range(4))
-
-
-def write_many(folder, number):
-    for value in range(50):
-        files.write_json(folder / f"{number}.json", {"value": value})
-
-
 def test_what_is_written_has_the_permissions_that_the_umask_leaves(tmp_path):
     before = os.umask(umask := 0o027)
     try:
@@ -148,24 +118,21 @@ def test_what_is_written_has_the_permissions_that_the_umask_leaves(tmp_path):
     assert modes == expected | {tmp_path / "tool": 0o700 | 0o666 & ~umask}
 
 
-@pytest.mark.parametrize("there", ["nothing", "folder", "file", "link", "dangling"])
-def test_a_folder_replaces_whatever_has_its_name(tmp_path, there):
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "file").touch()
-    place = tmp_path / "place"
-    if there == "folder":
-        place.mkdir()
-        (place / "old").touch()
-    elif there == "file":
-        place.touch()
-    elif there != "nothing":
-        place.symlink_to({"link": "other", "dangling": "nowhere"}[there])
-    with files.replacing_folder(place) as made:
-        (made / "new").touch()
-    assert names(place) == ["new"]
-    assert not place.is_symlink()
-    assert names(tmp_path) == ["other", "place"]
-    assert names(tmp_path / "other") == ["file"]
+def test_a_folder_replaces_whatever_has_its_name(tmp_path):
+    for name in ("other", "folder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("other")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    places = ["dangling", "file", "folder", "link", "nothing"]
+    for name in places:
+        with files.replacing_folder(tmp_path / name) as made:
+            (made / "new").touch()
+        assert names(tmp_path / name) == ["new"]
+        assert not (tmp_path / name).is_symlink()
+    assert names(tmp_path) == sorted(["other", *places])
+    assert names(tmp_path / "other") == ["old"]
 
 
 @pytest.mark.parametrize("after", [1, 2])
@@ -213,58 +180,30 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
-@pytest.mark.parametrize("code", TROUBLE, ids=[errno.errorcode[code] for code in TROUBLE])
-def test_trouble_when_a_folder_is_made(tmp_path, monkeypatch, write, code):
-    def refused(path, *rest, **named):
-        raise OSError(code, os.strerror(code), str(path))
+def test_trouble_with_a_disk_is_a_line_that_names_the_place(tmp_path, monkeypatch):
+    """When a folder is made, and when what was written goes to the disk, where the error names no file."""
+    for code in TROUBLE:
 
-    monkeypatch.setattr(files.Path, "mkdir", refused)
-    with pytest.raises(UserError, match=rf"^{tmp_path}[^\n]*: [^\n]*; [^\n]*, or name another place$"):
-        write(tmp_path)
-    assert names(tmp_path) == []
+        def refused(*given, code=code):
+            raise OSError(code, os.strerror(code), *map(str, [one for one in given if isinstance(one, Path)]))
 
-
-@pytest.mark.parametrize("code", TROUBLE, ids=[errno.errorcode[code] for code in TROUBLE])
-def test_trouble_of_a_descriptor_names_what_is_written(tmp_path, monkeypatch, code):
-    def refused(*_):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "fsync", refused)
-    with pytest.raises(UserError, match=rf"^{tmp_path / 's'}: "):
-        write_store(tmp_path / "s", make_ops(1))
-    assert names(tmp_path) == []
+        for write in WRITERS.values():
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "mkdir", lambda path, *_, **__: refused(path))
+                with pytest.raises(UserError, match=rf"^{tmp_path}[^\n]*: [^\n]*; [^\n]*$"):
+                    write(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refused)
+            with pytest.raises(UserError, match=rf"^{tmp_path / 's'}: "):
+                write_store(tmp_path / "s", make_ops(1))
+        assert names(tmp_path) == []
 
 
-def test_where_to_go_instead_depends_on_the_place(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path / "results"))
-    for name in ("cache", "results", "other"):
-        (tmp_path / name).touch()
-        words = {"other": "name another place"}.get(name, f"set TOOLKIT_{name.upper()}_DIR to another folder")
-        with pytest.raises(UserError, match=rf"{name}.*: a part of this path is no folder; .*, or {words}$"):
-            files.make_folder(tmp_path / name / "kind" / "entry")
-
-
-def test_what_libraries_in_rust_say(tmp_path):
-    for words, expected in {
-        "Read-only file system (os error 30)": "read-only",
-        "(os error 28)": "no space left",
-    }.items():
-        with pytest.raises(UserError, match=rf"{tmp_path}: .*{expected}"), files.disk_trouble_told(tmp_path):
-            raise RuntimeError(f"Error while serializing: I/O error: {words}")
-
-
-@pytest.mark.parametrize(
-    "error",
-    [RuntimeError("x"), OSError(errno.EBADF, "Bad file descriptor"), ConnectionResetError("gone"), KeyError("k")],
-)
-def test_faults_of_the_program_pass(tmp_path, error):
-    with pytest.raises(type(error)) as caught, files.disk_trouble_told(tmp_path):
-        raise error
-    assert caught.value is error
-    with pytest.raises(type(error)):
-        run_command(lambda: (_ for _ in ()).throw(error))
+def test_faults_of_the_program_pass(tmp_path):
+    for error in (RuntimeError("x"), OSError(errno.EBADF, "Bad file descriptor"), ConnectionResetError("gone")):
+        with pytest.raises(type(error)) as caught, files.disk_trouble_told(tmp_path):
+            raise error
+        assert caught.value is error
 
 
 def test_a_command_line_tells_in_one_line(capsys):
@@ -284,14 +223,6 @@ def test_a_command_line_tells_in_one_line(capsys):
     assert capsys.readouterr().err == "later\n"
     with pytest.raises(OSError, match="nameless"):
         ends_with(OSError(errno.EIO, "nameless"))
-
-
-@pytest.mark.parametrize("content", ["[1]", '{"a": ', "[" * 100_000])
-def test_a_file_that_holds_no_object_counts_as_empty(tmp_path, content):
-    file = tmp_path / "value.json"
-    assert files.read_json(file) == {}
-    file.write_text(content)
-    assert files.read_json(file) == {}
 
 
 DISKS = """

@@ -64,27 +64,10 @@ def test_the_smallest_limit_of_nested_groups_counts(groups):
     assert Cpu().free_bytes == 3 * GB
 
 
-def test_limits_above_the_machine_change_nothing(groups):
-    groups("batch/job", None, 5 * GB)
-    groups("batch", 100 * GB, 5 * GB)
-    assert (total_bytes(), free_bytes()) == (64 * GB, 50 * GB)
-
-
-def test_a_full_group_has_nothing_left(groups):
-    groups("batch/job", 2 * GB, 3 * GB)
-    assert free_bytes() == 0
-
-
 def test_groups_that_cannot_be_read_are_left_out(groups):
     groups("batch", 8 * GB, 1 * GB)
     (groups.folder / "batch" / "job" / FILES[groups.version][0]).write_text("no number")
     assert (total_bytes(), free_bytes()) == (8 * GB, 7 * GB)
-
-
-def test_memory_high_is_a_limit_too(groups):
-    groups("batch", 8 * GB, 1 * GB)
-    (groups.folder / "batch" / "memory.high").write_text(str(6 * GB))
-    assert total_bytes() == (6 if groups.version == "2" else 8) * GB
 
 
 def test_what_does_not_fit_the_limit_is_refused(groups):

@@ -118,11 +118,3 @@ def test_copies_of_the_notebooks_have_their_results_beside_them(site, tmp_path):
     where = "import os; from toolkit import paths; os.chdir('mine/endor'); print(paths.lab_dir())"
     assert installed(site, tmp_path, "-c", where).stdout.strip() == str(tmp_path / "mine" / "results" / "lab")
     assert sorted(site.rglob("*")) == before
-
-
-def test_notebooks_are_listed_and_a_preset_that_is_not_there_is_refused(site, tmp_path):
-    assert "endor/fig04" in installed(site, tmp_path, "-m", "toolkit", "notebooks").stdout
-    refused = installed(site, tmp_path, "-m", "toolkit", "notebooks", "--copy", "mine", "--preset", "slow")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("error: unknown preset 'slow'")
-    assert not (tmp_path / "mine").exists()

@@ -1,17 +1,17 @@
 import errno
 import json
-import logging
 import multiprocessing
 import os
 import shutil
 import signal
 import threading
 import time
+from functools import partial
 
 import pandas as pd
 import pytest
 
-from toolkit import cache, sources
+from toolkit import cache
 from toolkit.cache import cached, cached_table
 from toolkit.errors import UserError
 from toolkit.sweep import __main__ as sweep
@@ -43,15 +43,6 @@ def test_made_once_and_described(cache_folder):
     assert json.loads((first / "key.json").read_text())["key"] == {"method": "wanda", "sparsity": 0.5}
 
 
-def test_another_key_kind_or_code_is_another_artefact(monkeypatch):
-    made = []
-    keys = [("kind", {"a": 1}), ("kind", {"a": 2}), ("kind", {"a": 1, "b": None}), ("kind2", {"a": 1})]
-    folders = [cached(*key, [], writer(made)) for key in keys]
-    monkeypatch.setattr(sources, "fingerprint", lambda files: "changed")
-    folders.append(cached(*keys[0], [], writer(made)))
-    assert len(made) == len(set(folders)) == 5
-
-
 def _replace(folder, make):
     shutil.rmtree(folder)
     make()
@@ -67,36 +58,27 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("harm", FAULTS.values(), ids=FAULTS.keys())
-def test_a_harmed_artefact_is_made_anew_with_a_warning(harm, caplog):
-    made = []
-    folder = cached("kind", {}, [], writer(made))
-    harm(folder)
-    with caplog.at_level(logging.WARNING):
-        assert cached("kind", {}, [], writer(made)) == folder
-    assert len(made) == 2
-    assert (folder / "part" / "data.txt").read_text() == "sound"
-    assert str(folder) in caplog.text
-    assert len(caplog.messages) == 1
-
-
-def test_no_space_left_is_told_and_leaves_nothing(cache_folder):
-    def make(folder):
-        (folder / "half").write_text("half")
-        raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(UserError, match=r"kind/.*: no space left.* TOOLKIT_CACHE_DIR"):
-        cached("kind", {}, [], make)
-    assert [file for file in cache_folder.rglob("*") if file.suffix != ".lock" and file.is_file()] == []
+def test_a_harmed_artefact_is_made_anew_with_a_warning(caplog):
+    for number, harm in enumerate(FAULTS.values()):
+        made = []
+        folder = cached("kind", {"number": number}, [], writer(made))
+        harm(folder)
+        assert cached("kind", {"number": number}, [], writer(made)) == folder
+        assert len(made) == 2
+        assert (folder / "part" / "data.txt").read_text() == "sound"
+        assert [str(folder) in message for message in caplog.messages] == [True]
+        caplog.clear()
 
 
 def test_an_error_of_the_maker_passes_and_leaves_nothing(cache_folder):
-    def make(folder):
+    def make(folder, error):
         (folder / "half").write_text("half")
-        raise ZeroDivisionError
+        raise error
 
-    with pytest.raises(ZeroDivisionError):
-        cached("kind", {}, [], make)
+    full = OSError(errno.ENOSPC, "full")
+    for error, told in ((ZeroDivisionError(), ZeroDivisionError), (full, UserError)):
+        with pytest.raises(told):
+            cached("kind", {}, [], partial(make, error=error))
     assert list(cache_folder.rglob("half")) == []
     made = []
     cached("kind", {}, [], writer(made))
@@ -139,6 +121,8 @@ def test_a_killed_maker_leaves_nothing_in_the_way(tmp_path):
     worker.start()
     while not (tmp_path / "started").exists():
         time.sleep(0.01)
+    cache.shrink()
+    assert list(tmp_path.rglob("half")), "what is being made stays"
     os.kill(worker.pid, signal.SIGKILL)
     worker.join()
     assert list(tmp_path.rglob("half"))
@@ -166,19 +150,6 @@ def test_a_whole_artefact_is_used_where_nothing_can_be_written(monkeypatch):
     for key, fresh in (({"other": 1}, False), ({}, True)):
         with pytest.raises(UserError, match=r"kind/.*: .*, or set TOOLKIT_CACHE_DIR to another folder"):
             cached("kind", key, [], writer(made), fresh)
-
-
-def test_a_fresh_table_replaces_the_kept_one_once_it_is_measured():
-    def measure(value):
-        return lambda: pd.DataFrame({"value": [value]})
-
-    assert cached_table("kind", {}, [], measure(1))["value"].tolist() == [1]
-    assert cached_table("kind", {}, [], measure(2))["value"].tolist() == [1]
-    with pytest.raises(ZeroDivisionError):
-        cached_table("kind", {}, [], lambda: pd.DataFrame({"value": [1 / 0]}), fresh=True)
-    assert cached_table("kind", {}, [], measure(2))["value"].tolist() == [1]
-    assert cached_table("kind", {}, [], measure(2), fresh=True)["value"].tolist() == [2]
-    assert cached_table("kind", {}, [], measure(3))["value"].tolist() == [2]
 
 
 def test_a_fresh_table_never_takes_the_kept_one_from_a_reader(caplog):
@@ -231,19 +202,6 @@ def test_those_used_longest_ago_go_first(cache_folder):
     assert cache.shrink() == []
 
 
-def test_what_is_no_artefact_stays(cache_folder):
-    (folder,) = fill([10])
-    notes = cache_folder / "kind" / "notes-0123456789abcdef"
-    notes.mkdir()
-    (notes / "mine.txt").write_text("mine")
-    (cache_folder / "kind" / "link-0123456789abcdef").symlink_to(notes)
-    (cache_folder / "linked").symlink_to(cache_folder / "kind")
-    (cache_folder / "file").write_text("mine")
-    assert [one.folder for one in cache.shrink()] == [folder]
-    assert (notes / "mine.txt").read_text() == "mine"
-    assert (cache_folder / "kind" / "link-0123456789abcdef").is_symlink()
-
-
 def _use(folder, ready):
     cached("kind", {"number": 0}, [], writer([]))
     ready.touch()
@@ -265,19 +223,6 @@ def test_what_a_process_uses_stays(tmp_path):
     assert used.is_dir()
 
 
-def test_what_is_being_made_stays_and_remains_of_the_killed_go(tmp_path):
-    worker = multiprocessing.get_context("fork").Process(target=_hung_make, args=(tmp_path / "started",))
-    worker.start()
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
-    cache.shrink()
-    assert list(tmp_path.rglob("half"))
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
-    cache.shrink()
-    assert list(tmp_path.rglob("half")) == []
-
-
 def test_the_limit_that_the_user_sets(monkeypatch, caplog):
     first, second = fill([400_000, 400_000])
     monkeypatch.setenv(cache.LIMIT, "0.001")
@@ -293,22 +238,6 @@ def test_the_limit_that_the_user_sets(monkeypatch, caplog):
         cached("kind", {"number": 5}, [], lambda folder: pytest.fail("made"))
 
 
-def test_without_a_limit_nothing_goes_and_much_is_told(monkeypatch, caplog):
-    fill([1000])
-    assert caplog.messages == []
-    monkeypatch.setattr(cache, "WARN_GB", 1e-6)
-    folder = cached("kind", {"number": 2}, [], lambda folder: _write(folder, 1000))
-    assert folder.is_dir()
-    assert ["./papermill_runs.sh --clean 0" in message for message in caplog.messages] == [True]
-
-
-def test_many_artefacts_in_use_do_not_use_up_the_descriptors(monkeypatch):
-    monkeypatch.setattr(cache, "MOST_HELD", 5)
-    for number in range(12):
-        cached("kind", {"number": number}, [], writer([]))
-    assert len(cache._held) <= 5
-
-
 def test_clean_says_what_went_and_how_much(cache_folder, capsys):
     first, second = fill([2_000_000, 1_000_000])
     assert sweep.main(["--clean", "0.0015"]) == 0
@@ -321,10 +250,8 @@ def test_clean_says_what_went_and_how_much(cache_folder, capsys):
     assert told[0].split() == ["removed", "1.0", "MB", str(second)]
     assert told[1].endswith(f"1 left in {cache_folder}, 3.0 MB; what a running process uses stays")
     assert used.is_dir()
-    for wrong in ("-1", "nan", "all"):
-        assert sweep.main([f"--clean={wrong}"]) == 2
-        expected = f"error: --clean {wrong}: expected the gigabytes that may stay, such as 20; 0 leaves nothing\n"
-        assert capsys.readouterr().err == expected
+    assert sweep.main(["--clean=nan"]) == 2
+    assert "--clean nan: " in capsys.readouterr().err
     assert sweep.main(["--clean"]) == 2  # nothing goes by a slip
     assert used.is_dir()
 

@@ -89,15 +89,6 @@ def test_pipelined_by_hand():
     assert predict(MACHINE, layers, Way("endor", policy="pipelined"), slots=1).total_s == 30
 
 
-def test_operations_of_a_layer_overlap_when_pipelined():
-    layer = PlacedLayer((FULL, replace(FULL, op="second")), "dram", overhead_s=3)
-    assert times(predict(MACHINE, [layer], Way("dense", policy="pipelined"))) == [
-        *(("full", "copy", 0, 4), ("full", "compute", 4, 6)),
-        *(("second", "copy", 4, 8), ("second", "compute", 8, 10)),
-        ("rest", "other", 10, 13),
-    ]
-
-
 # method, path, where the weight lies, what computes: its spans, with their seconds
 BY_HAND = {
     ("dense", "host", "storage", "gpu"): "read storage 8, copy dram 4, compute device 2",

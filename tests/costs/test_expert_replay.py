@@ -20,7 +20,6 @@ from toolkit.errors import UserError
 from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.policies.residencies import Belady, LeastStale, Lru
 from toolkit.policies.two_level import TwoLevel
-from toolkit.sparsity.synthetic import BetaLaw
 from toolkit.sparsity.trace import Trace, pack
 from toolkit.timeline import Recorder
 
@@ -93,22 +92,6 @@ def test_the_engines_slots_count_the_same(passes, slots):
     found = replay_experts([dict.fromkeys(needed) for needed, _ in passes], TwoLevel(EXPERTS, 1, slots), expected)
     for prefix, counts in {"": engine.cache.of_experts, "neurons_": engine.cache.of_neurons}.items():
         assert found.sum()[[f"{prefix}{name}" for name in COUNTS]].tolist() == list(astuple(counts))
-
-
-def test_a_trace_and_drawn_neurons():
-    tokens = FIG06.needed_of(routing([[[1, 0, 1], [0, 0, 0], [1, 1, 0]]]), 0)
-    assert tokens == [{0: None, 2: None}, {}, {0: None, 1: None}]
-    law = BetaLaw(active=0.4, far=0.5, near=0.7)
-    drawn = FIG06.with_drawn_neurons(tokens, law, experts=3, neurons=200, seed=1)
-    again = FIG06.with_drawn_neurons(tokens, law, experts=3, neurons=200, seed=1)
-    assert [each.keys() for each in drawn] == [each.keys() for each in tokens]
-    for one, other in zip(drawn, again, strict=True):
-        for expert, neurons in one.items():
-            assert np.array_equal(neurons, other[expert])
-            assert 0.2 < len(neurons) / 200 < 0.6
-    counts = replay_experts(drawn, TwoLevel(3, 200, 3))
-    shared = len(np.intersect1d(drawn[0][0], drawn[2][0]))
-    assert counts["neurons_late"][2] == len(drawn[2][0]) - shared + len(drawn[2][1])
 
 
 def test_the_cliff_of_one_lru_for_all_layers():

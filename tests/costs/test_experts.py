@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from toolkit.costs.experts import (
-    BREAKDOWN,
     CORM,
     EXPERT_WAYS,
     LOADING,
@@ -28,7 +25,6 @@ from toolkit.costs.experts import (
 )
 from toolkit.costs.hardware import profile
 from toolkit.costs.machine import Links, Memory, Profile, Software
-from toolkit.costs.null_model import links_only
 from toolkit.errors import UserError
 from toolkit.evidence.claims import claims
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
@@ -147,13 +143,6 @@ def test_hits_are_those_of_a_replayed_cache():
     assert np.mean(cached) == pytest.approx(inputs.neuron_hits(shape), abs=0.02)
 
 
-def test_all_slots_load_nothing():
-    for way in (CORM, RIVALS["mixtral-offload"]):
-        everything = token(MIXTRAL, way, MACHINE, LoadingInputs(slots=8, accuracy=1.0))
-        assert sum(span.nbytes for span in everything.spans if span.stage == "copy") == 0
-    assert token(MIXTRAL, RIVALS["resident"], MACHINE).busy_s(*LOADING) == 0
-
-
 def test_a_prompt_loads_all_experts_and_neurons():
     uses = prompt_loads(MIXTRAL, CORM, 64)
     assert (uses.experts, uses.tokens_each, uses.whole) == (8, 16, True)
@@ -163,46 +152,6 @@ def test_a_prompt_loads_all_experts_and_neurons():
     assert on_demand.busy_s(*LOADING) == pytest.approx(4 * 2.1, rel=1e-3)  # 256 experts of 64
     with pytest.raises(UserError, match="0 tokens"):
         prompt(MIXTRAL, CORM, MACHINE, 0)
-
-
-shares = st.floats(0.05, 1.0)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from(list(BREAKDOWN.values())), st.integers(2, 7), shares, st.floats(0.0, 0.5), shares)
-def test_more_of_anything_that_helps_is_never_slower(way, slots, active, low_bits, overlap):
-    shape = replace(MIXTRAL, layers=3)
-    inputs = LoadingInputs(active=active, slots=slots, low_bits=low_bits, overlap=overlap)
-    seconds = token(shape, way, MACHINE, inputs).total_s
-    better = [
-        replace(inputs, slots=slots + 1),
-        replace(inputs, low_bits=low_bits + 0.1),
-        replace(inputs, overlap=1.0),
-        replace(inputs, gathers_beside=True),
-    ]
-    if not way.cached:  # a cache of many active neurons has more of what comes next
-        better.append(replace(inputs, active=active / 2))
-    for other in better:
-        assert token(shape, way, MACHINE, other).total_s <= seconds * (1 + 1e-9)
-    assert token(shape, way, MACHINE, replace(inputs, fixed_scales=False)).total_s >= seconds * (1 - 1e-9)
-
-
-def test_a_token_takes_at_least_its_loads_and_its_products():
-    for way in EXPERT_WAYS.values():
-        found = token(DEEPSEEK, way, MACHINE)
-        loading, computing = found.busy_s(*LOADING), found.busy_s("compute")
-        assert max(loading, computing) <= found.total_s * (1 + 1e-9)
-        assert found.total_s <= (loading + computing) * (1 + 1e-9)
-        assert beside_s(found) == pytest.approx(loading + computing - found.total_s, abs=1e-6)
-
-
-def test_the_null_model_has_bytes_alone():
-    bare = links_only(MACHINE)
-    nothing = LoadingInputs(limit=1.0)
-    assert token(MIXTRAL, ON_DEMAND, bare).total_s == pytest.approx(5.995 / MACHINE.links.dram_to_device_gb_s, rel=1e-3)
-    share = 1 / 3 + 2 / 3 * 0.45
-    sparse = token(MIXTRAL, SPARSE, bare, nothing).total_s
-    assert sparse == pytest.approx(share * token(MIXTRAL, ON_DEMAND, bare).total_s, rel=1e-3)
 
 
 def test_ways_have_the_names_they_are_found_by():

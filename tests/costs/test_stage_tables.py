@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from toolkit.costs.stage_tables import beside_dense, error_words, model_error, relative_to, stage_seconds, way_names
+from toolkit.costs.stage_tables import beside_dense, error_words, model_error, relative_to, way_names
 from toolkit.errors import UserError
 
 # op, method, path, stage, seconds, nbytes, gb_s
@@ -63,9 +63,3 @@ def test_the_models_error_is_the_median_and_the_largest_over_stages_and_over_tot
     assert error.to_dict() == pytest.approx({"stages": 0.2, "totals": 0.05} | largest)
     words = "stages by 20% (median; 30% at most) and totals by 5% (5% at most)"
     assert error_words(pd.DataFrame(rows, columns=["stage", "modelled_over_measured"])) == words
-
-
-def test_seconds_are_shown_by_way_and_stage():
-    shown = stage_seconds(TABLE, "op")
-    assert shown.columns.tolist() == ["read", "decode"]
-    assert shown.loc[("fc1, endor", "measured")].tolist() == [2, 0.5]

@@ -14,12 +14,17 @@ import hashlib
 import json
 import math
 import random
+import resource
 import shutil
+import signal
+import sys
 import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from mutations import altered, main, one_line
 
 from toolkit.errors import UserError
 from toolkit.formats import QUANTISED, READABLE, Packed, encode, packed
@@ -28,8 +33,48 @@ from toolkit.storage import index, shards
 from toolkit.storage.store import Store
 from toolkit.storage.writing import Op, write_store
 
+SECONDS, MEMORY_BYTES = 60, 4 << 30  # of the processor, for a case; the first compiles kernels
+WILD = [0, 1, -1, 7, 1 << 15, 1 << 31, -(1 << 31), 1 << 40, -(1 << 40), 1 << 62, (1 << 63) - 1, -(1 << 63)]
+TYPES = [torch.int32, torch.int64, torch.uint8, torch.float32, torch.float64, torch.float16, torch.bfloat16]
+TYPES += [torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2]
+SPECIAL = [float("nan"), float("inf"), float("-inf"), -1.0, -0.0, 3e38, -3e38, 1e-45]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 IN_USE = (ValueError, IndexError, RuntimeError)
+
+
+def altered(tensor: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """A tensor with some of its bytes or numbers, its length, its type or its shape changed."""
+    kinds = ["element", "element", "element", "wrap", "bits", "swap", "cut", "type", "shape", "rank"]
+    kind = rng.choice(kinds + ["special"] * 3 * tensor.is_floating_point())
+    flat = tensor.clone().view(-1)
+    if kind == "cut":
+        return flat[: rng.randrange(len(flat) + 1)].clone()
+    if kind == "type":
+        return tensor.to(rng.choice(TYPES))
+    if kind == "rank":
+        return rng.choice([flat, tensor[None], tensor[..., None], tensor.T.contiguous() if tensor.ndim == 2 else flat])
+    if kind == "shape" or not len(flat):
+        shapes = [(0, 1 << 50), (1 << 40, 0), (0,), (1,), (0, 0), (1, 1), (), (1,) * 30]
+        return torch.zeros(rng.choice(shapes), dtype=tensor.dtype)
+    if kind == "special":
+        places = [rng.randrange(len(flat)) for _ in range(rng.choice([1, 1, len(flat)]))]
+        wide = flat.double()
+        wide[places] = rng.choice(SPECIAL)
+        return wide.to(tensor.dtype).view(tensor.shape)
+    numbers = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+    if kind == "bits":
+        data = flat.view(torch.uint8)
+        for _ in range(rng.choice([1, 1, 3, 30])):
+            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    elif kind == "swap":
+        one, other = rng.randrange(len(flat)), rng.randrange(len(flat))
+        numbers[[one, other]] = numbers[[other, one]]
+    else:
+        places = [rng.randrange(len(flat)) for _ in range(rng.choice([1, 1, 2]))]
+        numbers[places] = torch.tensor([rng.choice(WILD) for _ in places]).to(numbers.dtype)
+        if kind == "wrap" and len(flat) > 3:  # steps that are not negative, once they have wrapped
+            numbers[1:4] = torch.tensor([1 << 62, (1 << 63) - 1, -(1 << 63) + 1]).to(numbers.dtype)
+    return flat.view(tensor.shape)
 
 
 def weight(rng: random.Random, shape: tuple[int, int]) -> torch.Tensor:
@@ -96,10 +141,11 @@ def attack_store(folder: Path, rng: random.Random, record: dict) -> str:
     opened = Store.open(store)
     try:
         opened.verify()
-        sound = True
+        told = ""
     except UserError as error:
-        one_line(error)
-        sound = False
+        told = str(error)
+    sound = not told
+    assert "\n" not in told
     for layer in opened.layers.values():
         with contextlib.nullcontext() if sound else contextlib.suppress(UserError):
             for found in layer.view(opened.shards[layer.shard].content(layer.offset, layer.nbytes)).values():
@@ -124,6 +170,28 @@ class Cases:
         ended = attack_store(folder, rng, self.record)
         shutil.rmtree(folder / "copy")
         return ended
+
+
+def main(try_case: Callable[[int, random.Random], str]) -> None:
+    """Try the cases that the command line names, its first and how many; print how often each ended in which way.
+
+    A case that raises an error fails, and its number and traceback go to standard error. A crash, more than `SECONDS`
+    or `MEMORY_BYTES` end the process, or fail the case; the last number of standard error is that of its case.
+    """
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, resource.RLIM_INFINITY))
+    first, count = map(int, sys.argv[1:3])
+    ends = Counter()
+    for case in range(first, first + count):
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        print(case, end="\r", file=sys.stderr, flush=True)
+        try:
+            ends[try_case(case, random.Random(case))] += 1
+        except Exception:
+            ends["failed"] += 1
+            print(f"case {case}\n{traceback.format_exc()}", file=sys.stderr)
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    print(json.dumps(ends))
 
 
 if __name__ == "__main__":

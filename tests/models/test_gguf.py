@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from toolkit.errors import UserError
-from toolkit.models import check_model, load_model
+from toolkit.models import load_model
 
 HIDDEN, FFN, LAYERS, HEADS = 256, 512, 2, 4
 NAMES = {
@@ -129,14 +129,6 @@ def test_a_file_is_dequantised_once_whatever_its_name(tmp_path, monkeypatch):
     load_model(str(tmp_path / "other"))
 
 
-def test_the_copy_of_a_large_model_is_bfloat16(tmp_path, monkeypatch):
-    monkeypatch.setattr("toolkit.models.loading.LARGE", 1)
-    weights = write(tmp_path / "tiny.gguf")
-    model, _ = load_model(str(tmp_path / "tiny.gguf"), torch.float32)
-    for name, weight in model.named_parameters():
-        assert torch.equal(weight, weights[name].bfloat16().float()), name
-
-
 def test_rotary_factors_are_those_of_llama_3(tmp_path):
     """By hand: a frequency is divided by 8 below one turn in 8192 positions, by 1 above four, and between on a line."""
     turns = 8192 * 10000.0 ** -(np.arange(32) / 32) / (2 * np.pi)
@@ -166,10 +158,3 @@ def test_a_faulty_file_is_one_line(tmp_path):
         with pytest.raises(UserError, match=words) as caught:
             load_model(str(tmp_path / "tiny.gguf"))
         assert "\n" not in str(caught.value)
-
-
-def test_names_are_checked_without_weights(tmp_path):
-    write(tmp_path / "tiny.gguf")
-    check_model(str(tmp_path / "tiny.gguf"))
-    with pytest.raises(UserError, match=r"missing\.gguf: cannot be read as a GGUF file"):
-        check_model(str(tmp_path / "missing.gguf"))

@@ -12,7 +12,7 @@ from toolkit.models import decoder_blocks, load_model
 from toolkit.models.adapters import LowRankDifference, named_linears
 from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
-from toolkit.models.mixture import ENTRY, SplitMixture, split, use_per_token
+from toolkit.models.mixture import ENTRY, SplitMixture, use_per_token
 from toolkit.models.skeleton import check_reopens, empty_model
 from toolkit.models.split_files import SplitParts, apply, load, save
 from toolkit.models.splitting import Sizes, balanced_clusters, ffn_inputs, magnitudes, random_split, split_ffn, usage
@@ -93,19 +93,6 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path, monkeypatch):
         (tmp_path / "config.json").write_text(json.dumps(config | {ENTRY: entry}))
         with pytest.raises(UserError, match=told):
             load_model(str(tmp_path), torch.float32)
-
-
-def test_what_does_not_fit_a_model_is_refused_before_it_changes():
-    model = dense()
-    made = parts(model)
-    with pytest.raises(UserError, match="no permutation of its 48 neurons"):
-        split(model, [made.permutation[0], made.permutation[1] % 47], list(made.router), 2, 8)
-    with pytest.raises(UserError, match="do not make the FFN's 48"):
-        split(model, list(made.permutation), list(made.router), 2, 9)
-    assert getattr(model.config, ENTRY, None) is None
-    assert len(decoder_ffns(model)) == 2
-    with pytest.raises(UserError, match="9 routed experts a token"):
-        use_per_token(split_model(), 9)
 
 
 def test_files_of_parts(tmp_path):

@@ -24,14 +24,6 @@ def test_the_smallest_go():
     assert whole.std() == pytest.approx(0.02, rel=0.02)
 
 
-def test_seeds_and_rows_differ():
-    one, two = random_pruned((200, 64), 0.5, seed=0), random_pruned((200, 64), 0.5, seed=1)
-    assert torch.equal(one, random_pruned((200, 64), 0.5, seed=0))
-    assert not torch.equal(one, two)
-    assert len(one.unique(dim=0)) == 200
-    assert len(random_pruned((2100, 64), 0.5).unique(dim=0)) == 2100, "drawn rows, and shifted ones"
-
-
 def test_a_part_of_a_model_has_fewer_rows_of_the_same_length():
     assert twin_shapes("opt-66b") == SHAPES["opt-66b"]
     assert twin_shapes("opt-66b/8")["fc1"] == (4608, 9216)

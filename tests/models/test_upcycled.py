@@ -11,7 +11,7 @@ from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.plain import as_stored, plain
 from toolkit.models.skeleton import check_reopens
-from toolkit.models.upcycled import LowRankExperts, as_mixtral, load, save
+from toolkit.models.upcycled import LowRankExperts, as_mixtral
 
 TOKENS = torch.arange(20).view(1, -1) % 64
 
@@ -60,11 +60,3 @@ def test_transformers_opens_it_as_it_was(tmp_path, tied):
     mixtral.save_pretrained(tmp_path, state_dict=dict(as_stored(mixtral)))
     opened = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert torch.equal(plain(opened)(TOKENS).logits, mixtral(TOKENS).logits)
-
-
-def test_files(tmp_path):
-    model, parts, file = dense(), random_parts(), tmp_path / "experts.safetensors"
-    save(file, model, parts, {"model": "tiny"})
-    found = load(file, model)
-    assert found.per_token == 2
-    assert all(torch.equal(found.tensors()[name], it.bfloat16().float()) for name, it in parts.tensors().items())

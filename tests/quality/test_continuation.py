@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import naive_evaluation
 from tests.notebook_code import functions_of
-from toolkit.quality.likelihood import perplexity
 
 continuation_perplexity = functions_of("flash/tab07").continuation_perplexity
 
@@ -31,8 +30,3 @@ def test_against_the_oracle(model, count, prompt_tokens):
     (losses,) = naive_evaluation.window_nlls(model, tokens, count)
     expected = math.exp(statistics.mean(losses[prompt_tokens - 1 :]))
     assert continuation_perplexity(model, tokens, prompt_tokens) == pytest.approx(expected, rel=1e-4)
-
-
-def test_after_one_token_it_is_the_perplexity_of_a_window(model):
-    tokens = tokens_of(12)
-    assert continuation_perplexity(model, tokens, 1) == pytest.approx(perplexity(model, tokens, 12), rel=1e-5)

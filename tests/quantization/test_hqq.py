@@ -32,9 +32,3 @@ def test_bytes_and_error(weight, bits):
     assert all(len(group.unique()) <= 2**bits for group in decoded.view(-1, GROUP))
     # the method minimises |error|^0.7: not worse than plain rounding, but for what 16-bit scales cost
     assert (decoded - weight).abs().pow(0.7).mean() <= plain_error(weight, bits) * (1.01 if bits < 8 else 1.3)
-
-
-def test_a_group_of_one_value_and_bfloat16(weight):
-    constant = torch.full((2, GROUP), 0.5)
-    torch.testing.assert_close(Groupwise.encode(constant, 4).decode(), constant, rtol=1e-3, atol=1e-3)
-    assert Groupwise.encode(weight.bfloat16(), 4).decode().isfinite().all()

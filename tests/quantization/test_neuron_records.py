@@ -6,7 +6,6 @@ import torch
 
 from toolkit.errors import UserError
 from toolkit.kernels.neurons.records import codes_start, group_of, groups, section_bytes
-from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.neuron_records import decode, encode, record_bytes
 
 HIDDEN = 192
@@ -64,23 +63,6 @@ def test_decoded_weights_are_those_of_the_layout(bits):
     found = torch.stack(decode(records, HIDDEN, bits), 1)
     expected = np.stack([slow_decode(record, HIDDEN, bits) for record in records.numpy()])
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("bits", [4, 2])
-def test_bytes_for_scales_cost_little(bits):
-    """Beside the package's scales and zero points in 16 bits: the error grows by less than 2 %."""
-    given = matrices(200, 576)
-    for weight, found in zip(given, decode(encode(*given, bits), 576, bits), strict=True):
-        plain = Groupwise.encode(weight, bits, group_of(bits)).decode()
-        assert (found - weight).norm() <= 1.02 * (plain - weight).norm()
-
-
-@pytest.mark.parametrize("bits", [4, 2])
-def test_a_neuron_stands_alone(bits):
-    records = encode(*matrices(), bits)
-    some = torch.tensor([7, 3, 19])
-    for part, whole in zip(decode(records[some], HIDDEN, bits), decode(records, HIDDEN, bits), strict=True):
-        assert torch.equal(part, whole[some])
 
 
 def test_groups_of_equal_weights_do_not_spoil_their_row():

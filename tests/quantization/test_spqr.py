@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests import naive_spqr
 from tests import naive_spqr_quantiser as naive
 from toolkit.errors import UserError
-from toolkit.kernels.spqr import Codes, pack
 from toolkit.kernels.spqr import quantise as kernel
 from toolkit.kernels.spqr.shared import dequantise
 from toolkit.quantization.spqr import SpQR
@@ -88,7 +86,7 @@ def test_a_weight_on_its_grid_is_kept_exactly(reorder):
     assert len(quantised.values) == 0
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (33, 16), (40, 70)])
+@pytest.mark.parametrize("shape", [(1, 5), (16, 16), (21, 40), (40, 70)])
 @pytest.mark.parametrize("share", [0, 0.05, 1])
 @pytest.mark.parametrize("search", [False, True])
 def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
@@ -98,18 +96,6 @@ def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
     assert quantised.codes.weights.tolist() == codes.tolist()
     assert len(quantised.values) == outliers
     torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
-
-
-def test_more_outliers_lose_less_and_their_share_is_near_the_one_asked_for():
-    weight, gram = random(0, 96, 200, dtype=torch.float32) * 0.05, gram_of(1, 200, torch.float32)
-    shares = [0, 0.01, 0.05, 0.2, 1]
-    found = [SpQR(outliers=share)(weight, gram) for share in shares]
-    lost = [float((((q.decode() - weight) @ gram) * (q.decode() - weight)).sum()) for q in found]
-    assert lost == sorted(lost, reverse=True)
-    assert lost[-1] < 1e-5 * lost[0]  # all weights are outliers: fp16 is what is left
-    reached = [len(q.values) / weight.numel() for q in found]
-    assert reached[0] == 0
-    assert all(abs(got - share) < 0.2 * share for got, share in zip(reached[1:-1], shares[1:-1], strict=True))
 
 
 def test_activation_order_quantises_the_columns_that_matter_first():
@@ -133,15 +119,6 @@ def test_columns_without_input_and_matrices_of_one_value():
         torch.testing.assert_close(
             SpQR()(constant, gram_of(1, 32, torch.float32)).decode(), constant, rtol=2e-3, atol=0
         )
-
-
-def test_without_outliers_the_codes_are_all_that_is_decoded():
-    weight, gram = random(0, 40, 56, dtype=torch.float32), gram_of(1, 56, torch.float32)
-    quantised = SpQR(outliers=0, reorder=False)(weight, gram)
-    assert isinstance(quantised.codes, Codes)
-    assert quantised.decode().shape == weight.shape
-    expected = naive_spqr.dequantise(pack(quantised.codes).flatten().tolist(), *weight.shape)
-    assert torch.equal(quantised.decode(), torch.from_numpy(expected).float())
 
 
 def test_a_weight_that_fp16_cannot_hold_is_refused():

@@ -2,16 +2,13 @@
 
 import logging
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import cycle
-from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests import naive_pruning
 from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.quantization.rtn import RoundToNearest
@@ -109,12 +106,6 @@ def test_whatever_changes_the_result_makes_it_anew(bench, tiny, monkeypatch):
     assert bench == [0, 1] * (len(CHANGED) + 4), "other weights under the same name"
 
 
-def test_a_change_without_data_does_not_depend_on_calibration_settings(bench):
-    for calibration in (Calibration(windows=3, seed=0), Calibration("other", windows=2, seed=1)):
-        load_changed("llama", CHANGES["magnitude"], calibration, torch.float32)
-    assert bench == [0, 1]
-
-
 @pytest.mark.parametrize("change", [WANDA, SpQR(reorder=True)], ids=["wanda", "spqr"])
 def test_after_ctrl_c_it_goes_on_at_the_block(bench, monkeypatch, tmp_path, change):
     expected = load_changed("llama", change, **CALIBRATED)
@@ -199,37 +190,6 @@ def test_a_registered_method_from_elsewhere_hangs_on_its_own_file(bench, monkeyp
     assert bench == [0, 1, 0, 1]
 
 
-def test_a_method_without_a_file_works_anew_each_time(bench, monkeypatch):
-    """In a notebook it may change from one run of its cell to the next."""
-    monkeypatch.setattr(Mine, "__module__", "no_such_module")
-    for _ in range(2):
-        load_changed("llama", Pruning.by(Mine()), dtype=torch.float32)
-    assert bench == [0, 1, 0, 1]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Scales each column by the norm of its input: a smooth function, so that two ways of adding up agree."""
-
-    statistic: ClassVar[str] = "gram"
-
-    def __call__(self, weight, gram):
-        norms = gram.diagonal().sqrt()
-        return SimpleNamespace(decode=lambda: weight * norms / norms.max(), nbytes=1)
-
-
-@pytest.mark.parametrize("family", ["llama", "opt"])
-def test_each_block_is_calibrated_on_the_changed_blocks_before_it(tiny, tokens, family):
-    model, oracle, windows = tiny(family), tiny(family), tokens.view(-1, LENGTH)
-    list(change_blocks(model, Scale(), windows))
-    for block in range(oracle.config.num_hidden_layers):
-        inputs = naive_pruning.layer_inputs(oracle, windows, block)
-        for name, linear in naive_pruning.linears(oracle, block).items():
-            linear.weight.data = Scale()(linear.weight.detach(), inputs[name].T @ inputs[name]).decode()
-    for name, parameter in oracle.named_parameters():
-        torch.testing.assert_close(model.get_parameter(name), parameter, rtol=1e-3, atol=1e-5)
-
-
 def test_siblings_share_a_gram_matrix_and_its_factorisation(tiny, tokens, monkeypatch):
     """A block of Llama's has four inputs: of q, k and v; of o; of gate and up; of down. No block's outlive it."""
     model, windows, factorisations = tiny().requires_grad_(False), tokens.view(-1, LENGTH), []
@@ -241,10 +201,3 @@ def test_siblings_share_a_gram_matrix_and_its_factorisation(tiny, tokens, monkey
         assert not any(gram() is not None for gram in grams), "the Gram matrices of the block before are still held"
         grams = [weakref.ref(gram) for gram in {id(gram): gram for gram in found.values()}.values()]
         assert len(grams) == 4
-
-
-def test_calibration_with_fewer_tokens_than_columns_is_told(tiny, tokens, caplog):
-    with caplog.at_level(logging.WARNING):
-        list(change_blocks(tiny(), SpQR(), tokens[None, :10]))
-    assert "10 tokens for the" in caplog.text
-    assert "give more windows" in caplog.text

@@ -54,12 +54,3 @@ def test_balance_by_hand():
     wanted = {"layer": [0], "experts": 5, "per_token": 1.0, "imbalance": 3.75, "top_share": 0.75, "never": 0.6}
     wanted |= {"entropy": 2 - 0.75 * np.log2(3)}
     pd.testing.assert_frame_equal(found, pd.DataFrame(wanted))
-
-
-def test_balance_at_its_ends():
-    balance = functions_of("corm/fig06").balance
-    even = balance(routing([[1, 1, 0, 0], [0, 0, 1, 1]])).iloc[0]
-    assert (even["imbalance"], even["entropy"], even["never"]) == (1, 2, 0)
-    idle = balance(routing([[0, 0]])).iloc[0]
-    assert idle[["imbalance", "top_share", "entropy"]].isna().all()
-    assert (idle["per_token"], idle["never"]) == (0, 1)

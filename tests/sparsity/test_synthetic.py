@@ -56,14 +56,6 @@ def test_a_drawn_trace_follows_its_law():
     assert not torch.equal(draw("twin", laws, 512, 1200, seed=1).bits[1], trace.bits[1])
 
 
-def test_opt_of_the_paper():
-    """Appendix C.1: 10 % are predicted to be active, 2.4 % are new to a window of 4; memory for 24 % suffices."""
-    law = UsageLaw.fit(active=0.10, exponent=1, new=0.024, tokens=5)
-    assert law.new(5) == pytest.approx(0.024, rel=1e-3)
-    assert law.aggregated(1) == pytest.approx(0.10)
-    assert 0.10 < law.aggregated(5) < 0.24
-
-
 HERMES = BetaLaw(active=0.20, far=0.70, near=0.90)
 
 
@@ -77,15 +69,6 @@ def test_published_statistics_give_the_law():
     assert usage[:2000].sum() / usage.sum() == pytest.approx(0.785, abs=0.001)
     assert HERMES.shared(1) == pytest.approx(0.90)
     assert HERMES.shared(25) == pytest.approx(0.70, abs=1e-4)
-
-
-@pytest.mark.parametrize("shape", [(0.12, 0.48), (2.0, 6.0)])
-def test_usage_is_quantiles_of_the_beta_distribution(shape):
-    total = sum(shape)
-    law = BetaLaw(shape[0] / total, (shape[0] + 1) / (total + 1), 0.95)
-    drawn = np.sort(np.random.default_rng(0).beta(*shape, (200, 5000)), axis=1)[:, ::-1].mean(0)
-    np.testing.assert_allclose(law.usage(5000), drawn, atol=0.02)
-    assert (np.diff(law.usage(50)) <= 0).all()
 
 
 def given_parent(copied):

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from tests.sparsity.test_thresholds import outputs_of
-from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.sparsity import Magnitudes, Trace, record, thresholded
-from toolkit.sparsity.trace import KIND, pack
+from toolkit.sparsity.trace import pack
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -58,15 +57,3 @@ def test_experts_have_weights_of_the_router_and_no_thresholds(tmp_path):
     experts = Trace.load(tmp_path / "trace", "mixture")
     assert (experts.unit, experts.thresholds) == ("expert", None)
     assert torch.equal(experts.weights[0], weights)
-
-
-def test_a_file_of_version_1_holds_neurons(trace, tmp_path):
-    trace().save(tmp_path / "trace")
-    about, tensors = tensor_files.load(tmp_path / "trace", KIND)
-    del about["unit"]
-    about |= {"version": "1", "neurons": about.pop("units")}
-    tensor_files.save(tmp_path / "earlier", KIND, about, tensors)
-    earlier = Trace.load(tmp_path / "earlier", "tiny")
-    assert (earlier.unit, earlier.units) == ("FFN neuron", (13, 16))
-    assert torch.equal(earlier.thresholds, torch.zeros(2))
-    assert torch.equal(earlier.active(1), trace().active(1))

@@ -50,14 +50,6 @@ def test_against_slow_counts(shape, sparsity):
     assert statistics.jaccard(mask, other) == pytest.approx(jaccard)
 
 
-def test_chance_is_what_random_masks_have():
-    first, second = random_mask((512, 512), 0, 0.4), random_mask((512, 512), 1, 0.7)
-    found = statistics.jaccard(first, second)
-    assert found == pytest.approx(statistics.chance_jaccard(0.4, 0.7), abs=0.01)
-    blocks = statistics.zeros_by_block(random_mask((1024, 1024), 2), (16, 16))
-    assert blocks.std().item() == pytest.approx((0.25 / 256) ** 0.5, rel=0.05)
-
-
 def test_a_pruned_model(tiny, tokens):
     wanda, magnitude = tiny("llama", blocks=2), tiny("llama", blocks=2)
     prune(wanda, "wanda", calibration=tokens.view(-1, 16))

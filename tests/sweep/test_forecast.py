@@ -6,7 +6,7 @@ import time
 import pytest
 
 from toolkit import paths
-from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, duration, forecast
+from toolkit.sweep.forecast import START_S, STEADY_S, Forecast, forecast
 from toolkit.sweep.plan import Job
 from toolkit.sweep.state import State
 
@@ -40,13 +40,6 @@ def test_of_each_notebook_the_run_here_counts_before_that_of_a_reference(root):
     assert words.startswith("about 3 min (2 of 3 ran before with these parameters")
 
 
-def test_other_parameters_say_nothing(root):
-    keep(root / "results", "toy/a", 11, size=2)
-    expected = forecast([job("toy/a")], 1)
-    assert expected.left_s({}) is None
-    assert "not known" in expected.words()
-
-
 def test_cores_are_shared_unless_a_notebook_has_the_machine_alone(root):
     """It ran on one of two cores there; here it has two of four, and two run at once."""
     keep(root / "results", "toy/a", 91, threads=1)
@@ -68,13 +61,3 @@ def test_what_is_over_tells_the_pace_of_the_rest():
     assert expected.left_s(begun) == pytest.approx(pace * 30)
     begun["toy/b"] = State("toy/b", "failed", 0.0, 5.0)
     assert expected.left_s(begun) == pytest.approx(pace * 30)
-
-
-def test_without_kept_durations_those_of_this_sweep_count():
-    expected = Forecast([job("toy/a"), job("toy/b")], 1, {})
-    assert expected.left_s({}) is None
-    assert expected.left_s({"toy/a": State("toy/a", "done", 0.0, 40.0)}) == 40
-
-
-def test_a_duration_in_words():
-    assert [duration(seconds) for seconds in (4.4, 89, 91, 3600)] == ["4 s", "89 s", "2 min", "60 min"]

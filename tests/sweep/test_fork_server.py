@@ -54,33 +54,15 @@ def test_a_fork_has_the_environment_folder_streams_and_status_of_its_client(addr
     assert 1000 < int((tmp_path / "peak").read_text()) < 10**7
 
 
-def test_an_interrupt_reaches_the_fork_and_leaves_the_next_one_alone(address, tmp_path):
+def test_an_interrupt_and_the_end_of_a_client_reach_its_fork_alone(address, tmp_path):
     interrupted, other = start(address, tmp_path, WAIT), start(address, tmp_path, WAIT)
-    pid_of(interrupted), pid_of(other)
+    pid_of(interrupted)
+    pid = pid_of(other)
     interrupted.send_signal(signal.SIGINT)
     assert interrupted.wait(PATIENCE_S) != 0
     assert other.poll() is None
     other.kill()
-
-
-def test_a_fork_ends_with_its_client(address, tmp_path):
-    client = start(address, tmp_path, WAIT)
-    pid = pid_of(client)
-    client.kill()
     wait(lambda: not psutil.pid_exists(pid))
-
-
-def test_a_client_that_goes_before_its_request_is_whole_leaves_the_server_alone(address, tmp_path):
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        connection.sendall(b'{"arguments"')
-    assert start(address, tmp_path, "pass").wait(PATIENCE_S) == 0
-
-
-def test_a_fork_that_is_killed_says_so(address, tmp_path):
-    client = start(address, tmp_path, WAIT)
-    os.kill(pid_of(client), signal.SIGKILL)
-    assert client.wait(PATIENCE_S) == 128 + signal.SIGKILL
 
 
 def test_forks_and_clients_end_with_the_server(tmp_path):

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import Notebook
 from toolkit.sweep import state
 from toolkit.sweep.grid import ParameterGrid, read_grid
 from toolkit.sweep.grid_report import figure, grid_tables, numbers_table
@@ -17,39 +16,24 @@ TWO = ParameterGrid({"sparsity": [0.5, 0.25], "method": ["wanda", "magnitude"]})
 QUICK = {"cpu": "A CPU", "memory_gb": 8, "finished": "2026-01-02T03:04:05Z", "id": "quickstart"}
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("0.3,0.5", [0.3, 0.5]),
-        ("a, b/c", ["a", "b/c"]),
-        ('"int4, hqq","int8"', ["int4, hqq", "int8"]),
-        ('["a", "b"],["c"]', [["a", "b"], ["c"]]),
-        ("true", [True]),
-        ("1,a", [1, "a"]),
-    ],
-)
-def test_values_are_json_or_text_between_commas(text, values):
-    assert read_grid([f"name={text}"]) == ParameterGrid({"name": values})
-
-
-def test_without_items_there_is_no_grid():
+def test_values_are_json_or_text_between_commas():
+    for text, values in {
+        "0.3,0.5": [0.3, 0.5],
+        "a, b/c": ["a", "b/c"],
+        '"int4, hqq","int8"': ["int4, hqq", "int8"],
+        '["a", "b"],["c"]': [["a", "b"], ["c"]],
+        "1,a": [1, "a"],
+    }.items():
+        assert read_grid([f"name={text}"]) == ParameterGrid({"name": values})
     assert read_grid([]) is None
-
-
-@pytest.mark.parametrize(
-    ("items", "words"),
-    [
-        (["name"], "expected NAME=VALUE,VALUE"),
-        (["name="], "expected NAME=VALUE,VALUE"),
-        (["name=0.3,"], "a value is missing beside a comma"),
-        (["name=a,,b"], "a value is missing beside a comma"),
+    for items, names in (
+        (["name"], "NAME=VALUE,VALUE"),
+        (["name=0.3,"], "a value is missing"),
         (["name=0.5,0.50"], "0.5 comes twice"),
         (["name=a", "name=b"], "name comes twice"),
-    ],
-)
-def test_what_is_no_grid_is_refused(items, words):
-    with pytest.raises(UserError, match=words):
-        read_grid(items)
+    ):
+        with pytest.raises(UserError, match=names):
+            read_grid(items)
 
 
 def test_a_point_keeps_its_folder_whatever_the_order_on_the_command_line():
@@ -70,22 +54,6 @@ def test_folders_of_odd_values_are_safe_and_differ():
     names = list(ParameterGrid({"name": odd}).points)
     assert len(set(names)) == len(odd)
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789+-._") and len(name) < 60 for name in names)
-
-
-def test_only_notebooks_with_all_parameters_are_chosen(tmp_path):
-    def book(id, **parameters):
-        made = Notebook(id, id, id, tmp_path)
-        made.__dict__["parameters"] = parameters  # read from its file otherwise
-        return made
-
-    books = [book("toy/a", sparsity=1, method=2), book("toy/b", sparsity=1), book("toy/c", method=2)]
-    assert TWO.choose(books, []) == books[:1]
-    with pytest.raises(UserError, match="unknown parameter of toy/b 'method'"):
-        TWO.choose(books, ["toy/a", "toy/b"])
-    with pytest.raises(UserError, match="no notebook has all of sparsity, method"):
-        TWO.choose(books[1:], [])
-    with pytest.raises(UserError, match="unknown parameter 'method'; choose from: sparsity"):
-        TWO.choose(books[1:2], [])
 
 
 @pytest.fixture

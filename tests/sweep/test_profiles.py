@@ -26,11 +26,6 @@ def profile(tmp_path, monkeypatch):
     return write
 
 
-def test_a_folder_is_meant_where_the_command_was_called(profile, tmp_path):
-    mine = profile("local")
-    assert find_profile("mine", tmp_path) == mine
-
-
 def test_ours_are_found_by_name_and_have_rules_that_the_snakefile_has(tmp_path, monkeypatch):
     monkeypatch.setattr(profiles, "_check_executor", lambda name, config: None)
     found = find_profile("slurm", tmp_path)
@@ -41,60 +36,35 @@ def test_ours_are_found_by_name_and_have_rules_that_the_snakefile_has(tmp_path, 
     assert all(f"rule {rule}" in snakefile or f" as {rule} with" in snakefile for rule in config["set-resources"])
 
 
-def test_an_unknown_profile_is_one_line_with_the_names_there_are(tmp_path):
-    with pytest.raises(UserError, match=r"--profile slrum: expected a folder .* slurm; did you mean 'slurm'"):
+def test_a_scheduler_that_is_not_there_is_one_line(profile, tmp_path, monkeypatch):
+    mine = profile("slurm")
+    for query, told in (
+        (["no-such-command"], "the scheduler is not there: there is no command no-such-command; start"),
+        ([sys.executable, "-c", "import sys; sys.exit('cannot reach it')"], ": cannot reach it; start on a login"),
+    ):
+        monkeypatch.setattr(profiles, "QUERIES", {"slurm": query})
+        with pytest.raises(UserError, match=told):
+            find_profile("mine", tmp_path)
+    monkeypatch.setattr(profiles, "QUERIES", {"slurm": [sys.executable, "-c", ""]})
+    assert find_profile("mine", tmp_path) == mine
+    monkeypatch.setattr(profiles.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"snakemake-executor-plugin-slurm is not installed"):
+        find_profile("mine", tmp_path)
+    with pytest.raises(UserError, match=r"--profile slrum: .* did you mean 'slurm'"):
         find_profile("slrum", tmp_path)
 
 
-def test_a_missing_plugin_is_named_with_what_installs_it(profile, tmp_path, monkeypatch):
-    profile("slurm")
-    monkeypatch.setattr(profiles.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"snakemake-executor-plugin-slurm is not installed: .*'\.\[cluster\]'"):
-        find_profile("mine", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("query", "words"),
-    [
-        (["no-such-command"], "the scheduler is not there: there is no command no-such-command; start"),
-        (
-            [sys.executable, "-c", "import sys; sys.exit('cannot reach it\\nmore')"],
-            ": cannot reach it; start on a login",
-        ),
-        ([sys.executable, "-c", "import time; time.sleep(60)"], "gave no answer in 0.1 s"),
-    ],
-)
-def test_a_scheduler_that_is_not_there_is_one_line(profile, tmp_path, monkeypatch, query, words):
-    profile("slurm")
-    monkeypatch.setattr(profiles, "QUERIES", {"slurm": query})
-    monkeypatch.setattr(profiles, "PATIENCE_S", 0.1 if "sleep" in query[-1] else 30)
-    with pytest.raises(UserError, match=words):
-        find_profile("mine", tmp_path)
-
-
-def test_a_scheduler_that_answers_is_used(profile, tmp_path, monkeypatch):
-    mine = profile("slurm")
-    monkeypatch.setattr(profiles, "QUERIES", {"slurm": [sys.executable, "-c", ""]})
-    assert find_profile("mine", tmp_path) == mine
-
-
-@pytest.mark.parametrize(
-    ("config", "accounting", "arguments"),
-    [
-        (
-            {"executor": "slurm"},
-            "sys.exit('Slurm accounting storage is disabled')",
-            ["--slurm-status-command", "squeue"],
-        ),
+def test_without_accounting_squeue_tells_the_states(tmp_path, monkeypatch):
+    disabled, squeue = "sys.exit('Slurm accounting storage is disabled')", ["--slurm-status-command", "squeue"]
+    for config, accounting, arguments in (
+        ({"executor": "slurm"}, disabled, squeue),
         ({"executor": "slurm"}, "", []),
-        ({"executor": "slurm", "slurm-status-command": "sacct"}, "sys.exit(1)", []),
-        ({"executor": "local"}, "sys.exit(1)", []),
-    ],
-)
-def test_without_accounting_squeue_tells_the_states(tmp_path, monkeypatch, config, accounting, arguments):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.setattr(profiles, "ACCOUNTING", [sys.executable, "-c", f"import sys; {accounting}"])
-    assert more_arguments(tmp_path) == arguments
+        ({"executor": "slurm", "slurm-status-command": "sacct"}, disabled, []),
+        ({"executor": "local"}, disabled, []),
+    ):
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        monkeypatch.setattr(profiles, "ACCOUNTING", [sys.executable, "-c", f"import sys; {accounting}"])
+        assert more_arguments(tmp_path) == arguments
 
 
 def test_what_a_killed_snakemake_left_in_the_queue_is_cancelled_by_its_run(tmp_path, monkeypatch):
