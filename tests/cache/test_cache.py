@@ -11,16 +11,13 @@ from functools import partial
 import pandas as pd
 import pytest
 
+from tests.processes import wait_for
 from toolkit import cache
 from toolkit.cache import cached, cached_table
 from toolkit.errors import UserError
 from toolkit.sweep import __main__ as sweep
 
-
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    return tmp_path
+FORK = multiprocessing.get_context("fork")
 
 
 def writer(made, content="sound"):
@@ -85,29 +82,32 @@ def test_an_error_of_the_maker_passes_and_leaves_nothing(cache_folder):
     assert len(made) == 1
 
 
-def _slow_make(log):
+def _make_slowly(log, seconds):
     def make(folder):
+        (folder / "half").write_text("half")
         with open(log, "a") as lines:
             lines.write(f"{os.getpid()}\n")
-        (folder / "half").write_text("half")
-        time.sleep(0.5)
-        (folder / "data").write_text("whole")
+        time.sleep(seconds)
 
     cached("kind", {}, [], make)
 
 
-def _hung_make(log):
-    def make(folder):
-        (folder / "half").write_text("half")
-        log.touch()
-        time.sleep(60)
+def _use(ready):
+    cached("kind", {"number": 0}, [], writer([]))
+    ready.touch()
+    time.sleep(60)
 
-    cached("kind", {}, [], make)
+
+def started(work, log, *more):
+    """A process that has begun its work, which is to write `log`."""
+    process = FORK.Process(target=work, args=(log, *more))
+    process.start()
+    wait_for(log, process)
+    return process
 
 
 def test_two_processes_make_it_once(tmp_path):
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_slow_make, args=(tmp_path / "log",)) for _ in range(3)]
+    workers = [FORK.Process(target=_make_slowly, args=(tmp_path / "log", 0.5)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -117,10 +117,7 @@ def test_two_processes_make_it_once(tmp_path):
 
 
 def test_a_killed_maker_leaves_nothing_in_the_way(tmp_path):
-    worker = multiprocessing.get_context("fork").Process(target=_hung_make, args=(tmp_path / "started",))
-    worker.start()
-    while not (tmp_path / "started").exists():
-        time.sleep(0.01)
+    worker = started(_make_slowly, tmp_path / "started", 60)
     cache.shrink()
     assert list(tmp_path.rglob("half")), "what is being made stays"
     os.kill(worker.pid, signal.SIGKILL)
@@ -202,18 +199,9 @@ def test_those_used_longest_ago_go_first(cache_folder):
     assert cache.shrink() == []
 
 
-def _use(folder, ready):
-    cached("kind", {"number": 0}, [], writer([]))
-    ready.touch()
-    time.sleep(60)
-
-
 def test_what_a_process_uses_stays(tmp_path):
     first, second = fill([10, 10])
-    user = multiprocessing.get_context("fork").Process(target=_use, args=(first, tmp_path / "ready"))
-    user.start()
-    while not (tmp_path / "ready").exists():
-        time.sleep(0.01)
+    user = started(_use, tmp_path / "ready")
     assert [one.folder for one in cache.shrink()] == [second]
     os.kill(user.pid, signal.SIGKILL)
     user.join()

@@ -14,7 +14,6 @@ TINY = downloads.Download("data.bin", (WHEEL,), hashlib.sha256(DATA).hexdigest()
 
 @pytest.fixture(autouse=True)
 def shelf(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(downloads, "DOWNLOADS", {"tiny": TINY})
     return tmp_path
 

@@ -32,12 +32,6 @@ class Pair:
     sizes: tuple[int, ...]
 
 
-@pytest.fixture(autouse=True)
-def cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
-    return tmp_path
-
-
 def counted(**options):
     """A kept function of two arguments, and the list of what it was called with."""
     calls = []

@@ -1,23 +1,15 @@
-"""SpQR's quantiser against hand-worked groups, exact grids and a slow one that shrinks the inverse Hessian."""
+"""SpQR's quantiser against hand-worked groups and a slow one that shrinks the inverse Hessian."""
 
 import numpy as np
 import pytest
 import torch
 
 from tests import naive_spqr_quantiser as naive
+from tests.quantization.conftest import gram_of, random
 from toolkit.errors import UserError
 from toolkit.kernels.spqr import quantise as kernel
 from toolkit.kernels.spqr.shared import dequantise
 from toolkit.quantization.spqr import SpQR
-
-
-def random(seed, *shape, dtype=torch.float64):
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(seed))
-
-
-def gram_of(seed, columns, dtype=torch.float64):
-    inputs = random(seed, 3 * columns, columns, dtype=dtype)
-    return inputs.T @ inputs
 
 
 def second_order(statistics):
@@ -74,18 +66,6 @@ def test_the_best_pair_of_codes_is_the_first_of_the_least_error():
     assert pairs.tolist() == errors.flatten(0, 1).argmin(0).tolist()
 
 
-@pytest.mark.parametrize("reorder", [False, True])
-def test_a_weight_on_its_grid_is_kept_exactly(reorder):
-    generator = torch.Generator().manual_seed(3)
-    codes = torch.randint(0, 8, (32, 48), generator=generator)
-    codes[:, ::16], codes[:, 1::16] = 0, 7  # each group reaches both ends of its grid
-    steps = torch.tensor([1.0, 8.0]).repeat(16)[:, None] / 64  # both ends of the second grid, too
-    weight = steps * (codes - 3)
-    quantised = SpQR(outliers=0, reorder=reorder)(weight, torch.eye(48))
-    assert torch.equal(quantised.decode(), weight)
-    assert len(quantised.values) == 0
-
-
 @pytest.mark.parametrize("shape", [(1, 5), (16, 16), (21, 40), (40, 70)])
 @pytest.mark.parametrize("share", [0, 0.05, 1])
 @pytest.mark.parametrize("search", [False, True])
@@ -96,37 +76,6 @@ def test_a_matrix_is_quantised_as_the_slow_oracle_does_it(shape, share, search):
     assert quantised.codes.weights.tolist() == codes.tolist()
     assert len(quantised.values) == outliers
     torch.testing.assert_close(quantised.decode().numpy().astype("float64"), expected, rtol=1e-6, atol=1e-9)
-
-
-def test_activation_order_quantises_the_columns_that_matter_first():
-    weight, inputs = random(0, 32, 64, dtype=torch.float32), random(1, 300, 64, dtype=torch.float32)
-    inputs *= torch.linspace(0.1, 3, 64)
-    gram = inputs.T @ inputs
-    quantised = SpQR(reorder=True)(weight, gram)
-    order = quantised.permutation
-    assert sorted(order.tolist()) == list(range(64))
-    assert gram.diagonal()[order].diff().max() <= 0
-    by_hand = SpQR(reorder=False)(weight[:, order], gram[order][:, order])
-    assert torch.equal(quantised.decode()[:, order], by_hand.decode())
-
-
-def test_columns_without_input_and_matrices_of_one_value():
-    weight, gram = random(0, 20, 32, dtype=torch.float32), gram_of(1, 32, torch.float32)
-    gram[:, 5] = gram[5] = 0
-    assert SpQR(outliers=0)(weight, gram).decode()[:, 5].abs().max() < weight.abs().max()
-    for value in (0.0, 0.75, -3.0):
-        constant = torch.full((20, 32), value)
-        torch.testing.assert_close(
-            SpQR()(constant, gram_of(1, 32, torch.float32)).decode(), constant, rtol=2e-3, atol=0
-        )
-
-
-def test_a_weight_that_fp16_cannot_hold_is_refused():
-    weight = torch.zeros(4, 16)
-    for value in (float("nan"), float("inf"), 70000.0):
-        weight[1, 2] = value
-        with pytest.raises(UserError, match="not finite or too large for fp16"):
-            SpQR()(weight, torch.eye(16))
 
 
 def test_damping_is_raised_where_it_is_not_enough(caplog):

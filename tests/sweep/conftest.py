@@ -86,12 +86,14 @@ class Checkout:
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
+def checkout(tmp_path: Path, monkeypatch) -> Checkout:
     """For what this process does. Its toolkit is links, so a process that ran it would use the real checkout."""
     (tmp_path / "toolkit").mkdir()
     for entry in (paths.root() / "toolkit").iterdir():
         (tmp_path / "toolkit" / entry.name).symlink_to(entry)
-    return _with_notebooks(Checkout(tmp_path))
+    toy = _with_notebooks(Checkout(tmp_path))
+    monkeypatch.setattr(paths, "root", lambda: toy.root)
+    return toy
 
 
 def make_checkout(place: Path, results: Path | None = None) -> Checkout:
@@ -120,7 +122,6 @@ def _with_notebooks(toy: Checkout) -> Checkout:
 @pytest.fixture
 def told(checkout: Checkout, monkeypatch, capfd):
     """Calls the command in this process, for what runs no notebook: a process of its own takes a second to start."""
-    monkeypatch.setattr(paths, "root", lambda: checkout.root)
     monkeypatch.setenv("TOOLKIT_RESULTS_DIR", "")  # the command sets it, and it is as before after the test
 
     def call(*arguments: str) -> subprocess.CompletedProcess:

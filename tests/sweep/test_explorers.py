@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 
-from toolkit import paths
 from toolkit.evidence.page import last_image, read_book
 from toolkit.sweep import explorers
 from toolkit.sweep.explorers import draw_explorers
@@ -17,7 +16,6 @@ SHOW = f"from IPython.display import display\ndisplay({{'image/png': '{PIXEL}'}}
 @pytest.fixture
 def toy(checkout, monkeypatch):
     """The toy checkout, whose explorers are drawn in this process; `toy.drawn` lists them."""
-    monkeypatch.setattr(paths, "root", lambda: checkout.root)
     checkout.drawn = []
 
     def run(command, **_):

@@ -17,12 +17,6 @@ GITIGNORE = paths.root() / ".gitignore"
 PYTHON = {"name": "python3", "display_name": "Python 3", "language": "python"}
 
 
-@pytest.fixture
-def toy(checkout, monkeypatch):
-    monkeypatch.setattr(paths, "root", lambda: checkout.root)
-    return checkout
-
-
 def edit(copy, old: str, new: str) -> None:
     """Change a cell as the Lab does when it saves: with outputs and a kernel."""
     book = nbformat.read(copy, as_version=4)
@@ -38,20 +32,20 @@ def parameters(copy) -> str:
     return nbformat.read(copy, as_version=4).cells[1].source
 
 
-def test_a_copy_follows_its_notebook_until_somebody_changes_it(toy):
-    copy = toy.results / "lab" / "toy" / "a.ipynb"
+def test_a_copy_follows_its_notebook_until_somebody_changes_it(checkout):
+    copy = checkout.results / "lab" / "toy" / "a.ipynb"
     assert copy_notebooks(paths.lab_dir()) == []
     assert parameters(copy).startswith("value = 1")
     edit(copy, "nothing", "to change")  # only outputs
     before = copy.read_bytes()
     assert copy_notebooks(paths.lab_dir()) == []
     assert copy.read_bytes() == before
-    toy.notebook("a", "alpha", parameters="value = 2")
+    checkout.notebook("a", "alpha", parameters="value = 2")
     assert copy_notebooks(paths.lab_dir()) == []
     assert parameters(copy) == "value = 2"
     edit(copy, "value = 2", "value = 3")
     assert copy_notebooks(paths.lab_dir()) == []
-    toy.notebook("a", "alpha", parameters="value = 4")
+    checkout.notebook("a", "alpha", parameters="value = 4")
     (told,) = copy_notebooks(paths.lab_dir())
     assert str(copy) in told
     assert parameters(copy) == "value = 3"
@@ -85,37 +79,37 @@ def test_a_run_in_the_lab_changes_neither_git_nor_the_sweeps_results(tmp_path, m
     assert status.stdout == ""
 
 
-def test_the_lab_opens_the_copies_and_takes_further_options(toy, monkeypatch):
+def test_the_lab_opens_the_copies_and_takes_further_options(checkout, monkeypatch):
     for results, root, url in (
         ("results", "", "/lab/tree/results/lab/contents.ipynb"),
         ("../of mine #1", "../of mine #1", "/lab/tree/lab/contents.ipynb"),
     ):
-        monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(toy.root / results))
+        monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(checkout.root / results))
         calls = []
         monkeypatch.setattr(lab.os, "execv", lambda python, arguments, calls=calls: calls.append(arguments))
         lab.start(["--no-browser", "--port", "8899"])
         (arguments,) = calls
-        assert f"--ServerApp.root_dir={(toy.root / root).resolve()}" in arguments
+        assert f"--ServerApp.root_dir={(checkout.root / root).resolve()}" in arguments
         assert f"--LabApp.default_url={url}" in arguments
         assert arguments[-3:] == ["--no-browser", "--port", "8899"]
-        contents = nbformat.read(toy.root / results / "lab" / "contents.ipynb", as_version=4).cells[0].source
+        contents = nbformat.read(checkout.root / results / "lab" / "contents.ipynb", as_version=4).cells[0].source
         assert "| [a](toy/a.ipynb) | a? | – |" in contents
 
 
-def test_explorers_are_copied_as_they_are_and_listed_first(toy, monkeypatch):
-    toy.explorer("dials", "dial = 1")
+def test_explorers_are_copied_as_they_are_and_listed_first(checkout, monkeypatch):
+    checkout.explorer("dials", "dial = 1")
     monkeypatch.setattr(lab.os, "execv", lambda python, arguments: None)
     lab.start([], "quick")
-    copy = toy.results / "lab" / "explore" / "dials.ipynb"
+    copy = checkout.results / "lab" / "explore" / "dials.ipynb"
     assert parameters(copy) == "dial = 1"
-    contents = nbformat.read(toy.results / "lab" / "contents.ipynb", as_version=4).cells[0].source
+    contents = nbformat.read(checkout.results / "lab" / "contents.ipynb", as_version=4).cells[0].source
     lines = [line for line in contents.splitlines() if line.startswith("| [")]
     assert lines[0] == "| [Explore: dials](explore/dials.ipynb) | Which dials? | move sliders |"
     assert len(lines) == 3
 
 
-def test_copies_take_the_parameters_of_a_preset(toy):
-    copy = toy.results / "lab" / "toy" / "a.ipynb"
+def test_copies_take_the_parameters_of_a_preset(checkout):
+    copy = checkout.results / "lab" / "toy" / "a.ipynb"
     copy_notebooks(paths.lab_dir())
     assert copy_notebooks(paths.lab_dir(), "quick") == []
     quick = nbformat.read(copy, as_version=4)
