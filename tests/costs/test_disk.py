@@ -35,7 +35,7 @@ def test_a_file_system_without_direct_reads_is_labelled_buffered(tmp_path, o_dir
     o_direct(kind)
     with disk.scratch_file(tmp_path, SIZE) as file:
         assert file.mode == "buffered"
-        assert disk.read(file, "random", 4096, threads=3, seconds=60).bytes == SIZE  # once through, then it stops
+        assert disk.read(file, "random", 4096, threads=3, seconds=5).bytes == SIZE  # once through, then it stops
 
 
 def test_a_disk_that_fills_up_meanwhile(tmp_path, monkeypatch):
