@@ -27,6 +27,7 @@ PREDICTORS = ("few_bits", "low_rank", "gate", "none")
 EXPERT_BITS = (16, 4, 2)
 HEADS = ("whole", "dense", "int8", "spqr")
 HEAD_OUTLIERS = 0.01
+HEAD_WINDOWS = 4  # of the calibration text that the head's 3 bits see; a pass over the model takes long
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,8 @@ def _head(options: Namespace, model, tokenizer) -> Callable | None:
         return None
     if options.head == "spqr":
         text = calibration(options)
-        gram = head_gram(model, text.draw(load_tokens(text.corpus, tokenizer, "calibration")))
+        windows = text.draw(load_tokens(text.corpus, tokenizer, "calibration"))[:HEAD_WINDOWS]
+        gram = head_gram(model, windows)
         return lambda weight: fastest(SpQR(HEAD_OUTLIERS)(weight.float(), gram), model.dtype)
     return partial(Scaled.encode if options.head == "int8" else encode, "dense")
 
