@@ -14,7 +14,7 @@ from toolkit.offload.linear import MOST_VECTORS
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
 from toolkit.quantization.spqr import SpQR
-from toolkit.sparsity import Calibration, changed, load_changed
+from toolkit.sparsity import Calibration, calibration, changed, load_changed
 from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import ChangedLinears, pack_model
@@ -37,7 +37,7 @@ def served(tmp_path_factory):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("TOOLKIT_CACHE_DIR", str(folder))
                 patch.setattr(changed, "load_model", lambda name, dtype: (pruned(name, dtype), None))
-                patch.setattr(changed, "load_tokens", lambda *_: torch.arange(64) % 61)
+                patch.setattr(calibration, "load_tokens", lambda *_: torch.arange(64) % 61)
                 model = load_changed(family, SpQR(0.05, reorder=True), Calibration(sequence_length=16), dtype)
             pack = lambda matrix, dtype: next(forms).from_quantised(matrix, dtype)  # noqa: E731
             pack_model(model.model, folder / "store", ChangedLinears(model, "spqr", pack), family, model.tokenizer)

@@ -12,7 +12,7 @@ from toolkit.measure.packed_model import PackedModel
 from toolkit.models import shapes
 from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
 from toolkit.quantization.spqr import SpQR
-from toolkit.sparsity import Calibration, changed
+from toolkit.sparsity import Calibration, calibration, changed
 
 TWIN = ModelTwin("toy-llama", 3, 100)
 SETTINGS = {"quantiser": SpQR(0.05), "calibration": Calibration(windows=2, sequence_length=16)}
@@ -23,7 +23,7 @@ def toy(tmp_path, monkeypatch):
     words = torch.randint(0, 61, (64,), generator=torch.Generator().manual_seed(1))
     monkeypatch.setattr(paths, "cache_dir", lambda: tmp_path)
     monkeypatch.setattr(changed, "load_model", lambda name, dtype: (pruned(name).to(dtype), "tokenizer"))
-    monkeypatch.setattr(changed, "load_tokens", lambda corpus, tokenizer, split: words)
+    monkeypatch.setattr(calibration, "load_tokens", lambda corpus, tokenizer, split: words)
     monkeypatch.setitem(shapes.SHAPES, "toy-llama", TOYS["toy-llama"])
     monkeypatch.setattr(turns, "describe", lambda: {"cpu": "toy"})
 

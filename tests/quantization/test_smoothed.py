@@ -8,7 +8,7 @@ import torch
 from tests.offload.conftest import pruned
 from toolkit.quantization import smoothquant
 from toolkit.quantization.smoothquant import load_smoothed, smooth, smoothing_factors
-from toolkit.sparsity import Calibration
+from toolkit.sparsity import Calibration, calibration
 
 CALIBRATION = Calibration(windows=3, sequence_length=16)
 TOKENS = torch.arange(200) * 7 % 61
@@ -25,7 +25,7 @@ def bench(tmp_path, monkeypatch):
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(smoothquant, "load_pruned", lambda *_, **settings: (pruned("llama"), "tokenizer", []))
-    monkeypatch.setattr(smoothquant, "load_tokens", lambda corpus, tokenizer, split: TOKENS)
+    monkeypatch.setattr(calibration, "load_tokens", lambda corpus, tokenizer, split: TOKENS)
     monkeypatch.setattr(smoothquant, "smoothing_factors", counted)
     return made
 

@@ -13,7 +13,7 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
-from toolkit.sparsity import METHODS, Calibration, LayerStatistics, changed, load_changed, load_pruned
+from toolkit.sparsity import METHODS, Calibration, LayerStatistics, calibration, changed, load_changed, load_pruned
 from toolkit.sparsity.calibration import walk
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.sparsity.sparsegpt import SparseGPT
@@ -39,7 +39,7 @@ def bench(tiny, tokens, tmp_path, monkeypatch):
 
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(changed, "load_model", lambda name, dtype: (tiny(name, blocks=2).to(dtype), "tokenizer"))
-    monkeypatch.setattr(changed, "load_tokens", lambda corpus, tokenizer, split: tokens)
+    monkeypatch.setattr(calibration, "load_tokens", lambda corpus, tokenizer, split: tokens)
     monkeypatch.setattr(changed, "change_blocks", counted)
     return made
 

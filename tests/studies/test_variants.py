@@ -13,7 +13,7 @@ from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.quality import perplexity
-from toolkit.sparsity import Calibration, prune
+from toolkit.sparsity import Calibration, calibration, prune
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
@@ -63,7 +63,7 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     for module in (study, quality, loaded):
         monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
-    for module in (study, quality):
+    for module in (calibration, quality):
         monkeypatch.setattr(module, "load_tokens", lambda *_: TOKENS)
     monkeypatch.setattr(study, "change_loaded", change_loaded)
     return made

@@ -209,16 +209,13 @@ def _head(options: Namespace, model, tokenizer) -> Callable | None:
     from toolkit.formats import encode
     from toolkit.formats.scaled import Scaled
     from toolkit.formats.spqr import fastest
-    from toolkit.quality import load_tokens
     from toolkit.quantization.spqr import SpQR
     from toolkit.sparsity.calibration import head_gram
 
     if options.head == "whole":
         return None
     if options.head == "spqr":
-        text = calibration(options)
-        windows = text.draw(load_tokens(text.corpus, tokenizer, "calibration"))[:HEAD_WINDOWS]
-        gram = head_gram(model, windows)
+        gram = head_gram(model, calibration(options).draw_from_corpus(tokenizer)[:HEAD_WINDOWS])
         return lambda weight: fastest(SpQR(HEAD_OUTLIERS)(weight.float(), gram), model.dtype)
     return partial(Scaled.encode if options.head == "int8" else encode, "dense")
 

@@ -57,6 +57,11 @@ def _multiplies(kind: type[nn.Linear]) -> bool:
     return isinstance(given, torch.Tensor) and torch.allclose(given, linear(x), atol=1e-6)
 
 
+def replace_module(root: nn.Module, module: nn.Module, ours: nn.Module) -> None:
+    """Put a module in the place of one inside `root`."""
+    root.set_submodule(next(name for name, it in root.named_modules() if it is module), ours)
+
+
 def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     """Round a model's parameters, in place. Its buffers stay: angles of rotary embeddings are float32 in any case."""
     for parameter in model.parameters():

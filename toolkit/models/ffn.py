@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.models.activation import ACTIVATIONS, Function, name_of
-from toolkit.models.blocks import decoder_blocks
+from toolkit.models.blocks import decoder_blocks, replace_module
 from toolkit.models.plain import RoutedExperts
 from toolkit.models.plain import linear as linear_of
 
@@ -101,13 +101,12 @@ def known_activation(ffn: FFN) -> str:
 
 def replace_ffn(block: nn.Module, ffn: FFN, ours: nn.Module) -> None:
     """Put a module in the place of a block's FFN. Where more is around the FFN, its parts are replaced one by one."""
-    names = {module: name for name, module in block.named_modules()}
     if ffn.alone:
-        block.set_submodule(names[ffn.module], ours)
+        replace_module(block, ffn.module, ours)
         return
     act = next(it for it in _activations(ffn.module) if isinstance(it, nn.Module))
     for module, other in {ffn.up: ours, act: nn.Identity(), ffn.down: nn.Identity()}.items():
-        block.set_submodule(names[module], other)
+        replace_module(block, module, other)
 
 
 def _made(module: nn.Module, form: Form) -> FFN:

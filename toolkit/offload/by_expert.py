@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models.blocks import replace_module
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
 from toolkit.offload.expert_ffn import ExpertFFN, products
 from toolkit.offload.expert_slots import ExpertSlots
@@ -82,8 +83,7 @@ class ByExpert:
         assert experts is not None  # layers with slots have experts
         slots, recorder = self._slots_of(layer, experts, arena), self._opening.recorder
         ours = ExpertFFN(layer, slots, products(experts, slots), recorder, bool(options.window), options.exact)
-        names = {module: name for name, module in block.named_modules()}
-        block.set_submodule(names[experts.routed], ours)
+        replace_module(block, experts.routed, ours)
         routing = replace(experts, routed=ours)
         ours.router = Router(routing) if options.routing is None else options.routing(layer, routing)
         return ours

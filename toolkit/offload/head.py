@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.formats import Packed
+from toolkit.models.blocks import replace_module
 from toolkit.models.head import HEAD, head_parts
 from toolkit.offload.device import Cpu
 from toolkit.offload.linear import OffloadedLinear
@@ -74,8 +75,7 @@ class HeldHead:
 def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
     """Put parts in the place of a model's head."""
     head = model.get_output_embeddings()
-    name = next(name for name, module in model.named_modules() if module is head)
-    model.set_submodule(name, OffloadedHead(parts, head.weight.dtype))
+    replace_module(model, head, OffloadedHead(parts, head.weight.dtype))
 
 
 def _itself(packed: Packed) -> Packed:

@@ -13,7 +13,6 @@ from toolkit.errors import UserError, unknown
 from toolkit.kernels import csr
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
 from toolkit.progress import progress
-from toolkit.quality import load_tokens
 from toolkit.quantization.spqr import Quantised, SpQR
 from toolkit.sparsity.calibration import Calibration, checked_windows, walk
 from toolkit.sparsity.changed import ChangedModel, weights_sha256
@@ -61,7 +60,7 @@ def layer_densities(quantised: ChangedModel, layer: int) -> dict[str, list[int]]
 def sensitive_shares(model_name: str, share: float, calibration: Calibration) -> pd.DataFrame:
     """`sensitive_share` of every decoder linear of a dense model, kept: layer, op, share, worst_percent."""
     model, tokenizer = load_model(model_name, fast_dtype())
-    windows = checked_windows(model, calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration")))
+    windows = checked_windows(model, calibration.draw_from_corpus(tokenizer))
     rows, blocks = [], decoder_blocks(model)
     with progress("errors of rounding", len(blocks), "blocks") as bar:
         for layer, (block, grams) in enumerate(walk(model, windows)):

@@ -23,7 +23,6 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.quality import load_tokens
 from toolkit.quantization.absmax import absmax_int8, dequantise, row_scales
 from toolkit.sparsity.calibration import DEFAULT, Calibration, checked_windows, run_decoder
 from toolkit.sparsity.changed import load_pruned, weights_sha256
@@ -105,7 +104,7 @@ def load_smoothed(
 def _keep_factors(folder: Path, model: nn.Module, tokenizer: object, alpha: float, calibration: Calibration) -> None:
     from safetensors.torch import save_file
 
-    windows = calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))
+    windows = calibration.draw_from_corpus(tokenizer)
     save_file(smoothing_factors(model, windows, alpha), folder / FACTORS)
 
 

@@ -15,7 +15,7 @@ from toolkit.errors import UserError
 from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.cutting import attached
 from toolkit.progress import progress
-from toolkit.quality import begun, token_ids
+from toolkit.quality import begun, load_tokens, token_ids
 
 Statistic = Float[Tensor, "columns columns"] | Float[Tensor, " columns"]  # XᵀX of a linear's inputs X, or its diagonal
 
@@ -41,6 +41,10 @@ class Calibration:
         every = cut_windows(tokens, None, self.sequence_length)
         order = torch.randperm(len(every), generator=torch.Generator().manual_seed(self.seed))
         return every[order[:asked]]
+
+    def draw_from_corpus(self, tokenizer: object) -> Int64[Tensor, "windows tokens"]:
+        """Draw the windows from the corpus. Raises `UserError` as `load_tokens` and `draw` do."""
+        return self.draw(load_tokens(self.corpus, tokenizer, "calibration"))
 
 
 DEFAULT = Calibration()

@@ -15,7 +15,6 @@ from toolkit import sources
 from toolkit.cache import cached
 from toolkit.files import file_sha256
 from toolkit.models import decoder_blocks, decoder_linears, fast_dtype, load_model
-from toolkit.quality import load_tokens
 from toolkit.sparsity.calibration import DEFAULT, Calibration
 from toolkit.sparsity.layerwise import Block, LayerStatistics, Matrix, Pruning, WeightChange, change_blocks
 
@@ -98,8 +97,8 @@ def change_loaded(
         nonlocal work, latest
         number = len(folders)
         if latest is None or latest != number - 1:  # those in between were kept already
-            draw = lambda: calibration.draw(load_tokens(calibration.corpus, tokenizer, "calibration"))  # noqa: E731
-            blocks_from = change_blocks(model, change, draw() if change.statistic else None, first=number)
+            windows = calibration.draw_from_corpus(tokenizer) if change.statistic else None
+            blocks_from = change_blocks(model, change, windows, first=number)
             work = opened.enter_context(closing(blocks_from))
         _save(folder, next(work))
         latest = number

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.errors import UserError, unknown
@@ -19,7 +19,6 @@ from toolkit.quantization.gptq import GPTQ
 from toolkit.quantization.hqq import Groupwise
 from toolkit.quantization.rtn import RoundToNearest
 from toolkit.quantization.spqr import SpQR
-from toolkit.sparsity.calibration import head_gram
 from toolkit.sparsity.layerwise import WeightChange
 from toolkit.studies import mixtures
 
@@ -117,13 +116,13 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
     return ((linear, FORMS[form]) for linear in linears(model))
 
 
-def stored_head(model: nn.Module, form: str, windows: Int64[Tensor, "windows tokens"]) -> int:
+def stored_head(model: nn.Module, form: str, gram: Float[Tensor, "columns columns"] | None = None) -> int:
     """Give the output head the weight that a form in `FORMS` or `SPQR` decodes to, in place; return the form's bytes.
 
-    `windows` are the calibration of the latter.
+    `gram` is XᵀX of the head's inputs, which the latter need.
     """
     weight = model.get_output_embeddings().weight.detach()
-    matrix = SPQR[form](weight.float(), head_gram(model, windows)) if form in SPQR else FORMS[form](weight)
+    matrix = SPQR[form](weight.float(), gram) if form in SPQR else FORMS[form](weight)
     weight.copy_(matrix.decode())
     return matrix.nbytes
 

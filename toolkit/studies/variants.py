@@ -12,8 +12,9 @@ import pandas as pd
 
 from toolkit import sources
 from toolkit.errors import UserError, unknown
-from toolkit.quality import load_tokens, paired_difference
+from toolkit.quality import paired_difference
 from toolkit.sparsity import METHODS, Calibration
+from toolkit.sparsity.calibration import head_gram
 from toolkit.sparsity.changed import DENSE, change_loaded, is_followed, made_by, settings_of
 from toolkit.sparsity.layerwise import Pruning
 from toolkit.studies import mixtures
@@ -116,10 +117,12 @@ class ModelVariant(Alteration):
     def _head_changed(self, settings: EvaluationSettings, bits: float) -> dict[str, float]:
         """The sizes with the head among the weights, whose linears have so many bits each."""
         model, tokenizer, _ = loaded(settings.model)
-        windows = self._calibration(settings).draw(load_tokens(settings.corpus, tokenizer, "calibration"))
+        gram = None
+        if self.of_its_head in SPQR:
+            gram = head_gram(model, self._calibration(settings).draw_from_corpus(tokenizer))
         weights = [linear.weight for linear in linears(model)]
         nbytes = round(bits / 8 * sum(weight.numel() for weight in weights))
-        nbytes += stored_head(model, self.of_its_head, windows)
+        nbytes += stored_head(model, self.of_its_head, gram)
         return size_of(model, nbytes, weights=[*weights, model.get_output_embeddings().weight])
 
     @property
