@@ -132,7 +132,7 @@ def test_direct_reads_need_no_slots_in_dram(packed, monkeypatch):
     device_bytes = store.rest_bytes + 70 * 48 * 4 + 3 * layer  # one that stays, two slots
     how = {"dram_bytes": layer, "device_bytes": device_bytes, "device": "cuda"}
     with OffloadedModel.open(folder, "endor_packed", reader="direct", **how) as ours:
-        assert ours.placement == LayerMap(1, 1, LAYERS - 2)
+        assert ours.placement == LayerMap(1, 1, LAYERS - 2, spread=True)
         assert torch.equal(logits(ours.model), logits(model))
     with pytest.raises(UserError, match="DRAM budget"):
         OffloadedModel.open(folder, "endor_packed", **how)
@@ -175,7 +175,7 @@ def test_without_a_budget_what_is_free_is_the_limit(packed, gpu):
         OffloadedModel.open(folder, device="cuda")
     gpu.memory_bytes = 1 << 30
     with OffloadedModel.open(folder, device="cuda") as ours:
-        assert ours.placement == LayerMap(LAYERS, 0, 0)
+        assert ours.placement == LayerMap(LAYERS, 0, 0, spread=True)
 
 
 def test_what_cannot_be_read_directly(packed):

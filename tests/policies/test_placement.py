@@ -14,6 +14,16 @@ def test_layers_fill_the_nearest_tier_first():
     assert LayerMap(0, 0, 0).tiers == ()
 
 
+def test_spread_layers_in_dram_lie_evenly_between_those_that_are_read():
+    d, s = "dram", "storage"
+    assert LayerMap(1, 3, 2, spread=True).tiers == ("device", d, d, s, d, s)
+    assert LayerMap(0, 1, 3, spread=True).tiers == (d, s, s, s)
+    for dram in range(6):
+        for storage in range(6):
+            tiers = LayerMap(0, dram, storage, spread=True).tiers
+            assert (tiers.count(d), tiers.count(s)) == (dram, storage)
+
+
 @pytest.mark.parametrize(
     ("layers", "dense", "packed", "refilled"),
     [
@@ -33,6 +43,8 @@ def test_layers_that_stay_and_slots_share_a_budget():
     stay, passing = [2 * HUGE_PAGE_BYTES] * 3, [HUGE_PAGE_BYTES] * 3
     most = [fitting(stay, passing, 2, pages * HUGE_PAGE_BYTES) for pages in range(8)]
     assert most == [0, 0, 0, 0, 1, 2, 3, 3]  # two slots for two layers that pass, one slot for the last
+    sizes = [HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES]  # the first is the one that stays if one does
+    assert [fitting(sizes, sizes, 2, pages * HUGE_PAGE_BYTES, spread=True) for pages in (3, 4, 6)] == [0, 2, 2]
     assert needed_bytes(stay[:1], passing[1:], 2) == 4 * HUGE_PAGE_BYTES
     assert needed_bytes(stay[:2], passing[2:], 2) == 5 * HUGE_PAGE_BYTES
 

@@ -32,8 +32,8 @@ class Options:
             None takes `endor`, else the first format by name; and it is what a folder of neurons needs.
         dram_bytes: hard budget of DRAM for all weights and buffers, but not for activations and the key-value cache;
             None takes nine tenths of what is free.
-        placement: how many layers stay on the device and in DRAM; None fills the nearest tier with the first layers,
-            as far as its budget allows.
+        placement: how many layers stay on the device and in DRAM; None fills the device with the first layers, and
+            DRAM with layers spread among those on disk, as far as budgets allow.
         policy: "pipelined" brings the next layer while one is used; "sequential" does one thing at a time.
         reader: a key of `toolkit.storage.readers.READERS`; "kvikio" reads straight into a GPU's memory. None takes
             "threads" for whole layers, and `open_scattered` for neurons, the best one for many short reads.

@@ -76,9 +76,10 @@ def budgets_of(options: Options, device: Cpu | Cuda) -> dict[str, Budget]:
 
 
 def placed(layers: Sequence[Layer], way: Way, budgets: Mapping[str, Budget], fixed: Mapping[str, int]) -> LayerMap:
-    """Put the first layers into the nearest tier, as far as its budget allows beside the `fixed` bytes.
+    """Put the first layers on the device, and of the others as many as fit into DRAM, spread evenly.
 
-    `fixed` are needed where products are taken. Raises `UserError` for a budget that is too small for any map.
+    The `fixed` bytes are needed where products are taken. Raises `UserError` for a budget that is too small for any
+    map.
     """
     on_device = 0
     if way.device == "gpu":
@@ -87,13 +88,20 @@ def placed(layers: Sequence[Layer], way: Way, budgets: Mapping[str, Budget], fix
         fixed = {"staging": staging_bytes(layers, way)}
     stored = [layer.nbytes for layer in layers[on_device:]]
     passing = [0] * len(stored) if way.path == "direct" else stored
-    in_dram = _fitting(stored, passing, way, budgets["dram"], fixed)
-    return LayerMap(on_device, in_dram, len(stored) - in_dram)
+    in_dram = _fitting(stored, passing, way, budgets["dram"], fixed, spread=True)
+    return LayerMap(on_device, in_dram, len(stored) - in_dram, spread=True)
 
 
-def _fitting(staying: Sequence[int], passing: Sequence[int], way: Way, budget: Budget, fixed: Mapping[str, int]) -> int:
+def _fitting(
+    staying: Sequence[int],
+    passing: Sequence[int],
+    way: Way,
+    budget: Budget,
+    fixed: Mapping[str, int],
+    spread: bool = False,
+) -> int:
     """How many layers can stay. Raises `UserError` unless all can stay, or all can pass through the slots."""
     slots = POLICIES[way.policy].slots
     least = min(needed_bytes([], passing, slots), needed_bytes(staying, [], slots))
     budget.check(**fixed, slots=least)
-    return fitting(staying, passing, slots, budget.left_bytes - sum(fixed.values()))
+    return fitting(staying, passing, slots, budget.left_bytes - sum(fixed.values()), spread)

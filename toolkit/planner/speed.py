@@ -20,6 +20,7 @@ from toolkit.offload.plan import OF_FREE
 from toolkit.planner import hits, sizes
 from toolkit.planner.rates import DENSE, Cost, Rates, rates
 from toolkit.planner.ways import BFLOAT16, EXPERTS, NEURONS, RIVAL, WHOLE, PlannedWay
+from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way
 from toolkit.storage.direct import whole_blocks
 
@@ -123,8 +124,7 @@ def _passes_s(machine: Machine, memory: sizes.Footprint, stay: int, layer_s: flo
     cpu = Memory("cpu", machine.dram_bytes, 1.0, matvec_gb_s={"dense": nbytes / GB / layer_s})
     planned = replace(machine.profile, links=links, dram=cpu)
     weight = (Weight("layer", nbytes, nbytes),)
-    tiers = ["dram"] * stay + ["storage"] * (memory.units - stay)
-    layers = [PlacedLayer(weight, tier) for tier in tiers]
+    layers = [PlacedLayer(weight, tier) for tier in LayerMap(0, stay, memory.units - stay, spread=True).tiers]
     layers[-1] = replace(layers[-1], overhead_s=head_s)
     return predict(planned, layers * count, Way("dense", policy="pipelined", device="cpu")).total_s
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Self
 
 from toolkit.errors import UserError, unknown
@@ -14,11 +15,16 @@ IN_MEMORY = 13 / 64  # of OPT-66B's layers, on GPU and CPU (ENDOR, section 3.3)
 
 @dataclass(frozen=True)
 class LayerMap:
-    """The number of layers in each tier. The first layers are nearest to the device. Raises `UserError` below 0."""
+    """The number of layers in each tier. The first layers are on the device. Raises `UserError` below 0.
+
+    Layers in DRAM come before those in storage, as in ENDOR. If they are `spread` evenly between them, the disk goes on
+    reading while they are used.
+    """
 
     device: int
     dram: int
     storage: int
+    spread: bool = False
 
     def __post_init__(self):
         """Refuse negative counts."""
@@ -28,7 +34,11 @@ class LayerMap:
     @property
     def tiers(self) -> tuple[str, ...]:
         """The tier of each layer, in the model's order."""
-        return ("device",) * self.device + ("dram",) * self.dram + ("storage",) * self.storage
+        first, count = ("device",) * self.device, self.dram + self.storage
+        if not self.spread:
+            return first + ("dram",) * self.dram + ("storage",) * self.storage
+        read = (at * self.storage % count < self.storage for at in range(1, count + 1))
+        return first + tuple("storage" if is_read else "dram" for is_read in read)
 
     def refilled(self, dense_bytes: int, packed_bytes: int) -> "LayerMap":
         """The map with packed layers: DRAM takes as many as fit into the bytes of the dense layers that it held.
@@ -40,13 +50,18 @@ class LayerMap:
         return LayerMap(self.device, dram, self.dram + self.storage - dram)
 
 
-def fitting(staying: Sequence[int], passing: Sequence[int], slots: int, budget_bytes: float) -> int:
-    """How many of the first layers a tier's budget can keep beside the slots that the other layers pass through.
+def fitting(
+    staying: Sequence[int], passing: Sequence[int], slots: int, budget_bytes: float, spread: bool = False
+) -> int:
+    """How many layers a tier's budget can keep beside the slots that the other layers pass through.
 
-    `staying` and `passing` are each layer's bytes if it stays and if it passes through. 0 if not even the slots fit.
+    They are the first layers, or `spread` as in `LayerMap`. `staying` and `passing` are each layer's bytes if it stays
+    and if it passes through. 0 if not even the slots fit.
     """
     for count in range(len(staying), -1, -1):
-        if needed_bytes(staying[:count], passing[count:], slots) <= budget_bytes:
+        stays = [tier == "dram" for tier in LayerMap(0, count, len(staying) - count, spread).tiers]
+        passes = [not stay for stay in stays]
+        if needed_bytes(list(compress(staying, stays)), list(compress(passing, passes)), slots) <= budget_bytes:
             return count
     return 0
 
