@@ -9,6 +9,7 @@ from tests.families import write_family
 
 LINES = {  # in one process, so what an earlier one imports counts for the later ones, too
     "import toolkit.sweep.execute": ["lark", "torch"],
+    "from toolkit.sweep.plan import make_jobs; make_jobs(['quickstart'])": ["torch"],
     "import toolkit.sweep.driver": ["seaborn", "torch"],
     "from toolkit.evidence.run import Run": ["torch"],
     "from toolkit.models import load_model; load_model('model')": ["hqq", "torch._inductor.compile_fx"],

@@ -1,11 +1,9 @@
 """Numbers in pages are those of the kept tables."""
 
-import csv
 import json
 
 import pytest
 
-from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.evidence import cite
 
@@ -54,15 +52,12 @@ def reference(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(("cell", "text"), ADDRESSES.items())
-def test_an_address_leads_to_one_number(reference, cell, text):
-    assert cite.value(cell, reference, cite.read_names(reference)) == text
-
-
-@pytest.mark.parametrize(("cell", "words"), WRONG.items())
-def test_an_address_that_names_no_row_or_several_is_refused(reference, cell, words):
-    with pytest.raises(UserError, match=words):
-        cite.value(cell, reference, cite.read_names(reference))
+def test_an_address_leads_to_one_number_or_is_refused(reference):
+    names = cite.read_names(reference)
+    assert {cell: cite.value(cell, reference, names) for cell in ADDRESSES} == ADDRESSES
+    for cell, words in WRONG.items():
+        with pytest.raises(UserError, match=words):
+            cite.value(cell, reference, names)
 
 
 def test_a_refreshed_page_differs_in_its_numbers_alone(reference):
@@ -89,16 +84,6 @@ def test_the_numbers_of_pages_are_those_of_the_kept_tables():
         if (kept := cite.value(cell, reference, names)) != text
     ]
     assert stale == [], "run `python -m toolkit.evidence.cite`"
-
-
-def test_a_number_of_readme_by_csv_alone():
-    """ENDOR's own protocol: 1.22 in README is a ratio of two rows of the kept table."""
-    folder = cite.reference_dir() / "epyc-zen4-2c"
-    with (folder / "endor" / "tab_e2e" / "table.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["mapping"] == "published" and row["stage"] == "total"]
-    seconds = {row["method"]: float(row["seconds"]) for row in rows if row["evidence"] == "measured"}
-    text = (paths.root() / "README.md").read_text(encoding="utf-8")
-    assert f"<!--cell endor-here-->{seconds['dense'] / seconds['endor']:.2f}<!--/-->" in text
 
 
 def test_every_named_cell_is_cited_and_has_a_value():

@@ -36,6 +36,39 @@ TABLE = pd.DataFrame(
 )
 
 
+BESIDE_1, LIMIT_1 = {"value": 1.67, "beside": 1}, {"bound": "at_most", "value": 1, "beside": 1}
+LARGE = {"where": {"format": "endor", "model": "large"}, "stand_in": {"format": "endor"}}
+UP_TO, TWICE = {"bound": "up_to", "value": 20, "beside": 1}, {"bound": "at_least", "value": 2, "beside": 1}
+# changes of the record, then our value for each verdict
+VERDICTS = [
+    ({}, {"within tolerance": [0.54]}),  # 8 % off
+    ({"tolerance": 0.09}, {"within tolerance": [0.54]}),
+    ({"tolerance": 0.07}, {"differs": [0.54]}),
+    ({"value": 0, "slack": 0.6}, {"within tolerance": [0.54]}),  # nothing is relative to zero
+    ({"value": 0, "slack": 0.5}, {"differs": [0.54]}),
+    # a limit is open on one side; on the other it has no slack, though a value would allow 2 %
+    ({"bound": "at_most", "value": 0.54}, {"within tolerance": [0.3, 0.54], "differs": [0.55]}),
+    ({"bound": "at_least", "value": 0.54}, {"within tolerance": [0.54, 0.9], "differs": [0.53]}),
+    ({"bound": "at_most", "value": 0}, {"differs": [0.54]}),
+    # at least twice as fast: 1.9 times is 0.9 of that effect, 1.1 times 0.1
+    (TWICE, {"same effect": [1.9], "same sign": [1.1], "differs": [0.9]}),
+    # an upper end is reached or missed like a value, and no bound that a slow-down satisfies: 13 / 19 = 0.68
+    (UP_TO, {"within tolerance": [19, 21.5], "same effect": [14.0], "same sign": [13.7], "differs": [22.5, 0.8, 1]}),
+    # the same effect is two thirds to one and a half of the published one: 0.45 / 0.67 = 0.672, 1.01 / 0.67 = 1.507
+    (
+        BESIDE_1,
+        {
+            "within tolerance": [1.54],
+            "same effect": [1.45, 2.00],
+            "same sign": [1.44, 2.01],
+            "differs": [1.0, 0.9, 0.0, -0.5],
+        },
+    ),
+    ({"value": 5, "beside": 1}, {"same sign": [12.84]}),  # twelve times as fast is not five times
+    (LARGE | LIMIT_1, {"same sign": [0.8], "differs": [1.01]}),  # a limit that a stand-in keeps
+]
+
+
 @pytest.fixture
 def verdict(publish):
     """The verdict on one claim, `RECORD` with changes, when ours is `ours`."""
@@ -48,81 +81,43 @@ def verdict(publish):
     return judge
 
 
-def test_what_other_work_disturbed_has_no_verdict(publish):
-    publish(RECORD)
-    row = compare(TABLE.assign(disturbed=[0.5, None]), "toy/fig1").iloc[0]
-    assert (row["ours"], row["verdict"]) == (0.54, "not run")
-    assert row["reason"].startswith("other work disturbed the measurement")
-    assert compare(TABLE.assign(disturbed=0.4), "toy/fig1")["verdict"].item() == "within tolerance"
+def test_verdicts_by_hand(verdict):
+    for changes, cases in VERDICTS:
+        found = {ours: verdict(ours, **changes) for values in cases.values() for ours in values}
+        assert found == {ours: expected for expected, values in cases.items() for ours in values}, changes
 
 
-@pytest.mark.parametrize(
-    ("tolerance", "expected"), [(None, "within tolerance"), (0.09, "within tolerance"), (0.07, "differs")]
-)
-def test_a_value_has_a_relative_tolerance(publish, tolerance, expected):
-    publish(RECORD if tolerance is None else RECORD | {"tolerance": tolerance})
+def test_a_ratio_and_its_inverse_get_the_same_verdict(verdict):
+    for ours in (1.43, 1.46, 1.99, 2.02, 0.9):
+        as_speedup = verdict(ours, value=1.67, beside=1, tolerance=1e-6)
+        assert as_speedup == verdict(1 / ours, value=1 / 1.67, beside=1, tolerance=1e-6), ours
+
+
+def test_a_row_says_what_was_compared_and_why_it_differs(publish):
+    publish(RECORD | {"tolerance": 0.07, "worded": True})
     row = compare(TABLE, "toy/fig1").iloc[0]
-    assert (row["published"], row["ours"], row["evidence"], row["verdict"]) == (0.5, 0.54, "measured", expected)
-    assert row["ratio"] == pytest.approx(1.08)
-    assert row["reason"] == (None if expected == "within tolerance" else "rounded")
+    assert (row["published"], row["ours"], row["evidence"], row["verdict"]) == (0.5, 0.54, "measured", "differs")
+    assert (row["ratio"], row["reason"]) == (pytest.approx(1.08), "rounded")
+    assert row["conditions"] == "half; in words there"
+    disturbed = compare(TABLE.assign(disturbed=[0.5, None]), "toy/fig1").iloc[0]
+    assert (disturbed["ours"], disturbed["verdict"]) == (0.54, "not run")
+    assert disturbed["reason"].startswith("other work disturbed the measurement")
 
 
-@pytest.mark.parametrize(("slack", "expected"), [(0.6, "within tolerance"), (0.5, "differs")])
-def test_a_published_zero_has_an_absolute_tolerance(verdict, slack, expected):
-    assert verdict(0.54, value=0, slack=slack) == expected
-
-
-@pytest.mark.parametrize(
-    ("bound", "value", "ours", "expected"),
-    [
-        ("at_most", 0.9, 0.54, "within tolerance"),  # far on the open side
-        ("at_most", 0.54, 0.54, "within tolerance"),  # the limit itself
-        ("at_most", 0.53, 0.54, "differs"),  # 2 % beyond it: a value would allow that
-        ("at_least", 0.4, 0.54, "within tolerance"),
-        ("at_least", 0.55, 0.54, "differs"),
-        ("at_most", 0, 0.54, "differs"),
-    ],
-)
-def test_a_limit_is_open_on_one_side_and_has_no_slack_on_the_other(verdict, bound, value, ours, expected):
-    assert verdict(ours, bound=bound, value=value) == expected
-
-
-def test_a_limit_missed_on_the_right_side_of_its_baseline_shows_an_effect(verdict):
-    """At least 2 times faster: 1.9 times is 0.9 of that effect, 1.1 times 0.1, 0.9 times negative."""
-    limit = {"bound": "at_least", "value": 2, "beside": 1}
-    assert [verdict(ours, **limit) for ours in (1.9, 1.1, 0.9)] == ["same effect", "same sign", "differs"]
-
-
-@pytest.mark.parametrize(
-    ("ours", "expected"),
-    [
-        (19.0, "within tolerance"),  # the upper end reached, within a tenth
-        (22.5, "differs"),  # beyond 20 and its tolerance of 2
-        (21.5, "within tolerance"),
-        (14.0, "same effect"),  # 13 / 19 = 0.68
-        (13.7, "same sign"),  # 12.7 / 19 = 0.668
-        (0.8, "differs"),  # a slow-down is no gain of up to 20
-        (1.0, "differs"),
-    ],
-)
-def test_an_upper_end_is_no_bound_that_a_slow_down_satisfies(verdict, ours, expected):
-    assert verdict(ours, bound="up_to", value=20, beside=1) == expected
-
-
-@pytest.mark.parametrize(
-    ("ours", "expected"),
-    [
-        (1.54, "within tolerance"),
-        (1.45, "same effect"),  # 0.45 / 0.67 = 0.672
-        (1.44, "same sign"),  # 0.657
-        (2.00, "same effect"),  # 1.49
-        (2.01, "same sign"),  # 1.507
-        (1.0, "differs"),
-        (0.9, "differs"),
-    ],
-)
-def test_the_same_effect_is_two_thirds_to_one_and_a_half_of_the_published_one(verdict, ours, expected):
-    assert verdict(ours, value=1.67, beside=1) == expected
+def test_an_effect_within_the_spread_is_a_sign_at_most(verdict, publish):
+    """Of runs, or two standard errors a side: 20 and 24 leave 0.4 between them where the error is 0.9."""
+    for low, expected in ((1.1, "same effect"), (1.0, "same sign"), (0.8, "same sign")):
+        spread = {"ratio_low": low, "ratio_high": 1.6}
+        assert verdict(1.5, spread, **BESIDE_1) == expected
+        assert verdict(1.5, spread | {"evidence": "modelled"}, **BESIDE_1) == "same effect"  # a model has no runs
+    where = {name: {"where": {"method": name}, "column": "value"} for name in ("dense", "pruned")}
+    publish(
+        RECORD | where["dense"] | {"value": 9.0, "beside": "x-2"},
+        RECORD | where["pruned"] | {"id": "x-2", "value": 11.0, "beside": "x-1"},
+    )
+    table = pd.DataFrame({"method": ["dense", "pruned"], "value": [20.0, 24.0]})
+    for error, expected in ((0.9, "same effect"), (1.1, "same sign")):
+        assert compare(table.assign(standard_error=error), "toy/fig1")["verdict"].tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -143,50 +138,6 @@ def test_what_is_no_more_than_chance_shows_no_effect(publish, more, expected):
     row = compare(table.assign(**more), "toy/fig1").iloc[0]
     assert row["verdict"] == expected
     assert row["reason"] == (f"chance alone gives {more['chance']:.3g}" if expected == "differs" else "rounded")
-
-
-def test_twelve_times_as_fast_is_not_five_times(verdict):
-    """11.84 / 4 is 2.96; their logarithms' ratio, 1.59, once made this pass."""
-    assert verdict(12.84, value=5, beside=1) == "same sign"
-
-
-@pytest.mark.parametrize("ours", [1.43, 1.46, 1.99, 2.02, 0.9])
-def test_a_ratio_and_its_inverse_get_the_same_verdict(verdict, ours):
-    as_speedup = verdict(ours, value=1.67, beside=1, tolerance=1e-6)
-    assert as_speedup == verdict(1 / ours, value=1 / 1.67, beside=1, tolerance=1e-6)
-
-
-@pytest.mark.parametrize("ours", [0.0, -0.5])
-def test_what_is_not_positive_has_no_effect(verdict, ours):
-    assert verdict(ours, value=0.5, beside=1) == "differs"
-
-
-def test_nothing_is_beside_zero(publish):
-    """Any positive number is on the right side of 0."""
-    publish(RECORD | {"beside": 0})
-    with pytest.raises(UserError, match="beside"):
-        compare(TABLE, "toy/fig1")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"), [(1.1, 1.6, "same effect"), (1.0, 1.6, "same sign"), (0.8, 1.6, "same sign")]
-)
-def test_an_effect_within_the_run_to_run_spread_is_a_sign_at_most(verdict, low, high, expected):
-    spread = {"ratio_low": low, "ratio_high": high}
-    assert verdict(1.5, spread, value=1.67, beside=1) == expected
-    assert verdict(1.5, spread | {"evidence": "modelled"}, value=1.67, beside=1) == "same effect"  # a model has no runs
-
-
-@pytest.mark.parametrize(("error", "expected"), [(0.9, "same effect"), (1.1, "same sign")])
-def test_two_standard_errors_on_both_sides_are_the_spread_of_a_value(publish, error, expected):
-    """20 and 24 are 4 apart; 2 × 0.9 from each side leave 0.4 between them, 2 × 1.1 overlap."""
-    where = {name: {"where": {"method": name}, "column": "value"} for name in ("dense", "pruned")}
-    publish(
-        RECORD | where["dense"] | {"value": 9.0, "beside": "x-2"},
-        RECORD | where["pruned"] | {"id": "x-2", "value": 11.0, "beside": "x-1"},
-    )
-    table = pd.DataFrame({"method": ["dense", "pruned"], "value": [20.0, 24.0]}).assign(standard_error=error)
-    assert compare(table, "toy/fig1")["verdict"].tolist() == [expected] * 2
 
 
 SMALL = {
@@ -211,18 +162,8 @@ def test_a_stand_in_shows_the_same_effect_at_best(publish, other, expected):
     exact = compare(TABLE.assign(model="large"), "toy/fig1")
     assert not exact["stand_in"].any()
     assert exact["verdict"][0] == "within tolerance"
-
-
-@pytest.mark.parametrize(("ours", "expected"), [(0.8, "same sign"), (1.01, "differs")])
-def test_a_limit_that_a_stand_in_keeps_is_a_sign(verdict, ours, expected):
-    large = {"format": "endor", "model": "large"}
-    limit = {"bound": "at_most", "value": 1, "beside": 1}
-    assert verdict(ours, where=large, stand_in={"format": "endor"}, **limit) == expected
-
-
-def test_a_stand_in_whose_neighbour_was_not_run_differs(publish):
-    publish(RECORD | SMALL, RECORD | BESIDE)
-    assert compare(TABLE.iloc[:1].assign(model="small"), "toy/fig1")["verdict"].tolist() == ["differs", "not run"]
+    alone = compare(TABLE.iloc[:1].assign(model="small"), "toy/fig1")
+    assert alone["verdict"].tolist() == ["differs", "not run"]
 
 
 def test_a_claim_without_a_number_of_ours_is_not_run(publish):
@@ -233,15 +174,11 @@ def test_a_claim_without_a_number_of_ours_is_not_run(publish):
     assert compare(TABLE.assign(ratio=math.nan), "toy/fig1")["verdict"].tolist() == ["not run"]
 
 
-def test_a_claim_that_two_rows_answer_is_refused(publish):
-    publish(RECORD | {"where": {"sparsity": 0.5}})
-    with pytest.raises(UserError, match="x-1: 2 rows"):
-        compare(TABLE, "toy/fig1")
-
-
-def test_what_the_paper_says_in_words_is_marked(publish):
-    publish(RECORD | {"worded": True})
-    assert compare(TABLE, "toy/fig1")["conditions"].item() == "half; in words there"
+def test_a_claim_that_two_rows_answer_or_that_is_beside_zero_is_refused(publish):
+    for changes, words in (({"where": {"sparsity": 0.5}}, "x-1: 2 rows"), ({"beside": 0}, "beside")):
+        publish(RECORD | changes)
+        with pytest.raises(UserError, match=words):
+            compare(TABLE, "toy/fig1")
 
 
 MACHINES = pd.DataFrame(
@@ -267,12 +204,8 @@ def test_each_machine_is_compared_by_itself_and_by_what_was_measured(publish):
         ["", "x-2", "", "", "", "not run"],
     ]
     assert found["reason"].tolist() == [None] * 4  # that of the claim is of measured numbers
-
-
-def test_every_machine_of_the_paper_is_scored_and_no_other(publish):
-    publish(RECORD)
-    found = score(compare(MACHINES, "toy/fig1"))
-    assert (found["n"], found["largest_error"]) == (2, pytest.approx(0.2))
+    scored = score(found)  # every machine of the paper and no other
+    assert (scored["n"], scored["largest_error"]) == (2, pytest.approx(0.2))
 
 
 def test_a_modelled_prediction_without_a_machine_is_refused(publish):
@@ -338,13 +271,3 @@ def test_a_quantity_counts_once_by_the_worst_of_its_records(publish):
         "prediction: 1 same effect; input: 1 within tolerance; prediction, limits: 1 within tolerance."
     )
     assert verdict_table(found)["reason"].tolist() == [""] * 5
-
-
-def test_a_null_model_that_says_nothing_of_a_quantity_is_compared_on_the_others(publish):
-    publish(RECORD, RECORD | {"id": "x-2", "where": {"format": "csr"}, "value": 2.0})
-    table = TABLE.assign(profile="paper", evidence="modelled")
-    found = compare(table, "toy/fig1", table.iloc[:1].assign(ratio=0.7))
-    assert prediction_words(found) == (
-        "2 predictions, off by 29% (median) and 50% (at most, size over dense: half), where bytes over bandwidth and "
-        "nothing else are off by 40% and 40% on the 1 that they reach (ours there: 8% and 8%)"
-    )

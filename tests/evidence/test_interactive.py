@@ -43,15 +43,8 @@ def view():
     return made
 
 
-def test_it_is_drawn_at_first_and_when_a_control_moves(view):
+def test_it_is_drawn_when_a_control_moves_and_once_for_several(view):
     assert (view.sentence, view.drawn) == ("6", [(2, 3)])
-    first = view.figure
-    view.controls["a"].value = 5
-    assert (view.sentence, view.drawn) == ("15", [(2, 3), (5, 3)])
-    assert view.figure is not first
-
-
-def test_controls_that_move_together_draw_once(view):
     with view.together():
         view.controls["a"].value = 5
         view.controls["b"].value = 7
@@ -86,12 +79,6 @@ def test_the_controls_are_shown_where_somebody_can_move_them(view, shown, monkey
     view.controls["a"].value = 5
     assert [content.data for content in shown[1]] == ["6", "15"]
     assert len(shown[2]) == 2
-
-
-def test_widgets_of_ones_own_take_the_controls_place(view, shown, monkeypatch):
-    monkeypatch.setattr(interactive, "has_front_end", lambda: True)
-    view.show(view.controls["b"])
-    assert shown[0] == [view.controls["b"]]
 
 
 @pytest.mark.parametrize(

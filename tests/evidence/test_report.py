@@ -42,143 +42,135 @@ def save(results, id, meta, figure=True, html=None):
         (folder / "plot.png").write_bytes(base64.b64decode(PIXEL))
 
 
-@pytest.fixture
-def results(tmp_path, monkeypatch):
-    """A results folder with two sound notebooks, one of an older schema and one foreign."""
-    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+def fill(folder):
+    """Results of sound notebooks and of an explorer, of an older schema, foreign ones and damaged ones."""
     kinds = {"prediction": {"within tolerance": 2, "differs": 1}, "context": {"not run": 1}}
     score = {"n": 3, "median_error": 0.04, "largest_error": 0.25, "null_median_error": 0.5}
     card = {"caption": "ms, measured", "bars": {"dense": 20.0, "packed": 10.0}}
-    save(tmp_path, "quickstart", SOUND | {"verdicts": {"arithmetic": {"within tolerance": 2, "not run": 1}}})
+    save(folder, "quickstart", SOUND | {"verdicts": {"arithmetic": {"within tolerance": 2, "not run": 1}}})
+    (folder / "quickstart" / "table.csv").write_text("value\n1\n")
     more = {"headline": {"gain": "It is fast.", "negative": "It is <not> always."}, "card": card, "score": score}
-    save(tmp_path, "endor/fig05", SOUND | more | {"verdicts": kinds}, html=WIDE)
-    save(tmp_path, "flash/tab02", SOUND | {"disturbed": {"rows": 2, "of": 12}})
-    save(
-        tmp_path,
-        "flash/fig02",
-        SOUND | {"disturbed": {"rows": 0, "of": 5}, "headline": {"system": "endor", "cost": "It takes room."}},
-    )
-    save(tmp_path, "endor/fig04", SOUND | {"schema": 0})
-    save(tmp_path, "endor/fig01", {"another": "program's"} | {"schema": None})
-    save(tmp_path, "spqr/tab1_1", "{half")
-    return tmp_path
+    save(folder, "endor/fig05", SOUND | more | {"verdicts": kinds}, html=WIDE)
+    row = dict.fromkeys(COLUMNS) | {"claim": "x-1", "kind": "prediction", "stand_in": False, "published": 2.0}
+    row |= {"ours": 1.8, "ratio": 0.9, "verdict": "within tolerance", "evidence": "modelled", "profile": "paper"}
+    pd.DataFrame([row]).to_csv(folder / "endor" / "fig05" / "comparison.csv", index=False)
+    save(folder, "flash/tab02", SOUND | {"disturbed": {"rows": 2, "of": 12}})
+    room = {"system": "endor", "cost": "It takes room."}
+    save(folder, "flash/fig02", SOUND | {"disturbed": {"rows": 0, "of": 5}, "headline": room})
+    save(folder, "endor/fig04", SOUND | {"schema": 0})
+    save(folder, "endor/fig01", {"another": "program's"} | {"schema": None})
+    save(folder, "spqr/tab1_1", "{half")
+    save(folder, "explore/bits", SOUND)
+    book = nbformat.read(folder / "explore" / "bits" / "notebook.ipynb", 4)
+    book.cells[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
+    nbformat.write(book, folder / "explore" / "bits" / "notebook.ipynb")
+    page = folder / "grid" / "method+sparsity" / "report" / "index.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    return folder
 
 
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOOLKIT_RESULTS_DIR", str(tmp_path))
+    return fill(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """The report's first page."""
+    folder = tmp_path_factory.mktemp("results")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TOOLKIT_RESULTS_DIR", str(folder))
+        fill(folder)
+        yield write_report({})
+
+
+@pytest.fixture(scope="module")
+def text(index):
+    return index.read_text()
+
+
+@pytest.fixture(scope="module")
 def cards(text):
+    return cards_of(text)
+
+
+def cards_of(text):
     found = re.findall(r'<(article|dt)( class="card[^"]*")? id="([^"]+)">(.*?)</(?:article|dd)>', text, re.DOTALL)
     return {id: words for _, _, id, words in found}
 
 
-def systems(text):
-    return dict(re.findall(r'<article class="system[^"]*" data-system="(\w+)">(.*?)</article>', text, re.DOTALL))
+def test_each_row_has_its_card_and_unsound_results_say_why(cards, index):
+    assert cards.keys() == notebooks().keys() | explorers().keys()
+    assert "2 within tolerance" in cards["quickstart"]
+    assert "quickstart works." in cards["quickstart"]
+    assert "schema 0" in cards["endor/fig04"]
+    assert "run it again" in cards["endor/fig01"]
+    assert "run it again" in cards["spqr/tab1_1"]
+    assert index.with_name("quickstart.html").exists()
 
 
-def test_each_row_has_its_card_and_unsound_results_say_why(results):
-    found = cards(write_report({}).read_text())
-    assert found.keys() == notebooks().keys() | explorers().keys()
-    assert "2 within tolerance" in found["quickstart"]
-    assert "quickstart works." in found["quickstart"]
-    assert "schema 0" in found["endor/fig04"]
-    assert "run it again" in found["endor/fig01"]
-    assert "run it again" in found["spqr/tab1_1"]
-    assert (results / "report" / "quickstart.html").exists()
-
-
-def test_a_card_links_what_a_run_left(results):
-    (results / "quickstart" / "table.csv").write_text("value\n1\n")
-    card = cards(write_report({}).read_text())["quickstart"]
+def test_cards_link_what_runs_left(cards, text, index):
     links = [f"../quickstart/{name}" for name in ("table.csv", "notebook.ipynb", "meta.json")]
-    assert re.findall(r'href="(\.\./[^"]+)"', card) == links
-    assert all((results / "report" / link).is_file() for link in links)
+    assert re.findall(r'href="(\.\./[^"]+)"', cards["quickstart"]) == links
+    grids = re.findall(r'href="([^"]+)">Grid: method, sparsity<', text)
+    assert all((index.parent / link).is_file() for link in [*links, *grids])
+    assert len(grids) == 1
 
 
-def test_explorers_are_shown_as_pictures_that_link_the_notebook(results):
-    save(results, "explore/bits", SOUND)
-    book = nbformat.read(results / "explore" / "bits" / "notebook.ipynb", 4)
-    book.cells[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))
-    nbformat.write(book, results / "explore" / "bits" / "notebook.ipynb")
-    found = cards(write_report({}).read_text())
-    assert f'<img src="data:image/png;base64,{PIXEL}"' in found["explore/bits"]
-    assert 'href="../explore/bits/notebook.ipynb"' in found["explore/bits"]
-    assert explorers()["explore/bits"].question in found["explore/bits"]
-    assert "not drawn yet" in found["explore/timeline"]
-    assert "href" not in found["explore/timeline"]
+def test_explorers_are_shown_as_pictures_that_link_the_notebook(cards):
+    assert f'<img src="data:image/png;base64,{PIXEL}"' in cards["explore/bits"]
+    assert 'href="../explore/bits/notebook.ipynb"' in cards["explore/bits"]
+    assert explorers()["explore/bits"].question in cards["explore/bits"]
+    assert "not drawn yet" in cards["explore/timeline"]
+    assert "href" not in cards["explore/timeline"]
 
 
-def test_grids_are_linked(results):
-    page = results / "grid" / "method+sparsity" / "report" / "index.html"
-    page.parent.mkdir(parents=True)
-    page.touch()
-    index = write_report({})
-    (address,) = re.findall(r'href="([^"]+)">Grid: method, sparsity<', index.read_text())
-    assert (index.parent / address).is_file()
-
-
-def test_the_legend_explains_each_verdict_and_kind(results):
-    legend = write_report({}).read_text().split('class="legend"')[1].split("</details>")[0]
-    for name in (*VERDICTS, *KINDS, "limits", "stand-ins", "null model"):
-        assert f"{name}</" in legend
-
-
-def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(results):
-    card = cards(write_report({}).read_text())["endor/fig05"]
+def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(cards, text):
+    card = cards["endor/fig05"]
     chips = re.findall(r'<span class="chip ([^"]+)" title="[^"]+">([^<]+)<', card)
     assert chips == [
         ("within-tolerance predicted", "2 within tolerance"),
         ("differs predicted", "1 differs"),
         ("not-run", "1 not run"),
     ]
-    assert "0 of 1 compared:" in card
     assert "3 predictions</strong>: median error 4.0 %, largest 25 %" in card
     assert "null model: 50 %" in card
+    legend = text.split('class="legend"')[1].split("</details>")[0]
+    for name in (*VERDICTS, *KINDS, "limits", "stand-ins", "null model"):
+        assert f"{name}</" in legend
 
 
-def test_a_card_draws_its_numbers_or_else_the_first_figure(results):
-    found = cards(write_report({}).read_text())
-    assert re.findall(r'class="bar"><i style="width: ([\d.]+)%', found["endor/fig05"]) == ["100.0", "50.0"]
-    assert "<img" not in found["endor/fig05"]
-    assert PIXEL in found["quickstart"]
+def test_a_card_draws_its_numbers_or_else_the_first_figure(cards):
+    assert re.findall(r'class="bar"><i style="width: ([\d.]+)%', cards["endor/fig05"]) == ["100.0", "50.0"]
+    assert "<img" not in cards["endor/fig05"]
+    assert PIXEL in cards["quickstart"]
 
 
-def test_every_system_has_a_card_that_begins_the_index(results):
-    text = write_report({}).read_text()
-    found = systems(text)
-    assert found.keys() == PAPERS.keys()
-    sentences = [
-        found["endor"].index(words) for words in ("It is fast.", "It takes room.", "It is &lt;not&gt; always.")
-    ]
-    assert sentences == sorted(sentences)
-    assert 'href="flash-fig02.html"' in found["endor"]
-    assert "Not yet" in found["flash"]
-    assert "Not yet" in found["hermes"]
+def test_the_index_begins_with_circumstances_scores_and_a_card_a_system(text, index):
+    head = text.split('class="systems"')[0]
+    for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
+        assert words in head
+    (table,) = re.findall(r'<table class="scores">(.*?)</table>', head, re.DOTALL)
+    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "10.0 %", "10.0 %", "x-1", *"–––", "0", "0", "0 of 1"]
+    kept = pd.read_csv(index.parents[1] / "tables" / "comparison.csv")
+    assert kept["claim"].tolist() == ["x-1"]
+    systems = dict(re.findall(r'<article class="system[^"]*" data-system="(\w+)">(.*?)</article>', text, re.DOTALL))
+    assert systems.keys() == PAPERS.keys()
+    places = [systems["endor"].index(words) for words in ("It is fast.", "It takes room.", "It is &lt;not&gt; always.")]
+    assert places == sorted(places)
+    assert 'href="flash-fig02.html"' in systems["endor"]
+    assert "Not yet" in systems["flash"]
     assert text.index('class="system') < text.index('class="card')
 
 
-def test_published_against_ours_stands_on_top_with_a_row_a_paper(results):
-    row = dict.fromkeys(COLUMNS) | {"claim": "x-1", "kind": "prediction", "stand_in": False, "published": 2.0}
-    row |= {"ours": 1.8, "ratio": 0.9, "verdict": "within tolerance", "evidence": "modelled", "profile": "paper"}
-    pd.DataFrame([row]).to_csv(results / "endor" / "fig05" / "comparison.csv", index=False)
-    text = write_report({}).read_text()
-    (table,) = re.findall(r'<table class="scores">(.*?)</table>.*class="systems"', text, re.DOTALL)
-    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "10.0 %", "10.0 %", "x-1", *"–––", "0", "0", "0 of 1"]
-    assert pd.read_csv(results / "tables" / "comparison.csv")["claim"].tolist() == ["x-1"]
-
-
-def test_the_index_names_machine_date_commit_and_parameters(results):
-    head = write_report({}).read_text().split('class="systems"')[0]
-    for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):
-        assert words in head
-
-
-def test_disturbed_rows_are_told_on_top_on_the_card_and_on_the_page(results):
-    index = write_report({})
-    text = index.read_text()
+def test_disturbed_rows_are_told_on_top_on_the_card_and_on_the_page(cards, text, index):
     assert "2 of 17 measured rows were disturbed by other work." in text
-    found = cards(text)
     words = "2 of 12 measured rows were disturbed by other work."
-    assert words in found["flash/tab02"]
-    assert words in (index.parent / "flash-tab02.html").read_text()
-    assert "disturbed" not in found["flash/fig02"]
+    assert words in cards["flash/tab02"]
+    assert words in index.with_name("flash-tab02.html").read_text()
+    assert "disturbed" not in cards["flash/fig02"]
 
 
 def test_a_page_that_cannot_be_made_is_shown_as_such(results, monkeypatch):
@@ -187,7 +179,7 @@ def test_a_page_that_cannot_be_made_is_shown_as_such(results, monkeypatch):
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(report, "write_page", fail)
-    found = cards(write_report({}, rebuild=True).read_text())
+    found = cards_of(write_report({}, rebuild=True).read_text())
     assert "cannot be shown" in found["quickstart"]
     assert "No space left" in found["quickstart"]
     assert "cannot be shown" not in found["endor/fig05"]
@@ -198,7 +190,7 @@ def test_a_failed_run_shows_its_error_and_its_own_notebook(results):
     failed.parent.mkdir(parents=True)
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("raise")]), failed)
     text = write_report({"quickstart": Outcome(False, "ValueError: on purpose", 3, failed)}).read_text()
-    assert "ValueError: on purpose" in cards(text)["quickstart"]
+    assert "ValueError: on purpose" in cards_of(text)["quickstart"]
     assert "ValueError: on purpose" in (results / "report" / "quickstart.html").read_text()
 
 
@@ -212,17 +204,17 @@ def test_rebuilding_leaves_the_results_as_they_are(results):
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian: apt install chromium)")
 @pytest.mark.parametrize("width", [1280, 400])
 @pytest.mark.parametrize("name", ["index.html", "endor-fig05.html"])
-def test_a_browser_shows_it_within_the_window_and_asks_for_nothing(results, name, width):
+def test_a_browser_shows_it_within_the_window_and_asks_for_nothing(index, name, width):
     asked = "performance.getEntriesByType('resource').filter(entry => !entry.name.startsWith('data:')).length"
     wide = "document.documentElement.scrollWidth"
     probe = f"<script>onload = () => parent.postMessage({wide} + ' ' + {asked}, '*')</script>"
-    text = (write_report({}).parent / name).read_text()
-    (results / "report" / "probe.html").write_text(text.replace("</body>", probe + "</body>"))
+    text = index.with_name(name).read_text()
+    index.with_name("probe.html").write_text(text.replace("</body>", probe + "</body>"))
     # a headless window is 500 wide at least: a frame is as narrow as it is told to be
-    frame = results / "report" / "frame.html"
+    frame = index.with_name("frame.html")
     listen = "<script>onmessage = message => document.title = message.data</script>"
     frame.write_text(f'{listen}<iframe src="probe.html" style="border: 0; width: {width}px; height: 900px"></iframe>')
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={results / 'profile'}", "--window-size=1400,1000"]
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={index.with_name('profile')}", "--window-size=1400,1000"]
     command += ["--virtual-time-budget=5000", "--dump-dom", frame.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     assert re.search(r"<title>(.*)</title>", dom)[1] == f"{width} 0"

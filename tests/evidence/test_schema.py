@@ -3,15 +3,13 @@
 import copy
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 
 from toolkit import paths
 from toolkit.costs.probe import ProbeSettings
 from toolkit.errors import UserError
-from toolkit.evidence.catalogue import PRESETS, Notebook, notebooks
+from toolkit.evidence.catalogue import PRESETS, notebooks
 from toolkit.evidence.schema import FILE, check_parameters, rules
 from toolkit.models import SHAPES
 from toolkit.records import load_yaml
@@ -66,55 +64,32 @@ def test_choices_that_are_listed_are_what_the_toolkit_has():
     assert set(rules(BOOKS["endor/tab_e2e"])["rival_model"].names()) == whole
 
 
-def test_parts_of_a_twin():
-    for name in ("opt-66b", "opt-66b/8", "llama2-70b/16"):
-        check("endor/fig05", measured_model=name)
-    for name in ("opt-66b/", "opt-66b/0", "opt-66b/-8", "opt-66b/8/2", "opt-66b/eight", "opt-66b/٣", "/8"):
-        with pytest.raises(UserError, match="NAME/8"):
-            check("endor/fig05", measured_model=name)
-
-
-ONE_OF = "expected a list of 1 or more, none of them twice, each"
-
-
-@pytest.mark.parametrize(
-    ("id", "parameters", "message"),
-    [
-        ("quickstart", {"method": "wandaa"}, 'method = "wandaa": expected one of magnitude, sparsegpt, wanda'),
-        ("beyond/bytes_quality", {"sparsities": [1.5]}, f"sparsities = [1.5]: {ONE_OF} a number from 0 below 1"),
-        ("endor/tab_perplexity", {"patterns": ["50%"]}, f'patterns = ["50%"]: {ONE_OF} one of 50 %, 2:4'),
+def test_messages_name_the_parameter_its_value_and_what_was_expected():
+    each = "expected a list of 1 or more, none of them twice, each"
+    for id, parameters, message in (
+        (
+            "quickstart",
+            {"method": "wandaa"},
+            "method = \"wandaa\": expected one of magnitude, sparsegpt, wanda; did you mean 'wanda'?",
+        ),
+        ("beyond/bytes_quality", {"sparsities": [1.5]}, f"sparsities = [1.5]: {each} a number from 0 below 1"),
         (
             "endor/fig04",
             {"sparsities": [0.3]},
-            f"sparsities = [0.3]: {ONE_OF} a number from 0 below 1; it must have 0.5",
+            f"sparsities = [0.3]: {each} a number from 0 below 1; it must have 0.5",
         ),
-    ],
-)
-def test_messages(id, parameters, message):
-    with pytest.raises(UserError) as refused:
-        check(id, **parameters)
-    meant = {"wandaa": "; did you mean 'wanda'?", "50%": "; did you mean '50 %'?"}
-    assert str(refused.value) == f"{id}: {message}" + next(
-        (hint for word, hint in meant.items() if word in message), ""
-    )
-
-
-def test_a_long_value_is_cut():
+    ):
+        with pytest.raises(UserError) as refused:
+            check(id, **parameters)
+        assert str(refused.value) == f"{id}: {message}"
     with pytest.raises(UserError) as refused:
         check("quickstart", seed="7" * 10**6)
     assert len(str(refused.value)) < 400
 
 
-def test_without_an_entry_values_are_like_the_default():
-    toy = Notebook("toy/a", "A", "How?", paths.root())
-    toy.__dict__["parameters"] = {"a": 1, "b": 0.5, "c": [1], "d": None, "e": True}
-    check_parameters(toy, {"a": 2, "b": 1, "c": [3], "d": object()})
-    for name, value in {"a": 1.5, "b": "x", "c": 1, "e": None}.items():
-        with pytest.raises(UserError, match=f"toy/a: {name} = "):
-            check_parameters(toy, {name: value})
-
-
-def test_checking_presets_imports_no_torch():
-    code = "import sys; from toolkit.sweep.plan import make_jobs; make_jobs(['quickstart'])"
-    code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+def test_parts_of_a_twin():
+    for name in ("opt-66b", "opt-66b/8", "llama2-70b/16"):
+        check("endor/fig05", measured_model=name)
+    for name in ("opt-66b/", "opt-66b/0", "opt-66b/-8", "opt-66b/8/2", "opt-66b/eight", "/8"):
+        with pytest.raises(UserError, match="NAME/8"):
+            check("endor/fig05", measured_model=name)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from toolkit.evidence.reference import reference_dir
-from toolkit.evidence.tables import COLUMNS, combined_tables, write_tables
+from toolkit.evidence.tables import COLUMNS, combined_tables
 
 META = {"cpu": "A CPU", "memory_gb": 8, "git": "0123456789abcdef", "finished": "2026-01-02T03:04:05Z"}
 
@@ -70,9 +70,3 @@ def test_what_is_kept_gives_one_number_a_row(machine):
         assert twice["notebook"].unique().tolist() == [], name
         assert table["value"].notna().all()
         assert table[["notebook", "quantity", "statistic", "unit", "evidence", "cpu", "commit"]].notna().all(axis=None)
-
-
-def test_the_dictionary_lies_beside_the_tables(save, tmp_path):
-    folder = write_tables(tmp_path)
-    assert {file.name for file in folder.iterdir()} >= {f"{name}.csv" for name in ("perplexity", "accuracy", "latency")}
-    assert pd.read_csv(folder / "columns.csv").columns.tolist() == ["column", "notebook", "unit", "meaning"]

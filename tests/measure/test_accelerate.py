@@ -1,19 +1,14 @@
 import ctypes
 import mmap
-import shutil
-from collections import namedtuple
 
-import accelerate
 import pytest
 import torch
 from torch import nn
 
 from toolkit.errors import UserError
-from toolkit.files import SPARE_BYTES
 from toolkit.measure.accelerate import AcceleratedLinear, DiskOffloaded
 from toolkit.measure.turns import take_turns
 from toolkit.models.shapes import random_pruned
-from toolkit.storage import direct as files
 
 
 def resident_pages(file) -> int:
@@ -89,42 +84,6 @@ def test_only_the_part_that_is_offloaded_is_read(layers, tmp_path):
         }
 
 
-def test_every_pass_reads_the_disk(layers, tmp_path):
-    rival = DiskOffloaded(layers, tmp_path / "weights")
-    weight = tmp_path / "weights" / "0.weight.dat"
-    layers(torch.randn(1, 300))
-    if not resident_pages(weight):
-        pytest.skip("this file system keeps no pages")
-    rival.drop_pages()
-    assert [file.name for file in (tmp_path / "weights").glob("*.dat") if resident_pages(file)] == []
-
-
-def test_pages_are_dropped_of_every_file(layers, tmp_path, monkeypatch):
-    rival, dropped = DiskOffloaded(layers, tmp_path / "weights"), []
-    monkeypatch.setattr(
-        files.os,
-        "posix_fadvise",
-        lambda descriptor, *how: dropped.append((files.os.readlink(f"/proc/self/fd/{descriptor}"), how)),
-    )
-    rival.drop_pages()
-    assert {name for name, _ in dropped} == {str(file) for file in (tmp_path / "weights").iterdir()}
-    assert {how for _, how in dropped} == {(0, 0, files.os.POSIX_FADV_DONTNEED)}
-
-
-def test_a_disk_too_small_is_refused_before_anything_is_written(layers, tmp_path, monkeypatch):
-    usage, written = namedtuple("usage", "total used free"), accelerate.utils.offload_state_dict
-    monkeypatch.setattr(accelerate.utils, "offload_state_dict", lambda *what: pytest.fail("weights were written"))
-    nbytes = (300 * 400 + 400 + 400 * 200) * 4
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes - 1))
-    with pytest.raises(UserError, match="no space left; 1 MB more are needed and 18 MB free"):
-        DiskOffloaded(layers, tmp_path / "weights")
-    assert [*tmp_path.iterdir()] == []
-    assert not any(parameter.is_meta for parameter in layers.parameters())
-    monkeypatch.setattr(accelerate.utils, "offload_state_dict", written)
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(1 << 40, 0, SPARE_BYTES + nbytes))
-    DiskOffloaded(layers, tmp_path / "weights")
-
-
 def test_a_linear_reads_its_weight_in_each_turn(tmp_path, monkeypatch):
     dropped, really = [], DiskOffloaded.drop_pages
     monkeypatch.setattr(DiskOffloaded, "drop_pages", lambda self: dropped.append(really(self)))
@@ -133,10 +92,6 @@ def test_a_linear_reads_its_weight_in_each_turn(tmp_path, monkeypatch):
     assert spans.loc[spans["stage"] == "read", "op"].tolist() == ["weight"] * 2
     assert len(dropped) == 2
     assert set(spans["mode"]) == {"buffered"}
-
-
-def test_a_wrong_product_is_refused(tmp_path, monkeypatch):
-    rival = AcceleratedLinear(random_pruned((8, 16), 0.5), tmp_path / "weights", {})
     monkeypatch.setattr(AcceleratedLinear, "token", lambda self, number: self.linear(self.vector) + 1)
     with pytest.raises(UserError, match="accelerate gives another output than the weight in memory"):
         take_turns([rival], repetitions=1)

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.naive_cost_model import relative_errors
-from toolkit.errors import UserError
 from toolkit.measure.line import fit_line
 
 
@@ -26,12 +25,6 @@ def test_no_fixed_time_is_below_zero():
     assert fit_line([1e6, 2e6], [3.0, 2.0]).fixed_s == 0  # smaller ones taking longer says nothing of what is fixed
 
 
-def test_one_size_gives_a_rate():
-    line = fit_line([2e9, 2e9, 2e9], [2.0, 2.2, 2.4])
-    assert line.fixed_s == 0
-    assert line.seconds(2e9) == pytest.approx(2.2)
-
-
 rising = st.lists(st.integers(1, 50), min_size=1, max_size=8, unique=True).map(sorted)
 
 
@@ -44,11 +37,3 @@ def test_no_line_of_a_grid_comes_nearer(drawn):
     found = relative_errors(line.fixed_s, 1 / line.gb_s, sizes, times)
     fixed_s, s_per_gb = np.meshgrid(np.arange(51), np.arange(1, 401) / 8)
     assert found <= relative_errors(fixed_s, s_per_gb, sizes, times).min() + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "seconds"), [([], []), ([1.0], [1.0, 2.0]), ([0.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [1.0, -1.0])]
-)
-def test_what_is_no_timing_is_refused(nbytes, seconds):
-    with pytest.raises(UserError, match=f"{len(nbytes)} sizes and {len(seconds)} times to fit a line to"):
-        fit_line(nbytes, seconds)

@@ -65,6 +65,9 @@ def system(request, tmp_path, monkeypatch):
 
 def test_a_group_has_a_process_and_a_limit(system):
     assert missing() is None
+    with pytest.raises(RuntimeError), MemoryGroup():
+        raise RuntimeError
+    assert system.groups() == []
     with MemoryGroup() as group:
         assert group.folder.parent == system.top
         group.add(123)
@@ -73,12 +76,6 @@ def test_a_group_has_a_process_and_a_limit(system):
         assert (group.folder / system.version.limits[0]).read_text() == "5000"
         assert group.other_bytes == 1000 - 700
         (group.folder / memory_group.PROCESSES).write_text("")  # it ends
-    assert system.groups() == []
-
-
-def test_a_group_is_removed_after_an_error(system):
-    with pytest.raises(RuntimeError), MemoryGroup():
-        raise RuntimeError
     assert system.groups() == []
 
 
@@ -104,24 +101,9 @@ def test_a_user_without_rights_takes_a_group_that_is_delegated(system):
         MemoryGroup()
 
 
-def test_version_2_needs_a_parent_that_hands_the_controller_on(tmp_path, monkeypatch):
-    system = System(tmp_path, V2, monkeypatch)
-    for group in (system.top, system.top / "batch" / "job"):
-        (group / "cgroup.subtree_control").write_text("cpu")
-    with MemoryGroup() as group:
-        assert group.folder.parent == system.top / "batch"
-
-
-@pytest.mark.parametrize("without", ["files", "controller", "mounts"])
-def test_a_system_without_the_controller_says_so(system, without):
-    if without == "files":
-        shutil.rmtree(system.proc)
-    elif without == "controller":
-        (system.top / "cgroup.controllers").write_text("cpu")
-        (system.proc / "self" / "mountinfo").write_text(f"41 31 0:38 / {system.top} rw - cgroup2 cgroup2 rw\n")
-    else:
-        (system.proc / "self" / "mountinfo").write_text("41 31 0:38 / / rw - ext4 /dev/vda rw\n")
-    assert missing() == "this system has no memory cgroups: expected Linux with the memory controller"
+def test_a_system_without_the_controller_says_so(system):
+    (system.proc / "self" / "mountinfo").write_text("41 31 0:38 / / rw - ext4 /dev/vda rw\n")
+    assert "no memory cgroups" in missing()
 
 
 def test_a_container_that_sees_a_part_of_the_tree(tmp_path, monkeypatch):

@@ -75,8 +75,3 @@ def test_each_label_may_have_a_baseline_of_its_own(turns):
     ratio = times_as_fast(turns, ["op", "kind"], {"kind": {"csr": "ptcsr", "ptcsr": "csr"}})
     assert ratio.tolist()[:6] == [2, 1, 0.75, 0.5, 1, 4 / 3]
     assert all(math.isnan(value) for value in ratio[6:])
-
-
-def test_a_baseline_that_took_no_part_gives_no_ratio(turns):
-    table = summary(turns, ["op", "kind"], (), {"speedup": {"kind": "int8"}})
-    assert table[["speedup", "speedup_low", "speedup_high"]].isna().all(axis=None)

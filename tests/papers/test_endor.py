@@ -13,11 +13,9 @@ from toolkit.costs.machine import Profile
 from toolkit.costs.null_model import links_only
 from toolkit.costs.stage_tables import relative_to
 from toolkit.costs.tables import layer_of, layer_table, operation_table
-from toolkit.errors import UserError
 from toolkit.evidence.claims import claims
 from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare, count_verdicts, score
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.latency import layer_headline
 from toolkit.papers.endor.passes import MAPS, pass_table
 from toolkit.policies.ways import Way, all_ways
 
@@ -69,21 +67,6 @@ def compared(tables: dict[str, pd.DataFrame], null: dict[str, pd.DataFrame]) -> 
 @pytest.fixture(scope="module")
 def tables(machine):
     return modelled(machine)
-
-
-@pytest.fixture(scope="module")
-def operations(tables):
-    return tables["operations"]
-
-
-@pytest.fixture(scope="module")
-def layers(tables):
-    return tables["layers"][tables["layers"]["op"] == "layer"]
-
-
-@pytest.fixture(scope="module")
-def passes(tables):
-    return tables["passes"]
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +135,9 @@ def test_the_null_model_gets_arithmetic_right_and_predictions_less_often(compari
     assert guessed["input"][WITHIN] < ours["input"][WITHIN]
 
 
-def perturbed(machine: Profile, seed: int) -> Profile:
+def perturbed(machine: Profile) -> Profile:
     """The machine with every number that its file gives, but sizes, times a factor of its own between 1.2 and 3."""
-    chance = random.Random(seed)
+    chance = random.Random(1)
     for name in machine.sources:
         part, quantity, *key = name.split(".")
         if quantity.startswith(("capacity", "dimms")):
@@ -169,28 +152,13 @@ def perturbed(machine: Profile, seed: int) -> Profile:
 def test_arithmetic_is_what_no_number_of_the_machine_moves(machine, comparison):
     """And all else is moved by some of them. Endor's 8 bytes a row move fc2 over fc1 by less than 0.1 %."""
     ways = all_ways(methods=["dense", "zstd", "endor_cpu", "endor"])
-    before = comparison["ours"].dropna().astype(float)
-    moves = []
-    for seed in (1, 2):
-        other = modelled(perturbed(machine, seed), ways, PUBLISHED_WAYS)
-        after = compared(other, other)["ours"].dropna().astype(float)
-        assert after.index.equals(before.index)
-        moves.append((after - before).abs() / pd.concat([before, after], axis=1).max(axis=1))
-    farthest, kinds = pd.concat(moves, axis=1).max(axis=1), comparison["kind"][before.index]
+    other = modelled(perturbed(machine), ways, PUBLISHED_WAYS)
+    before, after = (found["ours"].dropna().astype(float) for found in (comparison, compared(other, other)))
+    assert after.index.equals(before.index)
+    moved, kinds = (after / before - 1).abs(), comparison["kind"][before.index]
     assert set(kinds) == {"input", "arithmetic", "prediction"}
-    assert farthest[kinds == "arithmetic"].max() < 1e-3
-    assert farthest[kinds != "arithmetic"].min() > 1e-3
-
-
-def test_passes_that_nothing_was_fitted_to(comparison):
-    """The goals: ratios within 10 %, times within 15 %; Llama2-70B without direct reads comes within 2.1 %."""
-    predicted = comparison[comparison.index.str.startswith("tab_e2e-")].dropna(subset="ours").drop("tab_e2e-opt-dense")
-    times, ratios = (predicted[predicted["unit"] == unit]["ratio"] for unit in ("s", "speedup"))
-    assert (len(times), len(ratios)) == (7, 9)
-    assert (times - 1).abs().max() < 0.15
-    assert (ratios - 1).abs().max() < 0.10
-    host = ["llama-dense", "llama-endor", "llama-endor-speedup", "llama-remapped", "llama-remapped-speedup"]
-    assert (predicted.loc[[f"tab_e2e-{name}" for name in host], "ratio"] - 1).abs().max() < 0.021
+    assert moved[kinds == "arithmetic"].max() < 1e-3
+    assert moved[kinds != "arithmetic"].min() > 1e-3
 
 
 def test_only_what_the_model_is_given_has_no_counterpart(comparison):
@@ -210,42 +178,15 @@ def test_decoding_on_the_gpu_takes_less_than_the_saved_copy_by_hand():
     assert found.drop(2).isna().all()
 
 
-def test_the_direct_pass_of_opt_fits_the_remapped_layers_better(passes):
-    """Its map is not stated: 24.2 s."""
-    way = (passes["method"] == "endor") & (passes["path"] == "direct") & (passes["stage"] == "total")
-    seconds = passes[way & (passes["model"] == "opt-66b")].set_index("mapping")["seconds"]
-    assert seconds["remapped"] == pytest.approx(24.2, rel=0.05)
-    assert abs(seconds["published"] - 24.2) > 2.5
-
-
-def test_the_order_of_the_methods_is_the_papers(operations):
-    """Section 5.1: decoding on the CPU and zstd lose to dense weights; decoding costs less than the copy saves."""
-    fc1 = operations[(operations["op"] == "fc1") & (operations["path"] == "host")]
-    fc1 = fc1.set_index(["method", "stage"])["seconds"]
-    total = fc1.xs("total", level="stage")
-    assert total["endor"] < total["dense"] < total["endor_cpu"] < total["zstd"]
-    assert fc1["endor", "decode"] < fc1["dense", "copy"] - fc1["endor", "copy"]
-    assert fc1["endor_cpu", "copy"] == pytest.approx(fc1["dense", "copy"])
-    assert fc1["zstd", "copy"] == pytest.approx(fc1["dense", "copy"])
-
-
-def test_direct_reads_do_away_with_the_copy(operations):
-    direct = operations[operations["path"] == "direct"]
-    assert "copy" not in set(direct["stage"])
-    assert (direct[(direct["method"] == "endor") & (direct["stage"] == "total")]["speedup"] > 1.9).all()
-
-
-def test_an_operations_stages_add_up_when_nothing_overlaps(operations, layers, passes):
-    for table in (operations, layers, passes):
+def test_stages_add_up_and_a_pass_is_the_sum_of_its_layers(tables):
+    layers = tables["layers"][tables["layers"]["op"] == "layer"]
+    for table in (tables["operations"], layers, tables["passes"]):
         keys = [name for name in ("model", "op", "placement", "mapping", "method", "path") if name in table]
         parts = table[~table["stage"].isin(["transfer", "total"])].groupby(keys)["seconds"].sum()
         totals = table[table["stage"] == "total"].set_index(keys)["seconds"]
         pd.testing.assert_series_equal(parts, totals.sort_index(), check_names=False)
-
-
-def test_a_pass_is_the_sum_of_its_layers(layers, passes):
     by_tier = layers[layers["stage"] == "total"].set_index(["model", "method", "path", "placement"])["seconds"]
-    for row in passes[passes["stage"] == "total"].to_dict("records"):
+    for row in tables["passes"].query("stage == 'total'").to_dict("records"):
         on_gpu = MAPS[row["model"]]["published"].device
         counts = {"device": on_gpu, "dram": row["dram_layers"], "storage": row["storage_layers"]}
         expected = sum(n * by_tier[row["model"], row["method"], row["path"], tier] for tier, n in counts.items())
@@ -267,47 +208,6 @@ def test_plans_are_what_each_device_can_do():
         *(("endor", "host"), ("endor", "direct"), ("endor_packed", "host"), ("endor_packed", "direct")),
     ]
     assert all_ways(methods=["endor"], paths=["direct"]) == [Way("endor", "direct")]
-    with pytest.raises(UserError, match="unknown method 'csr'"):
-        all_ways(methods=["csr"])
     on_cpu = all_ways(["sequential", "pipelined"], device="cpu")
     assert [plan.method for plan in on_cpu] == ["dense", "zstd", "endor", "endor_packed"] * 2
     assert [plan.policy for plan in on_cpu] == ["sequential"] * 4 + ["pipelined"] * 4
-
-
-def test_tables_without_a_gpu(machine):
-    table = layer_table(machine, Workload("opt-66b"), ["storage", "dram"], all_ways(device="cpu"))
-    assert "copy" not in set(table["stage"])
-    assert set(table["placement"]) == {"storage", "dram"}
-    assert (table["speedup"].notna() | (table["stage"].isin(["decode", "read", "transfer"]))).all()
-
-
-def test_a_part_of_a_model_takes_that_part_of_the_time(machine):
-    whole, part = (layer_table(machine, Workload(model), ["dram"]) for model in ("opt-66b", "opt-66b/8"))
-    copies = [table[table["stage"] == "copy"]["seconds"].to_numpy() for table in (whole, part)]
-    assert copies[0] == pytest.approx(8 * copies[1], rel=1e-4)
-
-
-def test_unknown_names_are_refused(machine):
-    with pytest.raises(UserError, match="unknown twin model 'opt-175b'; choose from: llama2-70b"):
-        Workload("opt-175b")
-    with pytest.raises(UserError, match="unknown layer of opt-66b 'fc3'; choose from: fc1"):
-        operation_table(machine, Workload("opt-66b"), ops=["fc3"])
-    with pytest.raises(UserError, match=r"unknown mapped model 'opt-6\.7b'; choose from: llama2-70b, opt-66b"):
-        pass_table(machine, Workload("opt-6.7b"))
-
-
-def test_a_layer_says_where_packing_is_slower_if_anywhere():
-    table = pd.DataFrame(
-        {
-            "method": ["dense", "endor", "endor", "endor_packed", "endor"],
-            "placement": ["dram", "dram", "storage", "dram", "dram"],
-            "speedup": [1.0, 0.5, 1.5, 0.9, 0.1],
-            "evidence": ["measured"] * 4 + ["modelled"],
-        }
-    ).assign(stage="total", model="tiny")
-    assert layer_headline(table) == {
-        "negative": "With weights in DRAM, endor runs a layer of tiny at 0.50 times the speed of dense "
-        "weights, endor_packed at 0.90 times (measured)."
-    }
-    assert "endor_packed" not in layer_headline(table.drop(index=3))["negative"]
-    assert layer_headline(table.iloc[[0, 2]]) == {}

@@ -2,7 +2,6 @@
 
 import pandas as pd
 import pytest
-from matplotlib import pyplot as plt
 
 from toolkit.costs.hardware import profile
 from toolkit.costs.neuron_reads import WAYS, Reads
@@ -63,14 +62,3 @@ def test_the_papers_reads_are_predicted_within_a_fifth():
     chosen = comparison[comparison["kind"].eq("arithmetic") & comparison["claim"].str.endswith("-io")]
     assert len(chosen) == 4
     assert (chosen["ratio"].astype(float) - 1).abs().max() < 0.2
-
-
-def test_a_bar_is_as_long_as_its_token_and_hides_no_reads():
-    """12 ms of a token are products, 3 memory management; of 20 ms of reads 10 were waited for."""
-    rows = pd.DataFrame({"way": ["all"], "io_ms": [20.0], "manage_ms": [3.0], "compute_ms": [12.0], "total_ms": [25.0]})
-    rows = rows.assign(total_ms_low=24.0, total_ms_high=27.0, model="toy", layers=3.0)
-    figure, axes = plt.subplots()
-    reads.stage_bars(axes, rows)
-    assert [bar.get_width() for bar in axes.patches] == [12, 3, 10]
-    assert axes.get_title(loc="left") + axes.get_title() == "this machine, 3 layers of toy"
-    plt.close(figure)

@@ -23,12 +23,6 @@ def test_friends_are_read_again_and_again():
     assert functions_of("flash/fig12").friend_reads(active, friend, window=5) == (2.0, 2.0)
 
 
-def test_who_came_as_a_friend_needs_no_read():
-    active = np.array([[[1, 1, 0, 0], [0, 0, 1, 1]]], dtype=bool)
-    friend = np.array([1, 0, 3, 2])
-    assert functions_of("flash/fig12").friend_reads(active, friend, window=1) == (2.0, 1.0)
-
-
 def test_the_table_of_friends_counts_shared_tokens():
     trace = of([[[1, 1, 0, 1], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1]]])
     table = functions_of("flash/fig12").friends_table(trace, 0, [1], window=2)
@@ -48,9 +42,3 @@ def test_usage_is_measured_beside_the_law():
     assert law.loc[1, "used"] == pytest.approx(0.10, rel=1e-3)
     assert law.loc[5, "new"] == pytest.approx(0.024, rel=2e-3)
     assert (table.groupby("model")["evidence"].nunique() == 1).all()
-
-
-def test_a_quantised_seven_billion_model_takes_what_its_bits_say():
-    told = functions_of("flash/tab06").small_device().set_index("quantity")["value"]
-    assert told["memory, whole"] == pytest.approx(3.5)
-    assert 1.5 < told["memory, all techniques"] < 2

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from tests.notebook_code import functions_of
-from toolkit.papers.hermes.traces import ATTENTION, Drawing
-from toolkit.predictors import All, Context, CopyLast, Nothing
+from toolkit.predictors import All, CopyLast, Nothing
 from toolkit.sparsity.trace import Trace, pack
 
 fig03, fig04, fig07 = (functions_of(f"hermes/{name}") for name in ("fig03", "fig04", "fig07"))
@@ -65,13 +64,6 @@ def test_correlation_by_hand():
     assert found.loc["pairs that are sure", "chance"] == 0
 
 
-def test_neurons_that_fire_for_half_of_the_tokens_are_no_pairs():
-    first = np.random.default_rng(1).random((100, 3)) < 0.4
-    second = np.stack([np.ones(100, bool), first[:, 0], np.zeros(100, bool)], 1)
-    table = fig04.correlation_table(trace_of(first, second), LABELS)
-    assert table[table["row"] == "pair"]["neuron"].tolist() == [1]
-
-
 def test_quality_by_hand():
     """One of four neurons is active, always the same: nothing is right for 75 %, all for 25 %, a copy for 100 %."""
     layer = [[1, 0, 0, 0]] * 6
@@ -82,18 +74,3 @@ def test_quality_by_hand():
     assert found["predicted"].tolist() == pytest.approx([0, 1, 0.25])
     assert found["recall"].tolist() == pytest.approx([0, 1, 1])
     assert found["nbytes"].tolist()[:2] == [0, 0]
-
-
-def test_a_drawing_has_the_blocks_of_its_model():
-    small = Drawing("llama2-7b", layers=2, tokens=12, prompt=4)
-    ffn, attention = small.trace(), small.trace(ATTENTION)
-    assert (ffn.units, attention.units) == ((11008,) * 2, (4096,) * 2)
-    assert attention.unit == ATTENTION
-    assert ffn.tokens.shape == (1, 12)
-    assert np.isclose(float(ffn.active(0).float().mean()), small.law.active, atol=0.03)
-    assert torch.equal(small.trace().active(1), ffn.active(1))
-
-
-def test_times_are_of_a_layer():
-    active = np.arange(3)
-    assert 0 < fig07.layer_us(CopyLast(10, 0), Context(0, ()), active) < 1e5

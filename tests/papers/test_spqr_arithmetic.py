@@ -23,11 +23,10 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("name", BY_HAND)
-def test_llama_2_7b_by_hand(name):
-    assert (
-        tuple(decode_operations(**LLAMA_2_7B).set_index("operation").loc[name, ["ops", "moved_bytes"]]) == BY_HAND[name]
-    )
+def test_llama_2_7b_by_hand():
+    table = decode_operations(**LLAMA_2_7B).set_index("operation")
+    for name, numbers in BY_HAND.items():
+        assert tuple(table.loc[name, ["ops", "moved_bytes"]]) == numbers, name
 
 
 def test_a_mat_vec_counts_what_its_loop_does():
@@ -38,19 +37,6 @@ def test_a_mat_vec_counts_what_its_loop_does():
             ops, touched = ops + 2, touched + 1  # a multiply-add; a weight
     touched += inputs
     assert linear(inputs, outputs) == (ops, 2 * touched)
-
-
-def test_scores_count_what_the_loop_over_heads_does():
-    hidden, heads, context = 6, 2, 4
-    ops = sum(2 for _ in range(heads) for _ in range(context) for _ in range(hidden // heads))
-    keys, query, scores = hidden * context, hidden, heads * context
-    assert tab1_1.attention(hidden, heads, context)["qk"] == (ops, 2 * (keys + query + scores))
-
-
-def test_packed_weights_move_fewer_bytes_for_the_same_operations():
-    dense, packed = linear(64, 64), linear(64, 64, weight_bits=4)
-    assert packed[0] == dense[0]
-    assert dense[1] - packed[1] == 64 * 64 * 1.5
 
 
 def rows(**mat_vecs):
@@ -66,11 +52,6 @@ def test_roofline_on_both_sides_of_its_ridge():
     assert dense["limit"] == "memory"
     assert dense["attainable_ops_s"] == pytest.approx(dense["intensity"] * 1e12)
     assert dense["seconds"] == pytest.approx(dense["moved_bytes"] / 1e12)  # memory-bound: the time of its bytes
-
-
-def test_a_processor_without_fp16_is_held_to_its_fp32_peak():
-    cpu = Memory("toy", 1.0, 1000.0, {"fp32": 0.5, "bf16": 0.001})
-    assert roofline(rows(q=linear(64, 64)), {"toy": cpu})["attainable_ops_s"].item() == 0.5e12
 
 
 def test_decoding_llama_is_memory_bound_on_the_a6000():

@@ -1,15 +1,12 @@
 """SpQR's tiles and storages of outliers: hand-worked matrices and slow loops."""
 
 import numpy as np
-import pandas as pd
 import pytest
-import torch
 
 from tests import naive_spqr
 from tests.notebook_code import functions_of
 from tests.quantization.test_outliers import outliers, random
 from toolkit.evidence.comparison import NOT_RUN, compare
-from toolkit.kernels import csr
 from toolkit.quantization.spqr import SpQR
 
 spqr_tile, spqr_storage = functions_of("spqr/fig3_1"), functions_of("spqr/fig3_4")
@@ -32,12 +29,6 @@ def test_a_tile_is_what_the_matrix_has_there(quantised):
         codes = tile.codes.weights[row].numpy()
         expected = [float(np.float16(scale) * (np.float16(int(code)) - np.float16(zero))) for code in codes]
         assert tile.dense[row].tolist() == expected
-
-
-def test_the_busiest_tile_is_counted():
-    rows, columns = torch.tensor([0, 17, 18, 39]), torch.tensor([0, 20, 31, 5])
-    found = csr.encode("csr", (40, 48), rows, columns, torch.ones(4, dtype=torch.float16))
-    assert spqr_tile.busiest_tile(found) == (1, 1)
 
 
 def test_every_bit_belongs_to_the_field_that_the_oracle_packs():
@@ -79,32 +70,3 @@ def test_storages_by_hand():
     assert sizes["offset_bytes"].to_dict() == {"csr": 4 * 19, "ptcsr": 4 * 3}
     assert sizes.loc["csr", "bits_per_weight"] == pytest.approx(8 * 4 * (22 + 19) / (18 * 64))
     assert spqr_storage.words(np.array([3] + [1] * 15 + [2, 2])) == (22 + 19, 16 * 5 + 3)
-
-
-def test_the_padding_of_a_model_follows_its_rows():
-    flat, heavy = [
-        [dict.fromkeys(spqr_storage.twin_shapes("llama2-7b"), density)] for density in ([1], [1] * 15 + [16])
-    ]
-    even, uneven = (
-        spqr_storage.model_padding(densities, "llama2-7b", 0.01).groupby("spread")["padding_mb"].sum()
-        for densities in (flat, heavy)
-    )
-    assert even["as quantised"] == pytest.approx(even["even"], rel=0.02)
-    assert even["even"] == pytest.approx(uneven["even"], rel=0.02)
-    # a row in sixteen has 16 of every 31 outliers, and pads fifteen to its length: 16 · 16 / 31 words for each outlier
-    outlier_mb = 4 * 0.01 * 32 * (4 * 4096**2 + 3 * 4096 * 11008) / 1e6
-    assert uneven["as quantised"] == pytest.approx(outlier_mb * (256 / 31 - 1), rel=0.03)
-
-
-def test_the_typical_block_has_the_median_padding():
-    """Blocks pad 15, 0 and 30 words."""
-    assert spqr_storage.typical_block(np.array([2] + [1] * 15 + [1] * 16 + [3] + [1] * 15)) == 0
-
-
-def test_the_claims_of_storage_find_their_rows():
-    sizes = spqr_storage.storage_sizes([(0, "q_proj", outliers([3] + [1] * 15))])
-    padding = pd.DataFrame({"spread": ["even", "as quantised"], "padding_mb": [70.0, 190.0]})
-    summary = spqr_storage.storage_summary(sizes, padding)
-    comparison = compare(summary, "spqr/fig3_4").set_index("claim")
-    assert (comparison["verdict"] != NOT_RUN).all()
-    assert comparison.loc["fig3_4-padding", "ours"] == 190

@@ -56,14 +56,3 @@ def test_passes_by_the_same_code_are_one_row():
     assert merged["seconds"].to_dict() == {"dense": 5.0, "endor": 2.5}
     assert merged.loc["endor", ["seconds_low", "seconds_high"]].tolist() == [1.0, 4.0]
     assert table_of(**seconds)["method"].tolist() == ["dense", "endor", "endor_packed"]
-
-
-def test_words_say_where_packing_pays_and_where_it_does_not():
-    assert BOOK.headline_of(table_of(dense=[1.5], endor=[1.0], endor_packed=[2.0])) == {
-        "gain": "A later token comes 0.75 to 1.50 times as fast from packed weights as from dense ones",
-        "negative": "Packing gains no more than the turns differ in the generation of batch 1",
-    }
-    words = BOOK.seen(table_of(dense=[1.0], endor=[2.0]))
-    assert "endor 0.50 times as fast (0.50 to 0.50)" in words
-    assert words.endswith("Packing does not pay for endor in the generation of batch 1.")
-    assert BOOK.seen(table_of(dense=[1.5], endor=[1.0])).endswith("Packing pays throughout.")

@@ -11,7 +11,6 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import bounds, limit_elsewhere, resized
-from toolkit.planner.hits import unmapped_share
 from toolkit.planner.target import open_target
 from toolkit.planner.ways import ways
 
@@ -53,15 +52,6 @@ def test_what_nothing_holds_comes_from_the_disk():
         limit_elsewhere(SHAPE, way("dense"), replace(small, links=Links(dram_to_device_gb_s=10)))
 
 
-def test_a_gpu_that_is_smaller_than_its_reserve_holds_nothing():
-    assert limit_elsewhere(SHAPE, way("int8"), resized(MACHINE, device_bytes=GB // 2)).device == 0
-
-
-def test_a_memory_that_is_not_there_cannot_be_resized():
-    with pytest.raises(UserError, match="round has no device"):
-        resized(replace(MACHINE, device=None), device_bytes=GB)
-
-
 def test_the_command_plans_for_another_machine(capsys):
     assert main(["plan", "llama2-7b", "--machine", "endor-rtx4080", "--device-memory", "2GB"]) == 0
     shown = capsys.readouterr().out
@@ -69,18 +59,6 @@ def test_the_command_plans_for_another_machine(capsys):
     assert "int8" in shown
     assert main(["plan", "llama2-7b", "--machine", "endor"]) == 2
     assert profile("endor-rtx4080").id in capsys.readouterr().err
-
-
-def test_a_mapped_mixture_keeps_what_each_token_needs(monkeypatch):
-    """With attention, embedding and head in memory beside half of the experts, of a token's experts half are read."""
-    monkeypatch.setattr("toolkit.planner.hits.expert_hits", lambda shape, held: held)
-    shape = ARCHITECTURES["mixtral-8x7b"]
-    whole, experts = sum(shape.parameters.values()), shape.parameters["experts"]
-    used = experts * 2 / 8
-    needed = used + shape.parameters["attention"] + shape.parameters["router"] + shape.parameters["head"]
-    assert unmapped_share(shape, 1 - experts / 2 / whole) == pytest.approx(used / 2 / needed)
-    assert unmapped_share(shape, 1.0) == 0
-    assert unmapped_share(SHAPE, 0.75) == 0.25
 
 
 def test_bounds_by_hand():

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -69,15 +68,6 @@ def test_where_memory_holds_four_and_a_half_experts_half_of_the_layers_hold_five
     assert hits.expert_hits(shape, 1.0) == 1
 
 
-def test_the_kept_counts_fall_with_memory():
-    for _, rows in hits.load_windows().groupby(["model", "zeros"]):
-        assert rows["memory"].is_monotonic_increasing
-        assert (np.diff(rows["loaded"]) <= 0).all()
-        assert (np.diff(rows["held"]) >= 0).all()
-        assert (rows["loaded"] <= rows["needed"]).all()
-        assert (rows["needed"] <= rows["held"]).all()
-
-
 def test_a_token_by_neuron_is_read_and_computed_one_after_the_other(machine, monkeypatch):
     monkeypatch.setattr(hits, "window_of", lambda shape, way, nbytes: (0.3, 0.1))
     found = speed(SHAPE, way(0.8), machine, 64)
@@ -123,14 +113,3 @@ def test_a_sparse_model_is_planned_at_its_own_zeros_at_no_price(machine):
     dense = plan("smollm2-135m", machine=machine).table.set_index("way")
     assert dense.loc["neurons, 90 % zeros", "relative"] > 2
     assert open_target("mixtral-8x7b").cut == ()
-
-
-def test_packed_experts_are_modelled_and_never_come_first(machine):
-    found = plan("mixtral-8x7b", loss=1.0, machine=replace(machine, dram_bytes=100 * GB))
-    table = found.table.set_index("way")
-    row = table.loc["experts, SpQR (only modelled)"]
-    assert (row["at_best"], row["runs_here"]) == (True, False)
-    assert row["tokens_s"] > 2 * table.loc["experts, 16 bits", "tokens_s"]  # a quarter of the bytes, four times as fast
-    assert found.table["way"][0].startswith("experts, ")
-    assert found.table["way"][0] != "experts, SpQR (only modelled)"
-    assert found.commands

@@ -5,7 +5,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, OPTConfig, OPTForCausalLM
 
 from tests.families import load_family
-from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.plain import plain
 from toolkit.models.shape_of import shape_of
@@ -73,23 +72,6 @@ def test_the_memory_of_other_families_is_known_beforehand(family, tmp_path):
     with pytest.raises(BudgetError) as refused:
         OffloadedModel.open(tmp_path / "store", "dense_packed", dram_bytes=1000, verify=False)
     assert sizes.footprint(shape, OURS["dense"]).needed_bytes == pytest.approx(refused.value.needed_bytes, rel=0.02)
-
-
-def test_experts_without_neurons_are_planned_in_16_bits(tmp_path):
-    load_family("GptOss", tmp_path / "model", torch.bfloat16)
-    shape = open_target(str(tmp_path / "model")).shape
-    assert sizes.footprint(shape, OURS["experts, 16 bits"]).needed_bytes > 0
-    with pytest.raises(UserError, match="4 bits: the experts have no separate neurons"):
-        sizes.footprint(shape, OURS["experts, 4 bits"])
-
-
-def test_more_memory_holds_more_layers_until_all_are_held():
-    way, shape = OURS["int8"], ARCHITECTURES["llama2-7b"]
-    memory = sizes.footprint(shape, way)
-    held = [sizes.layers_that_stay(memory, gigabytes * 1e9) for gigabytes in (0.7, 3, 5, 7, 8)]
-    assert held == sorted(held)
-    assert held[0] == 0
-    assert sizes.layers_that_stay(memory, memory.all_bytes) == shape.layers == held[-1]
 
 
 def test_a_layer_of_llama2_7b_by_hand():

@@ -1,9 +1,7 @@
 """Experts that are used least take fewer bits."""
 
 import numpy as np
-import pytest
 
-from toolkit.errors import UserError
 from toolkit.policies.expert_bits import bits_by_usage
 
 
@@ -13,9 +11,3 @@ def test_by_hand():
     assert bits_by_usage(usage, 0.5) == [[2, 4, 2, 4], [2, 2, 4, 4]]
     assert bits_by_usage(usage, 0.0, bits=16) == [[16] * 4] * 2
     assert bits_by_usage(usage, 1.0) == [[2] * 4] * 2
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
-def test_what_is_no_share_is_refused(share):
-    with pytest.raises(UserError, match="in 2 bits: expected a share from 0 to 1"):
-        bits_by_usage([np.zeros(2)], share)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.notebook_code import functions_of
-from toolkit.errors import UserError
 from toolkit.policies.mapping import NeuronBlock, Room, block_seconds, greedy, joined, lower_bound
 
 EXAMPLE = NeuronBlock([0.9, 0.8, 0.2, 0.1], gpu_s=1, dimm_s=4, neuron_bytes=1)
@@ -111,42 +110,3 @@ def test_large_blocks_come_near_the_bound():
         one, two = greedy(barriers, room), greedy(blocks, Room(room.gpu_bytes, 8, 1 << 30, sync_s=1))
         assert one.gap < 1e-3
         assert one.seconds < two.seconds * 1.001  # one maximum of two sums, with transfers as long in all
-
-
-def test_groups_move_together():
-    blocks = [layer(500, 0), layer(300, 1)]
-    room = Room(100 * 24576, 4, 1 << 30)
-    found = functions_of("hermes/fig13").solve(blocks, room, limit_s=20, group=10)
-    assert sum(int(hot.sum()) for hot in found.hot) == 100
-    assert greedy(blocks, room).bound_s <= found.seconds <= 1.01 * greedy(blocks, room).seconds
-
-
-def test_without_memory_everything_is_cold_and_balanced():
-    found = greedy([layer(1000, 0)], Room(0, 8, 1 << 30))
-    assert not found.hot[0].any()
-    assert found.seconds == pytest.approx(found.bound_s, rel=0.01)
-    assert np.bincount(found.dimm[0]).tolist() == [125] * 8
-
-
-def test_neurons_that_never_fire():
-    idle = NeuronBlock(np.zeros(8), 1, 4, 1)
-    found = greedy([idle, EXAMPLE], Room(2, 2, 6))
-    assert found.hot[0].tolist() == [False] * 8
-    assert found.seconds == pytest.approx(1.7)
-    nothing = greedy([idle], Room(2, 2, 6))
-    assert (nothing.seconds, nothing.bound_s, nothing.gap) == (0, 0, 0)
-
-
-def test_refusals():
-    for make, message in (
-        (lambda: NeuronBlock([0.5, np.nan], 1, 1, 1), "frequency of a block: expected finite numbers, 0 or more"),
-        (lambda: NeuronBlock([0.5, -1], 1, 1, 1), "frequency of a block: expected finite numbers, 0 or more"),
-        (lambda: NeuronBlock([0.5], 0, 1, 1), "gpu_s of a block: expected finite numbers, more than 0"),
-        (lambda: NeuronBlock([], 1, 1, 1), "for 1 neuron or more"),
-        (lambda: Room(-5, 1, 1), "the GPU lacks 5 bytes for the weights that must lie on it: take a larger one"),
-        (lambda: Room(5, 0, 1), "expected 1 DIMM or more"),
-        (lambda: greedy([EXAMPLE], Room(2, 2, 1)), "take 4 bytes, and 2 DIMMs of 1 bytes hold 2: take 4 DIMMs or more"),
-        (lambda: greedy([], Room(2, 2, 1)), "a mapping of no block"),
-    ):
-        with pytest.raises(UserError, match=message):
-            make()

@@ -115,36 +115,11 @@ def test_worked_example_of_the_hot_table():
     assert residency.table.states.tolist() == [5, 2, 3, 4]
 
 
-def test_frequencies_of_other_units_are_refused():
-    with pytest.raises(UserError, match=r"frequencies \[2\]: expected 3 numbers, one for each unit"):
-        Static(3, frequency=np.array([0.5, 0.5]))
-    with pytest.raises(UserError, match="expected 2 numbers"):
-        Static(2, frequency=np.array([0.5, np.nan]))
-
-
 def test_worked_example_of_belady():
     """Room for two: 1 goes for 2, since 0 is needed sooner; at the end nothing is needed again."""
     tokens = [{0}, {1}, {2}, {0}, {1}]
     found = changes(Belady(3, rows=2, future=arrays(tokens)), tokens)
     assert found == [([], [0]), ([], [1]), ([1], [2]), ([], []), ([0], [1])]
-
-
-def test_forgotten_units_go_first():
-    residency = Lru(4, rows=3)
-    changes(residency, [{0}, {1}, {2}])
-    residency.forget(np.array([2]))
-    assert changes(residency, [{3}]) == [([2], [3])]
-
-
-def test_another_future_is_refused():
-    residency = Belady(4, rows=2, future=arrays([{0}]))
-    with pytest.raises(UserError, match="token 0 needs other units than the future"):
-        residency.step(np.array([1]))
-    residency.step(np.array([0]))
-    with pytest.raises(UserError, match="token 1 needs other units"):
-        residency.step(np.array([0]))
-    with pytest.raises(UserError, match="the future needs unit 4: the layer has 0 to 3"):
-        Belady(4, future=arrays([{4}]))
 
 
 def test_worked_example_of_lfu():
@@ -180,15 +155,6 @@ def test_least_stale_keeps_the_layers_that_come_next():
     assert sum(len(new) for _, new in changes(stale, cycle[6:])) == 6
     stale = LeastStale(6, 3, layers=3)
     assert changes(stale, [*cycle[:3], {1}])[3] == ([0], [1])
-
-
-def test_least_stale_refuses_another_layers_units():
-    with pytest.raises(UserError, match="5 units in 2 layers: expected as many in each layer"):
-        LeastStale(5, layers=2)
-    stale = LeastStale(4, layers=2)
-    with pytest.raises(UserError, match=r"units \[2\] at the turn of layer 0"):
-        stale.step(np.array([2]))
-    assert stale.step(np.array([0])).loaded.tolist() == [0]
 
 
 @pytest.mark.parametrize("name", RESIDENCIES)
@@ -242,18 +208,9 @@ def test_worked_example_of_a_windows_budget():
         ([], []),
         ([6, 7, 8], [0]),
     ]
-
-
-def test_a_window_of_one_token_holds_that_token():
-    window = SlidingWindow(units=4, tokens=1)
-    assert changes(window, [{0, 1}, {1, 2}]) == [([], [0, 1]), ([0], [2])]
-
-
-def test_after_clearing_all_is_loaded_again():
-    window = SlidingWindow(units=4, tokens=3)
-    changes(window, [{0, 1}])
-    window.clear()
-    assert changes(window, [{1}]) == [([], [1])]
+    with pytest.raises(UserError, match="one token needs 5 units, and memory holds 4: allow 5 or more"):
+        window.step(np.arange(5))
+    assert changes(window, [{0}]) == [([], [])]  # nothing was changed
 
 
 @settings(max_examples=150, deadline=None)
@@ -271,16 +228,3 @@ def test_the_window_as_sets_say(tokens, rows, actives):
         assert held == oracle.held
         assert active <= held
         assert len(held) <= rows
-
-
-def test_what_cannot_be_held_is_refused():
-    window = SlidingWindow(10, tokens=2, rows=3)
-    changes(window, [{0}])
-    with pytest.raises(UserError, match="one token needs 4 units, and memory holds 3: allow 4 or more"):
-        window.step(np.arange(4))
-    with pytest.raises(UserError, match="units 2 to 10: the layer has 0 to 9"):
-        window.step(np.array([2, 10]))
-    assert changes(window, [{0, 1}]) == [([], [1])]  # nothing was changed
-    for wrong in ({"units": 0}, {"tokens": 0}, {"rows": 0}):
-        with pytest.raises(UserError, match="expected 1 or more"):
-            SlidingWindow(**{"units": 4, "tokens": 2, "rows": 2} | wrong)

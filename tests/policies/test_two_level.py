@@ -1,15 +1,10 @@
 """The cache of experts and their neurons: worked by hand, against dictionaries, and what it refuses."""
 
-from functools import partial
-
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import naive_residency as naive
-from toolkit.errors import UserError
-from toolkit.policies.residencies import Belady
 from toolkit.policies.two_level import CacheCounts, TwoLevel
 
 EXPERTS, NEURONS = 5, 6
@@ -84,30 +79,6 @@ def test_a_prefetch_takes_the_likeliest_that_find_room():
     assert found(cache.admit({3: None, 2: None}, protect=[1])) == ([0], ((3, 0),), {3: [0, 1]})
     assert found(cache.admit({2: None}, protect=[1, 3])) == ([], (), {})
     assert found(cache.step({1: None, 3: None})) == ([], (), {})
-
-
-def test_another_policy_and_an_empty_set_of_neurons():
-    future = [np.array([0]), np.array([1]), np.array([2]), np.array([0])]
-    cache = TwoLevel(3, 2, 2, partial(Belady, future=future))
-    evicted = [cache.step(arrays({int(each[0]): []})) for each in future]
-    assert [change.evicted.tolist() for change in evicted] == [[], [], [1], []]
-    assert not any(change.load for change in evicted)
-
-
-def test_what_is_refused_changes_nothing():
-    cache = TwoLevel(experts=3, neurons=2, slots=1)
-    cache.step({1: None})
-    for call in (cache.step, cache.admit):
-        with pytest.raises(UserError, match="expert 3: the layer has experts 0 to 2"):
-            call({3: None})
-        with pytest.raises(UserError, match="neurons -1 to 2 of expert 0: it has 0 to 1"):
-            call(arrays({0: [-1, 2]}))
-    with pytest.raises(UserError, match="needs 2 experts of a layer, and memory holds 1: allow 2 slots or more"):
-        cache.step({0: None, 1: None})
-    assert cache.held(1).all()
-    assert cache.slot_of.tolist() == [-1, 0, -1]
-    with pytest.raises(UserError, match="slots: 0; expected 1 or more"):
-        TwoLevel(3, 2, 0)
 
 
 def test_counts_of_a_hand_worked_example():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from toolkit.predictors import Context, CopyLast, Nothing, Predictor, Samples, predicted, quality
-from toolkit.sparsity.thresholds import thresholded, watched
+from toolkit.sparsity.thresholds import watched
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
 
@@ -73,17 +73,6 @@ def test_in_place_a_predictor_sees_inputs_of_all_layers_so_far_and_what_fired_of
         assert all((neurons % 2 == 0).all() for neurons in diary.observed[1:])
         for token, (_, _, active) in enumerate(diary.contexts, start=1):
             assert all(map(np.array_equal, active, (before.observed[token] for before in diaries[:layer])))
-
-
-def test_what_is_copied_in_place_can_only_shrink(setting, tokens):
-    model, limits, _ = setting(zeros=0.3)
-    outputs, alone = [], []
-    with predicted(model, limits, [CopyLast(48, 32)] * 3), watched(model, lambda _, rows: outputs.append(rows[0])):
-        model(tokens[None, :16])
-    active = outputs[0] != 0
-    with thresholded(model, limits), watched(model, lambda _, rows: alone.append(rows[0])):
-        model(tokens[None, :16])
-    assert torch.equal(active, (alone[0] != 0).cumprod(0).bool())  # of the first layer, whose input is the same
 
 
 def test_a_batch_is_as_many_sequences(setting, tokens):

@@ -139,13 +139,6 @@ def test_limits_keep_what_is_asked_and_no_more(setting, predictors_of, kind):
         assert sizes[scores > above].sum() < 0.9 * sizes.sum()
 
 
-def test_a_layer_in_which_nothing_fires_has_a_limit_that_nothing_exceeds(setting, predictors_of):
-    model, limits, samples = setting()
-    silent = dataclasses.replace(samples, outputs=tuple(map(torch.zeros_like, samples.outputs)))
-    for layer, predictor in enumerate(with_limits(predictors_of("low_rank", model, limits, samples), silent, 0.9)):
-        assert not (predictor.scores(samples.inputs[layer]) > predictor.limit).any()
-
-
 def test_four_bits_score_many_tokens_as_few(setting):
     """More tokens than inputs are multiplied by decoded weights."""
     model, _, samples = setting()
@@ -172,24 +165,18 @@ def test_four_bits_are_rounded_weights(setting):
 
 
 def test_bytes_are_those_in_memory(setting):
-    model, _, _ = setting()
-    ffn = decoder_ffns(model)[0]
+    ffn = decoder_ffns(setting()[0])[0]
     assert FewBits.of(ffn, "silu", 0.0).nbytes == 96 * 32 // 2 + 96 * 2 * 2  # codes, and two bf16 a row
     assert Gate.of(ffn, "silu", 0.0).nbytes == 48 * 32 * 2 + 48 * 4
     assert LowRank(0.0, torch.zeros(4, 32), torch.zeros(48, 4), torch.zeros(48)).nbytes == 4 * (4 * 80 + 48)
 
 
-def test_wrong_parts_are_refused(setting, predictors_of, tiny):
+def test_predictors_of_another_model_are_refused(setting, predictors_of, tiny):
     model, limits, samples = setting()
     low_rank = predictors_of("low_rank", model, limits, samples)
-    with pytest.raises(UserError, match="2 predictors for 3 layers"), predicted(model, limits, low_rank[:2]):
-        pass
-    other = tiny("llama").bfloat16()
-    with pytest.raises(UserError, match="is for 48 neurons and 32 inputs"), predicted(other, limits, low_rank):
-        pass
-    with pytest.raises(UserError, match="has no gate"):
-        Gate.of(decoder_ffns(tiny("opt"))[0], "relu", 0.0)
-    with pytest.raises(UserError, match="24 neurons with 16 inputs"):
-        FewBits.of(decoder_ffns(tiny("llama"))[0], "silu", 0.0)
-    with pytest.raises(UserError, match=r"kept 1: expected a share"):
-        with_limits(low_rank, samples, 1)
+    for other, given, words in (
+        (model, low_rank[:2], "2 predictors for 3 layers"),
+        (tiny("llama").bfloat16(), low_rank, "is for 48 neurons and 32 inputs"),
+    ):
+        with pytest.raises(UserError, match=words), predicted(other, limits, given):
+            pass

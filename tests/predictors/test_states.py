@@ -131,23 +131,7 @@ def test_a_file_gives_parents_back(tmp_path):
     assert all(np.array_equal(one.neurons, two.neurons) for one, two in zip(found[1:], parents[1:], strict=True))
     with pytest.raises(UserError, match="of model 'toy'; expected 'other'"):
         load_parents(path, "other")
-
-
-def test_parents_of_another_model_are_refused(setting, predictors_of):
-    parents = parents_of(draw("toy", [BetaLaw(0.3, 0.6, 0.8)] * 3, neurons=20, tokens=90))
     with pytest.raises(UserError, match="parents of 20 neurons for a layer of 21"):
         StateAndParents(21, 2, parents=parents[1])
-    with pytest.raises(UserError, match="neuron 25 fired"):
+    with pytest.raises(UserError, match="neuron 25 fired"):  # beyond the table
         predicted(StateAndParents(20, 2, parents=parents[1]), np.array([3, 25]))
-    model, limits, samples = setting()
-    for given_samples in (None, samples.of_layers(slice(2))):
-        with pytest.raises(UserError, match="needs samples of 3 layers"):
-            predictors_of("state_and_parents", model, limits, given_samples)
-    with pytest.raises(UserError, match="parents of 2 layers for a model of 3: they are another model's"):
-        StateAndParents.with_parents(model, parents[:2])
-
-
-def test_numbers_that_no_state_has_are_refused():
-    for wrong in ({"threshold": 0}, {"gain": 16}, {"loss": -1}, {"weight": 121}):
-        with pytest.raises(UserError, match=str(*wrong.values())):
-            StateAndParents(4, 2, **wrong)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from toolkit.errors import UserError
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.mixture import use_per_token
 from toolkit.models.split_files import apply
@@ -87,10 +86,3 @@ def test_balance_by_hand():
     assert upcycling.balance(even, torch.tensor([[0], [1], [0], [1]])).item() == 1
     uneven = torch.tensor([[0.75, 0.25]]).expand(4, 2)
     assert upcycling.balance(uneven, torch.zeros(4, 1, dtype=torch.int64)).item() == pytest.approx(1.5)
-
-
-def test_what_cannot_be_made_is_refused(base, tokens):
-    with pytest.raises(UserError, match="5 of 4 experts a token"):
-        Upcycling("tiny", experts=4, per_token=5)
-    with pytest.raises(UserError, match="8 tokens do not fill a sequence of 16"):
-        upcycle(UPCYCLE, base, [tokens, tokens[:8]])

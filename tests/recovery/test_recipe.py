@@ -12,7 +12,6 @@ from toolkit.models.adapters import FILE, merge
 from toolkit.models.cutting import cut_for_good
 from toolkit.recovery import card, sparse
 from toolkit.recovery.__main__ import main
-from toolkit.recovery.distillation import adapted
 from toolkit.recovery.sparse import Recipe, recover
 from toolkit.recovery.training import Training
 from toolkit.sparsity import thresholds_of
@@ -53,20 +52,15 @@ def test_a_recipe_makes_folders_that_load(tiny, tokens, tmp_path):
         sparse.write(folder, model, SMALL, made, quality, on)
 
 
-def test_the_next_share_starts_from_the_last_ones_adapters(tiny, tokens):
+def test_the_next_share_starts_from_the_last_ones_adapters_and_nothing_is_trained_twice(tiny, tokens, monkeypatch):
     model = tiny("llama").requires_grad_(False)
     first, second = recover(SMALL, model, tokens)
     assert [len(first.curve), len(second.curve)] == [3, 2]
     for name, low in first.adapters.differences.items():
         assert torch.equal(low.left, second.start.differences[name].left)
     assert (second.start.thresholds > first.adapters.thresholds).all()
-
-
-def test_a_second_call_trains_nothing_again(tiny, tokens, monkeypatch):
-    model = tiny("llama").requires_grad_(False)
-    made = list(recover(SMALL, model, tokens))
     monkeypatch.setattr("toolkit.recovery.distillation.backward_divergence", None)
-    for one, other in zip(made, recover(SMALL, model, tokens), strict=True):
+    for one, other in zip((first, second), recover(SMALL, model, tokens), strict=True):
         assert one.curve == other.curve
         assert torch.equal(one.adapters.thresholds, other.adapters.thresholds)
 
@@ -127,14 +121,3 @@ def test_the_command_refuses_before_work_starts(tmp_path, capsys, monkeypatch):
     ):
         assert main(["smollm2-135m", *arguments]) == 2
         assert told in capsys.readouterr().err
-
-
-def test_differences_alone_change_a_model(tiny, tokens):
-    """`adapted` is what training and evaluation share."""
-    model = tiny("llama").requires_grad_(False)
-    (made, *_) = recover(SMALL, model, tokens)
-    dense = model(tokens[None, :16]).logits
-    with adapted(model, made.adapters):
-        assert not torch.equal(model(tokens[None, :16]).logits, dense)
-    assert torch.equal(model(tokens[None, :16]).logits, dense)
-    assert json.loads(json.dumps(made.curve)) == made.curve

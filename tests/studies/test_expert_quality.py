@@ -8,9 +8,7 @@ from torch.nn import functional
 
 from tests.models.test_experts import FAMILIES
 from tests.models.test_models import small
-from toolkit.errors import UserError
 from toolkit.models.plain import plain
-from toolkit.quantization.rtn import RoundToNearest
 from toolkit.sparsity.recording import mixtures
 from toolkit.studies import expert_quality
 from toolkit.studies.expert_quality import as_predicted, routed_output
@@ -53,13 +51,6 @@ def test_a_mixtures_output_is_that_of_the_oracle(model):
         torch.testing.assert_close(found, by_hand(experts, x, before, limit), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_foretold_and_nothing_skipped_is_the_model(model):
-    expected = model(TOKENS).logits
-    with as_predicted(model, experts=False):
-        torch.testing.assert_close(model(TOKENS).logits, expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(model(TOKENS).logits, expected)  # the hooks are gone
-
-
 def test_each_mixture_sees_the_input_of_the_one_before(model):
     inputs, outputs = {}, {}
     found = mixtures(model)
@@ -95,14 +86,6 @@ def test_rounding_is_undone(model, monkeypatch):
     assert torch.equal(model(TOKENS).logits, expected)
 
 
-@pytest.mark.parametrize(("bits", "group"), expert_quality.GROUPS.items())
-def test_weights_are_rounded_as_by_the_quantiser(bits, group):
-    dense = torch.randn(6, 128)
-    found = dense.clone()
-    expert_quality._round([found], bits)
-    torch.testing.assert_close(found, RoundToNearest(bits, group)(dense).decode(), rtol=0, atol=0)
-
-
 def test_a_quarter_of_the_experts_takes_two_bits(model, monkeypatch):
     """The one of six that is used least, in both of its matrices; all others take four."""
     usage = [torch.arange(6).roll(n) for n in range(len(mixtures(model)))]
@@ -121,8 +104,3 @@ def test_a_quarter_of_the_experts_takes_two_bits(model, monkeypatch):
         bits = 2 if expert == int(usage[layer].argmin()) else 4
         assert torch.equal(weights[number], rounded[bits][number])
         assert not torch.equal(rounded[2][number], rounded[4][number])
-
-
-def test_an_unknown_variant_is_refused():
-    with pytest.raises(UserError, match="3 bits"):
-        expert_quality.expert_variants(None, ("3 bits",))

@@ -35,19 +35,13 @@ def test_the_engine_counts_what_a_replay_counts(race, way):
     found = counts(race, way)
     assert found == replayed(race, way)
     assert found["needed"] == 3 * LAYERS * 30
+    assert routing_of(race)[1][0] == [[]] * 30  # nothing is predicted for the first layer
     if not WAYS[way].prefetch:
         assert found["prefetched"] == 0
     if way == "on demand":
         assert found["late"] == found["needed"]
     else:
         assert 0 < found["late"] < found["needed"]
-
-
-def test_nothing_is_predicted_for_the_first_layer(race):
-    chosen, predicted = routing_of(race)
-    assert [len(of) for of in chosen] == [30] * LAYERS
-    assert predicted[0] == [[]] * 30
-    assert all(len(of) == 30 and len(of[0]) == 3 for of in predicted[1:])
 
 
 def test_all_ways_race_under_one_limit(race):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.models.test_models import LLAMA, small
 from tests.notebook_code import functions_of
@@ -10,15 +9,9 @@ from toolkit.models.activation import replaced
 from toolkit.models.experts import decoder_experts
 from toolkit.models.plain import plain
 from toolkit.sparsity.thresholds import thresholded, watched
-from toolkit.studies.quality import EvaluationSettings
 
 fig02, fig10 = functions_of("corm/fig02"), functions_of("corm/fig10")
 TOKENS = torch.arange(24).view(1, -1) % 64
-
-
-def test_the_minimum_of_silu():
-    x = torch.linspace(-3, 0, 30001, dtype=torch.float64)
-    assert functional.silu(x).min().item() == pytest.approx(fig10.SILU_MINIMUM, abs=1e-5)
 
 
 def test_counts_and_cuts_by_hand(monkeypatch):
@@ -29,15 +22,6 @@ def test_counts_and_cuts_by_hand(monkeypatch):
     assert (counted.counts.tolist(), counted.total) == ([1, 3, 4], 5)
     assert cut(x).tolist() == [0, 0, 0, 1.5, 4]
     assert (cut.ignored, cut.total) == (3, 5)
-
-
-def test_one_lobe_is_cut_and_counted_alone():
-    x = torch.tensor([-4.0, -1.2785, -0.1, 0.1, 0.3, 1.0])
-    values = functional.silu(x)
-    negative, positive = (fig10.CutActivation("silu", 0.28, lobe) for lobe in ("negative", "positive"))
-    assert negative(x).tolist() == [0, 0, 0, *values[3:].tolist()]
-    assert positive(x).tolist() == [*values[:3].tolist(), 0, 0, values[5].item()]
-    assert (negative.ignored, positive.ignored) == (3, 2)
 
 
 @torch.no_grad()
@@ -65,17 +49,3 @@ def test_of_a_mixture_only_the_experts_used_count():
         torch.testing.assert_close(model(TOKENS).logits, expected)
     assert [cut.total for cut in cuts] == [24 * 2 * 48] * 2
     assert decoder_experts(model)[0].per_token == 2
-
-
-@torch.no_grad()
-def test_facts_of_a_cut_model(monkeypatch):
-    model = small("Llama", **LLAMA | {"initializer_range": 0.3}).eval()
-    monkeypatch.setitem(fig10.cut_quality.__globals__, "loaded", lambda name: (model, None, "checksum"))
-    plain = model(TOKENS).logits
-    with fig10.Cut(0.1).change(EvaluationSettings("tiny")) as facts:
-        logits = model(TOKENS).logits
-        model(TOKENS)
-    assert facts["next_token_accuracy"] == (logits[0, :-1].argmax(-1) == TOKENS[0, 1:]).double().mean().item()
-    assert 0.05 < facts["ignored"] < 0.9
-    assert not torch.equal(logits, plain)
-    assert torch.equal(model(TOKENS).logits, plain)

@@ -10,12 +10,6 @@ def layer(seed):
     return tuple(torch.randn(128, 64, generator=generator) * 0.02 for _ in range(3))
 
 
-def test_what_each_axis_quantises():
-    axes = ("along the neuron", "across neurons", "along the inputs")
-    one, other, mixed = (decoded(layer(0), axis, 4) for axis in axes)
-    assert all(map(torch.equal, mixed, (one[0], one[1], other[2])))
-
-
 def test_errors_of_each_axis():
     errors = {
         axis: _quantise([tuple(each.clone() for each in layer(seed)) for seed in (0, 1)], axis, 4) for axis in AXES

@@ -57,16 +57,6 @@ def test_rows_of_an_altered_model(model, monkeypatch):
     assert set(quality.quality(SETTINGS)) == {*table} - {"factor", "seen"} | {"chance", "sequence_length"}
 
 
-def test_perplexity_and_tasks_are_kept_apart(model, monkeypatch):
-    calls = []
-    monkeypatch.setattr(quality, "perplexity", lambda *of: calls.append(of) or perplexity(*of))
-    first = quality.quality(SETTINGS)
-    monkeypatch.setattr(quality, "evaluate_tasks", lambda *_: pd.DataFrame({"task": ["a"], "metric": ["acc"]}))
-    second = quality.quality(replace(SETTINGS, tasks=("a",)))
-    assert len(calls) == 1
-    assert window_nll(first) == window_nll(second)
-
-
 def test_each_beside_the_first(model, monkeypatch):
     accuracies = iter([0.8, 0.7])
 

@@ -2,9 +2,6 @@ import numpy as np
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.errors import UserError
-from toolkit.studies.residency import ResidencyRace
-from toolkit.studies.thresholded import ThresholdedModel
 
 
 def test_misses_by_hand(monkeypatch):
@@ -19,8 +16,3 @@ def test_misses_by_hand(monkeypatch):
         {"window": 1, "lru": 2 / 3, "hot_table": 2 / 3, "static": 2 / 3, "belady": 2 / 3}
     )
     assert found.loc[1].to_dict() == {"window": 1, "lru": 0, "hot_table": 0, "static": 0, "belady": 0}
-
-
-def test_races_that_cannot_be():
-    with pytest.raises(UserError, match="8 \\+ 600 tokens: expected no more than 512"):
-        ResidencyRace(ThresholdedModel(), tokens=600)

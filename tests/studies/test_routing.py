@@ -6,7 +6,6 @@ import torch
 
 from tests.models.test_experts import mixtures as mixture
 from tests.notebook_code import functions_of
-from toolkit.sparsity.synthetic import BetaLaw
 from toolkit.sparsity.trace import Trace, pack
 from toolkit.studies import loaded, routing
 from toolkit.studies.routing import RoutedModel
@@ -79,21 +78,3 @@ def test_policies_lie_between_nothing_and_the_optimum():
     assert (table.to_numpy() <= table[["belady"]].to_numpy() + 1e-12).all()
     assert table.loc[8].min() == 1  # all experts came in the first half
     assert routing.every(trace, 2).units == (8, 8)
-
-
-def test_one_cache_for_all_layers_falls_off_its_cliff(monkeypatch):
-    monkeypatch.setitem(fig06.one_cache.__globals__, "cycles", [0.67, 1.0, 2.0])
-    table = fig06.one_cache(random_trace()).set_index(["policy", "cycles"])["expert_hits"]
-    assert table["lru, all layers", 0.67] == 0
-    assert table["least_stale, all layers", 0.67] > 0
-    assert table["lru, all layers", 1.0] == pytest.approx(table["lru, by layer", 1.0])
-    assert (table["belady, all layers"] >= table["lru, all layers"]).all()
-
-
-def test_drawn_neurons_are_needed_in_their_share(monkeypatch):
-    monkeypatch.setitem(fig06.two_levels.__globals__, "memory_shares", [0.25, 1.0])
-    tokens = fig06.drawn_tokens(random_trace(), BetaLaw(0.45, 0.6, 0.7))
-    table = fig06.two_levels(tokens, 8, fig06.drawn_neurons)
-    assert table["needed_share"].between(0.35, 0.55).all()
-    assert table["expert_hits"].iloc[-1] == 1
-    assert (table["neuron_hits"] <= table["expert_hits"]).all()

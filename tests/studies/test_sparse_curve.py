@@ -4,9 +4,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.notebook_code import functions_of
-from toolkit.errors import UserError
-from toolkit.models.loading import SPARSE as SPARSE_MODELS
 from toolkit.sparsity.thresholds import run_decoder, watched
 from toolkit.studies import sparse_curve
 from toolkit.studies.quality import EvaluationSettings
@@ -42,17 +39,3 @@ def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
             model(tokens)
         assert torch.equal(model(tokens).logits, plain)
     assert [round(each["zeros"], 1) for each in facts.values()] == [0, 0.8]
-
-
-def test_recovered_versions_by_family():
-    found = functions_of("beyond/sparse_curve").recovered("smollm2-135m")
-    assert {name for _, _, name in found} == set(SPARSE_MODELS)
-    for family, share, name in found:
-        assert name.endswith(f"sparse{share * 100:.0f}")
-        assert ("relu" in name) == family.startswith("ReLU")
-    assert functions_of("beyond/sparse_curve").recovered("no such model") == []
-
-
-def test_an_unknown_way_is_refused():
-    with pytest.raises(UserError, match="unknown way to get zeros 'magic'"):
-        sparse_curve.Zeros("magic", 0.8)

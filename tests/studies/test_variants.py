@@ -23,7 +23,6 @@ from toolkit.studies.variants import (
     ModelVariant,
     by_variant,
     compare_variants,
-    few_bits_variants,
     paired_differences,
     pareto_front,
 )
@@ -69,18 +68,17 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     return made
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to(form):
-    model = pruned("magnitude", pattern="2:4")
-    packed = [FORMS[form](linear.weight) for linear in linears(model)]
-    elements = sum(linear.weight.numel() for linear in linears(model))
-    size = store(model, form)
-    assert size["bits_per_weight"] == 8 * sum(each.nbytes for each in packed) / elements
-    assert size["ratio"] == size["bits_per_weight"] / 16
-    for linear, each in zip(linears(model), packed, strict=True):
-        assert torch.equal(linear.weight, each.decode().float())
-    zeros = sum(int((each.decode() == 0).sum()) for each in packed)
-    assert size["zeros"] == zeros / elements
+def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to():
+    for form, encoded in FORMS.items():
+        model = pruned("magnitude", pattern="2:4")
+        packed = [encoded(linear.weight) for linear in linears(model)]
+        elements = sum(linear.weight.numel() for linear in linears(model))
+        size = store(model, form)
+        assert size["bits_per_weight"] == 8 * sum(each.nbytes for each in packed) / elements, form
+        assert size["ratio"] == size["bits_per_weight"] / 16
+        for linear, each in zip(linears(model), packed, strict=True):
+            assert torch.equal(linear.weight, each.decode().float()), form
+        assert size["zeros"] == sum(int((each.decode() == 0).sum()) for each in packed) / elements, form
 
 
 def _head_inputs(model):
@@ -139,6 +137,22 @@ def test_the_front_by_hand():
     assert pareto_front(pd.Series([1, 1]), pd.Series([2, 2])).all()  # equals do not beat each other
 
 
+def test_one_row_a_variant_with_the_mean_of_its_tasks():
+    one = {"metric": "one", "value": 0.5, "standard_error": 0.03, "chance": 0.25}
+    two = {"metric": "two", "value": 0.7, "standard_error": 0.04, "chance": 0.5}
+    rows = []
+    for form, bits, value in (("fp16", 16.0, 10.0), ("int8", 8.0, 10.5), ("int8, endor", 9.0, 40.0)):
+        labels = {"form": form, "method": "dense", "pattern": "none", "zeros": 0.5, "bits_per_weight": bits}
+        labels |= {"ratio": bits / 16, "entropy_bits": None}
+        rows += [labels | {"metric": "perplexity", "value": value}, labels | one, labels | two]
+    summary = by_variant(pd.DataFrame(rows))
+    assert summary["perplexity"].tolist() == [10.0, 10.5, 40.0]
+    assert summary["on_front"].tolist() == [True, True, False]
+    first = summary.iloc[0]
+    assert [first["accuracy"], first["chance"]] == pytest.approx([0.6, 0.375])
+    assert first["accuracy_error"] == pytest.approx(0.05 / 2)
+
+
 def test_rows_are_what_was_evaluated_and_kept(evaluated):
     variants = [
         ModelVariant(),
@@ -193,47 +207,3 @@ def test_calibrated_forms_are_quantised_block_by_block(evaluated):
     assert row["bits_per_weight"] == pytest.approx(3 + 2 * 16 / 16 + 8 * grid_bytes / elements)
     assert windows["nll"].tolist() == pytest.approx(list(perplexity(expected, TOKENS, 16, 4).window_nll), rel=1e-9)
     assert all(map(torch.equal, quality.loaded("tiny")[0].parameters(), tiny().parameters()))  # as before
-
-
-def test_a_calibrated_form_is_for_a_dense_model():
-    with pytest.raises(UserError, match="form 'int3, gptq' is for a dense model, and method is 'wanda'"):
-        ModelVariant("int3, gptq", "wanda", 0.5)
-
-
-def test_unknown_forms():
-    for call in (lambda: ModelVariant("int5"), lambda: store(None, "int5")):
-        with pytest.raises(UserError, match="unknown form 'int5'"):
-            call()
-
-
-def test_a_dense_model_in_few_bits():
-    dense, calibrated = few_bits_variants(["int3, gptq"], 8, 1)
-    assert dense == ModelVariant("fp16")
-    assert calibrated == ModelVariant("int3, gptq", calibration_windows=8, seed=1)
-
-
-def rows(form, method, pattern, bits, perplexity, accuracy=0.5):
-    labels = {"form": form, "method": method, "pattern": pattern, "zeros": 0.5, "bits_per_weight": bits}
-    labels |= {"ratio": bits / 16, "entropy_bits": 9.0 if "endor" in form else None}
-    return [
-        labels | {"metric": "perplexity", "value": perplexity},
-        labels | {"metric": "one", "value": accuracy, "standard_error": 0.03, "chance": 0.25},
-        labels | {"metric": "two", "value": accuracy + 0.2, "standard_error": 0.04, "chance": 0.5},
-    ]
-
-
-@pytest.fixture
-def results():
-    found = rows("fp16", "dense", "none", 16.0, 10.0) + rows("int8", "dense", "none", 8.0, 10.5)
-    found += rows("fp16, endor", "wanda", "50 %", 9.2, 20.0) + rows("fp16, endor", "wanda", "80 %", 4.2, 90.0)
-    return pd.DataFrame(found + rows("fp16, 2:4", "wanda", "2:4", 9.0, 40.0))
-
-
-def test_one_row_a_variant(results):
-    summary = by_variant(results)
-    assert summary["perplexity"].tolist() == [10.0, 10.5, 20.0, 90.0, 40.0]
-    assert summary["on_front"].tolist() == [True, True, False, True, False]
-    first = summary.iloc[0]
-    assert first["accuracy"] == pytest.approx(0.6)
-    assert first["chance"] == pytest.approx(0.375)
-    assert first["accuracy_error"] == pytest.approx(0.05 / 2)
