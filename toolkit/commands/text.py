@@ -2,8 +2,9 @@
 
 import gc
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from toolkit.errors import UserError
@@ -93,23 +94,33 @@ def prompt_of(options: Namespace, tokenizer, config):
     return prompt
 
 
-def generate(options: Namespace, model, tokenizer, config, **drafting: object) -> int:
-    """Print the prompt and the text that follows it; return how many tokens were made."""
+def generate(options: Namespace, model, tokenizer, config, **drafting: object) -> list[float]:
+    """Print the prompt and the text that follows it; return the seconds after which each token came."""
     from transformers import TextStreamer, set_seed
+
+    class Clocked(TextStreamer):
+        """Notes when each token comes; a draft's come together."""
+
+        def put(self, value):
+            """Print tokens: first the prompt, then those that were made."""
+            super().put(value)
+            came_s.extend([time.perf_counter() - begun_s] * value.numel())
 
     prompt = prompt_of(options, tokenizer, config)
     set_seed(options.seed)
-    tokens = model.generate(
+    came_s, begun_s = [], time.perf_counter()
+    model.generate(
         **prompt,
         max_new_tokens=options.max_new_tokens,
         do_sample=options.sample,
-        streamer=TextStreamer(tokenizer, skip_special_tokens=True),
+        streamer=Clocked(tokenizer, skip_special_tokens=True),
         pad_token_id=tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id,
         **drafting,
     )
-    if (count := tokens.shape[1] - prompt["input_ids"].shape[1]) < options.max_new_tokens:
+    made_s = came_s[prompt["input_ids"].numel() :]
+    if (count := len(made_s)) < options.max_new_tokens:
         print(f"\nthe model ended its text after {count} of {options.max_new_tokens} tokens", file=sys.stderr)
-    return count
+    return made_s
 
 
 def generate_from_checkpoint(options: Namespace) -> None:
@@ -128,11 +139,9 @@ def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
     tokenizer = model.tokenizer
     begun_s = model.recorder.now_s()
     drafting = {} if draft is None else {"draft": draft, "draft_tokens": options.draft_tokens}
-    tokens = generate(options, model, tokenizer, model.model.config, **drafting)
+    made_s = generate(options, model, tokenizer, model.model.config, **drafting)
     ended_s = model.recorder.now_s()
-    seconds = ended_s - begun_s
-    speed = f"{tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} a second"
-    print(f"\n{speed}; {_held(model, kind)}", file=sys.stderr)
+    print(f"\n{_speed(made_s)}; {_held(model, kind)}", file=sys.stderr)
     if draft is not None:
         print(_drafted(model.speculation), file=sys.stderr)
     table = model.timeline.window(begun_s, ended_s).breakdown()
@@ -143,6 +152,13 @@ def generate_timed(options: Namespace, model, kind: str, draft=None) -> None:
         "each instant counts once; `read` is the time that only the disk took, `other` is all but the linears",
         file=sys.stderr,
     )
+
+
+def _speed(made_s: Sequence[float]) -> str:
+    """The time of the first token, which has the prompt in it, and the rate of those after it."""
+    first_s, last_s = made_s[0], made_s[-1]
+    speed = f"{len(made_s)} tokens in {last_s:.1f} s: the first after {first_s:.1f} s"
+    return speed + (f", then {(len(made_s) - 1) / (last_s - first_s):.1f} a second" if last_s > first_s else "")
 
 
 def _drafted(counts) -> str:
