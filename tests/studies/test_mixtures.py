@@ -17,7 +17,6 @@ from toolkit.models.twins import twin_model
 from toolkit.studies.forms import store
 from toolkit.studies.mixtures import tensor_type, type_shares
 
-OPS = {short: name for name, short in LINEARS.items()}
 # What `llama_model_quantize` (the build in the npm package node-llama-cpp 3.22.1) made of Llama models with these many
 # layers and columns: one letter a layer. Operations that are not named have the type that stands first.
 LETTERS = dict(zip("458cdef1", ("Q4_0", "Q5_0", "Q8_0", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q5_1"), strict=True))
@@ -37,14 +36,18 @@ CHOSEN = [
 
 def test_types_are_those_that_llama_cpp_chose():
     for mixture, layers, columns, most, others in CHOSEN:
-        compared = others if layers == 30 and columns == 256 else {op: others.get(op, layers * most) for op in OPS}
+        every = {tensor: others.get(tensor, layers * most) for tensor in LINEARS.values()}
+        compared = others if layers == 30 and columns == 256 else every
         if columns == 64:
             compared.pop("ffn_down")  # its rows were longer there
-        for op, letters in compared.items():
-            found = [tensor_type(mixture, OPS[op], layer, layers, columns) for layer in range(layers)]
-            assert found == [LETTERS[letter] for letter in letters], (mixture, op)
-    for arguments, words in ((("Q4_K", "mlp.down_proj", 0, 2, 256), "Q4_K"), (("Q4_0", "fc1", 0, 2, 256), "fc1")):
-        with pytest.raises(UserError, match=f"unknown .* '{words}'"):
+        for tensor, letters in compared.items():
+            found = [tensor_type(mixture, tensor, layer, layers, columns) for layer in range(layers)]
+            assert found == [LETTERS[letter] for letter in letters], (mixture, tensor)
+    for arguments, words in (
+        (("Q4_K", "ffn_down", 0, 2, 256), "'Q4_K'"),
+        (("Q4_0", "ffn_down", 0, 2, 40), "40 columns"),
+    ):
+        with pytest.raises(UserError, match=words):
             tensor_type(*arguments)
 
 
@@ -82,3 +85,9 @@ def test_weights_are_what_the_blocks_decode_to(model):
         off = (linear.weight.float().view(-1, 32) - groups).abs()
         assert (off <= 0.51 * steps + 2e-3 * groups.abs()).all()
         assert torch.equal(linear.weight, GgufMatrix.encode(weight, "Q8_0").decode().to(weight.dtype))
+
+
+def test_a_model_with_other_linears_is_refused(monkeypatch):
+    monkeypatch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
+    with pytest.raises(UserError, match="has fc1: expected self_attn"):
+        store(twin_model("toy-opt", 1), "Q4_0, llama.cpp")
