@@ -71,20 +71,6 @@ def test_inputs_are_what_the_profiles_sources_name_and_nothing_else(records):
     assert named == set(counted)
 
 
-def test_a_number_of_a_profile_that_equals_a_claim_names_it(records):
-    """A stated capacity, bandwidth or rate that a claim of its paper has in the same unit is that claim."""
-    units = {"GB/s": ("bandwidth_gb_s", "link_gb_s", "_to_"), "ops/s": ("tflop_s",)}
-    for machine in profiles().values():
-        for name, source in machine.sources.items():
-            if source.basis != "paper" or source.claims:
-                continue
-            for unit, quantities in units.items():
-                value = machine.value(name) * (1e12 if unit == "ops/s" else 1)
-                same = records[(records["paper"] == machine.paper) & (records["unit"] == unit)]
-                found = same[(same["value"] == value) & (same["kind"] != "input")]
-                assert found.empty or not any(word in name for word in quantities), (name, found["id"].tolist())
-
-
 def test_the_parts_of_a_latency_add_up_to_its_total(records):
     """FLASH tables 3 and 5 (means): I/O, memory management and compute, each rounded."""
     value = records["value"]

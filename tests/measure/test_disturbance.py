@@ -100,6 +100,13 @@ def test_a_busy_machine_ends_it_and_what_stays_is_marked(monkeypatch, repetition
     assert len(spans) == repetitions
 
 
+def test_the_less_disturbed_of_two_counts(monkeypatch):
+    loads_of_rounds(monkeypatch, [0.4, 0.9])
+    spans = take_turns([Toy("a", [])], repetitions=1)
+    assert spans["others_cores"].tolist() == [0.4]
+    assert spans["disturbed"].all()
+
+
 def test_a_row_is_marked_when_half_of_its_turns_were_disturbed():
     table = pd.DataFrame(
         {

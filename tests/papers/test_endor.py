@@ -37,13 +37,15 @@ FIGURES = {
     "layers": ["fig02", "fig03", "fig06", "fig07", "fig16"],
     "passes": ["tab_e2e"],
 }
-PUBLISHED_WAYS = [Way("dense"), Way("endor"), Way("endor", path="direct")]  # what the paper prints passes of
+# what the paper prints numbers of
+WAYS = all_ways(methods=["dense", "zstd", "endor_cpu", "endor"])
+PASS_WAYS = [Way("dense"), Way("endor"), Way("endor", path="direct")]
 
 
-def modelled(machine: Profile, ways=(), pass_ways=()) -> dict[str, pd.DataFrame]:
+def modelled(machine: Profile) -> dict[str, pd.DataFrame]:
     """Every table that the figures need, on one machine."""
-    operations = pd.concat([operation_table(machine, Workload(model), choices=ways) for model in MAPS])
-    layers = pd.concat([layer_table(machine, Workload(model), choices=ways) for model in MAPS])
+    operations = pd.concat([operation_table(machine, Workload(model), choices=WAYS) for model in MAPS])
+    layers = pd.concat([layer_table(machine, Workload(model), choices=WAYS) for model in MAPS])
     layer = layer_of(Workload("opt-66b"), machine, "dense", "storage")
     spans = predict(machine, [layer], Way("dense")).table().assign(profile=machine.id, model="opt-66b")
     return {
@@ -51,9 +53,9 @@ def modelled(machine: Profile, ways=(), pass_ways=()) -> dict[str, pd.DataFrame]
             decode_over_saved_copy=functions_of("endor/fig05").over_saved_copy(operations),
             over_fc1=relative_to(operations, "seconds", op="fc1"),
         ),
-        "int8": operation_table(machine, Workload("opt-66b", "int8"), choices=ways),
+        "int8": operation_table(machine, Workload("opt-66b", "int8"), choices=WAYS),
         "layers": pd.concat([layers, functions_of("endor/fig03").fc_share(spans)]),
-        "passes": pd.concat([pass_table(machine, Workload(model), pass_ways) for model in MAPS]),
+        "passes": pd.concat([pass_table(machine, Workload(model), PASS_WAYS) for model in MAPS]),
     }
 
 
@@ -71,7 +73,7 @@ def tables(machine):
 
 @pytest.fixture(scope="module")
 def null(machine):
-    return modelled(links_only(machine), pass_ways=PUBLISHED_WAYS)
+    return modelled(links_only(machine))
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +153,7 @@ def perturbed(machine: Profile) -> Profile:
 
 def test_arithmetic_is_what_no_number_of_the_machine_moves(machine, comparison):
     """And all else is moved by some of them. Endor's 8 bytes a row move fc2 over fc1 by less than 0.1 %."""
-    ways = all_ways(methods=["dense", "zstd", "endor_cpu", "endor"])
-    other = modelled(perturbed(machine), ways, PUBLISHED_WAYS)
+    other = modelled(perturbed(machine))
     before, after = (found["ours"].dropna().astype(float) for found in (comparison, compared(other, other)))
     assert after.index.equals(before.index)
     moved, kinds = (after / before - 1).abs(), comparison["kind"][before.index]

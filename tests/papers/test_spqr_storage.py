@@ -6,7 +6,6 @@ import pytest
 from tests import naive_spqr
 from tests.notebook_code import functions_of
 from tests.quantization.test_outliers import outliers, random
-from toolkit.evidence.comparison import NOT_RUN, compare
 from toolkit.quantization.spqr import SpQR
 
 spqr_tile, spqr_storage = functions_of("spqr/fig3_1"), functions_of("spqr/fig3_4")
@@ -47,19 +46,6 @@ def test_every_bit_belongs_to_the_field_that_the_oracle_packs():
     (word, *_) = naive_spqr.pack(zeros, [[0]] * 16, [[0]] * 16, [[[65504.0] * 4]])
     assert {fields[bit] for bit in range(64) if word >> bit & 1} == {"second-order share"}
     assert fields.count("unused") == 2
-
-
-def test_the_claims_of_the_tile_are_counted(quantised):
-    table = spqr_tile.storage_table(quantised, "llama2-7b")
-    value = table.set_index("quantity")["value"]
-    assert value["saved in llama2-7b"] == pytest.approx(32 * 8 * (4 * 256**2 + 3 * 256 * 688) / 1e6)
-    assert value["bits a weight, words"] == pytest.approx(4 * 48 * 48 / (40 * 48))  # rows are padded to 48
-    comparison = compare(table, "spqr/fig3_1").set_index("claim")
-    assert set(comparison.index[comparison["verdict"] == NOT_RUN]) == {
-        "fig3_1-shuffles",
-        "fig3_1-shuffles-small-shares",
-        "fig3_1-bits-low",
-    }
 
 
 def test_storages_by_hand():

@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from tests.notebook_code import functions_of
-from toolkit.errors import UserError
 
 
 def test_a_winner_a_tie_and_a_miss_by_hand():
@@ -24,18 +23,3 @@ def test_a_winner_a_tie_and_a_miss_by_hand():
     assert found["fastest"].tolist() == ["a", "b", "a"]
     assert found["tie"].tolist() == [True, True, False]
     assert found["reached"].tolist() == pytest.approx([1.0, 0.8, 0.5])
-
-
-def test_each_model_races_the_named_ways_that_it_has():
-    names = ("dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "experts, 4 bits", "llama.cpp Q4_0")
-    ways_of = functions_of("beyond/planner").ways_of
-
-    def racing(model, layers=None):
-        return [way.name for way in ways_of(model, layers, names)]
-
-    assert racing("smollm2-135m") == ["dense", "neurons, 80 % zeros", "neurons, 90 % zeros", "llama.cpp Q4_0"]
-    assert racing("smollm2-135m-sparse90") == ["neurons, 90 % zeros"]
-    assert racing("smollm2-135m-moe-upcycled") == ["experts, 4 bits"]
-    assert racing("llama2-7b", 3) == ["dense", "llama.cpp Q4_0"]
-    with pytest.raises(UserError, match=r"unknown way 'dens'.*did you mean 'dense'"):
-        ways_of("llama2-7b", 3, ("dens",))

@@ -59,14 +59,6 @@ def test_what_holds_for_every_policy(name, tokens, rows):
     assert changes(residency, tokens) == first
 
 
-@pytest.mark.parametrize("name", RESIDENCIES)
-@settings(max_examples=60, deadline=None)
-@given(tokens=TOKENS, rows=st.integers(3, UNITS))
-def test_no_policy_loads_less_than_belady(name, tokens, rows):
-    loads = {each: sum(len(new) for _, new in changes(make(each, tokens, rows), tokens)) for each in (name, "belady")}
-    assert loads["belady"] <= loads[name]
-
-
 @settings(max_examples=60, deadline=None)
 @given(tokens=st.lists(st.sets(st.integers(0, 5), max_size=2), min_size=1, max_size=7), rows=st.integers(2, 4))
 def test_belady_loads_as_little_as_any_choice(tokens, rows):
@@ -95,37 +87,46 @@ def test_lru_as_a_list_says(tokens, rows):
         assert (set(change.dropped.tolist()), set(change.loaded.tolist())) == oracle.step(needed)
 
 
-def test_worked_example_of_lru():
-    """Room for three: unit 0 was used longest ago when 3 comes, then 1, since 2 was used again."""
-    found = changes(Lru(5, rows=3), [{0, 1}, {2}, {3}, {2}, {4}])
-    assert found == [([], [0, 1]), ([], [2]), ([0], [3]), ([], []), ([1], [4])]
+EXAMPLES = {
+    # room for three: unit 0 was used longest ago when 3 comes, then 1, since 2 was used again
+    Lru(5, rows=3): [({0, 1}, [], [0, 1]), ({2}, [], [2]), ({3}, [0], [3]), ({2}, [], []), ({4}, [1], [4])],
+    # room for two: 0 was used twice and stays, although 1 was used later; 2 goes for 1, whose count is then 2
+    Lfu(3, rows=2): [({0}, [], [0]), ({0}, [], []), ({1}, [], [1]), ({2}, [1], [2]), ({1}, [2], [1])],
+    # room for two: 3, the most frequent, stays; the others pass, even 1, which is used again at once
+    Static(4, rows=2, frequency=np.array([0.2, 0.3, 0.1, 0.9])): [
+        *(({3}, [], [3]), ({1}, [], [1]), ({0}, [1], [0]), ({1}, [0], [1]), ({3}, [], [])),
+    ],
+    # room for two: unit 0 was used twice, so 1 goes for 2, although it was used later; then 2, whose state is 4
+    HotTable(4, rows=2): [({0}, [], [0]), ({0}, [], []), ({1}, [], [1]), ({2}, [1], [2]), ({3}, [2], [3])],
+    # room for two: 1 goes for 2, since 0 is needed sooner; at the end nothing is needed again
+    Belady(3, rows=2, future=arrays([{0}, {1}, {2}, {0}, {1}])): [
+        *(({0}, [], [0]), ({1}, [], [1]), ({2}, [1], [2]), ({0}, [], []), ({1}, [0], [1])),
+    ],
+    # what neither this token nor the one before it used goes
+    SlidingWindow(units=6, tokens=2): [
+        *(({0, 1, 2}, [], [0, 1, 2]), ({1, 3}, [], [3]), ({1, 4}, [0, 2], [4]), ({0, 3}, [], [0]), (set(), [1, 4], [])),
+    ],
+    # memory holds 4: the third token leaves no room for all of the first one's, the fourth none for others
+    SlidingWindow(units=9, tokens=3, rows=4): [
+        *(({0, 1}, [], [0, 1]), ({1, 2}, [], [2]), ({3, 4}, [0], [3, 4])),
+        *(({5, 6, 7, 8}, [1, 2, 3, 4], [5, 6, 7, 8]), ({5}, [], []), ({0}, [6, 7, 8], [0])),
+    ],
+}
 
 
-def test_worked_example_of_static():
-    """Room for two: 3, the most frequent, stays; the others pass, even 1, which is used again at once."""
-    found = changes(Static(4, rows=2, frequency=np.array([0.2, 0.3, 0.1, 0.9])), [{3}, {1}, {0}, {1}, {3}])
-    assert found == [([], [3]), ([], [1]), ([1], [0]), ([0], [1]), ([], [])]
+@pytest.mark.parametrize("residency", EXAMPLES, ids=lambda residency: type(residency).__name__)
+def test_worked_examples(residency):
+    """Units that each token needs, and what then goes and comes."""
+    for needed, dropped, loaded in EXAMPLES[residency]:
+        assert changes(residency, [needed]) == [(dropped, loaded)]
 
 
-def test_worked_example_of_the_hot_table():
-    """Room for two: unit 0 was used twice, so 1 goes for 2, although it was used later; then 2, which has 4, goes."""
-    residency = HotTable(4, rows=2)
-    found = changes(residency, [{0}, {0}, {1}, {2}, {3}])
-    assert found == [([], [0]), ([], []), ([], [1]), ([1], [2]), ([2], [3])]
-    assert residency.table.states.tolist() == [5, 2, 3, 4]
-
-
-def test_worked_example_of_belady():
-    """Room for two: 1 goes for 2, since 0 is needed sooner; at the end nothing is needed again."""
-    tokens = [{0}, {1}, {2}, {0}, {1}]
-    found = changes(Belady(3, rows=2, future=arrays(tokens)), tokens)
-    assert found == [([], [0]), ([], [1]), ([1], [2]), ([], []), ([0], [1])]
-
-
-def test_worked_example_of_lfu():
-    """Room for two: 0 was used twice and stays, although 1 was used later; 2 goes for 1, whose count is then 2."""
-    found = changes(Lfu(3, rows=2), [{0}, {0}, {1}, {2}, {1}])
-    assert found == [([], [0]), ([], []), ([], [1]), ([1], [2]), ([2], [1])]
+def test_a_token_that_needs_more_than_memory_holds_changes_nothing():
+    window = SlidingWindow(units=9, tokens=3, rows=4)
+    changes(window, [{0}])
+    with pytest.raises(UserError, match="one token needs 5 units, and memory holds 4: allow 5 or more"):
+        window.step(np.arange(5))
+    assert changes(window, [{0}]) == [([], [])]
 
 
 def test_random_choices_repeat_with_the_seed():
@@ -186,31 +187,6 @@ def test_a_wrong_guess_goes_before_what_was_used():
     assert residency.admit([3, 4], protect=[1, 2]).loaded.tolist() == [3]  # only 0 may go
     with pytest.raises(UserError, match="units 5 to 5: the layer has 0 to 4"):
         residency.admit([5])
-
-
-def test_worked_example_of_a_window():
-    """Two tokens: what neither this token nor the one before it used goes."""
-    window = SlidingWindow(units=6, tokens=2)
-    found = changes(window, [{0, 1, 2}, {1, 3}, {1, 4}, {0, 3}, set()])
-    assert found == [([], [0, 1, 2]), ([], [3]), ([0, 2], [4]), ([], [0]), ([1, 4], [])]
-    assert np.flatnonzero(window.held).tolist() == [0, 3]
-
-
-def test_worked_example_of_a_windows_budget():
-    """Memory holds 4. The third token leaves no room for all of the first one's, the fourth none for others."""
-    window = SlidingWindow(units=9, tokens=3, rows=4)
-    found = changes(window, [{0, 1}, {1, 2}, {3, 4}, {5, 6, 7, 8}, {5}, {0}])
-    assert found == [
-        ([], [0, 1]),
-        ([], [2]),
-        ([0], [3, 4]),
-        ([1, 2, 3, 4], [5, 6, 7, 8]),
-        ([], []),
-        ([6, 7, 8], [0]),
-    ]
-    with pytest.raises(UserError, match="one token needs 5 units, and memory holds 4: allow 5 or more"):
-        window.step(np.arange(5))
-    assert changes(window, [{0}]) == [([], [])]  # nothing was changed
 
 
 @settings(max_examples=150, deadline=None)

@@ -45,16 +45,14 @@ UPCYCLED, SPLIT = "smollm2-135m-moe-upcycled", "smollm2-135m-moe-split"
 
 @torch.no_grad()
 def test_the_upcycled_model_is_a_mixtral_with_other_perplexities():
-    folder, (model, tokenizer) = folder_of(UPCYCLED, upcycled.FILE, "quality.csv", "routing.csv"), load_model(UPCYCLED)
+    folder_of(UPCYCLED, upcycled.FILE, "quality.csv", "routing.csv")
+    model, tokenizer = load_model(UPCYCLED)
     assert type(model).__name__ == "MixtralForCausalLM"
     assert {experts.gate.form for experts in decoder_experts(model)} == {"renormalised"}
     tokens = load_tokens("wiki-slice", tokenizer, "evaluation")[:256]
     dense, _ = load_model("smollm2-135m")
     ours, theirs = (it(tokens[None], labels=tokens[None]).loss.item() for it in (model, dense))
     assert ours < theirs
-    dense.model.layers[0].mlp.up_proj.weight[0, 0] += 1
-    with pytest.raises(UserError, match="made for another model"):
-        upcycled.load(folder / upcycled.FILE, dense)
 
 
 @torch.no_grad()
