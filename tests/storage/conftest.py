@@ -85,8 +85,3 @@ def stored(tmp_path_factory):
     for shard, blocks in SIZES.items():
         (folder / shard).write_bytes(rng.bytes(blocks * BLOCK_BYTES))
     return {shard: StoredFile.of(folder / shard) for shard in SIZES}
-
-
-def expected(stored, ranges):
-    """Plain slices of the files."""
-    return b"".join(stored[r.shard].path.read_bytes()[r.offset : r.offset + r.nbytes] for r in ranges)

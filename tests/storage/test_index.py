@@ -59,7 +59,7 @@ def indices(draw):
     return Index(model, files, tuple(shards), tuple(ops), tuple(rest))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(written=indices())
 def test_what_is_written_is_read(tmp_path, written):
     index.write(written, tmp_path / "i")

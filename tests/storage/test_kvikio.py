@@ -1,6 +1,7 @@
 """The KvikIO reader on a stand-in for KvikIO: no GPU is needed to see what it asks for and what it calls itself."""
 
 import contextlib
+import itertools
 import os
 import sys
 
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 from toolkit.errors import UserError
+from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.chunks import in_line
 from toolkit.storage.direct import BLOCK_BYTES, ChangedError, StoredFile
 from toolkit.storage.readers import READERS, open_reader
-from toolkit.storage.store import Store
 
 
 class DeviceMemory:
@@ -94,23 +95,15 @@ def stored(tmp_path):
     return {"a": StoredFile.of(tmp_path / "a")}
 
 
-@pytest.mark.parametrize(
-    ("posix", "nvidia_fs", "allow_compat", "mode"),
-    [
-        (False, True, False, "gds"),
-        (False, True, True, "compat"),  # any file may fall back in silence
-        (False, False, True, "compat"),
-        (False, False, False, "compat"),
-        (True, True, False, "compat"),
-        (True, False, True, "compat"),
-    ],
-)
-def test_only_what_cannot_fall_back_is_called_gds(kvikio, stored, posix, nvidia_fs, allow_compat, mode):
-    state = kvikio(posix, nvidia_fs, allow_compat)
-    with READERS["kvikio"](stored, threads=3) as reader:
-        assert reader.mode == mode
-        assert state["settings"] == [{"num_threads": 3, "gds_threshold": 0}]
-    assert state == {"settings": [], "opened": 0}
+def test_only_what_cannot_fall_back_is_called_gds(kvikio, stored):
+    for posix, nvidia_fs, allow_compat in itertools.product([False, True], repeat=3):
+        state = kvikio(
+            posix, nvidia_fs, allow_compat
+        )  # where compatibility is allowed, any file may fall back silently
+        with READERS["kvikio"](stored, threads=3) as reader:
+            assert reader.mode == ("gds" if nvidia_fs and not (posix or allow_compat) else "compat")
+            assert state["settings"] == [{"num_threads": 3, "gds_threshold": 0}]
+        assert state == {"settings": [], "opened": 0}
 
 
 def test_layers_are_read_into_device_memory(kvikio, store):
@@ -118,7 +111,7 @@ def test_layers_are_read_into_device_memory(kvikio, store):
     layer = store.layer(1, "csr")
     run = layer.ops["mlp.up"]
     content = (store.folder / layer.shard).read_bytes()
-    target = DeviceMemory(_aligned(layer.nbytes + run.nbytes))
+    target = DeviceMemory(aligned_buffer(layer.nbytes + run.nbytes))
     with open_reader("kvikio", store, "csr") as reader:
         reader.read(in_line([layer, run]), target)
     assert target.array.tobytes() == content[layer.offset :] + content[run.offset : run.offset + run.nbytes]
@@ -126,7 +119,7 @@ def test_layers_are_read_into_device_memory(kvikio, store):
 
 def test_short_and_changed_files(kvikio, stored, monkeypatch):
     kvikio()
-    target = DeviceMemory(_aligned(5 * BLOCK_BYTES))
+    target = DeviceMemory(aligned_buffer(5 * BLOCK_BYTES))
     part = type("Part", (), {"shard": "a", "offset": 0, "nbytes": 5 * BLOCK_BYTES})
     with READERS["kvikio"](stored) as reader:
         monkeypatch.setattr(FakeFile, "short", 1)
@@ -139,25 +132,15 @@ def test_short_and_changed_files(kvikio, stored, monkeypatch):
         READERS["kvikio"](stored)
 
 
-def test_host_memory_is_refused(kvikio, stored):
+def test_host_memory_a_missing_gpu_or_package_are_refused(kvikio, store, stored, monkeypatch):
     kvikio()
     with READERS["kvikio"](stored) as reader:
-        for target in (_aligned(BLOCK_BYTES), torch.zeros(BLOCK_BYTES, dtype=torch.uint8)):
-            with pytest.raises(UserError, match="reads into GPU memory: expected a CUDA tensor"):
+        for target in (aligned_buffer(BLOCK_BYTES), torch.zeros(BLOCK_BYTES, dtype=torch.uint8)):
+            with pytest.raises(UserError, match="expected a CUDA tensor"):
                 reader.submit([], target)
-
-
-def test_without_a_gpu_or_the_package(store: Store, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="needs a CUDA device"):
-        open_reader("kvikio", store)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setitem(sys.modules, "kvikio", None)
     with pytest.raises(UserError, match="needs the package kvikio-cu12 or kvikio-cu13"):
         open_reader("kvikio", store)
-
-
-def _aligned(nbytes):
-    from toolkit.storage.buffers import aligned_buffer
-
-    return aligned_buffer(nbytes)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="needs a CUDA device"):
+        open_reader("kvikio", store)

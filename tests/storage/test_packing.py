@@ -71,34 +71,24 @@ def test_a_store_is_the_whole_model(tmp_path, model):
         assert torch.equal(found(tokens).logits, model(tokens).logits)
 
 
-def test_what_is_tied_is_stored_once(tmp_path, model):
-    rest = tensors_beside(model, linear_weights(model))
-    tied = model.config.tie_word_embeddings
-    assert ("lm_head.weight" in rest) is not tied
-    assert sum(tensor.data_ptr() == model.get_input_embeddings().weight.data_ptr() for tensor in rest.values()) == 1
-
-
-def test_variants_of_ones_own(tmp_path, model):
-    pack_model(model, tmp_path / "s", Linears({"half": lambda weight: encode("dense", weight.to(torch.bfloat16))}))
-    store = Store.open(tmp_path / "s")
-    assert {run.dtype for run in store.index.ops} == {torch.bfloat16}
-    assert {run.format for run in store.index.ops} == {"dense"}
-    assert store.variants == ("half",)
-
-
-def test_a_tokenizer_goes_with_the_model(tmp_path, model):
+def test_variants_of_ones_own_and_a_tokenizer(tmp_path, model):
     class Tokenizer:
         def save_pretrained(self, folder):
             (folder / "tokenizer.json").write_text("{}")
 
-    pack_model(model, tmp_path / "s", tokenizer=Tokenizer())
+    half = Linears({"half": lambda weight: encode("dense", weight.to(torch.bfloat16))})
+    pack_model(model, tmp_path / "s", half, tokenizer=Tokenizer())
     store = Store.open(tmp_path / "s")
-    assert (store.model_folder / "tokenizer.json").exists()
+    assert {(run.variant, run.format, run.dtype) for run in store.index.ops} == {("half", "dense", torch.bfloat16)}
     assert "model/tokenizer.json" in store.index.files
     assert json.loads((store.model_folder / "config.json").read_text())["model_type"] == model.config.model_type
 
 
-def test_the_same_model_fits_even_without_its_memory(tmp_path, model, config):
+def test_what_is_tied_is_stored_once_and_the_model_fits_even_without_its_memory(tmp_path, model, config):
+    embeddings = {model.get_input_embeddings().weight.data_ptr(), model.get_output_embeddings().weight.data_ptr()}
+    rest = tensors_beside(model, linear_weights(model))
+    assert sum(tensor.data_ptr() in embeddings for tensor in rest.values()) == len(embeddings)
+    assert len(embeddings) == 2 - model.config.tie_word_embeddings
     pack_model(model, tmp_path / "s")
     store = Store.open(tmp_path / "s")
     store.check_fits(model, "endor")
@@ -120,23 +110,18 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
-def test_another_model_is_refused(tmp_path, model, name):
-    other, told = OTHER[name]
-    pack_model(model, tmp_path / "s", name="tiny")
-    with torch.device("meta"):
-        wrong = AutoModelForCausalLM.from_config(other)
-    with pytest.raises(UserError, match=rf"was packed from another model \(tiny\): it has .*({told})"):
-        Store.open(tmp_path / "s").check_fits(wrong, "endor")
-
-
-@pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])
-def test_bad_variants_leave_nothing(tmp_path, model):
+def test_another_model_and_bad_variants_are_refused(tmp_path, model):
     for variants, told in [(("coo",), "unknown format 'coo'"), ((), "no variant to pack")]:
         with pytest.raises(UserError, match=told):
             pack_model(model, tmp_path / "s", Linears(variants))
     assert list(tmp_path.iterdir()) == []
+    pack_model(model, tmp_path / "s", name="tiny")
+    for other, told in OTHER.values():
+        with torch.device("meta"):
+            wrong = AutoModelForCausalLM.from_config(other)
+        with pytest.raises(UserError, match=rf"was packed from another model \(tiny\): it has .*({told})"):
+            Store.open(tmp_path / "s").check_fits(wrong, "endor")
 
 
 @pytest.mark.parametrize("config", [CONFIGS["llama"]], ids=["llama"])

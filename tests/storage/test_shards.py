@@ -24,7 +24,7 @@ def tensor(dtype, shape):
     return values.to(dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(GROUPS)
 def test_any_groups_as_the_library_reads_them(tmp_path_factory, groups):
     path = tmp_path_factory.mktemp("shard") / "a.safetensors"

@@ -70,42 +70,36 @@ class Fault(Exception):
 
 
 @pytest.mark.parametrize("fault", [Fault, KeyboardInterrupt])
-@pytest.mark.parametrize("after", [0, 1, 2, 3])
-def test_an_error_or_ctrl_c_leaves_nothing(tmp_path, fault, after):
-    def broken():
+def test_an_error_or_ctrl_c_leaves_nothing(tmp_path, fault):
+    def broken(after):
         yield from list(make_ops(4))[:after]
         raise fault
 
-    with pytest.raises(fault):
-        write_store(tmp_path / "s", broken())
-    assert names(tmp_path) == []
-
-
-def test_an_error_while_the_small_files_are_written(tmp_path):
-    def files(place):
+    def half(place):
         (place / "half").write_text("half")
-        raise Fault
+        raise fault
 
-    with pytest.raises(Fault):
-        write_store(tmp_path / "s", make_ops(), files=files)
-    assert names(tmp_path) == []
+    for ops, files in [(broken(0), None), (broken(1), None), (broken(3), None), (make_ops(), half)]:
+        with pytest.raises(fault):
+            write_store(tmp_path / "s", ops, files=files)
+        assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("after", [0, 1, 5, 12])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_gets_full(tmp_path, monkeypatch, code, after):
-    writes, write_all = [], shards._write_all
+def test_a_disk_that_gets_full_leaves_nothing(tmp_path, monkeypatch, code):
+    write_all = shards._write_all
 
     def full(stream, data):
-        writes.append(data)
-        if len(writes) > after:
+        if not next(room):
             raise OSError(code, os.strerror(code))
         write_all(stream, data)
 
     monkeypatch.setattr(shards, "_write_all", full)
-    with pytest.raises(UserError, match=rf"{tmp_path / 's'}: no space left"):
-        write_store(tmp_path / "s", make_ops(), [("norm", torch.ones(3))])
-    assert names(tmp_path) == []
+    for after in (0, 1, 5, 12):
+        room = iter([True] * after + [False])
+        with pytest.raises(UserError, match=rf"{tmp_path / 's'}: no space left"):
+            write_store(tmp_path / "s", make_ops(), [("norm", torch.ones(3))])
+        assert names(tmp_path) == []
 
 
 def test_a_disk_that_takes_a_write_in_pieces(tmp_path, monkeypatch):
@@ -143,30 +137,21 @@ def test_too_little_space_is_said_before_anything_is_made(tmp_path, monkeypatch)
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("ops", "told"),
-    [
-        ([(0, "a", "x"), (0, "a", "x")], "layer 0, variant 'x': a comes twice"),
-        ([(0, "a", "x"), (1, "a", "x"), (0, "b", "x")], "layer-000.x.safetensors would be written twice"),
-    ],
-)
-def test_ops_out_of_order(tmp_path, ops, told):
+def test_ops_out_of_order_and_names_that_would_clash_are_refused(tmp_path):
     packed = encode("endor", sparse((4, 4)))
-    with pytest.raises(UserError, match=told):
-        write_store(tmp_path / "s", (Op(layer, op, variant, packed) for layer, op, variant in ops))
-    assert names(tmp_path) == []
-
-
-def test_names_that_would_clash(tmp_path):
-    packed = encode("endor", sparse((4, 4)))
-    with pytest.raises(UserError, match=r"extras \['values'\] are names of the format's own"):
-        write_store(tmp_path / "s", [Op(0, "a", "x", packed, {"values": torch.ones(1)})])
-    for rest in ([("a", torch.ones(1)), ("a", torch.ones(1))], [("__padding_0__", torch.ones(1))]):
-        with pytest.raises(UserError, match="comes twice, or has a name that the store uses"):
-            write_store(tmp_path / "s", (), rest)
-    for variant in ("../x", "", "X", "a.b"):
-        with pytest.raises(UserError, match="variant"):
-            write_store(tmp_path / "s", [Op(0, "a", variant, packed)])
+    ops = lambda *keys: [Op(layer, op, variant, packed) for layer, op, variant in keys]  # noqa: E731
+    one = torch.ones(1)
+    wrong = [
+        (ops((0, "a", "x"), (0, "a", "x")), [], "layer 0, variant 'x': a comes twice"),
+        (ops((0, "a", "x"), (1, "a", "x"), (0, "b", "x")), [], "layer-000.x.safetensors would be written twice"),
+        ([Op(0, "a", "x", packed, {"values": one})], [], r"extras \['values'\] are names of the format's own"),
+        ([], [("a", one), ("a", one)], "comes twice, or has a name that the store uses"),
+        ([], [("__padding_0__", one)], "comes twice, or has a name that the store uses"),
+        *((ops((0, "a", variant)), [], "variant") for variant in ("../x", "", "X", "a.b")),
+    ]
+    for given, rest, told in wrong:
+        with pytest.raises(UserError, match=told):
+            write_store(tmp_path / "s", given, rest)
     assert names(tmp_path) == []
 
 
