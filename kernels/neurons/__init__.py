@@ -2,16 +2,12 @@
 
 A bundle is one row: the neuron's gate row, if the FFN has a gate, its up row and its down column (LLM in a flash,
 section 3.2). With `bits`, rows are the records of quantised neurons (`records`; `toolkit.quantization.neuron_records`
-writes them). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA
-kernels. `add` and `add_up` are for neurons that come one after another, or whose rows are in any order.
+writes them). The door is `ffn`; `backend="auto"` takes the first of `available()`, and on a GPU the CUDA kernels.
 """
-
-from collections.abc import Callable
-from functools import lru_cache
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float32, Int64, UInt8
+from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
 from toolkit.errors import unknown
@@ -21,11 +17,11 @@ from toolkit.kernels.neurons import cpu, cpu_records_simd, cpu_simd
 from toolkit.kernels.neurons.records import SECTIONS, record_bytes
 from toolkit.kernels.neurons.shared import ACTIVATIONS, add_up
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "add", "add_up", "available", "even_edges", "ffn", "parts_of"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "RECORD_BACKENDS", "available", "ffn"]
 
 DENSE = {torch.float32: torch.uint32, torch.float16: torch.uint16, torch.bfloat16: torch.uint16}
 STORED = DENSE | {torch.uint8: torch.uint8}  # the unsigned integers that kernels take, by the type of the rows
-PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end; they depend on no number of threads
+PART_BYTES, MOST_PARTS = 128 * 1024, 16  # sums that are added up at the end: a power of two, whatever the threads
 CUDA = "cuda"
 NO_BIAS = np.empty(0, np.float32)
 
@@ -87,60 +83,16 @@ def ffn(
 
         cuda.ffn(given, shifts, vectors, activation, threshold, bits, result)
     else:
-        parts = parts_of(given.nbytes)
-        sums = result.numpy()
+        parts = 1 << min(MOST_PARTS, given.nbytes // PART_BYTES or 1).bit_length() - 1
+        sums, rows = result.numpy(), given.view(STORED[given.dtype]).numpy()
         sums.fill(0)
         partials = sums[None] if parts == 1 else np.zeros((parts, *sums.shape), np.float32)
-        order = _as_they_lie(len(given), parts)
-        _add(_product(chosen, given, activation, gated, bits), given, shifts, vectors, threshold, order, partials)
+        run = chosen.product(given.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
+        biases = NO_BIAS if shifts is None else shifts.numpy()
+        over_rows(run, parts, rows.nbytes, rows, biases, vectors.numpy(), np.float32(threshold), partials)
         if parts > 1:
             add_up(partials, sums)
     return out
-
-
-@lru_cache(maxsize=64)
-def _as_they_lie(count: int, parts: int) -> tuple[Int64[np.ndarray, " count"], Int64[np.ndarray, " parts+1"]]:
-    """The order of rows in memory, in equal parts: for rows of all layers, and as many active ones as tokens have."""
-    return np.arange(count), even_edges(count, parts)
-
-
-def parts_of(nbytes: int) -> int:
-    """In how many parts neurons of so many bytes are summed, a power of two."""
-    return 1 << min(MOST_PARTS, nbytes // PART_BYTES or 1).bit_length() - 1
-
-
-def even_edges(count: int, parts: int) -> Int64[np.ndarray, " parts+1"]:
-    """Where each part of so many begins and the last one ends."""
-    return np.arange(parts + 1) * count // parts
-
-
-def add(
-    bundles: Float[Tensor, "rows width"] | UInt8[Tensor, "rows stride"],
-    x: Float[Tensor, "batch hidden"],
-    activation: str,
-    bias: Float[Tensor, " rows"] | None,
-    threshold: float,
-    order: tuple[Int64[np.ndarray, " count"], Int64[np.ndarray, " parts+1"]],
-    partials: Float32[np.ndarray, "parts batch hidden"],
-    backend: str = "auto",
-    bits: int | None = None,
-) -> None:
-    """Add what some rows give to sums so far, on the CPU; `add_up` gives their total.
-
-    Each part adds its rows one after the other: `order` holds rows, and the place in it where each part begins and the
-    last one ends. So the total is the same, to the bit, if the same active neurons come in the same order within each
-    part, wherever their rows lie, whichever others lie between them, in one call or in several.
-
-    Raises as `ffn` does, and `ValueError` for an order that does not fit.
-    """
-    rows, edges = order
-    gated = _check(bundles, x, activation, bias, threshold, torch.from_numpy(partials[0]), bits)
-    inside = not len(rows) or (rows.min() >= 0 and rows.max() < len(bundles))
-    if len(edges) != len(partials) + 1 or edges[0] != 0 or edges[-1] != len(rows) or not inside:
-        raise ValueError(f"an order of {len(rows)} rows in {len(edges) - 1} parts for {len(bundles)} rows")
-    shifts = None if bias is None else bias.detach().to(torch.float32)
-    product = _product(choose(backend, _backends(bits), bundles.device), bundles, activation, gated, bits)
-    _add(product, bundles.detach(), shifts, x.detach().to(torch.float32), threshold, order, partials)
 
 
 def available(bits: int | None = None) -> list[str]:
@@ -150,11 +102,6 @@ def available(bits: int | None = None) -> list[str]:
 
 def _backends(bits: int | None) -> dict[str, Backend]:
     return BACKENDS if bits is None else RECORD_BACKENDS
-
-
-def _product(chosen: Backend, bundles: Tensor, activation: str, gated: bool, bits: int | None) -> Callable:
-    """The function of parts for rows of this kind."""
-    return chosen.product(bundles.dtype, activation, gated) if bits is None else chosen.product(bits, activation)
 
 
 def _check(
@@ -185,12 +132,3 @@ def _check(
         expect("bias", bias, bias.dtype, (rows,), device)
     expect("out", out, torch.float32, (*batch, hidden), device)
     return parts == 3
-
-
-def _add(
-    run: Callable, bundles: Tensor, bias: Tensor | None, x: Tensor, threshold: float, order: tuple, partials: np.ndarray
-) -> None:
-    """Run the parts, which threads share among them."""
-    shifts = NO_BIAS if bias is None else bias.numpy()
-    rows = bundles.view(STORED[bundles.dtype]).numpy()
-    over_rows(run, len(partials), rows.nbytes, rows, shifts, x.numpy(), np.float32(threshold), *order, partials)

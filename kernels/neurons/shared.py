@@ -92,10 +92,9 @@ def ffn_of_parts(
 ):
     """The function that adds to `partials[part, vector]` the sum over a part's neurons, for parts `first` to `last`.
 
-    A part's neurons lie in the rows `order[edges[part] : edges[part + 1]]`, of which four that follow each other are
-    multiplied at once. A neuron is active if its value for any vector exceeds the threshold; values that do not count
-    as zero. Down columns are added one after the other, in that order, also where four are read at once; those of
-    neurons that are not active are not read.
+    The parts share the rows evenly. Four rows are multiplied at once. A neuron is active if its value for any vector
+    exceeds the threshold; values that do not count as zero. Down columns are added one after the other, in the rows'
+    order, also where four are read at once; those of neurons that are not active are not read.
 
     The backend's two functions work for 4 or 1 neurons (`rows`):
 
@@ -111,10 +110,10 @@ def ffn_of_parts(
     activate = ACTIVATIONS[activation]
 
     @compiled
-    def find_active(bundles, width, bias, x, threshold, row, rows, stride, products, places, values, active):
+    def find_active(bundles, width, bias, x, threshold, row, rows, products, places, values, active):
         hidden = x.shape[1]
         for part in range(2 if gated else 1):
-            multiply(bundles, row * width + start(part, width, hidden), stride, rows, x, products[part], 0)
+            multiply(bundles, row * width + start(part, width, hidden), width, rows, x, products[part], 0)
         for i in range(rows):
             exceeds = False
             for vector in range(len(x)):
@@ -132,24 +131,17 @@ def ffn_of_parts(
         return active
 
     @compiled
-    def ffn(bundles, bias, x, threshold, order, edges, partials, first, last):
+    def ffn(bundles, bias, x, threshold, partials, first, last):
         vectors, width, given = len(x), bundles.shape[1], prepare(bundles, x)
         products = np.empty((2, vectors, ROWS), np.float32)
         for part in range(first, last):
-            at, end = edges[part], edges[part + 1]
-            places, values = np.empty(end - at, np.int64), np.empty((vectors, end - at), np.float32)
+            row, end = part * len(bundles) // len(partials), (part + 1) * len(bundles) // len(partials)
+            places, values = np.empty(end - row, np.int64), np.empty((vectors, end - row), np.float32)
             active = added = numba.int64(0)
-            while at < end:
-                row, some, step = order[at], numba.int64(ROWS), numba.int64(1)
-                for i in range(ROWS):
-                    if at + i >= end or order[at + i] != row + i:
-                        some = numba.int64(1)
-                if some == 1 and at + 1 < end:  # one row alone: the stride says which is asked for ahead
-                    step = order[at + 1] - row
-                active = find_active(
-                    given, width, bias, x, threshold, row, some, step * width, products, places, values, active
-                )
-                at += some
+            while row < end:
+                some = numba.int64(ROWS) if row + ROWS <= end else numba.int64(1)
+                active = find_active(given, width, bias, x, threshold, row, some, products, places, values, active)
+                row += some
                 while added + 2 * ROWS <= active:  # the last four have just been asked for
                     add_columns(given, places, values, added, numba.int64(ROWS), partials[part])
                     added += ROWS

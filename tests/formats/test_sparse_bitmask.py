@@ -24,7 +24,7 @@ def matrices(draw, dtype):
     return torch.from_numpy(found).view(dtype)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", naive.MINUS_ZERO, ids=str)
 def test_stored_as_the_oracle_stores_and_decoded_to_the_bit(data, dtype):
@@ -39,7 +39,7 @@ def test_stored_as_the_oracle_stores_and_decoded_to_the_bit(data, dtype):
     assert naive.bits(decoded) == naive.dense_bits(matrix)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(data=st.data())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8], ids=str)
 def test_to_endor_and_back_changes_nothing(data, dtype):
@@ -101,29 +101,19 @@ def test_any_strides_parameters_and_no_change_to_the_input():
         assert naive.bits(strided.contiguous()) == before
 
 
-@pytest.mark.parametrize(
-    ("weight", "told"),
-    [
+def test_what_cannot_be_packed():
+    for weight, told in (
         (torch.zeros(2, 3, 4), r"shape \[2, 3, 4\]"),
         (torch.zeros(()), r"shape \[\]"),
         ([1, 2], "cannot pack a list"),
         (torch.zeros(2, 3, dtype=torch.float64), "float64"),
-        (torch.zeros(2, 3, dtype=torch.int32), "int32"),
-        (torch.zeros(2, 3, dtype=torch.bool), "bool"),
         (torch.zeros(2, 3, device="meta"), "meta tensor"),
-        (torch.zeros(2, 3, dtype=torch.float8_e5m2, device="meta"), "meta tensor"),
         (torch.eye(3).to_sparse(), "sparse"),
-    ],
-)
-def test_what_cannot_be_packed(weight, told):
-    with pytest.raises(UserError, match=told):
-        SparseBitmask.encode(weight)
-
-
-def test_endor_holds_no_float8():
-    packed = SparseBitmask.encode(torch.ones(2, 3).to(torch.float8_e4m3fn))
-    with pytest.raises(UserError, match=r"'endor' holds no torch\.float8_e4m3fn; expected one of float32"):
-        packed.to_endor()
+    ):
+        with pytest.raises(UserError, match=told):
+            SparseBitmask.encode(weight)
+    with pytest.raises(UserError, match=r"'endor' holds no torch\.float8_e4m3fn"):
+        SparseBitmask.encode(torch.ones(2, 3).to(torch.float8_e4m3fn)).to_endor()
 
 
 SOUND = {
@@ -134,32 +124,24 @@ SOUND = {
 }
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "told"),
-    [
-        ("shape", torch.tensor([4, 12]), r"bitmask is torch.uint8 \[3, 2\]; expected torch.uint8 \[4, 2\]"),
-        ("shape", torch.tensor([3, 17]), "bitmask is"),
+def test_parts_that_do_not_agree():
+    """Checkpoints come from elsewhere: no part is taken at its word."""
+    assert torch.count_nonzero(SparseBitmask.from_tensors(SOUND).decode()) == 3
+    for part, value, told in (
+        ("shape", torch.tensor([4, 12]), "bitmask is"),
         ("shape", torch.tensor([3, 11]), "bits set beyond column 11"),
         ("shape", torch.tensor([3, -12]), "expected integers from 0"),
         ("shape", torch.tensor([3, 4, 3]), "1 or 2 sizes"),
-        ("shape", torch.tensor([[3, 12]]), "shape is torch.int64"),
-        ("shape", torch.tensor([3.0, 12.0]), "shape is torch.float32"),
-        ("shape", torch.tensor([], dtype=torch.int64), "1 or 2 sizes"),
+        ("shape", torch.tensor([3.0, 12.0]), "shape is"),
         ("compressed", torch.tensor([1.0, 2]), "do not run from 0 to the number of values, 2|bits set"),
         ("compressed", torch.tensor([1.0, 2, 3, 4]), "row 2 has 1 bits set"),
-        ("compressed", torch.tensor([[1.0, 2, 3]]), "compressed is"),
-        ("compressed", torch.tensor([1.0, 2, 3], dtype=torch.float64), "compressed is torch.float64"),
+        ("compressed", torch.tensor([1.0, 2, 3], dtype=torch.float64), "compressed is"),
         ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 0]], dtype=torch.uint8), "row 2 has 0 bits set"),
-        ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 16]], dtype=torch.uint8), "bits set beyond column 12"),
-        ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 8]]), "bitmask is torch.int64"),
-        ("row_offsets", torch.tensor([0, 1, 2]), "row 0 has 2 bits set"),
+        ("bitmask", torch.tensor([[9, 0], [0, 0], [0, 8]]), "bitmask is"),
         ("row_offsets", torch.tensor([0, 9, 2]), "row 0 has 2 bits set"),
         ("row_offsets", torch.tensor([1, 2, 2]), "do not run from 0"),
         ("row_offsets", torch.tensor([0, 2, 2, 3]), "row_offsets is"),
         ("row_offsets", torch.tensor([0, 2, 2], dtype=torch.int32), "row_offsets is"),
-    ],
-)
-def test_parts_that_do_not_agree(part, value, told):
-    assert torch.count_nonzero(SparseBitmask.from_tensors(SOUND).decode()) == 3
-    with pytest.raises(ValueError, match=told):
-        SparseBitmask.from_tensors(SOUND | {part: value})
+    ):
+        with pytest.raises(ValueError, match=told):
+            SparseBitmask.from_tensors(SOUND | {part: value})

@@ -1,61 +1,45 @@
 """Numba's CUDA simulator without its waits and searches, which take nearly all of its time.
 
-A thread of a block runs up to the next barrier and hands over there; Numba's own polls all threads while they run.
-The threads take turns in the same order every time. Device functions and shared arrays are found without a lock, a
-search through a module, and a traceback for each call.
+A thread of a block is a greenlet: it runs up to the next barrier and hands over there. Numba's own are threads of the
+operating system that are polled while they run. They take turns in the same order every time. Device functions and
+shared arrays are found without a lock, a search through a module, and a traceback for each call.
 """
 
 import contextlib
 import random
 import sys
-import threading
+from types import SimpleNamespace
 
+import greenlet
 import numpy as np
 from numba.cuda.simulator import kernel, kernelapi
 from numba.np import numpy_support
 
 
-class Thread(kernel.BlockThread):
-    """A thread of a block that runs only between `resume` and its next barrier."""
+class Thread(greenlet.greenlet):
+    """A thread of a block. A kernel finds its own as `threading.current_thread()`."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.turn, self.pause, self.ended = threading.Lock(), threading.Lock(), False
-        self.turn.acquire()
-        self.pause.acquire()
-
-    def resume(self):
-        """Run up to the next barrier or to the end; raise what the thread raised."""
-        if not self.is_alive():
-            self.start()
-        self.turn.release()
-        self.pause.acquire()
-        if self.exception:
-            raise self.exception[0].with_traceback(self.exception[1])
-
-    def run(self):
-        self.turn.acquire()
-        super().run()
-        self.ended = True
-        self.pause.release()
+    def __init__(self, function, block_point, thread_point):
+        super().__init__(function)
+        self.blockIdx, self.threadIdx = kernel.Dim3(*block_point), kernel.Dim3(*thread_point)
 
     def syncthreads(self):
-        self.pause.release()
-        self.turn.acquire()
+        """Hand over to the block, which goes on with this thread when all others have come as far."""
+        self.parent.switch()
 
 
 class Block(kernel.BlockManager):
     """A block whose threads take turns between two barriers, in any order: a missing barrier shows."""
 
     def run(self, grid_point, *arguments):
-        """Call the kernel in each thread of the block."""
+        """Call the kernel in each thread of the block. What a thread raises ends the block."""
         points, order = np.ndindex(*self._block_dim), random.Random(0)
-        live = [Thread(lambda: self._f(*arguments), self, grid_point, point, self._debug) for point in points]
+        live = [Thread(lambda: self._f(*arguments), grid_point, point) for point in points]
         while live:
             order.shuffle(live)
             for thread in live:
-                thread.resume()
-            live = [thread for thread in live if not thread.ended]
+                thread.switch()
+            live = [thread for thread in live if not thread.dead]
 
 
 class Launch(contextlib.ExitStack):
@@ -104,3 +88,4 @@ def install():
     kernel.BlockManager = Block
     kernel.FakeCUDAKernel.__call__ = called
     kernelapi.FakeCUDAShared.array = shared_array
+    kernelapi.threading = SimpleNamespace(current_thread=greenlet.getcurrent)

@@ -1,6 +1,7 @@
 """Every backend against the oracle."""
 
 import dataclasses
+import itertools
 
 import numba
 import numpy as np
@@ -28,11 +29,10 @@ def dtype(request):
     return request.param
 
 
-@pytest.mark.parametrize("columns", [64, 1000])
-def test_decoding_touches_nothing_beyond_its_tensors(backend, dtype, columns):
+def test_decoding_touches_nothing_beyond_its_tensors(backend, dtype):
     """A read too many would end the process; contents that no writer makes give any numbers."""
-    generator = torch.Generator().manual_seed(columns)
-    for sparsity in (0.05, 0.5, 0.99):
+    generator = torch.Generator().manual_seed(64)
+    for columns, sparsity in itertools.product((64, 1000), (0.05, 0.5, 0.99)):
         matrix = sparse((5, columns), dtype, sparsity)
         found = bitmap.encode(matrix)
         ends, out = fields_moved(found, at_the_end_of_memory), at_the_end_of_memory(torch.zeros_like(matrix))
@@ -44,9 +44,8 @@ def test_decoding_touches_nothing_beyond_its_tensors(backend, dtype, columns):
             harmed.check()
 
 
-@pytest.mark.parametrize("sparsity", SPARSITIES)
-def test_decompress_any_shape(backend, dtype, sparsity):
-    for seed, shape in enumerate(SHAPES):
+def test_decompress_any_shape(backend, dtype):
+    for seed, (shape, sparsity) in enumerate(itertools.product(SHAPES, SPARSITIES)):
         matrix = sparse(shape, dtype, sparsity, seed)
         out = torch.full(shape, 3, dtype=dtype)  # every element must be written, zeros too
         assert bitmap.decompress(bitmap.encode(matrix), out, backend) is out
@@ -94,13 +93,13 @@ def test_matvec_of_infinities_and_nan(backend):
     assert y[3] == 2**-24
 
 
-@pytest.mark.parametrize("columns", [1, 4095, 4096, 4097, 8193])
-def test_block_offsets_count_the_values_before_each_block(columns):
-    matrix = sparse((3, columns), torch.int8, 0.5)
-    found = bitmap.encode(matrix)
-    found.check()
-    before = [[int((row[:start] != 0).sum()) for start in range(0, columns, 4096)] for row in matrix]
-    assert found.block_offsets.tolist() == before
+def test_block_offsets_count_the_values_before_each_block():
+    for columns in (1, 4095, 4096, 4097, 8193):
+        matrix = sparse((3, columns), torch.int8, 0.5)
+        found = bitmap.encode(matrix)
+        found.check()
+        before = [[int((row[:start] != 0).sum()) for start in range(0, columns, 4096)] for row in matrix]
+        assert found.block_offsets.tolist() == before
 
 
 def test_all_fp16_and_bf16_numbers(backend):
@@ -116,13 +115,7 @@ def test_all_fp16_and_bf16_numbers(backend):
             assert torch.equal(y.nan_to_num(1234.5), numbers.float().nan_to_num(1234.5))
 
 
-def test_backends_that_cannot_run_are_refused(monkeypatch):
-    encoded = bitmap.encode(torch.ones(2, 2))
-    with pytest.raises(UserError, match="unknown backend 'gpu'; choose from: auto, avx2, avx512, cuda"):
-        bitmap.decompress(encoded, backend="gpu")
-    monkeypatch.setattr(backends, "host_has", lambda feature: feature != "avx512vbmi2")
-    with pytest.raises(UserError, match="backend 'avx512' needs a CPU with avx512vbmi2; this one can run: avx2"):
-        bitmap.matvec(encoded, torch.ones(2), backend="avx512")
+def test_a_processor_without_any_extension_has_the_portable_backend(monkeypatch):
     monkeypatch.setattr(backends, "host_has", lambda feature: False)
     assert bitmap.available() == ["portable"]
 
@@ -142,38 +135,22 @@ def test_avx512_expands_in_a_register():
     assert not any("(" in line for line in expanding)
 
 
-def test_wrong_arguments_are_refused_before_any_kernel_runs():
+def test_memory_that_does_not_fit_and_parts_that_disagree_are_refused():
     encoded = bitmap.encode(sparse((4, 40), torch.float16, 0.5))
-    with pytest.raises(ValueError, match=r"out is torch.float16 \[4, 41\]; expected torch.float16 \[4, 40\]"):
-        bitmap.decompress(encoded, torch.empty(4, 41, dtype=torch.float16))
-    with pytest.raises(ValueError, match=r"out is torch.bfloat16"):
-        bitmap.decompress(encoded, torch.empty(4, 40, dtype=torch.bfloat16))
-    with pytest.raises(ValueError, match="out must be contiguous"):
-        bitmap.decompress(encoded, torch.empty(40, 4, dtype=torch.float16).T)
-    with pytest.raises(ValueError, match=r"x is torch.float32 \[39\]"):
-        bitmap.matvec(encoded, torch.ones(39))
-    with pytest.raises(ValueError, match=r"out is torch.float64 \[4\]"):
-        bitmap.matvec(encoded, torch.ones(40), torch.empty(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="row offsets do not run from 0"):
-        dataclasses.replace(encoded, values=encoded.values[:-1])
-    with pytest.raises(ValueError, match="bitmap is"):
-        dataclasses.replace(encoded, shape=(4, 65))
-    with pytest.raises(ValueError, match=r"block_offsets is torch.int32 \[4, 1\]; expected torch.int32 \[4, 2\]"):
-        dataclasses.replace(bitmap.encode(torch.ones(4, 4097)), block_offsets=encoded.block_offsets)
-    with pytest.raises(ValueError, match=r"values are torch.float64; expected one of float32, float16"):
-        dataclasses.replace(encoded, values=encoded.values.double())
-    with pytest.raises(ValueError, match="bitmap must be contiguous and on meta"):
-        dataclasses.replace(encoded, values=encoded.values.to("meta"))
+    for out in (torch.empty(4, 41).half(), torch.empty(4, 40).bfloat16(), torch.empty(40, 4).half().T):
+        with pytest.raises(ValueError, match=r"out (is|must be)"):
+            bitmap.decompress(encoded, out)
+    for name, wrong in (
+        ("values", encoded.values[:-1]),
+        ("values", encoded.values.double()),
+        ("values", encoded.values.to("meta")),
+        ("shape", (4, 65)),
+        ("block_offsets", torch.zeros(4, 2, dtype=torch.int32)),
+    ):
+        with pytest.raises(ValueError, match=f"{name}|row offsets|bitmap"):
+            dataclasses.replace(encoded, **{name: wrong})
     with pytest.raises(UserError, match="these tensors are on meta"):
         bitmap.decompress(encoded.to("meta"), backend="portable")
-    with pytest.raises(ValueError, match="x must be contiguous and on cpu"):
-        bitmap.matvec(encoded, torch.ones(40, device="meta"))
-    with pytest.raises(ValueError, match=r"x is torch.float32 \[2, 39\]; expected torch.float32 \[2, 40\]"):
-        bitmap.matvec(encoded, torch.ones(2, 39))
-    with pytest.raises(ValueError, match=r"x is torch.float32 \[1, 2, 40\]"):
-        bitmap.matvec(encoded, torch.ones(1, 2, 40))
-    with pytest.raises(ValueError, match=r"out is torch.float32 \[4\]; expected torch.float32 \[2, 4\]"):
-        bitmap.matvec(encoded, torch.ones(2, 40), torch.empty(4))
 
 
 def test_columns_of_the_values():

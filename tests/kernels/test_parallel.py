@@ -1,5 +1,6 @@
 """Rows are shared out among torch's threads, each exactly once, by themselves or in stages, whatever happens."""
 
+import itertools
 import os
 import signal
 import threading
@@ -66,11 +67,6 @@ def test_types_and_layouts_of_arguments_are_told_apart(team):
         assert visits.tolist() == [6] * 9
 
 
-def test_an_error_in_one_part_is_raised(team):
-    with pytest.raises(ValueError, match="row of no use"):
-        over_rows(fail_at, 100, MUCH, np.zeros(100, np.int64), 70)
-
-
 def test_several_threads_call_at_once(team):
     def work(visits):
         for _ in range(200):
@@ -124,32 +120,25 @@ def test_a_stage_sees_all_of_the_stage_before(team, rows):
         assert np.array_equal(even, np.arange(rows) + 20 * run)
 
 
-def test_nothing_runs_after_a_failure_in_any_later_stage(team):
-    visits, others = np.zeros(100, np.int64), np.zeros(100, np.int64)
+def test_an_error_is_raised_and_nothing_runs_after_it(team):
+    visits, others, later = np.zeros(100, np.int64), np.zeros(100, np.int64), np.ones(3, np.int64)
+    with pytest.raises(ValueError, match="row of no use"):
+        over_rows(fail_at, 100, MUCH, visits, 70)
     failing, adding = Task(fail_at, (visits, 3), 100, MUCH), Task(count, (others, 1), 100, MUCH)
-    program = Program([[adding], [failing], *[[adding]] * 30])
-    with pytest.raises(ValueError, match="row of no use"):
-        program.run()
+    for failing_stages in ([[adding], [failing], *[[adding]] * 30], [[failing], [Task(multiply, (later, 0))], []]):
+        with pytest.raises(ValueError, match="row of no use"):
+            Program(failing_stages).run()
     assert (others <= 2).all()  # once in the team, once more where the failure is raised
-
-
-@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 64, 1001])
-@pytest.mark.parametrize("nbytes", [0, 1, MUCH])
-def test_each_row_is_visited_once(team, rows, nbytes):
-    visits, others = np.zeros(rows, np.int64), np.zeros(5, np.int64)
-    Program([[Task(count, (visits, 2), rows, nbytes), Task(count, (others, 1), 5, MUCH)], []]).run()
-    over_rows(count, rows, nbytes, visits, 2)
-    assert (visits == 4).all()
-    assert (others == 1).all()
-
-
-def test_an_error_is_raised_and_what_follows_is_left_out(team):
-    visits, later = np.zeros(100, np.int64), np.zeros(3, np.int64)
-    program = Program([[Task(fail_at, (visits, 70), 100, MUCH)], [Task(multiply, (later, 0))], []])
-    later[:] = 1
-    with pytest.raises(ValueError, match="row of no use"):
-        program.run()
     assert (later == 1).all()
+
+
+def test_each_row_is_visited_once(team):
+    for rows, nbytes in itertools.product((0, 1, 2, 3, 7, 64, 1001), (0, 1, MUCH)):
+        visits, others = np.zeros(rows, np.int64), np.zeros(5, np.int64)
+        Program([[Task(count, (visits, 2), rows, nbytes), Task(count, (others, 1), 5, MUCH)], []]).run()
+        over_rows(count, rows, nbytes, visits, 2)
+        assert (visits == 4).all()
+        assert (others == 1).all()
 
 
 def test_functions_that_are_not_compiled_take_part():
@@ -172,15 +161,12 @@ def test_a_program_outlives_the_names_of_its_arrays():
     assert all((each == 7).all() for each in rubbish)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize("form", [name for name, form in READABLE.items() if form.has_matvec])
-def test_products_of_formats_are_those_of_matvec(form, dtype, shape, team):
-    if form in QUANTISED and dtype == torch.int8:
-        pytest.skip("holds no integers")
-    dense = random(*shape)
-    weight = (20 * dense).to(dtype).masked_fill(random(*shape, seed=1) < 0, 0)
-    check(encode(form, weight), (weight if form in FORMATS else encode(form, weight).decode()).double())
+def test_products_of_formats_are_those_of_matvec(form, team):
+    dtypes = [torch.float32, torch.bfloat16, *[torch.int8] * (form not in QUANTISED)]
+    for shape, dtype in itertools.product(SHAPES, dtypes):
+        weight = (20 * random(*shape)).to(dtype).masked_fill(random(*shape, seed=1) < 0, 0)
+        check(encode(form, weight), (weight if form in FORMATS else encode(form, weight).decode()).double())
 
 
 def test_formats_without_a_kernel_have_none():
