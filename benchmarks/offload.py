@@ -19,24 +19,27 @@ import sys
 import pandas as pd
 import reports
 
+from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, run_race
 from toolkit.measure.summary import by_turn, summary
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.passes import PAIRS, PASS_METHODS, pairs_table, software_ways
-from toolkit.policies.ways import all_ways
+from toolkit.papers.endor.latency import LAYER_METHODS
+from toolkit.papers.endor.passes import PAIRS, pairs_table
+from toolkit.policies.ways import Way, all_ways
 
 WORKLOAD = Workload("tinyllama-1.1b", "bfloat16")
+LLAMA_CPP = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
 GOALS = dict(zip(PAIRS, (1.7, 1.7, 3.0, 1.7), strict=True))  # how many times faster the first of each pair should be
 
 
 def main() -> int:
     """Check, time, print and save; 1 if a goal is missed or a measurement is at fault."""
     options = _options()
-    ways = software_ways(PASS_METHODS) + [
-        (way, "storage") for way in all_ways(device="cpu", methods=["endor", "dense"])
-    ]
-    spans = run_race(Race(WORKLOAD, options.layers, ways, options.repetitions), options.folder)
+    ways = all_ways(["pipelined"], "cpu", LAYER_METHODS) + all_ways(device="cpu", methods=["endor", "dense"])
+    ways += [] if missing() else [Way(name, device="cpu") for name in LLAMA_CPP]
+    placed = [RIVAL, *((way, "storage") for way in ways)]
+    spans = run_race(Race(WORKLOAD, options.layers, placed, options.repetitions), options.folder)
     turns = by_turn(spans, PLACED)
     table = summary(turns, PLACED).sort_values("seconds")[[*PLACED, "seconds", "read_bytes", "mode"]]
     goals = _judged(pairs_table(spans, PAIRS))

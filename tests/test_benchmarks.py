@@ -69,8 +69,7 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
         model = twin_model("tinyllama-1.1b", 2, torch.bfloat16, vocabulary=512)
         pack_model(model, small / "packed", Linears(("dense", "endor")), "twin")
     if name == "offload":  # llama.cpp's environment would have to be made first
-        ways = module.software_ways
-        monkeypatch.setattr(module, "software_ways", lambda methods: ways(methods, rivals=()))
+        monkeypatch.setattr(module, "LLAMA_CPP", ())
     monkeypatch.setattr(sys, "argv", [name, *SMALL[name].format(tmp=small).split()])
     status = module.main()
     printed = capsys.readouterr().out

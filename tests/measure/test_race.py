@@ -2,6 +2,7 @@ import pytest
 
 from tests.measure.test_accelerate import resident_pages
 from tests.models.test_twins import TOYS
+from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.measure import packed_model
 from toolkit.measure import race as races
@@ -12,7 +13,6 @@ from toolkit.measure.summary import by_turn
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.offload.linear import OffloadedLinear
-from toolkit.papers.endor.passes import default_ways
 from toolkit.policies.methods import ACCELERATE, METHODS
 from toolkit.policies.ways import POLICIES, Way
 
@@ -27,7 +27,7 @@ def pass_spans(layers, ways, repetitions, folder, tokens=TOKENS, **limit):
     return run_race(Race(Workload("toy-opt"), layers, ways, repetitions, tokens, **limit), folder)
 
 
-EVERYONE = default_ways(("dense", "zstd", "endor", "endor_packed"))
+EVERYONE = functions_of("endor/tab_e2e").paper_ways(("dense", "zstd", "endor", "endor_packed"))
 
 
 @pytest.fixture(autouse=True)

@@ -28,7 +28,7 @@ def spans():
                 rows.append({"way": way, "repetition": repetition, "nbytes": nbytes} | span)
                 start_s += share * whole
     about = {"token": 0, "tokens": 1, "tier": "storage", "layer": 0, "model": "opt-6.7b", "layers": 3, "mode": "direct"}
-    about |= {"stored_bytes": 1, "memory_bytes": float("inf"), "held_bytes": 1e9, "measured_at": "now"}
+    about |= {"stored_bytes": 0, "memory_bytes": float("inf"), "held_bytes": 1e9, "measured_at": "now"}
     table = pd.DataFrame(rows).assign(**about, disturbed=lambda table: table["repetition"] == 1)
     return table.assign(predictor_bytes=table["way"].map(lambda way: 1e8 * WAYS[way].predicted))
 

@@ -42,10 +42,11 @@ def test_every_way_reads_what_the_trace_needs(model, parts):
     spans = replay_spans(replay)
     total = spans[spans["stage"] == "read"].groupby(["way", "repetition", "token"])[["nbytes"]].sum()
     whole = sum(rows * columns * 2 for rows, columns in TOYS[model].values()) * LAYERS
-    assert (total.loc["naive", "nbytes"] == whole).all()
-    assert (
-        total.loc["hybrid", "nbytes"].between(whole / 2 - LAYERS * parts * ROW, whole / 2 + LAYERS * parts * ROW).all()
-    )
+    stored = spans.groupby("way")["stored_bytes"].first()
+    assert stored["naive"] == whole
+    assert abs(stored["hybrid"] - whole / 2) <= LAYERS * parts * ROW
+    for way in ("naive", "hybrid"):  # a layer is read ahead for the next token
+        assert (abs(total.loc[way, "nbytes"] - stored[way]) <= stored[way] / LAYERS + 2).all()
     stages = spans.groupby("way")["stage"].agg(set)
     assert all(stages[way] >= {"read", "compute"} for way in WAYS)
     assert [way for way in WAYS if "manage" in stages[way]] == ["predictor", "windowing", "bundling"]

@@ -23,10 +23,9 @@ from toolkit.measure.accelerate import RIVAL
 from toolkit.measure.passes import PLACEMENTS, labels, measured_spans, spans_of
 from toolkit.measure.rates import this_machine
 from toolkit.measure.summary import stage_summary
-from toolkit.measure.turns import timeline_of
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
-from toolkit.policies.ways import Placed, Way, all_ways
+from toolkit.policies.ways import Placed, all_ways
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 PROFILE = "this-machine"
@@ -123,20 +122,10 @@ def layer_measurements(
         if name not in LAYER_METHODS:
             raise unknown("method for layers", name, LAYER_METHODS)
     choices = all_ways(policies, "cpu", methods)
-    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions, fresh=fresh)
-    wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in _layer_ways()]
+    spans = measured_spans(workload, workload.shapes(), layer_ways(), repetitions, fresh=fresh)
+    wanted = [(way, placement) for placement in placements for way in choices if (way, placement) in layer_ways()]
     modelled = layer_table(_machine(workload, fresh), workload, placements, choices)
     return _beside(_stages(spans, workload, wanted, "layer"), modelled)
-
-
-def layer_spans(workload: Workload, way: Way, placement: str = "storage", repetitions: int = 5) -> pd.DataFrame:
-    """The spans of one pass through a layer, that of the median repetition, as `Timeline.table` has them."""
-    spans = measured_spans(workload, workload.shapes(), _layer_ways(), repetitions)
-    turns = dict(list(spans_of(spans, (way, placement)).groupby("repetition")))
-    by_total = sorted(turns.values(), key=lambda turn: timeline_of(turn).total_s)
-    typical = by_total[(len(by_total) - 1) // 2]
-    shared = {"profile": PROFILE, "model": workload.model, **labels((way, placement))}
-    return timeline_of(typical).table().assign(**shared, **typical[["mode", "measured_at"]].iloc[0])
 
 
 def times_by_machine(table: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +154,8 @@ def _with_ways(tables: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.Data
     return table.assign(way=way_names(table, *labels))
 
 
-def _layer_ways() -> list[Placed]:
+def layer_ways() -> list[Placed]:
+    """Every way in which a layer is measured, in one measurement that figures share."""
     one_by_one = all_ways(device="cpu", methods=LAYER_METHODS)
     pipelined = all_ways(["pipelined"], "cpu", LAYER_METHODS)
     return [(way, place) for place in PLACEMENTS for way in one_by_one] + [(way, "storage") for way in pipelined]

@@ -1,7 +1,7 @@
 """ENDOR's passes through whole models: on the paper's machine modelled, on this one measured and modelled.
 
-pass_table(profile("endor-rtx4080"), Workload("opt-66b"))
-race = Race(Workload("opt-1536"), layers=10, ways=default_ways(PASS_METHODS))
+pass_table(profile("endor-rtx4080"), Workload("opt-66b"), MAPS["opt-66b"])    # of toolkit.costs.tables
+race = Race(Workload("opt-1536"), layers=10, ways=[(Way("dense", device="cpu"), "storage")])
 pass_measurements(race)
 pairs_table(race_spans(race), PAIRS)
 """
@@ -11,24 +11,16 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from toolkit.costs import tables
 from toolkit.costs.cost_model import predict
-from toolkit.costs.machine import Profile
 from toolkit.costs.stage_tables import beside_dense, beside_measured
 from toolkit.costs.tables import layer_of
-from toolkit.errors import UserError, unknown
-from toolkit.measure.accelerate import RIVAL
-from toolkit.measure.llama_cpp import missing
 from toolkit.measure.race import PLACED, Race, race_spans
 from toolkit.measure.rates import this_machine
 from toolkit.measure.summary import by_turn, stage_summary, summary
-from toolkit.models.workload import Workload
 from toolkit.policies.methods import ACCELERATE, METHODS, RIVALS
 from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import POLICIES, Placed, Way, all_ways
+from toolkit.policies.ways import Way
 
-PASS_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
-PLAIN_TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")
 WAY = ["method", "policy"]  # the labels of a way with all layers on disk
 Pairs = Sequence[tuple[tuple[str, str], tuple[str, str]]]
 
@@ -37,7 +29,6 @@ MAPS = {
     "opt-66b": {"published": LayerMap(5, 8, 51), "remapped": LayerMap(5, 14, 45)},
     "llama2-70b": {"published": LayerMap(6, 10, 64), "remapped": LayerMap(6, 20, 54)},
 }
-
 
 # ours and other, each a method and policy with all layers on disk
 PAIRS = (
@@ -48,30 +39,15 @@ PAIRS = (
 )
 
 
-def pass_table(machine: Profile, workload: Workload, choices: Sequence[Way] = ()) -> pd.DataFrame:
-    """One pass through all layers of a model that the paper maps, by `toolkit.costs.tables.pass_table`.
-
-    `mapping` is `published`, the map of the dense model; `remapped`, the paper's with packed layers; or `refilled`.
-    Raises `UserError` for a model that the paper gives no map of.
-    """
-    if workload.model not in MAPS:
-        raise unknown("mapped model", workload.model, MAPS)
-    return tables.pass_table(machine, workload, MAPS[workload.model], choices)
-
-
 def pass_measurements(race: Race, fresh: bool = False) -> pd.DataFrame:
-    """One token as `pass_table` has it, measured, and for our own runtime modelled; more columns as in
-    `operation_measurements`.
+    """One token as `toolkit.costs.tables.pass_table` has it, measured, and for our own runtime modelled; more columns
+    as in `operation_measurements`. The race has no limit of memory, since a pass under one is not modelled.
 
     Stages are those of a window over several tokens, divided by their number; `tokens` is that number and
     `stored_bytes` what one token must read. `mapping` is `storage` with every layer on disk; `published`, the paper's
     share of layers in memory; or `refilled` (`LayerMap.refilled`). Time in which no weight is read, decoded or
-    multiplied is stage `other`, which the model leaves out. Raises `UserError` for a limit of memory, unknown names,
-    less than one repetition, so few layers that buffers keep them all, a disk too small, or a way whose logits are not
-    those of the model in memory.
+    multiplied is stage `other`, which the model leaves out. Raises what `race_spans` raises.
     """
-    if race.memory_bytes is not None:
-        raise UserError(f"memory_bytes={race.memory_bytes}: passes under a limit are not modelled; `race_spans`")
     workload, spans = race.workload, race_spans(race, fresh=fresh)
     machine = this_machine(workload.dtype, workload.sparsity, fresh)
     tables, of_window = [], ["seconds", "seconds_low", "seconds_high", "nbytes"]
@@ -130,20 +106,3 @@ def pairs_table(spans: pd.DataFrame, pairs: Pairs) -> pd.DataFrame:
         ]
         rows.append(row | {"fault": "; ".join(faults)})
     return pd.DataFrame(rows)
-
-
-def default_ways(methods: Sequence[str]) -> list[Placed]:
-    """Every method by both policies from disk, Accelerate, and every method through the paper's maps, sequentially."""
-    one_by_one = all_ways(device="cpu", methods=methods)
-    ways = [(way, "storage") for way in all_ways(POLICIES, "cpu", methods)] + [RIVAL]
-    ways += [(way, "published") for way in one_by_one]
-    return ways + [(way, "refilled") for way in one_by_one if way.stored.format != "dense"]
-
-
-def software_ways(methods: Sequence[str], rivals: Sequence[str] = PLAIN_TYPES) -> list[Placed]:
-    """Every method, pipelined from disk, Accelerate, and llama.cpp's `rivals` where it can run (`llama_cpp.missing`).
-
-    llama.cpp runs Llama decoders only.
-    """
-    ways = [(way, "storage") for way in all_ways(["pipelined"], "cpu", methods)] + [RIVAL]
-    return ways + ([] if missing() else [(Way(name, device="cpu"), "storage") for name in rivals])

@@ -18,7 +18,6 @@ from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
 from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import by_turn, summary
-from toolkit.papers.flash.replay import Replay
 
 STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
 COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]
@@ -39,12 +38,6 @@ def modelled_reads(machine: Profile, reads: Reads, ways: Sequence[str] = tuple(W
     return pd.DataFrame(rows).assign(**labels)
 
 
-def reads_of(replay: Replay) -> Reads:
-    """The same token for the cost model."""
-    shares = {"active": replay.active, "new": replay.new, "window": replay.window}
-    return Reads(replay.model, replay.layers, depth=replay.depth, **shares)
-
-
 def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
     """The rows of this machine, from the spans of `replay_spans`: the `summary` of its turns.
 
@@ -53,7 +46,9 @@ def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
     turns = by_turn(spans, ["way", "model", "layers", "held_bytes", "predictor_bytes"])
     milliseconds = {"io": "read_s", "manage": "manage_s", "compute": "compute_s", "total": "seconds"}
     turns = turns.assign(**{f"{name}_ms": 1e3 * turns[column] for name, column in milliseconds.items()})
-    turns = turns.assign(predictor_ms=1e3 * predictor_seconds(spans, turns), read_gb=turns["read_bytes"] / GB)
+    turns = turns.assign(predictor_ms=1e3 * predictor_seconds(spans, turns))
+    read_bytes = turns["stored_bytes"].where(turns["stored_bytes"] > 0, turns["read_bytes"])  # whole layers come ahead
+    turns["read_gb"] = read_bytes / GB
     turns["manage_ms"] = turns["manage_ms"].where(turns["manage_ms"] > 0)  # none where layers come whole
     table = summary(turns, ["way"], ["total_ms"], OVER)
     table = table.assign(memory_gb=table["held_bytes"] / GB, predictor_gb=table["predictor_bytes"] / GB)

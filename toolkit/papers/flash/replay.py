@@ -9,41 +9,46 @@ Reads, the manager of neurons, and products are real, and so are those of a low-
 whose bytes stay in memory; what it gives is not used. Left out are attention over the context, norms, embeddings and
 the head, alike for all ways.
 
-The ways are those of LLM in a flash, table 2: each adds a technique to the one before it. Ways that know what they will
-read, naive and hybrid, read a layer while they compute the one before; the others cannot, since the predictor needs the
-layer's own input.
+The ways are those of LLM in a flash, table 2: each adds a technique to the one before it. The runtime's own parts do
+the work: a `Streamer` brings what stays and what is read whole, the next layer while this one is computed (naive and
+hybrid); a `NeuronFFN` a layer reads neurons, which it cannot do ahead, since the predictor needs the layer's own input.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import cast
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from toolkit.cache import kept
-from toolkit.costs.neuron_reads import WAYS
+from toolkit.costs.neuron_reads import WAYS, Reads
 from toolkit.costs.probe import describe
 from toolkit.costs.replay import most_held, units_of
 from toolkit.formats.dense import Dense
-from toolkit.kernels import dense, neurons
+from toolkit.kernels import dense
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.turns import take_turns
 from toolkit.models.shapes import part_bytes
+from toolkit.offload.budget import Budget
+from toolkit.offload.neuron_ffn import Maths, NeuronFFN, ffn_of
 from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.offload.plan import Plan
+from toolkit.offload.streamer import Streamer
 from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
 from toolkit.policies.residencies import SlidingWindow
-from toolkit.predictors.low_rank import LowRank
+from toolkit.policies.ways import Way
+from toolkit.predictors import Context, FromTrace, LowRank
 from toolkit.sparsity.synthetic import UsageLaw, draw
 from toolkit.sparsity.trace import Trace
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.bundles import adjoining
+from toolkit.storage.bundles import adjoining, read_neurons
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
@@ -53,44 +58,38 @@ BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them
 SAMPLE = 512  # neurons that a threshold is found with
 MEAN_RANK = 240  # of the predictors of OPT 6.7B: 128 in 28 layers, 1024 in 4 (FLASH, B.3)
+ONE_AHEAD = Way("dense", policy="pipelined", device="cpu")
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(Reads):
     """The replayed model, a twin of `model` with so many layers, and tokens through it by each way.
 
     Args:
-        layers: three or more, since two buffers would keep fewer in memory.
-        active: share of a layer's neurons that the predictor names for a token.
-        fired: share of them that really fire: only their down columns are multiplied.
-        new: share of a layer's neurons that a token with a window of `window` reads.
-        window: tokens whose neurons stay, the current one among them.
+        model, layers, active, new, window: as in `Reads`. Layers are three or more, since two buffers would keep fewer
+            in memory; the window includes the current token.
+        depth: reads under way at once. Where the system refuses asynchronous reads, as many threads do them.
+        ways: of `WAYS`.
+        fired: share of the neurons that the predictor names that really fire: only their down columns are multiplied.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
             without one take `passes`, since each of their tokens costs the same.
         rank: rank of each layer's predictor.
-        depth: reads under way at once. Where the system refuses asynchronous reads, as many threads do them.
     """
 
-    model: str
-    layers: int
     ways: Sequence[str] = tuple(WAYS)
-    active: float = 0.10
     fired: float = 1 / 3
-    new: float = 0.024
-    window: int = 4
     tokens: int = 16
     passes: int = 2
     repetitions: int = 2
     rank: int = MEAN_RANK
-    depth: int = 32
     seed: int = 0
 
     def trace(self) -> Trace:
         """The drawn trace: what the predictor names. Raises `UserError` for shares that no law has."""
         law = UsageLaw.fit(self.active, exponent=1, new=self.new, tokens=self.window + 1)
-        count, _, _ = neuron_shape(self.model)
+        neurons, _, _ = neuron_shape(self.model)
         length = self.repetitions * (self.window + self.tokens)
-        return draw(self.model, [law] * self.layers, count, length, self.seed)
+        return draw(self.model, [law] * self.layers, neurons, length, self.seed)
 
 
 @kept("replay", key=lambda: {"machine": describe()})
@@ -101,169 +100,162 @@ def replay_spans(replay: Replay) -> pd.DataFrame:
     predictor_bytes. Raises `UserError` as `Replay` and `twin_bundles` do.
     """
     store, trace = twin_bundles(replay.model, replay.layers), replay.trace()
+    active = [trace.active(layer)[0].numpy() for layer in range(trace.layers)]
+    predictors = [_low_rank(replay, layer) for layer in range(trace.layers)]
     with open_scattered(store, depth=replay.depth) as reader:
-        twin = ReplayedTwin(replay, store, reader, [trace.active(layer)[0].numpy() for layer in range(trace.layers)])
-        racing = [(NeuronReplay if WAYS[way].predicted else LayerReplay)(twin, way) for way in replay.ways]
+        racing = [
+            NeuronReplay(replay, way, store, reader, active, predictors)
+            if WAYS[way].predicted
+            else LayerReplay(replay, way, store, reader)
+            for way in replay.ways
+        ]
         return take_turns(racing, replay.repetitions, replay.tokens, skipped=replay.window)
 
 
-class ReplayedTwin:
-    """The twin with attention in memory, and what its ways share. `active[layer]` [tokens, neurons] is the trace."""
+class LayerReplay(Contestant):
+    """A way that keeps parts of layers in memory, and reads the others whole. A token of the turn is one of the trace.
 
-    def __init__(self, replay: Replay, store: Store, reader: Reader, active: list[np.ndarray]):
-        self.replay, self.store, self.reader, self.active = replay, store, reader, active
-        self.count, self.hidden, gated = neuron_shape(replay.model)
-        self.width = self.hidden * (3 if gated else 2)
-        self.activation = "silu" if gated else "relu"
+    `pieces` of each layer are what a `Streamer` brings: a tier and the ops.
+    """
+
+    def __init__(self, replay: Replay, way: str, store: Store, reader: Reader):
+        self.name, self.way, self.mode = way, WAYS[way], reader.mode
+        self.replay, self.store, self.reader = replay, store, reader
+        self.neurons, self.hidden, self.gated = neuron_shape(replay.model)
         self.x = torch.randn(self.hidden, generator=torch.Generator().manual_seed(replay.seed))
-        self.attention = [self.fetched(layer) for layer in store.layers_of(ATTENTION)]
-        self.outputs = {len(weight): torch.empty(len(weight)) for weight in self.attention[0].values()}
-        self.sum = torch.empty(self.hidden)
-        self.predictors = [self._predictor(layer) for layer in range(replay.layers)]
-        self.predictor_bytes = sum(predictor.nbytes for predictor in self.predictors)
-        self._values = self._sampled_values()
+        self.pieces = [self._pieces(layer) for layer in range(replay.layers)]
+        streamed = [piece.nbytes for pieces in self.pieces for tier, piece in pieces if tier == "storage"]
+        stay = sum(piece.nbytes for pieces in self.pieces for tier, piece in pieces if tier == "dram")
+        if streamed:
+            self.turn, self.nbytes = (replay.passes, 1), sum(streamed)
+        self.labels = {"way": way, "model": replay.model, "layers": replay.layers, "reader": reader.name}
+        self.held_bytes = stay + 2 * max(streamed, default=0)
+        self.labels |= {"held_bytes": self.held_bytes, "predictor_bytes": 0}
+        self.maths = self.maths_for(self.neurons)
 
-    def fetched(self, part: Layer) -> dict[str, Tensor]:
-        """The weights of a part of a layer, by op, in memory of their own."""
-        buffer = aligned_buffer(part.nbytes)
-        self.reader.read(part.chunks, buffer)
-        return {op: cast(Dense, packed).values for op, packed in part.view(buffer).items()}
+    def maths_for(self, rows: int) -> Maths:
+        """The FFN with a threshold: of so many neurons in memory, as many fire as fire of the whole layer."""
+        sample = min(SAMPLE, self.neurons)
+        matrix = aligned_buffer(sample * self.hidden * (2 + self.gated) * DTYPE.itemsize)
+        found = torch.from_numpy(matrix).view(DTYPE).view(sample, -1)
+        read_neurons(self.reader, self.store.layer(0, "bundled"), np.arange(sample), found, NO_BUFFER)
+        first, *rest = (part @ self.x for part in found.float().split(self.hidden, 1)[:-1])
+        values = torch.nn.functional.silu(first) * rest[0] if rest else first.relu()
+        share = min(1.0, self.replay.fired * self.replay.active * self.neurons / rows)
+        return Maths("silu" if self.gated else "relu", self.gated, values.abs().quantile(1 - share).item())
 
-    def attend(self, recorder: Recorder, weights: dict[str, Tensor], layer: int) -> None:
-        """The products of attention's weights."""
-        with recorder.span("compute", "attention", "dram", _nbytes(weights), layer):
-            for weight in weights.values():
-                dense.matvec(weight, self.x, self.outputs[len(weight)])
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Memory with the parts that stay."""
+        self.recorder = Recorder()
+        tiers, layers = zip(*chain.from_iterable(self.pieces), strict=True)
+        with Streamer(Plan(layers, tiers, ONE_AHEAD), self.reader, Budget("DRAM"), self.recorder) as self.streamer:
+            yield
 
-    def predict(self, recorder: Recorder, layer: int) -> None:
-        """The products of a predictor; its answer is not used."""
-        predictor = self.predictors[layer]
-        with recorder.span("compute", "predictor", "dram", predictor.nbytes, layer):
-            predictor.mask(self.x[None])[0].nonzero()
+    def token(self, number: int) -> None:
+        """Every layer, one after the other."""
+        numbers = count()
+        for layer, pieces in enumerate(self.pieces):
+            weights: dict[str, Tensor] = {}
+            for _ in pieces:
+                found = self.streamer.layer(next(numbers))
+                weights |= {op: cast(Dense, packed).values for op, packed in found.items()}
+            bundles = [weights.pop(op) for op in [*weights] if op.startswith(BUNDLE)]
+            nbytes = sum(weight.nbytes for weight in weights.values())
+            with self.recorder.span("compute", "attention", "dram", nbytes, layer):
+                for weight in weights.values():
+                    dense.matvec(weight, self.x)
+            self.ffn(layer, bundles)
 
-    def ffn(self, recorder: Recorder, matrix: Float[Tensor, "rows width"], threshold: float, layer: int) -> None:
-        """The FFN of the neurons in memory, of which some fire."""
-        with recorder.span("compute", "ffn", "dram", matrix.nbytes, layer):
-            neurons.ffn(matrix, self.x, self.activation, threshold=threshold, out=self.sum)
+    def ffn(self, layer: int, bundles: Sequence[Tensor]) -> None:
+        """The products of all neurons, of which some fire."""
+        for matrix in bundles:
+            with self.recorder.span("compute", "ffn", "dram", matrix.nbytes, layer):
+                ffn_of(matrix, None, self.x[None], self.maths)
 
-    def _predictor(self, layer: int) -> LowRank:
-        """A layer's predictor, of random weights: only its time and its bytes count."""
-        generator = torch.Generator().manual_seed(layer)
-        shapes = (self.replay.rank, self.hidden), (self.count, self.replay.rank), (self.count,)
-        return LowRank(0.0, *(torch.randn(shape, generator=generator).to(DTYPE) for shape in shapes))
-
-    def _sampled_values(self) -> Float32[Tensor, " sample"]:
-        """|activation| of some neurons, as the kernel compares them with a threshold."""
-        layer = self.store.layer(0, "bundled")
-        rows = self.fetched(Layer({BUNDLE: adjoining(layer.ops[BUNDLE], 0, min(SAMPLE, self.count))}))[BUNDLE].float()
-        first, *rest = (
-            rows[:, at : at + self.hidden] @ self.x for at in range(0, self.width - self.hidden, self.hidden)
-        )
-        value = torch.nn.functional.silu(first) * rest[0] if rest else first.relu()
-        return value.abs()
-
-    def threshold(self, rows: int) -> float:
-        """Where, of so many neurons in memory, as many fire as fire of the whole layer."""
-        share = min(1.0, self.replay.fired * self.replay.active * self.count / rows)
-        return self._values.quantile(1 - share).item()
-
-
-class Replayed(Contestant):
-    """One way through the twin. A token of the turn is one of the trace."""
-
-    def __init__(self, twin: ReplayedTwin, way: str):
-        self.name, self.twin, self.way, self.mode = way, twin, WAYS[way], twin.reader.mode
-        replay = twin.replay
-        self.labels = {"way": way, "model": replay.model, "layers": replay.layers, "reader": twin.reader.name}
-        self.labels |= {"predictor_bytes": self.way.predicted * twin.predictor_bytes}
+    def _pieces(self, layer: int) -> list[tuple[str, Layer]]:
+        """Attention and a part of the FFN stay in memory, as far as the way's share goes."""
+        attention, bundle = self.store.layer(layer, ATTENTION).ops, self.store.layer(layer, "bundled").ops[BUNDLE]
+        if not self.way.resident:
+            return [("storage", Layer({**attention, BUNDLE: bundle}))]
+        sizes = part_bytes(self.replay.model, DTYPE.itemsize)
+        share = max(0.0, self.way.resident * sum(sizes.values()) - sizes[ATTENTION]) / sizes["ffn"]
+        first = round(share * self.neurons)
+        stays = Layer({**attention, f"{BUNDLE}, first": adjoining(bundle, 0, first)})
+        return [("dram", stays), ("storage", Layer({BUNDLE: adjoining(bundle, first, self.neurons)}))]
 
 
-class NeuronReplay(Replayed):
-    """A way with a predictor: what the window lacks is read, neuron by neuron. Each turn has a trace of its own."""
+class NeuronReplay(LayerReplay):
+    """A way with a predictor: attention stays, and what the window lacks is read, neuron by neuron.
 
-    def __init__(self, twin: ReplayedTwin, way: str):
-        super().__init__(twin, way)
-        replay, active = twin.replay, twin.active
-        self.length = replay.window + replay.tokens
-        self.tokens = replay.window if self.way.windowed else 1
-        turns = [slice(at, at + self.length) for at in range(0, len(active[0]), self.length)]
-        self.needed = [[units_of(layer[turn]) for layer in active] for turn in turns]
+    `active[layer]` [tokens, neurons] is the trace, of which each turn has a part of its own. `predictors` are those
+    whose products are timed.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        way: str,
+        store: Store,
+        reader: Reader,
+        active: Sequence[Bool[np.ndarray, "tokens neurons"]],
+        predictors: Sequence[LowRank],
+    ):
+        super().__init__(replay, way, store, reader)
+        self.predictors, self.opened, length = predictors, 0, replay.window + replay.tokens
+        self.stay, self.width = replay.window if self.way.windowed else 1, self.hidden * (2 + self.gated)
+        self.active = [[layer[at : at + length] for layer in active] for at in range(0, len(active[0]), length)]
         self.rows = [
-            max(most_held(needed, SlidingWindow(twin.count, self.tokens)) for needed in of_layer)
-            for of_layer in zip(*self.needed, strict=True)
+            max(most_held(units_of(turn), SlidingWindow(self.neurons, self.stay)) for turn in turns)
+            for turns in zip(*self.active, strict=True)
         ]
-        held = sum(self.rows) * twin.width * DTYPE.itemsize + sum(map(_nbytes, twin.attention))
-        self.labels |= {"held_bytes": held + twin.predictor_bytes}
-        self.threshold, self.opened = twin.threshold(max(self.rows)), 0
+        predictor_bytes = sum(predictor.nbytes for predictor in predictors)
+        held_bytes = self.held_bytes + sum(self.rows) * self.width * DTYPE.itemsize + predictor_bytes
+        self.labels |= {"held_bytes": held_bytes, "predictor_bytes": predictor_bytes}
+        self.maths = self.maths_for(max(self.rows))
 
-    @contextlib.contextmanager
+    @contextmanager
     def open(self) -> Iterator[None]:
         """Memory without neurons."""
-        twin, self.recorder = self.twin, Recorder()
-        self.needs, self.opened = self.needed[self.opened % len(self.needed)], self.opened + 1
-        self.stores = []
-        for layer, rows in enumerate(self.rows):
-            part = twin.store.layer(layer, self.way.layout)
-            reads = NeuronReads(part, layer, twin.reader, NO_BUFFER, self.recorder)
-            self.stores.append(NeuronStore(SlidingWindow(twin.count, self.tokens, rows), twin.width, DTYPE, reads))
-        yield
-        del self.stores
+        active, self.opened = self.active[self.opened % len(self.active)], self.opened + 1
+        with super().open():
+            self.ffns = [self._ffn(layer, named) for layer, named in enumerate(active)]
+            yield
+            del self.ffns
 
-    def token(self, number: int) -> None:
-        """Every layer, one thing at a time. The time of a change of neurons that is not reading is `manage`."""
-        for layer, store in enumerate(self.stores):
-            self.twin.attend(self.recorder, self.twin.attention[layer], layer)
-            self.twin.predict(self.recorder, layer)
-            with store.fetch.managing():
-                if not self.way.windowed:
-                    store.clear()
-                store.advance(self.needs[layer][number])
-            self.twin.ffn(self.recorder, store.used[0], self.threshold, layer)
+    def ffn(self, layer: int, bundles: Sequence[Tensor]) -> None:
+        """Predict, bring what is not there, and multiply."""
+        self.ffns[layer].product(self.x)
+
+    def _pieces(self, layer: int) -> list[tuple[str, Layer]]:
+        return [("dram", self.store.layer(layer, ATTENTION))]
+
+    def _ffn(self, layer: int, active: Bool[np.ndarray, "tokens neurons"]) -> NeuronFFN:
+        reads = NeuronReads(self.store.layer(layer, self.way.layout), layer, self.reader, NO_BUFFER, self.recorder)
+        held = NeuronStore(SlidingWindow(self.neurons, self.stay, self.rows[layer]), self.width, DTYPE, reads)
+        named = NamedByTrace(active, self.hidden, self.predictors[layer])
+        return NeuronFFN(layer, held, named, self.maths, None, not self.way.windowed, self.recorder)
 
 
-class LayerReplay(Replayed):
-    """A way that reads whole layers, or what does not stay of them, while it computes the layer before."""
+@dataclass(eq=False)
+class NamedByTrace(FromTrace):
+    """Names the trace's neurons, after the products of a low-rank predictor, whose answer is not used."""
 
-    def __init__(self, twin: ReplayedTwin, way: str):
-        super().__init__(twin, way)
-        parts = [self._split(layer) for layer in range(twin.replay.layers)]
-        self.resident, self.parts = zip(*parts, strict=True)
-        self.slots = [aligned_buffer(max(part.nbytes for part in self.parts)) for _ in range(2)]
-        self.nbytes, self.turn = sum(part.nbytes for part in self.parts), (twin.replay.passes, 1)
-        held = sum(map(_nbytes, self.resident)) + sum(slot.nbytes for slot in self.slots)
-        self.labels |= {"held_bytes": held}
-        self.threshold, self.recorder = twin.threshold(twin.count), Recorder()
+    products: LowRank
 
-    def _split(self, layer: int) -> tuple[dict[str, Tensor], Layer]:
-        """The parts of a layer that stay in memory, attention first, and those that are read for each token."""
-        twin = self.twin
-        bundle = twin.store.layer(layer, self.way.layout).ops[BUNDLE]
-        if not self.way.resident:
-            return {}, Layer({**twin.store.layer(layer, ATTENTION).ops, BUNDLE: bundle})
-        sizes = part_bytes(twin.replay.model, DTYPE.itemsize)
-        share = max(0.0, self.way.resident * sum(sizes.values()) - sizes[ATTENTION]) / sizes["ffn"]
-        first = round(share * twin.count)
-        kept = twin.fetched(Layer({f"{BUNDLE}, kept": adjoining(bundle, 0, first)}))
-        return twin.attention[layer] | kept, Layer({BUNDLE: adjoining(bundle, first, twin.count)})
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the low-rank predictor."""
+        return self.products.nbytes
 
-    def token(self, number: int) -> None:
-        """Every layer, while the next one is read."""
-        coming = self._submit(0)
-        for layer, part in enumerate(self.parts):
-            coming.result()
-            weights = {op: packed.values for op, packed in part.view(self.slots[layer % 2]).items()}
-            weights |= self.resident[layer]
-            if layer + 1 < len(self.parts):
-                coming = self._submit(layer + 1)
-            bundles = [weights.pop(op) for op in [*weights] if op.startswith(BUNDLE)]
-            self.twin.attend(self.recorder, weights, layer)
-            for matrix in bundles:
-                self.twin.ffn(self.recorder, matrix, self.threshold, layer)
-
-    def _submit(self, layer: int) -> Future:
-        span = self.recorder.span("read", "layer", "storage", self.parts[layer].nbytes, layer)
-        return self.twin.reader.submit(self.parts[layer].chunks, self.slots[layer % 2], span)
+    def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
+        """The neurons of the next token, rising."""
+        self.products.predict(context)
+        return super().predict(context)
 
 
-def _nbytes(weights: dict[str, Tensor]) -> int:
-    return sum(weight.nbytes for weight in weights.values())
+def _low_rank(replay: Replay, layer: int) -> LowRank:
+    """A layer's predictor, of random weights: only its time and its bytes count."""
+    generator, (neurons, hidden, _) = torch.Generator().manual_seed(layer), neuron_shape(replay.model)
+    shapes = (replay.rank, hidden), (neurons, replay.rank), (neurons,)
+    return LowRank(0.0, *(torch.randn(shape, generator=generator).to(DTYPE) for shape in shapes))
