@@ -12,11 +12,11 @@ from toolkit.costs.hardware import profile
 from toolkit.costs.machine import Profile
 from toolkit.costs.null_model import links_only
 from toolkit.costs.stage_tables import relative_to
-from toolkit.costs.tables import layer_of, layer_table, operation_table
+from toolkit.costs.tables import layer_of, layer_table, operation_table, pass_table
 from toolkit.evidence.claims import claims
 from toolkit.evidence.comparison import SAME_EFFECT, WITHIN, compare, count_verdicts, score
 from toolkit.models.workload import Workload
-from toolkit.papers.endor.passes import MAPS, pass_table
+from toolkit.papers.endor.passes import MAPS
 from toolkit.policies.ways import Way, all_ways
 
 LAYER_GB = 2 * (4 * 9216**2 + 2 * 9216 * 36864) / 1e9  # OPT-66B
@@ -55,7 +55,7 @@ def modelled(machine: Profile) -> dict[str, pd.DataFrame]:
         ),
         "int8": operation_table(machine, Workload("opt-66b", "int8"), choices=WAYS),
         "layers": pd.concat([layers, functions_of("endor/fig03").fc_share(spans)]),
-        "passes": pd.concat([pass_table(machine, Workload(model), PASS_WAYS) for model in MAPS]),
+        "passes": pd.concat([pass_table(machine, Workload(model), MAPS[model], PASS_WAYS) for model in MAPS]),
     }
 
 

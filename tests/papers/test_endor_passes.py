@@ -2,6 +2,7 @@ import pandas as pd
 import pytest
 
 from tests.models.test_twins import TOYS
+from tests.notebook_code import functions_of
 from tests.papers.test_operations import MACHINE
 from toolkit import paths
 from toolkit.costs.cost_model import with_rates
@@ -13,21 +14,15 @@ from toolkit.measure.race import Race, race_spans
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.papers.endor import passes
-from toolkit.papers.endor.passes import (
-    PAIRS,
-    PLAIN_TYPES,
-    default_ways,
-    pairs_table,
-    pass_measurements,
-    software_ways,
-)
+from toolkit.papers.endor.passes import PAIRS, pairs_table, pass_measurements
 
 RATED = with_rates(MACHINE, "dram", {"endor": 10.0, "zstd": 1.0}, {"dense": 20.0, "endor": 9.0})
+PAPER_WAYS = functions_of("endor/tab_e2e").paper_ways
 METHODS = ("dense", "endor", "endor_packed")
 
 
 def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=2):
-    return Race(Workload(model), layers, default_ways(methods), repetitions)
+    return Race(Workload(model), layers, PAPER_WAYS(methods), repetitions)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +49,7 @@ def test_every_way_has_its_rows_and_accelerate_no_modelled_ones(table):
     assert kinds == {"accelerate": {"measured"}, **{name: {"measured", "modelled"} for name in METHODS}}
     measured = table[table["evidence"] == "measured"]
     found = {tuple(name) for name in measured[["method", "policy", "mapping"]].drop_duplicates().to_numpy()}
-    assert found == {(way.method, way.policy, mapping) for way, mapping in default_ways(METHODS)}
+    assert found == {(way.method, way.policy, mapping) for way, mapping in PAPER_WAYS(METHODS)}
 
 
 def test_speed_ups_are_over_dense_weights_on_the_same_map_by_the_same_policy(table):
@@ -124,13 +119,6 @@ def test_pairs_by_hand():
         pairs = pairs_table(turns(read, dense=[1.7], endor=[1.0]), PAIRS)
         assert pairs["read_share_ours"].iloc[0] == pytest.approx(read, abs=0.01)
         assert (pairs["fault"].iloc[0] != "") == fault, read
-
-
-@pytest.mark.parametrize("reason", [None, "no network"])
-def test_llama_cpp_takes_part_where_it_can_run(monkeypatch, reason):
-    monkeypatch.setattr(passes, "missing", lambda: reason)
-    found = [way.method for way, _ in software_ways(["dense", "endor"])]
-    assert found == ["dense", "endor", "accelerate", *([] if reason else PLAIN_TYPES)]
 
 
 def test_bad_arguments_are_refused():

@@ -4,6 +4,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
+from tests.notebook_code import functions_of
 from toolkit import paths
 from toolkit.costs.cost_model import with_rates
 from toolkit.costs.machine import Links, Memory, Profile, Storage
@@ -14,6 +15,7 @@ from toolkit.models.workload import Workload
 from toolkit.papers.endor import latency
 from toolkit.policies.ways import Way
 
+LAYER_SPANS = functions_of("endor/fig03").layer_spans
 TOY = {"fc1": (96, 64), "fc2": (64, 96)}
 MACHINE = Profile("this-machine", "toy", None, Storage("disk", 1e12, 2.0), Memory("cpu", 1e10, 20.0), None, Links(3.0))
 
@@ -62,7 +64,7 @@ def test_a_layer_in_both_tiers_and_read_ahead():
     methods = ("dense", "endor", "endor_packed")
     kinds = [("storage", "sequential"), ("storage", "pipelined"), ("dram", "sequential")]
     assert found == {(*kind, method) for kind in kinds for method in methods}
-    found_spans = latency.layer_spans(Workload("toy"), Way("endor", device="cpu"), repetitions=1)
+    found_spans = LAYER_SPANS(Workload("toy"), (Way("endor", device="cpu"), "storage"), 1)
     assert found_spans["op"].unique().tolist() == ["fc1", "fc2"]
     assert found_spans["stage"].tolist() == ["read", "decode", "compute"] * 2
     whole = measured.set_index(["placement", "policy", "method"])["seconds"]["storage", "sequential", "endor"]

@@ -10,7 +10,6 @@ from toolkit.measure.turns import take_turns
 from toolkit.models import shapes
 from toolkit.papers.spqr import products
 from toolkit.papers.spqr.products import (
-    CONTESTANTS,
     FEW,
     MANY,
     READ,
@@ -18,6 +17,7 @@ from toolkit.papers.spqr.products import (
     OnOneCore,
     TimedProduct,
     product_measurements,
+    timed,
 )
 
 
@@ -42,7 +42,7 @@ def test_outliers_follow_a_real_matrix_row_by_row():
 @pytest.mark.parametrize("name", ["dense", "dense, ours", "int8", "endor", "spqr, csr", "spqr, ptcsr"])
 def test_a_contestant_multiplies(name):
     x, twin = torch.linspace(-1, 1, 64), MatrixTwin((48, 64), 0.1)
-    nbytes, run = CONTESTANTS[name](twin, x)
+    nbytes, run = timed(name, twin, x)
     assert run().shape == (48,)
     assert 0 < nbytes <= 2 * 48 * 64
     if name.startswith("spqr"):  # both storages hold the same matrix
@@ -85,6 +85,6 @@ def test_threads_are_as_before_after_a_product_that_fails():
 
 def test_a_product_that_changes_is_refused(monkeypatch):
     results = iter([torch.ones(4)] * 5 + [torch.full((4,), 1.5)])  # two a turn, one of them not timed
-    monkeypatch.setitem(CONTESTANTS, "dense", lambda twin, x: (8, lambda: next(results)))
+    monkeypatch.setattr(products, "timed", lambda *twin: (8, lambda: next(results)))
     with pytest.raises(UserError, match="dense gives another output than before"):
         product_measurements("toy", ["q_proj"], ["dense"], repetitions=2)

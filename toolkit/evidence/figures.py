@@ -101,9 +101,9 @@ def whiskers(axes: Axes, lows: Iterable[float], highs: Iterable[float]) -> None:
         axes.plot([low, high], [place, place], label=RANGE if not number else "_nolegend_", **WHISKER)
 
 
-def claim_labels(comparison: pd.DataFrame, width: int = LABEL_WIDTH) -> list[str]:
-    """The subject of each claim, in lines of so many characters for an axis: the first of its conditions."""
-    return [textwrap.fill(CLAUSES.split(words)[0], width) for words in comparison["conditions"]]
+def claim_labels(comparison: pd.DataFrame) -> list[str]:
+    """The subject of each claim, in lines for an axis: the first of its conditions."""
+    return [textwrap.fill(CLAUSES.split(words)[0], LABEL_WIDTH) for words in comparison["conditions"]]
 
 
 def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
@@ -224,7 +224,7 @@ def machines_figure(table: pd.DataFrame, comparison: pd.DataFrame) -> Figure:
         place.set_title(", ".join([name, *about, " and ".join(kinds)]))
         _mark_totals(place, rows)
     if len(ratios):
-        _ratios(axes.flat[-1], ratios, first=table["profile"].iloc[0])
+        published_ratios(axes.flat[-1], ratios, first=table["profile"].iloc[0])
     stage_legend(figure, table, published=len(ratios) > 0)
     return figure
 
@@ -250,7 +250,8 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame) -> None:
         whiskers(axes, totals["seconds_low"], totals["seconds_high"])
 
 
-def _ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
+def published_ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
+    """Rows of `compare` with ratios, as `comparison_bars` with their ranges. Machines but the `first` are named."""
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
     comparison_bars(
         axes, ratios.assign(conditions=[CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine)

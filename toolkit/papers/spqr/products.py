@@ -1,7 +1,6 @@
 """Mat-vecs with one vector on this CPU, in turns: SpQR's ways beside dense bf16, int8 and Endor's bitmap.
 
     table = product_measurements("llama2-7b", ["q_proj", "down_proj"], ["dense", "spqr, csr"])
-    limits = limits_table(table)
 
 Weights are shape-only twins: time does not depend on the values, but it does depend on where outliers lie. Each matrix
 may therefore take its outliers' rows from a real one. Before each product a buffer larger than the caches is read, so
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -24,6 +22,8 @@ from torch import Tensor
 from toolkit.errors import unknown
 from toolkit.formats.endor import Endor
 from toolkit.formats.scaled import Scaled
+from toolkit.formats.spqr import SpQRMatrix
+from toolkit.formats.twins import random_spqr
 from toolkit.kernels import csr, dense, spqr
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.turns import measured, take_turns
@@ -73,58 +73,33 @@ def random_outliers(twin: MatrixTwin, storage: str, seed: int = 0) -> csr.Outlie
     return csr.encode(storage, twin.shape, torch.from_numpy(rows), places, values)
 
 
-def random_words(shape: tuple[int, int], seed: int = 0) -> Tensor:
-    """Words of a random matrix, with statistics that make weights of the order 1."""
-    (tall, wide), (rows, columns) = spqr.tiles(shape), shape
-    generator = torch.Generator().manual_seed(seed)
-    parts = [
-        torch.randint(0, spqr.LEVELS, size, generator=generator, dtype=torch.uint8)
-        for size in ((rows, columns), (rows, wide), (rows, wide))
-    ]
-    statistics = torch.randn(tall, wide, 4, generator=generator) * torch.tensor([0.1, 0.5, 2, 1])
-    return spqr.pack(spqr.Codes(*parts, statistics.half()))
+def random_words(shape: tuple[int, int]) -> Tensor:
+    """Words of a random matrix, whose sizes are padded to whole tiles."""
+    whole = (spqr.TILE * spqr.tiles(shape)[0], spqr.TILE * spqr.tiles(shape)[1])
+    return random_spqr(SpQRMatrix, whole, torch.bfloat16, outliers=0).words
 
 
-def _dense(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
+SPQR = {"spqr, csr": ("csr", "auto"), "spqr, ptcsr": ("ptcsr", "auto")}  # storage of outliers and backend
+SPQR |= {name: ("csr", name) for name in ("avx2", "avx2_table", "avx2_arithmetic", "table", "arithmetic")}
+CONTESTANTS = ("dense", "dense, ours", "int8", "endor", *SPQR)
+
+
+def timed(contestant: str, twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
+    """The stored bytes of a matrix, and its product with a vector."""
+    if contestant in SPQR:
+        storage, backend = SPQR[contestant]
+        words, outliers = random_words(twin.shape), random_outliers(twin, storage)
+        nbytes = words.nbytes + outliers.offsets.nbytes + outliers.col_vals.nbytes
+        return nbytes, lambda: spqr.matvec(words, outliers, x, backend=backend)
+    if contestant == "endor":
+        half = Endor.encode(random_pruned(twin.shape, 0.5, torch.bfloat16))
+        return half.nbytes, lambda: half.matvec(x)
     weight, vector = torch.randn(twin.shape, dtype=torch.bfloat16), x.bfloat16()
-    return weight.nbytes, lambda: weight @ vector
-
-
-def _our_dense(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
-    weight = torch.randn(twin.shape, dtype=torch.bfloat16)
-    return weight.nbytes, lambda: dense.matvec(weight, x)
-
-
-def _int8(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
-    weight = Scaled.encode("dense", torch.randn(twin.shape, dtype=torch.bfloat16))
-    return weight.nbytes, lambda: weight.matvec(x)
-
-
-def _endor(twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
-    weight = Endor.encode(random_pruned(twin.shape, 0.5, torch.bfloat16))
-    return weight.nbytes, lambda: weight.matvec(x)
-
-
-def _spqr(storage: str, backend: str, twin: MatrixTwin, x: Tensor) -> tuple[int, Run]:
-    words, outliers = random_words(twin.shape), random_outliers(twin, storage)
-    nbytes = words.nbytes + outliers.offsets.nbytes + outliers.col_vals.nbytes
-    return nbytes, lambda: spqr.matvec(words, outliers, x, backend=backend)
-
-
-# what is timed: a twin and a vector give the stored bytes and a run
-CONTESTANTS: dict[str, Callable[[MatrixTwin, Tensor], tuple[int, Run]]] = {
-    "dense": _dense,
-    "dense, ours": _our_dense,  # torch's product does not reach the rate of memory
-    "int8": _int8,
-    "endor": _endor,
-    "spqr, csr": partial(_spqr, "csr", "auto"),
-    "spqr, ptcsr": partial(_spqr, "ptcsr", "auto"),
-    "avx2": partial(_spqr, "csr", "avx2"),
-    "avx2_table": partial(_spqr, "csr", "avx2_table"),
-    "avx2_arithmetic": partial(_spqr, "csr", "avx2_arithmetic"),
-    "table": partial(_spqr, "csr", "table"),
-    "arithmetic": partial(_spqr, "csr", "arithmetic"),
-}
+    if contestant == "int8":
+        scaled = Scaled.encode("dense", weight)
+        return scaled.nbytes, lambda: scaled.matvec(x)
+    ours = contestant == "dense, ours"  # torch's product does not reach the rate of memory
+    return weight.nbytes, (lambda: dense.matvec(weight, x)) if ours else (lambda: weight @ vector)
 
 
 def product_measurements(
@@ -141,7 +116,7 @@ def product_measurements(
     Args:
         model: of `toolkit.models.shapes`, or a part of it.
         ops: its operations, such as "q_proj".
-        contestants: keys of `CONTESTANTS`; backends that this CPU cannot run are left out.
+        contestants: of `CONTESTANTS`; backends that this CPU cannot run are left out.
         densities: outliers of each row of a real matrix, by operation, as in `MatrixTwin`; an operation without: even.
         outliers: the share of weights that are outliers.
         repetitions: turns that count; one more warms up.
@@ -170,8 +145,8 @@ def _turns(twin: MatrixTwin, contestants: Sequence[str], repetitions: int) -> pd
     small = MatrixTwin((min(SMALL_ROWS, twin.shape[0]), twin.shape[1]), twin.outliers)
     products = [TimedProduct(READ, swept.nbytes, swept.sum)]
     for name in contestants:
-        before = [swept.sum, _pause, CONTESTANTS[name](small, x)[1]]
-        products.append(TimedProduct(name, *CONTESTANTS[name](twin, x), before))
+        before = [swept.sum, _pause, timed(name, small, x)[1]]
+        products.append(TimedProduct(name, *timed(name, twin, x), before))
     for name, nbytes in CACHED_BYTES.items():
         words_bytes, run = _cached(twin, x, nbytes)
         products.append(OnOneCore(name, words_bytes, run, [run] * CACHED_RUNS))

@@ -1,15 +1,19 @@
 """SpQR figures 3.2, 4.1 and 4.2: its mat-vecs on this machine, their limits, and a cost model of the thesis' GPUs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from scipy.stats import gmean
 
 from toolkit.costs.machine import GB, Profile
+from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
-from toolkit.papers.spqr.products import FEW, MANY, READ
+from toolkit.papers.spqr.products import CONTESTANTS, FEW, MANY, READ
 
 DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, ptcsr", "spqr, the quicker"
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
@@ -17,6 +21,7 @@ MEAN = "geometric mean"
 PRODUCT = ["op", "contestant"]  # the labels of a product
 MINE = "this-machine"
 WORD_WEIGHTS = 16
+LIMIT = {"color": "black", "linewidth": 1.6}
 DENSE_BITS = 16  # on the thesis' GPUs, whatever this machine computes its dense products in
 
 
@@ -65,13 +70,8 @@ def _quicker(products: pd.DataFrame) -> pd.DataFrame:
 def _means(products: pd.DataFrame) -> pd.DataFrame:
     """A row for each contestant and repetition: the geometric means over the operations."""
     groups = products.groupby(["contestant", "repetition"], sort=False)
-    means = groups[["seconds", "nbytes"]].agg(geometric_mean).join(groups["disturbed"].mean())
+    means = groups[["seconds", "nbytes"]].agg(gmean).join(groups["disturbed"].mean())
     return means.reset_index().assign(op=MEAN)
-
-
-def geometric_mean(values: pd.Series) -> float:
-    """exp of the mean logarithm."""
-    return float(np.exp(np.log(values.astype(float)).mean()))
 
 
 def modelled_speedups(
@@ -82,25 +82,20 @@ def modelled_speedups(
     `product_s` gives the times: no attention, no uneven rows. The dense product is in 16 bits there. Columns as
     `measured_speedups` has them, without spreads. The null model is the same of machines without `software`.
     """
-    shapes = twin_shapes(model)
     bits = {key: DENSE_BITS if key[1] == DENSE else weight_bits for key, weight_bits in bits.items()}
-    table = pd.DataFrame(
-        {"profile": name, "op": op, "contestant": contestant, "bits_per_weight": weight_bits}
-        | _product(machine, shapes[op], weight_bits)
+    weights = {op: rows * columns for op, (rows, columns) in twin_shapes(model).items()}
+    rows = [
+        (name, op, contestant, each, weights[op] * each / 8, product_s(machine, weights[op], each))
         for name, machine in machines.items()
-        for (op, contestant), weight_bits in bits.items()
-    )
+        for (op, contestant), each in bits.items()
+    ]
+    table = pd.DataFrame(rows, columns=["profile", "op", "contestant", "bits_per_weight", "nbytes", "seconds"])
     ours = table[table["contestant"].isin(STORAGES)].sort_values("seconds", kind="stable")
     table = pd.concat([table, ours.drop_duplicates(["profile", "op"]).assign(contestant=QUICKER)], ignore_index=True)
     for column, other in {"speedup": DENSE, "over_other": table["contestant"].map(STORAGES)}.items():
         table[column] = _seconds_of(table, other) / table["seconds"]
-    means = table.groupby(["profile", "contestant"], sort=False)[["speedup", "over_other"]].agg(geometric_mean)
+    means = table.groupby(["profile", "contestant"], sort=False)[["speedup", "over_other"]].agg(gmean)
     return pd.concat([table, means.reset_index().assign(op=MEAN)], ignore_index=True).assign(evidence="modelled")
-
-
-def _product(machine: Profile, shape: tuple[int, int], weight_bits: float) -> dict[str, float]:
-    weights = shape[0] * shape[1]
-    return {"nbytes": weights * weight_bits / 8, "seconds": product_s(machine, weights, weight_bits)}
 
 
 def product_s(machine: Profile, weights: int, weight_bits: float) -> float:
@@ -130,9 +125,9 @@ def _seconds_of(table: pd.DataFrame, contestant: str | pd.Series) -> np.ndarray:
     return table.set_index(keys)["seconds"].reindex(wanted).to_numpy()
 
 
-def stored_bits(table: pd.DataFrame, contestants: Iterable[str] = (DENSE, *STORAGES)) -> dict[tuple[str, str], float]:
+def stored_bits(table: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Bits a weight by operation and contestant, as `modelled_speedups` takes them, from `measured_speedups`."""
-    rows = table[table["op"].ne(MEAN) & table["contestant"].isin(list(contestants))]
+    rows = table[table["op"].ne(MEAN) & table["contestant"].isin([DENSE, *STORAGES])]
     return rows.set_index(["op", "contestant"])["bits_per_weight"].to_dict()
 
 
@@ -156,3 +151,26 @@ def modelled_sentence(table: pd.DataFrame) -> str:
 def mean_row(table: pd.DataFrame, contestant: str) -> pd.Series:
     """The row of a contestant's geometric mean."""
     return table[table["contestant"].eq(contestant) & table["op"].eq(MEAN)].iloc[0]
+
+
+def draw_bars(
+    axes: Axes, table: pd.DataFrame, column: str, contestants: Sequence[str], limit: str | None = "byte_limit"
+) -> None:
+    """A group of bars an operation, a bar a contestant, a whisker for its range, a line at the column `limit`.
+
+    One way to multiply has one colour on every CPU.
+    """
+    ops, kinds = list(dict.fromkeys(table["op"])), [name.removeprefix("avx2_") for name in CONTESTANTS]
+    colours = dict(zip(dict.fromkeys(kinds), sns.color_palette("colorblind"), strict=False))
+    width = 0.84 / len(contestants)
+    for number, name in enumerate(contestants):
+        rows = table[table["contestant"] == name].set_index("op").reindex(ops)
+        places = np.arange(len(ops)) + width * (number - (len(contestants) - 1) / 2)
+        axes.bar(places, rows[column], 0.92 * width, color=colours[name.removeprefix("avx2_")], label=name)
+        axes.vlines(places, rows[f"{column}_low"], rows[f"{column}_high"], color="black", linewidth=1)
+        if limit and name != DENSE:
+            axes.hlines(rows[limit], places - 0.46 * width, places + 0.46 * width, **LIMIT)
+    axes.set_xticks(range(len(ops)), starred(table, "op").drop_duplicates())
+    if limit:
+        axes.axhline(1, color="gray", linewidth=0.8, linestyle=":")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.1), ncols=len(contestants), fontsize=8)
