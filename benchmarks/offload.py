@@ -42,7 +42,7 @@ def main() -> int:
     spans = run_race(Race(WORKLOAD, options.layers, placed, options.repetitions), options.folder)
     turns = by_turn(spans, PLACED)
     table = summary(turns, PLACED).sort_values("seconds")[[*PLACED, "seconds", "read_bytes", "mode"]]
-    goals = _judged(pairs_table(spans, PAIRS))
+    goals = _judged(pairs_table(spans))
     print(_markdown(table, goals) if options.markdown else f"{table}\n\n{goals.T.to_string()}")
     if reason := missing():
         print(f"\nllama.cpp takes no part: {reason}")

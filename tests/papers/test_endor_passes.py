@@ -13,16 +13,15 @@ from toolkit.measure import turns as measure_turns
 from toolkit.measure.race import Race, race_spans
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
-from toolkit.papers.endor import passes
-from toolkit.papers.endor.passes import PAIRS, pairs_table, pass_measurements
+from toolkit.papers.endor.passes import pairs_table
 
 RATED = with_rates(MACHINE, "dram", {"endor": 10.0, "zstd": 1.0}, {"dense": 20.0, "endor": 9.0})
-PAPER_WAYS = functions_of("endor/tab_e2e").paper_ways
+BOOK = functions_of("endor/tab_e2e")
 METHODS = ("dense", "endor", "endor_packed")
 
 
 def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=2):
-    return Race(Workload(model), layers, PAPER_WAYS(methods), repetitions)
+    return Race(Workload(model), layers, BOOK.paper_ways(methods), repetitions)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,14 +30,14 @@ def toy(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "cache_dir", lambda: folder)
         patch.setitem(shapes.SHAPES, "toy-opt", TOYS["toy-opt"])
-        patch.setattr(passes, "this_machine", lambda *arguments: RATED)
+        patch.setitem(BOOK.pass_measurements.__globals__, "machine_here", lambda *arguments: RATED)
         patch.setattr(measure_turns, "describe", lambda: {"cpu": "toy"})
         yield
 
 
 @pytest.fixture(scope="module")
 def table(toy):
-    return pass_measurements(toy_passes())
+    return BOOK.pass_measurements(toy_passes())
 
 
 def test_every_way_has_its_rows_and_accelerate_no_modelled_ones(table):
@@ -49,7 +48,7 @@ def test_every_way_has_its_rows_and_accelerate_no_modelled_ones(table):
     assert kinds == {"accelerate": {"measured"}, **{name: {"measured", "modelled"} for name in METHODS}}
     measured = table[table["evidence"] == "measured"]
     found = {tuple(name) for name in measured[["method", "policy", "mapping"]].drop_duplicates().to_numpy()}
-    assert found == {(way.method, way.policy, mapping) for way, mapping in PAPER_WAYS(METHODS)}
+    assert found == {(way.method, way.policy, mapping) for way, mapping in BOOK.paper_ways(METHODS)}
 
 
 def test_speed_ups_are_over_dense_weights_on_the_same_map_by_the_same_policy(table):
@@ -76,8 +75,8 @@ def test_the_model_counts_layers_where_the_map_has_them(table):
 
 def test_what_was_measured_is_found_again_and_the_pairs_are_made_from_it(table, monkeypatch):
     monkeypatch.setattr(races, "run_race", None)  # measuring again would fail
-    pd.testing.assert_frame_equal(pass_measurements(toy_passes()), table)
-    pairs = pairs_table(race_spans(toy_passes()), PAIRS)
+    pd.testing.assert_frame_equal(BOOK.pass_measurements(toy_passes()), table)
+    pairs = pairs_table(race_spans(toy_passes()))
     assert len(pairs) == 3  # llama.cpp is not among the default ways
 
 
@@ -103,7 +102,7 @@ def turns(read: float = 1.0, **seconds: list[float]) -> pd.DataFrame:
 
 def test_pairs_by_hand():
     """160 bytes over 90 allow 1.78 times as fast: a fault is a ratio above it in every turn."""
-    pairs = pairs_table(turns(dense=[2, 4, 3], endor=[1, 4, 2], accelerate=[6, 4, 4.0]), PAIRS).set_index("other")
+    pairs = pairs_table(turns(dense=[2, 4, 3], endor=[1, 4, 2], accelerate=[6, 4, 4.0])).set_index("other")
     assert pairs["ratio"].to_dict() == {"dense, pipelined": 1.5, "accelerate, sequential": 2}
     assert pairs["ratio_low"].to_dict() == {"dense, pipelined": 1, "accelerate, sequential": 1}
     assert pairs["byte_limit"]["dense, pipelined"] == pytest.approx(160 / 90)
@@ -114,9 +113,9 @@ def test_pairs_by_hand():
         ([1.85, 1.9, 1.95], "above the byte limit 1.78"),
         ([1.6, 1.9, 2.2], ""),
     ):
-        assert pairs_table(turns(dense=dense, endor=[1.0] * 3), PAIRS)["fault"].tolist() == [fault], dense
+        assert pairs_table(turns(dense=dense, endor=[1.0] * 3))["fault"].tolist() == [fault], dense
     for read, fault in ((0.96, False), (0.9, True), (1.1, True)):  # a layer is a twentieth of what 4 tokens read
-        pairs = pairs_table(turns(read, dense=[1.7], endor=[1.0]), PAIRS)
+        pairs = pairs_table(turns(read, dense=[1.7], endor=[1.0]))
         assert pairs["read_share_ours"].iloc[0] == pytest.approx(read, abs=0.01)
         assert (pairs["fault"].iloc[0] != "") == fault, read
 
@@ -128,4 +127,4 @@ def test_bad_arguments_are_refused():
         (("toy-opt", 0), "layers=0"),
     ):
         with pytest.raises(UserError, match=words):
-            pass_measurements(toy_passes(*arguments))
+            BOOK.pass_measurements(toy_passes(*arguments))
