@@ -10,11 +10,11 @@ from toolkit.errors import UserError
 from toolkit.measure import turns
 from toolkit.measure.packed_model import PackedModel
 from toolkit.models import shapes
-from toolkit.papers.spqr.passes import FORWARD, PLACES, TWINS, ModelTwin, forward_measurements, twin_measurements
+from toolkit.papers.spqr.passes import FORWARD, TWINS, ModelTwin, forward_measurements, twin_measurements
 from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity import Calibration, calibration, changed
 
-TWIN = ModelTwin("toy-llama", 3, 100)
+TWIN, PLACES = ModelTwin("toy-llama", 3, 100), ("dram", "storage")
 SETTINGS = {"quantiser": SpQR(0.05), "calibration": Calibration(windows=2, sequence_length=16)}
 
 

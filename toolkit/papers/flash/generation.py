@@ -1,23 +1,21 @@
 """LLM in a flash: text from a model whose neurons come from disk (tables 3, 5 and 7 to 9, figure 8)."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from jaxtyping import Int64
 from torch import Tensor
 
-from toolkit import sources
-from toolkit.cache import cached
+from toolkit.cache import kept_folder
 from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
-from toolkit.studies.loaded import loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
 from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds, tokens_of
 
-FOLDER = "store"
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
 # unlike in the ways "naive" and "hybrid" of `toolkit.costs.neuron_reads`.
 WAYS = {
@@ -58,7 +56,7 @@ class Generation:
         predicts, keeps = WAYS[way]
         layers = len(decoder_ffns(loaded(self.setting.model)[0]))
         by_layer = predictors(self.setting, self.variant) if predicts else [None] * layers
-        folder = bundle_folder(self.setting, self.variant)
+        folder = _by_neuron(self.setting, self.variant) / "store"
         window = self.window if keeps else 0
         return OffloadedModel.open(folder, predictors=by_layer, dram_bytes=self.dram_bytes, window=window, verify=False)
 
@@ -68,16 +66,12 @@ def model_bytes(setting: ThresholdedModel) -> int:
     return sum(parameter.nbytes for parameter in loaded(setting.model)[0].parameters())
 
 
-def bundle_folder(setting: ThresholdedModel, variant: PredictorVariant) -> Path:
-    """The model by neuron, with the setting's thresholds; made once and kept."""
-
-    def make(folder: Path) -> None:
-        model, tokenizer, _ = loaded(setting.model)
-        needs = neurons_needed(samples(setting, "limits"), predictors(setting, variant))
-        pack_model(model, folder / FOLDER, Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
-
-    code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
-    return cached("neurons", asdict(setting) | weights_key(setting) | asdict(variant), code, make) / FOLDER
+@kept_folder("neurons", without=LOADING, key=weights_key)
+def _by_neuron(folder: Path, setting: ThresholdedModel, variant: PredictorVariant) -> None:
+    """The model by neuron, with the setting's thresholds."""
+    model, tokenizer, _ = loaded(setting.model)
+    needs = neurons_needed(samples(setting, "limits"), predictors(setting, variant))
+    pack_model(model, folder / "store", Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
 
 
 class Clock:

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from toolkit import sources
-from toolkit.cache import cached
+from toolkit.cache import kept_folder
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
 from toolkit.models.ffn import FFN
@@ -40,9 +39,7 @@ def twin_bundles(model: str, layers: int) -> Store:
         raise UserError(
             f"twin model {model!r}: its rows are no whole blocks of {BLOCK_BYTES} bytes; choose a wider one"
         )
-    code = sources.dependencies("toolkit.papers.flash.twin_bundles")
-    folder = cached("twin_bundles", {"model": model, "layers": layers}, code, lambda to: _write(to, model, layers))
-    return Store.open(folder / "store")
+    return Store.open(_written(model, layers) / "store")
 
 
 def neuron_shape(model: str) -> tuple[int, int, bool]:
@@ -52,7 +49,8 @@ def neuron_shape(model: str) -> tuple[int, int, bool]:
     return (*shapes[up], gate is not None)
 
 
-def _write(folder: Path, model: str, layers: int) -> None:
+@kept_folder("twin_bundles")
+def _written(folder: Path, model: str, layers: int) -> None:
     sizes = part_bytes(model, DTYPE.itemsize)
     expected = layers * (len(LAYOUTS) * sizes["ffn"] + sizes[ATTENTION])
     write_store(folder / "store", _ops(model, layers), model={"name": model}, expected_bytes=expected)

@@ -11,7 +11,7 @@ whose layers' pages are dropped before each token. The head stays in memory.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +40,6 @@ from toolkit.quantization.spqr import SpQR
 from toolkit.sparsity.calibration import Calibration
 from toolkit.sparsity.changed import ChangedModel, load_changed
 
-RIVAL = "llama.cpp Q3_K"  # the other program's type of the fewest bits
 DENSE, CSR, PTCSR = "dense", "spqr_packed", "spqr_ptcsr_packed"
 FORWARD = {DENSE: "dense_packed", CSR: CSR, PTCSR: PTCSR}  # all by the toolkit's kernels, in the same step
 SLACK = 0.1  # of the largest logit. The products add in another order, and dense weights are rounded to 16 bits: the
@@ -53,8 +52,6 @@ TWINS = {  # each way of a twin, with the store that it reads and the form of it
     "spqr": (PLAIN, "spqr"),
     "spqr_ptcsr": (PLAIN, "spqr_ptcsr"),
 }
-SPARSITY, OUTLIERS = 0.5, 0.01  # of a twin: shares of zeros, and of the weights that SpQR has as outliers
-PLACES = ("dram", "storage")
 STREAMED_TOKENS = 4  # in a turn, after one that fills the buffers
 
 
@@ -96,18 +93,15 @@ def _way(method: str, place: str) -> Placed:
     return Way(method, policy="sequential" if method in RIVALS else "pipelined", device="cpu"), place
 
 
-def _quantised_forms(quantised: ChangedModel) -> Mapping[str, object]:
+def _quantised_forms(quantised: ChangedModel) -> dict[str, object]:
     """How each form's matrices are packed, in the order in which the model has them."""
 
-    def packed(form: type[SpQRMatrix], following: Iterator, weight: Tensor) -> Packed:
-        return form.from_quantised(next(following), weight.dtype)
+    def packed(form: type[SpQRMatrix]) -> Callable[[Tensor], Packed]:
+        layers = range(len(quantised.folders))
+        matrices = (matrix for layer in layers for matrix in quantised.matrices(layer).values())
+        return lambda weight: form.from_quantised(next(matrices), weight.dtype)
 
-    def matrices() -> Iterator:
-        for layer in range(len(quantised.folders)):
-            yield from quantised.matrices(layer).values()
-
-    forms = {name: partial(packed, form, matrices()) for name, form in QUANTISED.items()}
-    return {"dense": partial(encode, "dense"), **forms}
+    return {"dense": partial(encode, "dense"), **{name: packed(form) for name, form in QUANTISED.items()}}
 
 
 @dataclass(frozen=True)
@@ -140,7 +134,7 @@ def twin_measurements(
     `layer_bytes` are those of the decoder linears, `weights` their number, `head_bytes` those of the head, which has 16
     bits everywhere. Raises `UserError` for a way that gives other logits from the disk than from memory.
     """
-    model = twin_model(twin.model, twin.layers, torch.bfloat16, SPARSITY, 0, twin.vocabulary, twin.alike)
+    model = twin_model(twin.model, twin.layers, torch.bfloat16, 0.5, 0, twin.vocabulary, twin.alike)
     weights = twin.layers * sum(rows * columns for rows, columns in twin_shapes(twin.model).values())
     references, tables = {name: Reference("the same weights in the other place") for name in ways}, []
     with scratch_folder(make_folder(paths.cache_dir())) as folder:
@@ -179,8 +173,4 @@ def _packed(store: str, form: str) -> object:
     if form not in QUANTISED:
         return partial(encode, form)
     seeds = itertools.count()
-
-    def random_form(weight: Tensor) -> Packed:
-        return random_spqr(QUANTISED[form], tuple(weight.shape), weight.dtype, OUTLIERS, next(seeds))
-
-    return random_form
+    return lambda weight: random_spqr(QUANTISED[form], tuple(weight.shape), weight.dtype, seed=next(seeds))
