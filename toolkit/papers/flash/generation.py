@@ -7,7 +7,6 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from toolkit.cache import kept_folder
-from toolkit.models.ffn import decoder_ffns
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.storage.neuron_packing import Neurons
@@ -54,8 +53,7 @@ class Generation:
     def open(self, way: str) -> OffloadedModel:
         """The model from disk, by one of `WAYS`. Raises `UserError` for a limit below one token's neurons."""
         predicts, keeps = WAYS[way]
-        layers = len(decoder_ffns(loaded(self.setting.model)[0]))
-        by_layer = predictors(self.setting, self.variant) if predicts else [None] * layers
+        by_layer = predictors(self.setting, self.variant) if predicts else None
         folder = _by_neuron(self.setting, self.variant) / "store"
         window = self.window if keeps else 0
         return OffloadedModel.open(folder, predictors=by_layer, dram_bytes=self.dram_bytes, window=window, verify=False)

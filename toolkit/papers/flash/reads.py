@@ -15,11 +15,9 @@ from matplotlib.axes import Axes
 
 from toolkit.costs.machine import GB, Profile
 from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
-from toolkit.evidence.figures import first_on_top, stage_colours, whiskers
-from toolkit.measure.disturbance import starred
+from toolkit.evidence.figures import stacked_bars, whiskers
 from toolkit.measure.summary import by_turn, summary
 
-STAGES = {"read": "io_ms", "manage": "manage_ms", "compute": "compute_ms", "total": "total_ms"}
 COLUMNS = ["way", "memory_gb", "predictor_gb", "read_gb", "gb_s", "io_ms", "manage_ms", "compute_ms", "predictor_ms"]
 COLUMNS += ["total_ms", "total_ms_low", "total_ms_high", "tokens_per_s", "speedup", "speedup_low", "speedup_high"]
 COLUMNS += ["over_hybrid", "over_hybrid_low", "over_hybrid_high", "mode", "disturbed", "model", "layers"]
@@ -69,24 +67,11 @@ def stage_bars(axes: Axes, rows: pd.DataFrame) -> None:
 
     A read beside a computation costs no time, so it is no part of the bar.
     """
-    stages, names = ["compute", "manage", "read"], starred(rows, "way")
-    colours, left = stage_colours(stages), 0.0
-    parts = {stage: rows[STAGES[stage]].fillna(0) for stage in ("compute", "manage")}
-    parts["read"] = (rows["total_ms"] - parts["compute"] - parts["manage"]).clip(lower=0)
-    for stage, width in parts.items():
-        label = "waiting for reads" if stage == "read" else stage
-        axes.barh(names, width, left=left, height=0.6, color=colours[stage], label=label)
-        left = left + width
-    for place, total in enumerate(rows["total_ms"]):
-        axes.annotate(
-            f"{total:.0f}",
-            (rows["total_ms_high"].iloc[place], place),
-            xytext=(5, -3),
-            textcoords="offset points",
-            fontsize=8,
-        )
+    parts = pd.DataFrame({"compute": rows["compute_ms"], "manage": rows["manage_ms"].fillna(0)})
+    parts["read"] = (rows["total_ms"] - parts.sum(axis=1)).clip(lower=0)
+    ways = ["way", "evidence", "disturbed"]
+    stages = rows[ways].join(parts).melt(ways, var_name="stage", value_name="seconds")
+    stacked_bars(axes, stages, "way")
     whiskers(axes, rows["total_ms_low"], rows["total_ms_high"])
-    first_on_top(axes)
     model, layers = rows[["model", "layers"]].iloc[0]
-    axes.set(xlabel="ms a token", title=f"this machine, {layers:.0f} layers of {model}")
-    axes.legend(loc="lower right", fontsize=8)  # the last way is the quickest, so its bar leaves room
+    axes.set(xlabel="ms a token (read: waiting for reads)", title=f"this machine, {layers:.0f} layers of {model}")
