@@ -51,7 +51,7 @@ def test_a_pass_is_one_read_of_the_disk_that_takes_all_of_it(model, tmp_path):
     with closing(LlamaCpp("llama.cpp F16", model, tmp_path)) as runtime:
         spans = take_turns([runtime], repetitions=2)
         with pytest.raises(UserError, match=r"llama.cpp F16 ended: out of luck"):
-            runtime._ask(tokens=[13])
+            runtime._child.ask(tokens=[13])
     assert spans["stage"].tolist() == ["read", "read"]
     assert (spans["end_s"] - spans["start_s"]).tolist() == [0.25, 0.25]
     assert spans["nbytes"].tolist() == [12, 12]
@@ -76,7 +76,7 @@ def test_a_limit_is_what_it_needs_and_as_many_bytes_of_weights(model, tmp_path, 
     monkeypatch.setattr(llama_cpp, "MemoryGroup", Group)
     with closing(LlamaCpp("llama.cpp F16", model, tmp_path, memory_bytes=5000)) as runtime:
         spans = take_turns([runtime], repetitions=2)
-        assert runtime._group.calls == [("add", runtime._process.pid), ("limit", 6000)]
+        assert runtime._group.calls == [("add", runtime._child.process.pid), ("limit", 6000)]
     assert runtime._group.calls[-1] == ("close",)
     assert set(spans["mode"]) == {llama_cpp.LIMITED}
     assert set(spans["memory_bytes"]) == {5000}

@@ -11,11 +11,8 @@ are dropped before each token, which is stricter: none is kept. Embeddings and h
 """
 
 import functools
-import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
 from toolkit.measure import llama_cpp_driver
+from toolkit.measure.child import PIP, WHEELS, Child, run_installer
 from toolkit.measure.contestant import Contestant, Reference
 from toolkit.measure.decoding import Text
 from toolkit.measure.memory_group import MemoryGroup
@@ -38,7 +36,6 @@ MODE = "mmap, pages dropped"
 LIMITED = "mmap, memory cgroup"
 SETTLED = 0.02  # of the layers' bytes: passes that differ less in what they read are in the steady state
 MOST_PASSES = 10  # before it
-INSTALL_LIMIT_S = 180
 PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, so that positions play a part
 NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
 
@@ -93,7 +90,6 @@ class LlamaCpp(Contestant):
         self.mode = LIMITED if self.limited else MODE if mapped else "memory"
         self._clock_s = 0.0
         self.recorder = Recorder(lambda: self._clock_s)
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (`close` closes it)
         file = gguf or folder / f"{LLAMA_CPP[method]}.gguf"
         if gguf is None and model is not None:
             write_gguf(model, file, LLAMA_CPP[method], _quantise(method))
@@ -104,13 +100,12 @@ class LlamaCpp(Contestant):
         context = sum(inputs.shape[1] for inputs in text.inputs) if text else len(PROMPT)
         command = [python, "-I", "-B", llama_cpp_driver.__file__, file, str(torch.get_num_threads()), str(context)]
         command += [] if mapped else [llama_cpp_driver.LOADED]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
         self._group = MemoryGroup() if self.limited else None
-        self._process = subprocess.Popen(command, text=True, **pipes)
+        self._child = Child(self.name, command)
         try:
             if self._group:
-                self._group.add(self._process.pid)
-            self._answer()
+                self._group.add(self._child.process.pid)
+            self._child.answer()
             if model is not None:
                 self._logits = _logits(model)
                 lossless = gguf is None and LLAMA_CPP[method] == "F16"
@@ -146,7 +141,7 @@ class LlamaCpp(Contestant):
 
     def generated(self, tokens: Sequence[int], count: int) -> float:
         """Seconds a token, of `count` that it picks after these, with the file in the page cache as it is."""
-        return self._ask(tokens=list(tokens), generate=count)["seconds"]
+        return self._child.ask(tokens=list(tokens), generate=count)["seconds"]
 
     def log_probabilities(self, tokens: Sequence[int], vocabulary: int) -> Tensor:
         """The natural logarithms of the next token's probabilities: fp32 [vocabulary]."""
@@ -154,14 +149,7 @@ class LlamaCpp(Contestant):
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
-        self._process.stdout.close()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._errors.close()
+        self._child.close()
         if self._group:
             self._group.close()
 
@@ -176,23 +164,7 @@ class LlamaCpp(Contestant):
 
     def _pass(self, tokens: Sequence[int], **request: object) -> dict:
         """Take tokens through the model in one pass. Without a limit, the layers' pages are dropped before."""
-        return self._ask(tokens=list(tokens), drop=self._dropped, **request)
-
-    def _ask(self, **request: object) -> dict:
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # `_answer` says why
-        return self._answer()
-
-    def _answer(self) -> dict:
-        line = self._process.stdout.readline()
-        if not line:
-            self._errors.seek(0)
-            lines = self._errors.read().decode(errors="replace").strip().splitlines()
-            raise UserError(f"{self.name} ended: {' / '.join(lines[-3:]) or 'it says nothing'}")
-        return json.loads(line)
+        return self._child.ask(tokens=list(tokens), drop=self._dropped, **request)
 
 
 @torch.no_grad()
@@ -216,18 +188,7 @@ def _python() -> Path:
 
 
 def _install(folder: Path) -> None:
-    _command([sys.executable, "-m", "venv", folder])
-    quick = ["--disable-pip-version-check", "--no-input", "--retries", "1", "--timeout", "10"]
-    built = ["--only-binary", ":all:", "--no-deps", "--no-compile", f"{PACKAGE}=={VERSION}"]
-    _command([folder / "bin" / "python", "-m", "pip", "install", *quick, *built])
-    _command([folder / "bin" / "python", "-I", "-B", "-c", f"import {PACKAGE}"])
-
-
-def _command(arguments: Sequence[str | Path]) -> None:
-    try:
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"llama.cpp cannot be installed: {error}") from error
-    if done.returncode:
-        lines = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
-        raise UserError(f"llama.cpp ({PACKAGE} {VERSION}) cannot be installed: {lines[-1]}")
+    python, package = folder / "bin" / "python", f"{PACKAGE}=={VERSION}"
+    installed = [sys.executable, "-m", "venv", folder], [python, *PIP, *WHEELS, package]
+    for command in (*installed, [python, "-I", "-B", "-c", f"import {PACKAGE}"]):
+        run_installer(f"llama.cpp ({PACKAGE} {VERSION})", command)
