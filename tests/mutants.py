@@ -424,7 +424,7 @@ MUTANTS = [
         "if again:",
         "measure/test_disturbance.py",
     ),
-    Mutant("toolkit/measure/line.py", "if line[0] >= 0 < line[1]", "if 0 < line[1]", "measure/test_line.py"),
+    Mutant("toolkit/measure/rates.py", "if line[0] >= 0 < line[1]", "if 0 < line[1]", "measure/test_line.py"),
     Mutant(
         "toolkit/costs/stage_tables.py",
         "pd.MultiIndex.from_frame(table[keys].assign(**baseline))",

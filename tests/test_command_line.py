@@ -177,7 +177,7 @@ def test_git_ignores_what_the_documented_commands_write():
 
 
 def test_compare_prints_a_row_for_each_way_and_why_others_take_no_part(model, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "it is not installed")
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda limited: "it is not installed")
     assert pack(model, tmp_path / "packed") == 0
     capfd.readouterr()
     command = run_command(tmp_path / "packed", tokens=3)

@@ -22,7 +22,7 @@ from toolkit.errors import UserError
 from toolkit.evidence.interactive import Interactive
 from toolkit.formats import FORMATS, decode, encode
 from toolkit.formats.packed import DTYPES
-from toolkit.measure.decoding import Decoding
+from toolkit.measure.contestant import Decoding
 from toolkit.measure.race import RUNTIMES, Race, run_race
 from toolkit.models import load_model, shapes
 from toolkit.models.workload import Workload

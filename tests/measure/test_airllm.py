@@ -9,8 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from toolkit.errors import UserError
 from toolkit.measure import airllm
 from toolkit.measure.airllm import AirLLM
-from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Text, greedy_text
+from toolkit.measure.contestant import Reference, Text, greedy_text
 from toolkit.measure.turns import take_turns
 
 STAND_IN = """

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.naive_cost_model import relative_errors
-from toolkit.measure.line import fit_line
+from toolkit.measure.rates import fit_line
 
 
 def test_a_line_by_hand():

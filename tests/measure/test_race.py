@@ -6,7 +6,7 @@ from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.measure import packed_model
 from toolkit.measure import race as races
-from toolkit.measure.decoding import Decoding
+from toolkit.measure.contestant import Decoding
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.race import PLACED, Race, run_race
 from toolkit.measure.summary import by_turn

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.models.test_gguf import write
 from toolkit.errors import UserError
 from toolkit.measure import side_by_side
-from toolkit.measure.side_by_side import SideBySide, planned_rivals, token_rates
+from toolkit.measure.side_by_side import planned_rivals, token_rates
 from toolkit.offload.unpacking import unpack_model
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
@@ -19,7 +19,7 @@ PROMPT = torch.tensor([[7, 100, 55]])
 def folder(tmp_path, monkeypatch):
     """A tiny model, packed, with a cache of its own; llama.cpp takes no part."""
     monkeypatch.setattr("toolkit.paths.cache_dir", lambda: tmp_path / "cache")
-    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: "absent")
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda limited: "absent")
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=200, tie_word_embeddings=True, **sizes)).bfloat16().eval()
@@ -41,7 +41,7 @@ def test_an_unpacked_model_is_the_packed_one_to_the_bit(folder):
 def test_every_way_has_a_row_with_what_it_reads(folder):
     place, model = folder
     for limit in (None, 10_000_000):
-        table, reasons = token_rates(SideBySide(place, "endor", PROMPT, 3, limit, repetitions=2), model)
+        table, reasons = token_rates(place, "endor", model, PROMPT, 3, limit)
         assert table["way"].tolist() == ["dense", "dense_packed", "endor", "endor_packed"]
         assert (table["tokens_per_s_low"] <= table["tokens_per_s"]).all()
         assert (table["tokens_per_s"] <= table["tokens_per_s_high"]).all()
@@ -53,14 +53,14 @@ def test_every_way_has_a_row_with_what_it_reads(folder):
 
 def test_ways_that_do_not_fit_are_named_with_what_they_need(folder):
     with pytest.raises(UserError, match=r"dense: a DRAM budget .* MB are needed.*endor: "):
-        token_rates(SideBySide(folder[0], "endor", PROMPT, 3, 1000), folder[1])
+        token_rates(folder[0], "endor", folder[1], PROMPT, 3, 1000)
 
 
 def test_rivals_are_known_before_anything_runs(folder, monkeypatch, tmp_path):
     """A file of one's own is raced whatever the architecture; files are written of Llama models alone."""
     place, _ = folder
     assert planned_rivals(place) == ({}, ["llama.cpp: absent"])
-    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda: None)
+    monkeypatch.setattr("toolkit.measure.llama_cpp.missing", lambda limited: None)
     assert planned_rivals(place) == (dict.fromkeys(side_by_side.TYPES), [])
     file = tmp_path / "own.gguf"
     write(file, kind="Q8_0", words=200)

@@ -9,7 +9,7 @@ import torch
 
 from toolkit.costs.machine import Memory, Profile
 from toolkit.errors import UserError
-from toolkit.measure.line import Line
+from toolkit.measure.rates import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import hits, rates, sizes
 from toolkit.planner.plan import plan

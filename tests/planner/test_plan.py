@@ -9,7 +9,7 @@ import pytest
 from toolkit.__main__ import main
 from toolkit.costs.machine import Links, Memory, Profile
 from toolkit.errors import UserError
-from toolkit.measure.line import Line
+from toolkit.measure.rates import Line
 from toolkit.models.architectures import ARCHITECTURES
 from toolkit.planner import sizes, speed
 from toolkit.planner.plan import measured_ranges, plan

@@ -8,9 +8,9 @@ import pytest
 
 from toolkit.evidence.reference import reference_dir
 from toolkit.models.architectures import ARCHITECTURES
-from toolkit.planner import measured, quality
-from toolkit.planner.prices import DIGITS, load_prices, prices_file, write_prices
-from toolkit.planner.quality import price_of
+from toolkit.planner import prices as planner_prices
+from toolkit.planner import treatments
+from toolkit.planner.prices import DIGITS, load_prices, price_of, prices_file, write_prices
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.treatments import ALTERATIONS, EXACT
 from toolkit.planner.ways import ZEROS, ways
@@ -66,7 +66,7 @@ def prices(monkeypatch, tmp_path):
         {"model": "two", "perplexity": 12.0, "machine": "a", "source": "y", "treatment": "gguf Q4_K", "bits": 5.53},
     ]
     table = pd.DataFrame([PRICE | row for row in rows])
-    monkeypatch.setattr(quality, "load_prices", lambda: table)
+    monkeypatch.setattr(planner_prices, "load_prices", lambda: table)
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     return table
 
@@ -100,7 +100,7 @@ def test_measured_once_then_known(prices, monkeypatch):
         calls.append((altered.method, altered.sparsity, settings.windows))
         return pd.DataFrame({"difference": [0, 0.2], "difference_error": [0, 0.1]})
 
-    monkeypatch.setattr(measured, "compared", compared)
+    monkeypatch.setattr(treatments, "compared", compared)
     target = embedded("smollm2-135m")
     assert price_of(target, HALF).model == "one"
     found = price_of(target, HALF, measure=True)

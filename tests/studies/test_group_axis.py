@@ -2,7 +2,10 @@
 
 import torch
 
-from toolkit.studies.group_axis import AXES, RECORDS, _quantise, decoded
+from tests.notebook_code import functions_of
+
+NOTEBOOK = functions_of("corm/fig09")
+AXES, RECORDS, decoded, quantise = NOTEBOOK.AXES, NOTEBOOK.RECORDS, NOTEBOOK.decoded, NOTEBOOK.quantise
 
 
 def layer(seed):
@@ -12,7 +15,7 @@ def layer(seed):
 
 def test_errors_of_each_axis():
     errors = {
-        axis: _quantise([tuple(each.clone() for each in layer(seed)) for seed in (0, 1)], axis, 4) for axis in AXES
+        axis: quantise([tuple(each.clone() for each in layer(seed)) for seed in (0, 1)], axis, 4) for axis in AXES
     }
     assert all(0.05 < error < 0.12 for of_axis in errors.values() for error in of_axis.values())
     for part, error in errors[RECORDS].items():  # 8 bits for scales cost little
@@ -22,7 +25,7 @@ def test_errors_of_each_axis():
 def test_the_matrices_become_what_they_decode_to():
     matrices = layer(0)
     dense = [each.clone() for each in matrices]
-    errors = _quantise([matrices], "across neurons", 2)
+    errors = quantise([matrices], "across neurons", 2)
     expected = decoded(tuple(dense), "across neurons", 2)
     for found, wanted, weight, error in zip(matrices, expected, dense, errors.values(), strict=True):
         assert torch.equal(found, wanted.float())

@@ -36,7 +36,7 @@ def model(monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     for module in (quality, loaded):
         monkeypatch.setattr(module, "loaded", lambda name: (made, "tokenizer", "checksum"))
-    monkeypatch.setattr(quality, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(quality, "tokens_of", lambda *_: TOKENS)
     return made
 
 
@@ -55,6 +55,13 @@ def test_rows_of_an_altered_model(model, monkeypatch):
     assert (table["factor"] == 0.5).all()
     assert (table["seen"] == "afterwards").all()
     assert set(quality.quality(SETTINGS)) == {*table} - {"factor", "seen"} | {"chance", "sequence_length"}
+
+
+def test_two_are_compared_window_by_window(model):
+    first, second = quality.quality(SETTINGS), quality.quality(SETTINGS, Scaled(0.5))
+    found, values = quality.paired(first, second), zip(window_nll(first), window_nll(second), strict=True)
+    assert found["value"] == pytest.approx(math.log(first["value"][0] / second["value"][0]))
+    assert (found["items"], found["better_windows"]) == (4, sum(one < other for one, other in values))
 
 
 def test_each_beside_the_first(model, monkeypatch):

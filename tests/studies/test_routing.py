@@ -20,7 +20,7 @@ def setting(monkeypatch, tmp_path):
     for module in (routing, loaded):  # the latter makes the key of what is kept
         monkeypatch.setattr(module, "loaded", lambda name: (model, None, "checksum of " + name))
     tokens = {"calibration": torch.arange(90) * 5 % 31, "evaluation": torch.arange(90) * 7 % 31}
-    monkeypatch.setattr(routing, "load_tokens", lambda corpus, tokenizer, split: tokens[split])
+    monkeypatch.setattr(routing, "tokens_of", lambda model, corpus, split: tokens[split])
     yield RoutedModel("tiny", "numbers", windows=2, sequence_length=20)
     for each in (routing.samples, routing.limits, routing.routing_of):
         each.cache_clear()

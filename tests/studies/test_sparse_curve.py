@@ -31,7 +31,7 @@ def test_each_way_gives_the_share_of_zeros(one_thread, way):
 def test_zeros_are_counted_and_the_model_is_restored(one_thread, monkeypatch):
     model = toy()
     monkeypatch.setattr(sparse_curve, "loaded", lambda name: (model, None, "checksum"))
-    monkeypatch.setattr(sparse_curve, "load_tokens", lambda *_: torch.arange(3000) * 7 % 61)
+    monkeypatch.setattr(sparse_curve, "tokens_of", lambda *_: torch.arange(3000) * 7 % 61)
     tokens = torch.arange(16)[None]
     plain, facts = model(tokens).logits, {}
     for alteration in (sparse_curve.Zeros(), sparse_curve.Zeros("threshold", 0.8)):

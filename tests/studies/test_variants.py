@@ -23,7 +23,6 @@ from toolkit.studies.variants import (
     ModelVariant,
     by_variant,
     compare_variants,
-    paired_differences,
     pareto_front,
 )
 
@@ -62,8 +61,8 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     monkeypatch.setenv("TOOLKIT_CACHE_DIR", str(tmp_path))
     for module in (study, quality, loaded):
         monkeypatch.setattr(module, "loaded", lambda name: (model, "tokenizer", "checksum"))
-    for module in (calibration, quality):
-        monkeypatch.setattr(module, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(calibration, "load_tokens", lambda *_: TOKENS)
+    monkeypatch.setattr(quality, "tokens_of", lambda *_: TOKENS)
     monkeypatch.setattr(study, "change_loaded", change_loaded)
     return made
 
@@ -159,7 +158,7 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
         ModelVariant("int8, endor", "wanda", 0.6),
         ModelVariant("fp16, 2:4", "wanda", 0.5, "2:4"),
     ]
-    table, windows = compare_variants(variants, SETTINGS)
+    table = compare_variants(variants, SETTINGS)
     assert [change for _, change, _ in evaluated] == [Pruning.by("wanda", 0.6), Pruning.by("wanda", pattern="2:4")]
     assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
     for variant, row in zip(variants, table.to_dict("records"), strict=True):
@@ -168,36 +167,17 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
         expected = perplexity(model, TOKENS, 16, 4)
         assert row["value"] == pytest.approx(expected, rel=1e-9)
         assert row["bits_per_weight"] == pytest.approx(size["bits_per_weight"])
-        of_variant = windows[windows["form"].eq(variant.form)]
-        assert of_variant["nll"].tolist() == pytest.approx(list(expected.window_nll), rel=1e-9)
-        assert of_variant["window"].tolist() == [0, 1, 2, 3]
-    again, _ = compare_variants(variants, SETTINGS)
+    again = compare_variants(variants, SETTINGS)
     pd.testing.assert_frame_equal(table, again)
     assert len(evaluated) == 2
     compare_variants(variants[1:2], replace(SETTINGS, windows=2))
     assert len(evaluated) == 3
 
 
-def test_paired_differences(evaluated):
-    variants = [
-        ModelVariant("fp16", method, 0.5, None, size, 0) for size in (2, 4) for method in ("wanda", "magnitude")
-    ]
-    table, windows = compare_variants(variants, SETTINGS)
-    found = paired_differences(windows, "method", "wanda", "magnitude")
-    assert found["calibration_windows"].tolist() == [2, 4]
-    value = table.set_index(["calibration_windows", "method"])["value"]
-    for row in found.itertuples():
-        ratio = value[row.calibration_windows, "wanda"] / value[row.calibration_windows, "magnitude"]
-        assert row.value == pytest.approx(math.log(ratio))
-        assert row.items == 4
-    with pytest.raises(UserError, match="no variant has both 'wanda' and 'sparsegpt'"):
-        paired_differences(windows, "method", "wanda", "sparsegpt")
-
-
 def test_calibrated_forms_are_quantised_block_by_block(evaluated):
     expected = tiny().requires_grad_(False)
     list(change_blocks(expected, CALIBRATED["int3, gptq 16"], TOKENS.view(-1, 16)[:4]))
-    table, windows = compare_variants([ModelVariant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
+    table = compare_variants([ModelVariant("int3, gptq 16", calibration_windows=4, seed=2)], SETTINGS)
     (asked,) = evaluated
     assert asked == ("tiny", CALIBRATED["int3, gptq 16"], Calibration("text", 4, SETTINGS.sequence_length, 2))
     row = table.iloc[0]
@@ -205,5 +185,4 @@ def test_calibrated_forms_are_quantised_block_by_block(evaluated):
     grid_bytes = 8 * 7  # bits and group of each matrix, 7 of which a block has
     elements = sum(linear.weight.numel() for linear in linears(expected))
     assert row["bits_per_weight"] == pytest.approx(3 + 2 * 16 / 16 + 8 * grid_bytes / elements)
-    assert windows["nll"].tolist() == pytest.approx(list(perplexity(expected, TOKENS, 16, 4).window_nll), rel=1e-9)
     assert all(map(torch.equal, quality.loaded("tiny")[0].parameters(), tiny().parameters()))  # as before

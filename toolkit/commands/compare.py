@@ -28,7 +28,7 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
         raise UserError(f"--device {options.device}: --compare runs on the CPU, as llama.cpp does here; leave it out")
     _tell("looking at the folder and for llama.cpp")
     from toolkit.interchange.reading import load_tokenizer
-    from toolkit.measure.side_by_side import SideBySide, planned_rivals, token_rates
+    from toolkit.measure.side_by_side import planned_rivals, token_rates
     from toolkit.models import fast_dtype, load_model
     from toolkit.offload.unpacking import unpack_model
     from toolkit.storage.store import Store
@@ -49,8 +49,8 @@ def compare(options: Namespace, form: str, budgets: Mapping[str, int | None]) ->
             written = load_model(name, fast_dtype())[0]
         except UserError as error:
             weights = f"the packed model's weights (the original ones cannot be loaded: {line(error)})"
-    race = SideBySide(options.folder, form, prompt, options.max_new_tokens, dram_bytes, rivals)
-    table, left_out = token_rates(race, packed, written, _tell)
+    asked = (prompt, options.max_new_tokens, dram_bytes)
+    table, left_out = token_rates(options.folder, form, packed, *asked, rivals, written, _tell)
     files = {way: name if file == _packed_gguf(name) else str(file) for way, file in rivals.items() if file}
     known = _Perplexities(tokenizer, packed, written, name)
     table["perplexity"] = [known.of(way, files.get(way)) for way in table["way"]]

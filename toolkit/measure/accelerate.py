@@ -8,8 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from toolkit.files import check_space
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Decoding, Text
+from toolkit.measure.contestant import Contestant, Decoding, Reference, Text
 from toolkit.models import decoder_blocks
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.ways import Placed, Way

@@ -20,8 +20,7 @@ from toolkit.errors import UserError
 from toolkit.files import check_space
 from toolkit.measure import airllm_driver
 from toolkit.measure.child import PIP, WHEELS, Child, run_installer
-from toolkit.measure.contestant import Contestant
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Contestant, Text
 from toolkit.timeline import Recorder
 
 PACKAGES = ("airllm==4.0.0", "sentencepiece==0.2.3")

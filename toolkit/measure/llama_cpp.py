@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from toolkit.cache import cached
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import layer_bytes, layer_span, write_gguf
-from toolkit.measure import llama_cpp_driver
+from toolkit.measure import llama_cpp_driver, memory_group
 from toolkit.measure.child import PIP, WHEELS, Child, run_installer
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Contestant, Reference, Text
 from toolkit.measure.memory_group import MemoryGroup
 from toolkit.policies.methods import LLAMA_CPP
 from toolkit.storage.direct import drop_pages
@@ -40,13 +39,13 @@ PROMPT = (7, 100, 55)  # what the logits are compared for: more than one token, 
 NEAR = 0.02  # of the largest logit: llama.cpp rounds the inputs of products to F16
 
 
-def missing() -> str | None:
-    """Why llama.cpp cannot run on this machine, or None if it can. The first call may install it."""
+def missing(limited: bool = False) -> str | None:
+    """Why llama.cpp cannot run on this machine, or not in limited memory; None if it can. May install it, once."""
     try:
         _python()
     except UserError as error:
         return str(error)
-    return None
+    return memory_group.missing() if limited else None
 
 
 def library() -> Path:

@@ -1,12 +1,12 @@
 """This toolkit's runtime as a contestant: a packed model whose layers, neurons or experts come from the disk."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from toolkit.measure.decoding import Decoding, Text
+from toolkit.measure.contestant import Decoding, Text
 from toolkit.offload.model import OffloadedModel
 from toolkit.policies.ways import POLICIES, Way
 from toolkit.storage.direct import drop_pages
@@ -16,8 +16,7 @@ class PackedModel(Decoding):
     """A packed folder, already verified, in this toolkit's runtime on the CPU. Each turn opens it anew.
 
     `way` has method and policy of whole layers; None stands for a folder of neurons or experts. Without `staged` a
-    token is a single span. `made` are settings that each turn needs anew, such as predictors with a state: functions
-    that make them, by name. `settings` go to `OffloadedModel.open`, such as `placement`.
+    token is a single span. `settings` go to `OffloadedModel.open`, such as `placement`.
     """
 
     def __init__(
@@ -28,11 +27,10 @@ class PackedModel(Decoding):
         labels: Mapping[str, object],
         way: Way | None = None,
         staged: bool = True,
-        made: Mapping[str, Callable[[], object]] | None = None,
         **settings: object,
     ):
         super().__init__(name, text, labels)
-        self.folder, self.way, self.staged, self.made, self.settings = folder, way, staged, made or {}, settings
+        self.folder, self.way, self.staged, self.settings = folder, way, staged, settings
         self.exact = way is not None and not way.stored.used_packed  # neurons are added up as they lie in memory
         self.memory = settings.get("dram_bytes") or float("inf")
         self.reads_ahead = way is not None and POLICIES[way.policy].overlaps
@@ -41,8 +39,7 @@ class PackedModel(Decoding):
     def open(self) -> Iterator[None]:
         """The model, whose files are closed afterwards, so that every read has ended and is recorded."""
         settings = {"verify": False} | ({"method": self.way.method, "policy": self.way.policy} if self.way else {})
-        settings |= self.settings | {name: make() for name, make in self.made.items()}
-        with OffloadedModel.open(self.folder, **settings) as opened:
+        with OffloadedModel.open(self.folder, **settings | self.settings) as opened:
             self.model, self.mode, self.recorder = opened.model, opened.mode, opened.recorder if self.staged else None
             if self.way:
                 form = self.way.stored.format

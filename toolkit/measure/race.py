@@ -24,8 +24,7 @@ from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats.packed import DTYPES
 from toolkit.measure.accelerate import AcceleratedModel
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Text, greedy_text
+from toolkit.measure.contestant import Contestant, Reference, Text, greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.turns import measured, take_turns

@@ -1,17 +1,22 @@
 """This machine as the cost model needs it: what the probe finds, and the times in which weights are read and used.
 
-The inputs of the model are measured apart from its predictions.
+The inputs of the model are measured apart from its predictions. A time may be a line over bytes:
+
+    line = fit_line(nbytes=[1e6, 1e7, 1e8], seconds=[0.0006, 0.0051, 0.0501])    # 0.1 ms, and 2 GB/s
+    line.seconds(3e6)
 """
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 
 from toolkit.costs.cost_model import with_rates
 from toolkit.costs.curve import Curve
-from toolkit.costs.machine import Profile
+from toolkit.costs.machine import GB, Profile
 from toolkit.costs.probe import probe
-from toolkit.measure.line import Line, fit_line
+from toolkit.errors import UserError
 from toolkit.measure.passes import measured_spans
 from toolkit.models.workload import Workload
 from toolkit.policies.methods import METHODS
@@ -22,6 +27,43 @@ RATES_MODEL, RATES_OP = "opt-30b", "fc1"  # timed for nothing else
 # found with small weights is not that of large ones (`toolkit.costs.curve`)
 RATES_PARTS = (1, 4, 16, 64, 256, 1024)
 RATES_REPETITIONS = 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """`fixed_s` seconds for any task, and its bytes at `gb_s` GB a second."""
+
+    fixed_s: float
+    gb_s: float
+
+    def seconds(self, nbytes: float) -> float:
+        """Seconds for so many bytes."""
+        return self.fixed_s + nbytes / GB / self.gb_s
+
+
+def fit_line(nbytes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """The line with the least sum of relative errors, |line / seconds - 1|; its fixed time is not below zero.
+
+    With absolute errors the noise of the largest sizes would decide the fixed time; with squared errors one slow spell
+    would decide the line. The best line passes through two of the points, or through one and the origin, so all of
+    those are tried. Raises `UserError` unless there is a time for each size, and all are above zero.
+    """
+    size, time = np.asarray(nbytes, float), np.asarray(seconds, float)
+    if not len(size) or len(size) != len(time) or min(size.min(), time.min()) <= 0:
+        raise UserError(f"{len(size)} sizes and {len(time)} times to fit a line to: expected as many, all above zero")
+    lines: list[tuple[float, float]] = [(0.0, t / s) for s, t in zip(size, time, strict=True)]
+    for first, second in zip(*np.triu_indices(len(size), 1), strict=True):
+        if size[first] != size[second]:
+            slope = (time[second] - time[first]) / (size[second] - size[first])
+            lines.append((time[first] - slope * size[first], slope))
+    fixed_s, slope = min(
+        (line for line in lines if line[0] >= 0 < line[1]), key=lambda line: _off(line[0], line[1], size, time)
+    )
+    return Line(float(fixed_s), float(1 / slope / GB))
+
+
+def _off(fixed_s: float, slope: float, size: np.ndarray, time: np.ndarray) -> float:
+    return float(np.abs((fixed_s + slope * size) / time - 1).sum())
 
 
 def this_machine(dtype: str = "float16", sparsity: float = 0.5, fresh: bool = False) -> Profile:

@@ -1,8 +1,7 @@
 """One packed model in all the ways that a user would choose from, with the same text under the same limit of memory.
 
     rivals, reasons = planned_rivals(folder, dram_bytes=140_000_000, gguf=Path("model.gguf"))   # before anything loads
-    race = SideBySide(folder, "endor", prompt, 32, 140_000_000, rivals)
-    table, left_out = token_rates(race, unpack_model(store, "endor"), rival_model)
+    table, left_out = token_rates(folder, "endor", unpack_model(store, "endor"), prompt, 32, 140_000_000, rivals)
 
 Ways are the dense weights, by torch and by our kernels; the packed ones decoded; the packed ones multiplied as they
 are; llama.cpp with files that the toolkit writes of a Llama model; and llama.cpp with a GGUF file that is there.
@@ -10,7 +9,6 @@ are; llama.cpp with files that the toolkit writes of a Llama model; and llama.cp
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pandas as pd
@@ -20,9 +18,8 @@ from toolkit import paths
 from toolkit.errors import UserError
 from toolkit.files import make_folder, scratch_folder
 from toolkit.formats import READABLE
-from toolkit.measure import llama_cpp, memory_group
-from toolkit.measure.contestant import Contestant
-from toolkit.measure.decoding import greedy_text
+from toolkit.measure import llama_cpp
+from toolkit.measure.contestant import Contestant, greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
@@ -38,25 +35,9 @@ from toolkit.storage.store import Store
 
 POLICY = "pipelined"
 TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")  # those that any tensor's blocks fit, and no K type
+REPETITIONS = 3
 SKIPPED = 2  # passes of a turn: the prompt, and the first token, which may compile something
 NEAR = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
-
-
-@dataclass(frozen=True, eq=False)
-class SideBySide:
-    """The comparison: the variant `form` of a packed folder, on a prompt [1, tokens] and so many tokens after it.
-
-    `dram_bytes` limits the weights and buffers of each way; None lets all of them stay in memory. `rivals` are those of
-    `planned_rivals`.
-    """
-
-    folder: Path
-    form: str
-    prompt: Tensor
-    tokens: int
-    dram_bytes: int | None = None
-    rivals: Mapping[str, Path | None] = field(default_factory=dict)
-    repetitions: int = 3
 
 
 def planned_rivals(
@@ -65,8 +46,8 @@ def planned_rivals(
     """The rows of llama.cpp by name, each with its file if that is there, and why others take no part.
 
     `gguf` is a file of the same vocabulary that llama.cpp runs as it is. No weights are read; the first call may
-    install llama.cpp. Raises `UserError` for a GGUF file that cannot be read,
-    or that has another vocabulary than the packed model.
+    install llama.cpp. Raises `UserError` for a GGUF file that cannot be read, or that has another vocabulary than the
+    packed model.
     """
     config = load_json(Store.open(folder).model_folder / CONFIG)
     rivals: dict[str, Path | None] = {}
@@ -77,8 +58,7 @@ def planned_rivals(
         if words != expected:
             raise UserError(f"{gguf} has {words} words and the packed model {expected}: name a file of the same model")
         rivals[f"llama.cpp {header.quantisation}"] = gguf
-    reason = llama_cpp.missing() or (memory_group.missing() if dram_bytes else None)
-    if reason:
+    if reason := llama_cpp.missing(limited=dram_bytes is not None):
         return {}, [f"llama.cpp: {reason}"]
     if config.get("model_type") == "llama":
         return dict.fromkeys(TYPES) | rivals, []
@@ -87,36 +67,50 @@ def planned_rivals(
 
 
 def token_rates(
-    race: SideBySide,
+    folder: Path,
+    form: str,
     model: nn.Module,
+    prompt: Tensor,
+    tokens: int,
+    dram_bytes: int | None = None,
+    rivals: Mapping[str, Path | None] = {},
     rival_model: nn.Module | None = None,
     tell: Callable[[str], None] = lambda phase: None,
 ) -> tuple[pd.DataFrame, list[str]]:
     """A row for each way, and a sentence for each way that took no part.
 
-    `model` is the packed one in memory (`unpack_model`). `rival_model` is the model of the files that are written for
-    llama.cpp; by default the packed one. `tell` is called with each phase and with each turn's result. Columns: way;
-    tokens_per_s, with its range over the turns (`summary`); read_mb (from the disk, a token);
-    dram_mb (of weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns beside
-    other work).
+    Args:
+        folder: a packed model.
+        form: the variant of it that is compared.
+        model: that variant in memory (`unpack_model`).
+        prompt: token ids, int64 [1, tokens].
+        tokens: so many after the prompt count.
+        dram_bytes: the limit for weights and buffers of each way; None lets all of them stay in memory.
+        rivals: those of `planned_rivals`.
+        rival_model: the model of the files that are written for llama.cpp; by default the packed one.
+        tell: is called with each phase and with each turn's result.
+
+    Columns: way; tokens_per_s, with its range over the turns (`summary`); read_mb (from the disk, a token); dram_mb (of
+    weights and buffers; llama.cpp: the limit, or the file's layers); mode; disturbed (share of turns beside other
+    work).
 
     Each way takes the same token ids, those that the dense weights choose greedily after the prompt; the passes of the
     prompt and of the next token are not counted. llama.cpp begins a new text with each token, which spares it the
     attention to those before. Outputs are checked. Raises `UserError` for a model or a folder that cannot be run.
     """
-    store, reasons = Store.open(race.folder), list[str]()
+    store, reasons = Store.open(folder), list[str]()
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
-        tell(f"choosing {SKIPPED + race.tokens} tokens with the dense weights")
-        text, dense = greedy_text(model, race.prompt, SKIPPED + race.tokens, NEAR), store
+        tell(f"choosing {SKIPPED + tokens} tokens with the dense weights")
+        text, dense = greedy_text(model, prompt, SKIPPED + tokens, NEAR), store
         if "dense" not in store.variants:
             tell("writing the dense weights")
             pack_model(model, scratch / "store", Linears(("dense",)), str(store.model.get("name")))
             dense = Store.open(scratch / "store")
         racing: list[Contestant] = []
         held_bytes = {}
-        for name, place in _ways(race.form, store, dense).items():
+        for name, place in _ways(form, store, dense).items():
             way = Way(name, policy=POLICY, device="cpu")
-            ours = PackedModel(name, place.folder, text, {"way": name}, way, dram_bytes=race.dram_bytes)
+            ours = PackedModel(name, place.folder, text, {"way": name}, way, dram_bytes=dram_bytes)
             try:
                 with ours.open():
                     held_bytes[name] = ours.held_bytes
@@ -125,9 +119,9 @@ def token_rates(
                 tell(reasons[-1])
                 continue
             racing.append(ours)
-        for name, file in race.rivals.items():
+        for name, file in rivals.items():
             tell(f"starting {name}" + ("" if file else ", whose file is written first"))
-            settings = {"mapped": race.dram_bytes is not None, "memory_bytes": race.dram_bytes, "gguf": file}
+            settings = {"mapped": dram_bytes is not None, "memory_bytes": dram_bytes, "gguf": file}
             try:
                 rival = LlamaCpp(name, rival_model or model, scratch, text, {"way": name}, **settings)
             except UserError as error:
@@ -137,17 +131,17 @@ def token_rates(
                 tell(reasons[-1])
                 continue
             stack.callback(rival.close)
-            held_bytes[name] = race.dram_bytes or rival.nbytes
+            held_bytes[name] = dram_bytes or rival.nbytes
             racing.append(rival)
         if not racing:
             raise UserError("; ".join(reasons))
-        tell(f"{race.repetitions} turns of {len(racing)} ways, {race.tokens} tokens each")
+        tell(f"{REPETITIONS} turns of {len(racing)} ways, {tokens} tokens each")
         spans = take_turns(
             racing,
-            race.repetitions,
-            race.tokens,
+            REPETITIONS,
+            tokens,
             SKIPPED,
-            tell=lambda way, tokens_s: tell(f"{way.labels['way']}: {tokens_s:.2f} tokens/s"),
+            tell=lambda way, rate: tell(f"{way.labels['way']}: {rate:.2f} tokens/s"),
         )
     table = summary(by_turn(spans, ["way"]), ["way"], ["tokens_per_s"])
     table = table.assign(read_mb=table["read_bytes"] / 1e6, dram_mb=table["way"].map(held_bytes) / 1e6)

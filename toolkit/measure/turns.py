@@ -97,9 +97,9 @@ def take_turns(
         _take_again(rounds, repetition, guard)
     labels = [contestant.labels for contestant in contestants]
     tables = [
-        turn.spans.assign(**of, repetition=number, tokens=turn.spans["token"].nunique(), **turn.load.columns())
+        turn.spans.assign(**own, repetition=number, tokens=turn.spans["token"].nunique(), **turn.load.columns())
         for number, turns in enumerate(rounds, 1)
-        for of, turn in zip(labels, turns, strict=True)
+        for own, turn in zip(labels, turns, strict=True)
     ]
     moment = datetime.now(UTC).isoformat(timespec="seconds")
     return pd.concat(tables, ignore_index=True).assign(measured_at=moment)

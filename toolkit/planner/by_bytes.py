@@ -19,7 +19,7 @@ from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.planner import sizes
 from toolkit.planner.hits import expert_hits, unmapped_share
-from toolkit.planner.quality import price_of
+from toolkit.planner.prices import price_of
 from toolkit.planner.speed import Machine, Speed
 from toolkit.planner.target import Target
 from toolkit.planner.ways import EXPERTS, NEURONS, RIVAL, STREAMED, PlannedWay, ways

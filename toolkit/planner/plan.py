@@ -7,7 +7,7 @@
 
 Speeds are modelled from rates that are measured once (`toolkit.planner.rates`). Their ranges come from the last run of
 the notebook `beyond/planner`, which measures how far off such predictions are. Quality is measured, of this model or of
-an embedded one that is named (`toolkit.planner.quality`).
+an embedded one that is named (`toolkit.planner.prices`).
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from toolkit.costs.probe import describe
 from toolkit.errors import UserError
 from toolkit.planner import sizes
 from toolkit.planner.by_bytes import CUDA, gpu_ways, limit_on_gpu
-from toolkit.planner.quality import Quality, price_of
+from toolkit.planner.prices import Quality, price_of
 from toolkit.planner.speed import Machine, Speed, dram_for_weights, speed, this_machine
 from toolkit.planner.target import Target, open_target
 from toolkit.planner.ways import RIVAL, PlannedWay, ways

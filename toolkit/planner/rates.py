@@ -25,9 +25,9 @@ from toolkit import memory_limits, paths
 from toolkit.costs.fit import non_negative
 from toolkit.costs.machine import GB
 from toolkit.files import make_folder, scratch_folder
-from toolkit.measure.line import Line, fit_line
 from toolkit.measure.llama_cpp import missing
 from toolkit.measure.packed_model import PackedModel
+from toolkit.measure.rates import Line, fit_line
 from toolkit.measure.turns import measured, take_turns
 from toolkit.models import decoder_blocks
 from toolkit.planner import stand_ins

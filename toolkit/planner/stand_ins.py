@@ -16,8 +16,7 @@ from toolkit.formats import Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
-from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Reference, Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.offload.neuron_folder import write_folder

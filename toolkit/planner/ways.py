@@ -76,16 +76,16 @@ def _of_layers() -> Iterator[PlannedWay]:
     yield PlannedWay("dense, by torch", STREAMED, "dense", "dense", pack=dense)
     yield PlannedWay("dense", STREAMED, "dense", f"dense{PACKED}", pack=dense, run=packed)
     int8 = {"dtype": INT8, "bits": 8, "run": packed}
-    of_int8 = PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
-    yield from _with_head(of_int8, "int8")
+    plain = PlannedWay("int8", STREAMED, "int8", f"dense{PACKED}", pack=f"{dense} --int8", **int8)
+    yield from _with_head(plain, "int8")
     for share in SPARSITIES:
         prune, name = f"--method sparsegpt --sparsity {share}", f"endor, {share:.0%} zeros".replace("%", " %")
-        of = {"sparsity": share, "pack": prune}
-        yield PlannedWay(f"{name}, decoded", STREAMED, f"sparsegpt {share:g}", "endor", **of)
-        yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **of, run=packed)
-        of["pack"] += " --int8"
-        of_int8 = PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **of, **int8)
-        yield from _with_head(of_int8, "int8") if share == WITH_HEAD else (of_int8,)
+        pruned = {"sparsity": share, "pack": prune}
+        yield PlannedWay(f"{name}, decoded", STREAMED, f"sparsegpt {share:g}", "endor", **pruned)
+        yield PlannedWay(name, STREAMED, f"sparsegpt {share:g}", f"endor{PACKED}", **pruned, run=packed)
+        pruned["pack"] += " --int8"
+        both = PlannedWay(f"{name}, int8", STREAMED, f"sparsegpt {share:g} int8", f"endor{PACKED}", **pruned, **int8)
+        yield from _with_head(both, "int8") if share == WITH_HEAD else (both,)
     two_four = {"sparsity": 0.5, "pack": "--method sparsegpt --pattern 2:4", "run": packed}
     yield PlannedWay("endor, 2:4", STREAMED, "sparsegpt 2:4", f"endor{PACKED}", **two_four)
     spqr = PlannedWay("spqr, 3 bits", STREAMED, "spqr", f"spqr{PACKED}", bits=3, pack="--method spqr")

@@ -9,7 +9,6 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from toolkit.errors import UserError
 from toolkit.models.ffn import FFN
 from toolkit.predictors.predictor import Context, Predictor
 
@@ -78,7 +77,7 @@ class CopyLast(Weightless):
 class FromTrace(Predictor):
     """Predicts, at its n-th call, the neurons that token n of a recorded text used: `active` [tokens, neurons].
 
-    It serves comparisons in which all get the same predictions. Raises `UserError` beyond the last token.
+    It serves comparisons in which all get the same predictions. After the last token it begins with the first again.
     """
 
     name: ClassVar[str] = "from_trace"
@@ -94,7 +93,5 @@ class FromTrace(Predictor):
 
     def predict(self, context: Context) -> Int64[np.ndarray, " neurons"]:
         """The neurons of the next token, rising."""
-        if self._next == len(self.active):
-            raise UserError(f"{len(self.active)} tokens were recorded, and one more is asked for: record more")
-        self._next += 1
-        return np.flatnonzero(self.active[self._next - 1])
+        token, self._next = self._next, (self._next + 1) % len(self.active)
+        return np.flatnonzero(self.active[token])

@@ -4,7 +4,7 @@ Every way gives the same logits, to the bit: what is not there when it is needed
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -20,9 +20,8 @@ from toolkit.costs.expert_replay import COUNTS, replay_experts
 from toolkit.costs.experts import ON_DEMAND
 from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
-from toolkit.measure import llama_cpp, memory_group
-from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure import llama_cpp
+from toolkit.measure.contestant import Reference, Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
@@ -36,12 +35,11 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import WINDOW
 from toolkit.offload.routing import RecordedRouter, Router
 from toolkit.policies.two_level import TwoLevel
-from toolkit.quality import load_tokens
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
-from toolkit.studies.loaded import loaded
+from toolkit.studies.loaded import loaded, tokens_of
 
 EXACT = replace(ON_DEMAND, exact=True)
 WAYS = {  # what each does beside reading experts when they are needed
@@ -201,27 +199,24 @@ def _runs(race: ExpertRace) -> pd.DataFrame:
     settings = {way: _settings(race, way) for way in WAYS}
     racing: list = [PackedModel(way, _folder(race), text, {"way": way}, **settings[way]) for way in WAYS]
     with ExitStack() as stack:
-        racing += [stack.enter_context(_rival(race, name)) for name in race.rivals if not _reason()]
+        for name in race.rivals:
+            if not llama_cpp.missing(limited=True):
+                racing.append(stack.enter_context(_rival(race, name)))
         spans = take_turns(racing, race.repetitions, race.tokens, race.skipped)
     turns = by_turn(spans, ["way"])
     sizes = {"read_mb": turns["read_bytes"] / 1e6, "limit_mb": turns["memory_bytes"] / 1e6}
     return turns[["way", "repetition", "seconds", "tokens_per_s", "mode", "disturbed"]].assign(**sizes)
 
 
-def _reason() -> str | None:
-    return llama_cpp.missing() or memory_group.missing()
-
-
 @contextmanager
 def _rival(race: ExpertRace, name: str) -> Iterator[LlamaCpp]:
     text = Text(_tokens(race), Reference(name), cached=False)
     limit = _settings(race, "cached")["dram_bytes"]
-    with scratch_folder(make_folder(paths.cache_dir())) as folder:
-        rival = LlamaCpp(name, loaded(race.model)[0], folder, text, {"way": name}, memory_bytes=limit)
-        try:
-            yield rival
-        finally:
-            rival.close()
+    with (
+        scratch_folder(make_folder(paths.cache_dir())) as folder,
+        closing(LlamaCpp(name, loaded(race.model)[0], folder, text, {"way": name}, memory_bytes=limit)) as rival,
+    ):
+        yield rival
 
 
 def _counted(race: ExpertRace) -> pd.DataFrame:
@@ -278,7 +273,7 @@ def _tokens(race: ExpertRace) -> list[Tensor]:
     count = race.skipped + race.tokens
     if race.is_twin:
         return [torch.tensor([[TOKEN]])] * count
-    return list(load_tokens(CORPUS, loaded(race.model)[1], "evaluation").flatten()[:count].view(-1, 1, 1))
+    return list(tokens_of(race.model, CORPUS, "evaluation")[:count].view(-1, 1, 1))
 
 
 def _mixtures_of(engine: OffloadedModel) -> list[ExpertFFN]:

@@ -1,12 +1,14 @@
-"""The models that studies are about, each loaded once."""
+"""The models that studies are about and their texts, each loaded once."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Protocol
 
-from torch import nn
+from jaxtyping import Int64
+from torch import Tensor, nn
 
 from toolkit.models import fast_dtype, load_model
 from toolkit.models.cutting import thresholds_of
+from toolkit.quality import load_tokens
 from toolkit.sparsity.changed import weights_sha256
 
 LOADING = ("toolkit.models.loading",)  # left out of what a result depends on, since its key has the weights
@@ -18,6 +20,12 @@ def loaded(name: str) -> tuple[nn.Module, object, str]:
     """A model, its tokenizer and the checksum of its weights. Who changes the model restores it."""
     model, tokenizer = load_model(name, fast_dtype())
     return model, tokenizer, weights_sha256(model)
+
+
+@cache
+def tokens_of(model: str, corpus: str, split: str) -> Int64[Tensor, " n"]:
+    """The token ids of a split of a corpus for a model (`load_tokens`)."""
+    return load_tokens(corpus, loaded(model)[1], split)
 
 
 class OfModel(Protocol):

@@ -219,9 +219,9 @@ def compare_accuracy(
     dense = replace(setting, zeros=0.0)
     chosen = [(dense, ALONE, "dense"), *((setting, variant, variant.label) for variant in (ALONE, *variants, *RIVALS))]
     tables = []
-    for of, variant, label in chosen:
-        rows = accuracy(text, Predicted(of, variant.named_once))
-        tables.append(rows.assign(**_labels(of, variant) | {"label": label}))
+    for one, variant, label in chosen:
+        rows = accuracy(text, Predicted(one, variant.named_once))
+        tables.append(rows.assign(**_labels(one, variant) | {"label": label}))
     return pd.concat(tables, ignore_index=True).assign(evidence="measured")
 
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from toolkit import sources
 from toolkit.cache import kept
-from toolkit.quality import evaluate_tasks, load_tokens, paired_difference, perplexity
+from toolkit.quality import evaluate_tasks, paired_difference, perplexity
 from toolkit.quality.likelihood import Perplexity
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 
-PERPLEXITY, WINDOW_NLL = "perplexity", "window nll"
+PERPLEXITY, WINDOW_NLL, LOG_DIFFERENCE = "perplexity", "window nll", "difference of log-perplexity"
 TASK_METRICS = {"acc": "", "acc_norm": ", by length"}
 
 
@@ -119,13 +119,27 @@ def compared(settings: EvaluationSettings, alterations: Mapping[str, Alteration]
     for name, table in tables.items():
         for row, base in zip(_summary(table), _summary(first), strict=True):
             if row["metric"] == PERPLEXITY:
-                difference, error = paired_difference(window_nll(table), window_nll(first))
+                pair = paired(table, first)
+                difference, error = pair["value"], pair["standard_error"]
             else:
                 difference = row["value"] - base["value"]
                 error = math.hypot(row["standard_error"], base["standard_error"])
             beside = {"difference": difference, "difference_error": error, "relative": row["value"] / base["value"]}
             rows.append({"variant": name} | row | beside)
     return pd.DataFrame(rows)
+
+
+def paired(first: pd.DataFrame, second: pd.DataFrame) -> dict[str, object]:
+    """The difference of log-perplexity of two tables of `quality`, window by window.
+
+    Keys: metric; value (mean of first − second, nats a token; negative where the first is better); standard_error;
+    items (windows); better_windows (how many of them the first wins). Raises what `paired_difference` raises.
+    """
+    one, other = window_nll(first), window_nll(second)
+    mean, error = paired_difference(one, other)
+    wins = sum(mine < theirs for mine, theirs in zip(one, other, strict=True))
+    about = {"metric": LOG_DIFFERENCE, "value": mean, "standard_error": error}
+    return about | {"items": len(one), "better_windows": wins}
 
 
 def window_nll(table: pd.DataFrame) -> list[float]:
@@ -144,8 +158,7 @@ def _key(settings: EvaluationSettings, alteration: Alteration) -> dict[str, obje
 @kept("perplexity", without=LOADING, key=_key)
 def _windows(settings: EvaluationSettings, alteration: Alteration) -> pd.DataFrame:
     """The loss of each window of evaluation text, in nats a token, and the alteration's facts."""
-    model, tokenizer, _ = loaded(settings.model)
-    tokens = load_tokens(settings.corpus, tokenizer, "evaluation")
+    model, tokens = loaded(settings.model)[0], tokens_of(settings.model, settings.corpus, "evaluation")
     with alteration.change(settings) as facts:
         lost = perplexity(model, tokens, settings.sequence_length, settings.windows)
     return pd.DataFrame({"value": lost.window_nll}).assign(**facts)

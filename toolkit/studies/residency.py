@@ -1,7 +1,7 @@
 """Which neurons stay in memory: residency policies raced from disk on a real model."""
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -11,12 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from toolkit import sources
-from toolkit.cache import cached, kept_folder
+from toolkit.cache import kept_folder
 from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
-from toolkit.measure.contestant import Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Reference, Text
 from toolkit.measure.packed_model import PackedModel
 from toolkit.measure.summary import by_turn, summary
 from toolkit.measure.turns import measured, take_turns
@@ -32,8 +30,8 @@ from toolkit.sparsity.trace import Trace, pack
 from toolkit.storage.neuron_packing import LAYOUT, Neurons
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
-from toolkit.studies.loaded import LOADING, loaded, weights_key
-from toolkit.studies.thresholded import TRACE, ThresholdedModel, few_samples, thresholds, tokens_of, trace
+from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
+from toolkit.studies.thresholded import TRACE, ThresholdedModel, few_samples, thresholds, trace
 
 OPTIMUM = "belady"
 POLICIES = ("window", "lru", "hot_table", "static")
@@ -111,7 +109,7 @@ def _runs(race: ResidencyRace) -> pd.DataFrame:
     text = _text(race)
     racing = [_contestant(race, policy, text) for policy in POLICIES]
     spans = take_turns(racing, race.repetitions, race.tokens, SKIPPED)
-    store = Store.open(_folder(race.setting))
+    store = Store.open(_folder(race.setting) / FOLDER)
     (bundle,) = store.layer(0, LAYOUT).ops.values()
     neuron_bytes = store.layer(0, LAYOUT).nbytes // bundle.shape[0]
     turns = by_turn(spans, ["policy"])
@@ -129,7 +127,7 @@ def frequencies_of(setting: ThresholdedModel) -> list[Float64[np.ndarray, " neur
 def held_rows(race: ResidencyRace) -> list[int]:
     """The neurons that the limit lets each layer hold."""
     limited = {"dram_bytes": race.dram_bytes, "verify": False}
-    with OffloadedModel.open(_folder(race.setting), predictors=_predictors(race), **limited) as model:
+    with OffloadedModel.open(_folder(race.setting) / FOLDER, predictors=_predictors(race), **limited) as model:
         assert isinstance(model.strategy, ByNeuron)  # the folder holds neurons
         return [ffn.store.residency.rows for ffn in model.strategy.ffns]
 
@@ -140,9 +138,8 @@ def _contestant(race: ResidencyRace, policy: str, text: Text) -> PackedModel:
     def residency(layer: int, neurons: int, rows: int) -> Residency:
         return residency_of(policy, neurons, rows, frequency=frequencies[layer], window=race.window)
 
-    more = {"dram_bytes": race.dram_bytes, "residency": residency}
-    made = {"predictors": lambda: _predictors(race)}
-    return PackedModel(policy, _folder(race.setting), text, {"policy": policy}, made=made, **more)
+    settings = {"dram_bytes": race.dram_bytes, "residency": residency, "predictors": _predictors(race)}
+    return PackedModel(policy, _folder(race.setting) / FOLDER, text, {"policy": policy}, **settings)
 
 
 def _predictors(race: ResidencyRace) -> list[FromTrace]:
@@ -155,21 +152,16 @@ def _text(race: ResidencyRace) -> Text:
 
     The logits of the model in memory differ: rounded to bfloat16, some outputs lie on the other side of the threshold.
     """
-    tokens = tokens_of(race.setting, "evaluation")[None, : SKIPPED + race.tokens]
+    tokens = tokens_of(race.setting.model, race.setting.corpus, "evaluation")[None, : SKIPPED + race.tokens]
     return Text(tokens.split(1, 1), Reference(POLICIES[0], near=NEAR))
 
 
-def _folder(setting: ThresholdedModel) -> Path:
+@kept_folder("neurons", without=LOADING, key=weights_key)
+def _folder(folder: Path, setting: ThresholdedModel) -> None:
     """The model by neuron; each layer's share of the memory follows what a token needs at most."""
-    found = trace(setting, 1)
+    (model, tokenizer, _), found = loaded(setting.model), trace(setting, 1)
     needs = [int(found.active(layer).sum(-1).max()) for layer in range(found.layers)]
-
-    def make(folder: Path) -> None:
-        model, tokenizer, _ = loaded(setting.model)
-        pack_model(model, folder / FOLDER, Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
-
-    code = sources.dependencies("toolkit.storage.neuron_packing", without=("toolkit.models.loading",))
-    return cached("neurons", asdict(setting) | weights_key(setting) | {"needs": needs}, code, make) / FOLDER
+    pack_model(model, folder / FOLDER, Neurons(thresholds(setting).tolist(), needs=needs), setting.model, tokenizer)
 
 
 @kept_folder("traces", without=LOADING, key=weights_key)
@@ -180,8 +172,8 @@ def _trace(folder: Path, setting: ThresholdedModel, tokens: int) -> None:
         RecordingOracle.of(ffn, activation_name(model), float(limit))
         for ffn, limit in zip(decoder_ffns(copy.deepcopy(model).float()), limits, strict=True)
     ]
-    ids = tokens_of(setting, "evaluation")[None, :tokens]
-    with OffloadedModel.open(_folder(setting), predictors=exact, verify=False) as engine, torch.no_grad():
+    ids = tokens_of(setting.model, setting.corpus, "evaluation")[None, :tokens]
+    with OffloadedModel.open(_folder(setting) / FOLDER, predictors=exact, verify=False) as engine, torch.no_grad():
         past = None
         for one in ids.split(1, 1):
             past = engine.model(one, past_key_values=past, use_cache=True).past_key_values

@@ -15,11 +15,10 @@ from toolkit.models.activation import activation_name
 from toolkit.policies.residencies import residency_of
 from toolkit.predictors import Samples
 from toolkit.predictors.next_layer import expert_samples, gate_limits
-from toolkit.quality import load_tokens
 from toolkit.sparsity.recording import record_routing
 from toolkit.sparsity.route_traces import load_route_trace
 from toolkit.sparsity.trace import Trace
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
 POLICIES = ("lru", "lfu", "hot_table", "static", "random", "belady")  # of a cache by layer; there least stale is LRU
@@ -46,9 +45,8 @@ class RoutedModel:
 @cache
 def samples(setting: RoutedModel, split: str) -> Samples:
     """The inputs of the mixtures over a split of the text, and the experts that their routers choose."""
-    model, tokenizer, _ = loaded(setting.model)
-    tokens = load_tokens(setting.corpus, tokenizer, split)
-    return expert_samples(model, tokens, setting.windows, setting.sequence_length)
+    tokens = tokens_of(setting.model, setting.corpus, split)
+    return expert_samples(loaded(setting.model)[0], tokens, setting.windows, setting.sequence_length)
 
 
 @cache
@@ -63,8 +61,7 @@ def routing_of(source: RoutedModel | str) -> Trace:
     """The routing of a model over evaluation text, or one of `ROUTE_TRACES` by its name."""
     if isinstance(source, str):
         return load_route_trace(source)
-    model, tokenizer, _ = loaded(source.model)
-    tokens = load_tokens(source.corpus, tokenizer, "evaluation")
+    model, tokens = loaded(source.model)[0], tokens_of(source.model, source.corpus, "evaluation")
     return record_routing(model, source.model, tokens, source.corpus, source.windows, source.sequence_length)
 
 

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 
 from toolkit.errors import unknown
 from toolkit.predictors import FewBits, predicted
-from toolkit.quality import load_tokens
 from toolkit.sparsity import Magnitudes, thresholded
 from toolkit.sparsity.calibration import Calibration
 from toolkit.sparsity.relu import fatrelu, gate_limits
 from toolkit.sparsity.shares import LEVELS, check_range, fisher_losses, shares_of
 from toolkit.sparsity.thresholds import watched
-from toolkit.studies.loaded import loaded
+from toolkit.studies.loaded import loaded, tokens_of
 from toolkit.studies.quality import Alteration, EvaluationSettings
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)
@@ -44,7 +43,7 @@ class Fitted:
 @lru_cache(maxsize=1)
 def fitted(model: nn.Module, name: str, corpus: str) -> Fitted:
     """A dense model, which `loaded(name)` gave, and the first calibration windows of a text."""
-    return Fitted(model, FITTED_ON.draw(load_tokens(corpus, loaded(name)[1], "calibration")))
+    return Fitted(model, FITTED_ON.draw(tokens_of(name, corpus, "calibration")))
 
 
 def _even(dense: Fitted, zeros: float) -> AbstractContextManager:
@@ -94,20 +93,10 @@ class Zeros(Alteration):
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
         """The fact is zeros: the share on the evaluation text."""
-        model = loaded(settings.model)[0]
+        model, facts, shares = loaded(settings.model)[0], dict[str, float | str](), list[float]()
         way: AbstractContextManager = nullcontext()
         if self.way:
             way = WAYS[self.way](fitted(model, settings.model, settings.corpus), self.share)
-        with way, counted_zeros(model) as facts:
+        with way, watched(model, lambda _, outputs: shares.append((outputs == 0).double().mean().item())):
             yield facts
-
-
-@contextmanager
-def counted_zeros(model: nn.Module) -> Iterator[dict[str, float]]:
-    """When the block ends, the entry zeros is the share of zeros among the FFN outputs that the block computed."""
-    facts: dict[str, float] = {}
-    shares: list[float] = []
-    see = lambda _, outputs: shares.append((outputs == 0).double().mean().item())  # noqa: E731
-    with watched(model, see):
-        yield facts
-    facts["zeros"] = sum(shares) / len(shares)
+        facts["zeros"] = sum(shares) / len(shares)

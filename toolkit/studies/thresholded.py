@@ -12,9 +12,8 @@ from torch import Tensor
 from toolkit.cache import kept, kept_folder
 from toolkit.models.ffn import decoder_ffns
 from toolkit.predictors import Samples
-from toolkit.quality import load_tokens
 from toolkit.sparsity import Magnitudes, Trace, record, thresholds_of
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 from toolkit.studies.quality import EvaluationSettings
 
 SAMPLED_WINDOWS = 2  # on which limits are chosen (of calibration text) and predictions are counted (of evaluation text)
@@ -41,16 +40,6 @@ class ThresholdedModel:
         return EvaluationSettings(self.model, self.corpus, self.sequence_length, windows)
 
 
-def tokens_of(setting: ThresholdedModel, split: str) -> Tensor:
-    """The token ids of a split of the setting's text."""
-    return _tokens(setting.corpus, setting.model, split)
-
-
-@cache  # many tables of a notebook need them
-def _tokens(corpus: str, model: str, split: str) -> Tensor:
-    return load_tokens(corpus, loaded(model)[1], split)
-
-
 def thresholds(setting: ThresholdedModel) -> Float32[Tensor, " layers"]:
     """The threshold of each layer, kept; those of the model itself, if it has any, and 0 if no zeros are asked for."""
     own = thresholds_of(loaded(setting.model)[0])
@@ -63,7 +52,7 @@ def thresholds(setting: ThresholdedModel) -> Float32[Tensor, " layers"]:
 
 @kept("thresholds", without=LOADING, key=weights_key)
 def _thresholds(setting: ThresholdedModel) -> pd.DataFrame:
-    model, tokens = loaded(setting.model)[0], tokens_of(setting, "calibration")
+    model, tokens = loaded(setting.model)[0], tokens_of(setting.model, setting.corpus, "calibration")
     sizes = Magnitudes.measure(model, tokens, setting.windows, setting.sequence_length, setting.criterion)
     return pd.DataFrame({"threshold": sizes.thresholds(setting.zeros).double()})
 
@@ -74,7 +63,7 @@ def samples(setting: ThresholdedModel, part: str) -> Samples:
     "training" is what the thresholds are fitted on; "limits" lies behind it; "evaluation" is other text.
     """
     windows = setting.windows if part == "training" else SAMPLED_WINDOWS
-    tokens = tokens_of(setting, "evaluation" if part == "evaluation" else "calibration")
+    tokens = tokens_of(setting.model, setting.corpus, "evaluation" if part == "evaluation" else "calibration")
     if part == "limits":
         tokens = tokens[setting.windows * setting.sequence_length :]
     model, limits, length = loaded(setting.model)[0], thresholds(setting), setting.sequence_length
@@ -93,6 +82,6 @@ def trace(setting: ThresholdedModel, windows: int) -> Trace:
 
 @kept_folder("traces", without=LOADING, key=weights_key)
 def _trace(folder: Path, setting: ThresholdedModel, windows: int) -> None:
-    model, tokens = loaded(setting.model)[0], tokens_of(setting, "evaluation")
+    model, tokens = loaded(setting.model)[0], tokens_of(setting.model, setting.corpus, "evaluation")
     limits, length = thresholds(setting), setting.sequence_length
     record(model, setting.model, tokens, setting.corpus, limits, windows, length).save(folder / TRACE)

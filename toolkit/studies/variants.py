@@ -5,14 +5,13 @@ The packed form is decoded into the model before it is evaluated, so the bytes c
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from toolkit import sources
 from toolkit.errors import UserError, unknown
-from toolkit.quality import paired_difference
 from toolkit.sparsity import METHODS, Calibration
 from toolkit.sparsity.calibration import head_gram
 from toolkit.sparsity.changed import DENSE, change_loaded, is_followed, made_by, settings_of
@@ -33,7 +32,6 @@ from toolkit.studies.forms import (
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import WINDOW_NLL, Alteration, EvaluationSettings, quality, restored
 
-LOG_DIFFERENCE = "difference of log-perplexity"
 FEW_BITS, FEW_BITS_CALIBRATED = "fewer bits, no pruning", "fewer bits, calibrated"  # families of dense models
 
 
@@ -82,6 +80,11 @@ class ModelVariant(Alteration):
     def zeros_pattern(self) -> str:
         """How the zeros are laid out: "2:4" say, "50 %" without a pattern, "none" for a dense model."""
         return "none" if self.method == DENSE else self.pattern or f"{self.sparsity:.0%}".replace("%", " %")
+
+    @property
+    def labels(self) -> dict[str, object]:
+        """The columns that tell it from others: its fields, with `zeros_pattern` as pattern."""
+        return asdict(self) | {"pattern": self.zeros_pattern}
 
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
@@ -143,23 +146,18 @@ class ModelVariant(Alteration):
         return is_followed(self._method)
 
 
-def compare_variants(
-    variants: Sequence[ModelVariant], settings: EvaluationSettings
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Quality and bytes of each variant, and the log-likelihoods of its windows.
+def compare_variants(variants: Sequence[ModelVariant], settings: EvaluationSettings) -> pd.DataFrame:
+    """Quality and bytes of each variant: one row a variant and metric.
 
-    The first table has one row a variant and metric. Columns: model, corpus, those of `ModelVariant` (`pattern` is its
-    `zeros_pattern`), zeros (share really there), bits_per_weight (of all decoder linears; embeddings and head are not
-    counted), ratio (over 16 bits), entropy_bits (NaN for forms without a bitmap), those of `quality`, evidence, and
-    with forms of llama.cpp types (`mixtures.type_shares`).
-    The second table has one row a variant and window: those of `ModelVariant`, window, and nll (mean negative
-    log-likelihood a token, nats). Raises what `quality` raises.
+    Columns: model, corpus, the variant's `labels`, zeros (share really there), bits_per_weight (of all decoder linears;
+    embeddings and head are not counted), ratio (over 16 bits), entropy_bits (NaN for forms without a bitmap), those of
+    `quality`, evidence, and with forms of llama.cpp types (`mixtures.type_shares`). Raises what `quality` raises.
     """
-    tables = [
-        quality(settings, variant).assign(**asdict(variant) | {"pattern": variant.zeros_pattern})
-        for variant in variants
-    ]
-    return _split(pd.concat(tables, ignore_index=True), settings)
+    rows = pd.concat([quality(settings, variant).assign(**variant.labels) for variant in variants], ignore_index=True)
+    table = rows[rows["metric"].ne(WINDOW_NLL)].assign(model=settings.model, corpus=settings.corpus)
+    first = ["model", "corpus", *variants[0].labels, "zeros", "bits_per_weight", "ratio", "entropy_bits"]
+    table = table[[*first, *(name for name in table if name not in first)]].assign(evidence="measured")
+    return table.reset_index(drop=True)
 
 
 def of_second_model(
@@ -167,25 +165,14 @@ def of_second_model(
 ) -> pd.DataFrame:
     """The perplexity of the same variants of another model, calibrated and evaluated on so many windows.
 
-    The first table of `compare_variants`, and the column relative: the perplexity over that of the first variant. The
-    table is empty if the model is "none". Raises what `compare_variants` raises.
+    The table of `compare_variants`, and the column relative: the perplexity over that of the first variant. It is empty
+    if the model is "none". Raises what `compare_variants` raises.
     """
     if model == "none":
         return pd.DataFrame()
     fewer = [replace(each, calibration_windows=windows if each.calibration_windows else None) for each in variants]
-    table, _ = compare_variants(fewer, replace(settings, model=model, windows=windows, tasks=(), task_limit=None))
+    table = compare_variants(fewer, replace(settings, model=model, windows=windows, tasks=(), task_limit=None))
     return table.assign(relative=table["value"] / table["value"].iloc[0])
-
-
-def _split(rows: pd.DataFrame, settings: EvaluationSettings) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The two tables of `compare_variants`, from the rows of `quality` with the labels of each variant."""
-    of_windows = rows["metric"].eq(WINDOW_NLL)
-    labels = [field.name for field in fields(ModelVariant)]
-    windows = rows[of_windows].rename(columns={"items": "window", "value": "nll"})
-    first = ["model", "corpus", *labels, "zeros", "bits_per_weight", "ratio", "entropy_bits"]
-    table = rows[~of_windows].assign(model=settings.model, corpus=settings.corpus)
-    table = table[[*first, *(name for name in table if name not in first)]].assign(evidence="measured")
-    return table.reset_index(drop=True), windows[[*labels, "window", "nll"]].reset_index(drop=True)
 
 
 def few_bits_variants(forms: Sequence[str], windows: int | None, seed: int) -> list[ModelVariant]:
@@ -219,28 +206,6 @@ def _family(row: dict) -> str:
     if row["method"] == DENSE:
         return FEW_BITS_CALIBRATED if row["form"].removesuffix(HEAD_TOO) in CALIBRATED else FEW_BITS
     return f"{row['method']}, {row['form'].split(',')[0]} values"
-
-
-def paired_differences(windows: pd.DataFrame, column: str, first: str, second: str) -> pd.DataFrame:
-    """Differences of log-perplexity between two values of a column, window by window, all other labels alike.
-
-    `windows` is the second table of `compare_variants`. Columns: its labels (`column` holds "first − second"), metric,
-    value (mean of first − second in nats a token; negative where the first is better), standard_error, items (windows),
-    better_windows (how many of them the first wins). Raises `UserError` where nothing can be paired.
-    """
-    others = [name for name in windows if name not in (column, "window", "nll")]
-    rows = []
-    for labels, group in windows.groupby(others, sort=False, dropna=False):
-        nll = {name: part.sort_values("window")["nll"].tolist() for name, part in group.groupby(column)}
-        if first in nll and second in nll:
-            mean, error = paired_difference(nll[first], nll[second])
-            wins = sum(one < other for one, other in zip(nll[first], nll[second], strict=True))
-            row = dict(zip(others, labels, strict=True)) | {column: f"{first} − {second}", "metric": LOG_DIFFERENCE}
-            row |= {"value": mean, "standard_error": error, "items": len(nll[first]), "better_windows": wins}
-            rows.append(row)
-    if not rows:
-        raise UserError(f"no variant has both {first!r} and {second!r} in column {column!r}; measure both")
-    return pd.DataFrame(rows).assign(evidence="measured")
 
 
 def pareto_front(size: pd.Series, cost: pd.Series) -> pd.Series:

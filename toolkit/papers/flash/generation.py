@@ -11,9 +11,9 @@ from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
-from toolkit.studies.loaded import LOADING, loaded, weights_key
+from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
 from toolkit.studies.predictors import PredictorVariant, predictors
-from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds, tokens_of
+from toolkit.studies.thresholded import ThresholdedModel, samples, thresholds
 
 # Whether predictors tell what to read, and whether neurons stay. Attention always stays and no layer is read ahead,
 # unlike in the ways "naive" and "hybrid" of `toolkit.costs.neuron_reads`.
@@ -48,7 +48,7 @@ class Generation:
     @property
     def prompt(self) -> Int64[Tensor, "1 tokens"]:
         """The beginning of the evaluation text."""
-        return tokens_of(self.setting, "evaluation")[None, : self.prompt_tokens]
+        return tokens_of(self.setting.model, self.setting.corpus, "evaluation")[None, : self.prompt_tokens]
 
     def open(self, way: str) -> OffloadedModel:
         """The model from disk, by one of `WAYS`. Raises `UserError` for a limit below one token's neurons."""

@@ -27,8 +27,7 @@ from toolkit.formats import QUANTISED, Packed, encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
 from toolkit.formats.twins import random_spqr
-from toolkit.measure.contestant import Contestant, Reference
-from toolkit.measure.decoding import Text
+from toolkit.measure.contestant import Contestant, Reference, Text
 from toolkit.measure.race import TOKEN, contestants
 from toolkit.measure.summary import by_turn
 from toolkit.measure.turns import measured, take_turns
