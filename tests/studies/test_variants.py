@@ -17,7 +17,7 @@ from toolkit.sparsity import Calibration, calibration, prune
 from toolkit.sparsity.layerwise import Pruning, change_blocks
 from toolkit.studies import loaded, quality
 from toolkit.studies import variants as study
-from toolkit.studies.forms import CALIBRATED, FORMS, SPQR, entropy_bits, store
+from toolkit.studies.forms import CALIBRATED, FORMS, SPQR, entropy_bits, size_of, store
 from toolkit.studies.quality import EvaluationSettings
 from toolkit.studies.variants import (
     ModelVariant,
@@ -67,12 +67,16 @@ def evaluated(monkeypatch, tmp_path, one_thread):
     return made
 
 
+def stored_size(model, form):
+    return size_of([linear.weight for linear in linears(model)], store(model, form), form)
+
+
 def test_bytes_are_the_packed_ones_and_the_weights_what_they_decode_to():
     for form, encoded in FORMS.items():
         model = pruned("magnitude", pattern="2:4")
         packed = [encoded(linear.weight) for linear in linears(model)]
         elements = sum(linear.weight.numel() for linear in linears(model))
-        size = store(model, form)
+        size = stored_size(model, form)
         assert size["bits_per_weight"] == 8 * sum(each.nbytes for each in packed) / elements, form
         assert size["ratio"] == size["bits_per_weight"] / 16
         for linear, each in zip(linears(model), packed, strict=True):
@@ -111,15 +115,15 @@ def test_a_head_has_a_form_and_is_restored(evaluated):
 def test_bits_of_known_forms():
     model = pruned("magnitude", pattern="2:4")
     expected = {"fp16": 16, "fp16, 2:4": 9, "int8": 8 + 16 / 64, "int8, 2:4": 5 + 16 / 64, "int4, hqq": 4.5}
-    assert {form: store(pruned(), form)["bits_per_weight"] for form in ("fp16", "int8", "int4, hqq")} == {
+    assert {form: stored_size(pruned(), form)["bits_per_weight"] for form in ("fp16", "int8", "int4, hqq")} == {
         form: expected[form] for form in ("fp16", "int8", "int4, hqq")
     }
-    assert store(model, "fp16, 2:4")["bits_per_weight"] == expected["fp16, 2:4"]
-    half = store(pruned("wanda"), "fp16, endor")
+    assert stored_size(model, "fp16, 2:4")["bits_per_weight"] == expected["fp16, 2:4"]
+    half = stored_size(pruned("wanda"), "fp16, endor")
     weight = linears(pruned("wanda"))[0].weight.half()
     assert half["bits_per_weight"] == pytest.approx(8 * encode("endor", weight).nbytes / weight.numel())
     assert half["entropy_bits"] == 9  # one bit for a coin's toss, half of 16
-    assert math.isnan(store(pruned(), "int8")["entropy_bits"])
+    assert math.isnan(stored_size(pruned(), "int8")["entropy_bits"])
 
 
 def test_entropy_by_hand():
@@ -163,7 +167,7 @@ def test_rows_are_what_was_evaluated_and_kept(evaluated):
     assert table["pattern"].tolist() == ["none", "60 %", "2:4"]
     for variant, row in zip(variants, table.to_dict("records"), strict=True):
         model = pruned(variant.method, variant.sparsity, variant.pattern)
-        size = store(model, variant.form)
+        size = stored_size(model, variant.form)
         expected = perplexity(model, TOKENS, 16, 4)
         assert row["value"] == pytest.approx(expected, rel=1e-9)
         assert row["bits_per_weight"] == pytest.approx(size["bits_per_weight"])

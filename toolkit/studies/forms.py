@@ -90,12 +90,10 @@ VALUE_BITS = {"fp16, endor": 16, "int8, endor": 8}  # forms whose bitmap the ent
 
 
 @torch.no_grad()
-def store(model: nn.Module, form: str) -> dict[str, float]:
-    """Give every decoder linear the weight that its stored form decodes to, in place; return what it takes.
+def store(model: nn.Module, form: str) -> int:
+    """Give every decoder linear the weight that its stored form decodes to, in place; return the bytes of all forms.
 
-    `form` is a name in `FORMS` or `MIXED`. Keys: zeros (share of the decoded weights), bits_per_weight, ratio (over 16
-    bits), entropy_bits (NaN for forms without a bitmap). Raises `UserError` for an unknown form, and what its encoder
-    raises.
+    `form` is a name in `FORMS` or `MIXED`. Raises `UserError` for an unknown form, and what its encoder raises.
     """
     encoders = list(_encoders(model, form))
     nbytes = 0
@@ -105,7 +103,7 @@ def store(model: nn.Module, form: str) -> dict[str, float]:
             linear.weight.copy_(matrix.decode())
             nbytes += matrix.nbytes
             bar.update()
-    return size_of(model, nbytes, VALUE_BITS.get(form))
+    return nbytes
 
 
 def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]]:
@@ -116,7 +114,7 @@ def _encoders(model: nn.Module, form: str) -> Iterator[tuple[nn.Linear, Encoder]
     return ((linear, FORMS[form]) for linear in linears(model))
 
 
-def stored_head(model: nn.Module, form: str, gram: Float[Tensor, "columns columns"] | None = None) -> int:
+def store_head(model: nn.Module, form: str, gram: Float[Tensor, "columns columns"] | None = None) -> int:
     """Give the output head the weight that a form in `FORMS` or `SPQR` decodes to, in place; return the form's bytes.
 
     `gram` is XᵀX of the head's inputs, which the latter need.
@@ -139,18 +137,16 @@ def own_head(model: nn.Module) -> Iterator[None]:
         head.weight = kept
 
 
-def size_of(
-    model: nn.Module, nbytes: int, value_bits: int | None = None, weights: Sequence[Tensor] | None = None
-) -> dict[str, float]:
-    """The record that `store` returns, for `weights` that take so many bytes; None stands for the decoder linears'.
+def size_of(weights: Sequence[Tensor], nbytes: int, form: str) -> dict[str, float | str]:
+    """The size of weights that a form stores in so many bytes.
 
-    `value_bits` are a bitmap's.
+    Keys: zeros (share of the weights), bits_per_weight, ratio (over 16 bits), entropy_bits (NaN for forms without a
+    bitmap).
     """
-    weights = [linear.weight for linear in linears(model)] if weights is None else weights
     elements = sum(weight.numel() for weight in weights)
     share = (elements - sum(int(torch.count_nonzero(weight)) for weight in weights)) / elements
     bits = 8 * nbytes / elements
-    limit = entropy_bits(share, value_bits) if value_bits else np.nan
+    limit = entropy_bits(share, VALUE_BITS[form]) if form in VALUE_BITS else np.nan
     return {"zeros": share, "bits_per_weight": bits, "ratio": bits / HALF_BITS, "entropy_bits": limit}
 
 

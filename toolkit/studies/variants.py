@@ -3,8 +3,8 @@
 The packed form is decoded into the model before it is evaluated, so the bytes counted are those that give the quality.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ from toolkit.studies.forms import (
     own_head,
     size_of,
     store,
-    stored_head,
+    store_head,
 )
 from toolkit.studies.loaded import loaded
 from toolkit.studies.quality import WINDOW_NLL, Alteration, EvaluationSettings, quality, restored
@@ -88,45 +88,41 @@ class ModelVariant(Alteration):
 
     @contextmanager
     def change(self, settings: EvaluationSettings) -> Iterator[dict[str, float | str]]:
-        """Prune and store the decoder linears. Facts are what `store` returns, and the types of llama.cpp's forms.
+        """Prune and store the decoder linears. Facts are those of `size_of`, and the types of llama.cpp's forms.
 
         Raises what `change_loaded` and `store` raise.
         """
         model = loaded(settings.model)[0]
-        with restored([linear.weight for linear in linears(model)]):
-            if not self.of_head:
-                yield dict(self._linears_changed(settings))
-                return
-            with own_head(model):
-                sizes = self._linears_changed(settings)
-                yield {**sizes, **self._head_changed(settings, float(sizes["bits_per_weight"]))}
+        weights = [linear.weight for linear in linears(model)]
+        types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
+        with restored(weights), own_head(model) if self.of_head else nullcontext():
+            nbytes = self._store_linears(settings)
+            if self.of_head:
+                nbytes += self._store_head(settings)
+                weights = [*weights, model.get_output_embeddings().weight]
+            yield size_of(weights, nbytes, self.form) | types
 
-    def _linears_changed(self, settings: EvaluationSettings) -> Mapping[str, float | str]:
+    def _store_linears(self, settings: EvaluationSettings) -> int:
         model, tokenizer, _ = loaded(settings.model)
         calibration = self._calibration(settings)
         if self.of_linears in CALIBRATED:
             made = change_loaded(model, tokenizer, settings.model, CALIBRATED[self.of_linears], calibration)
-            return size_of(model, sum(of.nbytes for of in made.statistics))
+            return sum(record.nbytes for record in made.statistics)
         if self.method != DENSE:
             sparsity = self.sparsity if self.pattern is None else 0.5
             pruning = Pruning.by(self.method, sparsity, self.pattern)
             change_loaded(model, tokenizer, settings.model, pruning, calibration)
-        types = {"types": mixtures.type_shares(model, MIXED[self.form])} if self.form in MIXED else {}
-        return store(model, self.of_linears) | types
+        return store(model, self.of_linears)
 
-    def _calibration(self, settings: EvaluationSettings) -> Calibration:
-        return Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
-
-    def _head_changed(self, settings: EvaluationSettings, bits: float) -> dict[str, float]:
-        """The sizes with the head among the weights, whose linears have so many bits each."""
+    def _store_head(self, settings: EvaluationSettings) -> int:
         model, tokenizer, _ = loaded(settings.model)
         gram = None
         if self.of_its_head in SPQR:
             gram = head_gram(model, self._calibration(settings).draw_from_corpus(tokenizer))
-        weights = [linear.weight for linear in linears(model)]
-        nbytes = round(bits / 8 * sum(weight.numel() for weight in weights))
-        nbytes += stored_head(model, self.of_its_head, gram)
-        return size_of(model, nbytes, weights=[*weights, model.get_output_embeddings().weight])
+        return store_head(model, self.of_its_head, gram)
+
+    def _calibration(self, settings: EvaluationSettings) -> Calibration:
+        return Calibration(settings.corpus, self.calibration_windows, settings.sequence_length, self.seed)
 
     @property
     def _method(self) -> object:
