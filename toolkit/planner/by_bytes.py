@@ -29,7 +29,7 @@ OF_DRAM = 0.9  # of its capacity, for weights
 
 
 @dataclass(frozen=True)
-class Placed:
+class Bound:
     """The shares of a model's weights in each memory, or on the disk, the seconds of a token, and their limit."""
 
     device: float
@@ -63,7 +63,7 @@ def bounds(target: Target, dram_bytes: int) -> pd.DataFrame:
     return table.sort_values(["read_mb", "token_mb"], kind="stable").reset_index(drop=True)
 
 
-def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Placed:
+def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Bound:
     """The quickest that a token can be on a machine, by bytes.
 
     Raises `UserError` for a model that fits nowhere: with a disk that is missing, or parts that must stay too large.
@@ -106,7 +106,7 @@ def limit_elsewhere(shape: ModelShape, way: PlannedWay, machine: Profile) -> Pla
             "disk": read_s,
         }
     limit = max(limits, key=limits.__getitem__)
-    return Placed(on_device, in_dram, on_disk, limits[limit], limit)
+    return Bound(on_device, in_dram, on_disk, limits[limit], limit)
 
 
 def gpu_ways(experts: bool) -> list[PlannedWay]:

@@ -14,6 +14,7 @@ from toolkit.models.loading import gguf_file, parts_of
 from toolkit.planner.ways import SPARSITIES, WITH_HEAD, ZEROS
 from toolkit.studies.expert_quality import ExpertVariant
 from toolkit.studies.forms import HEAD_TOO
+from toolkit.studies.loaded import LOADING
 from toolkit.studies.quality import AS_IS, Alteration, EvaluationSettings, compared
 from toolkit.studies.routing import RoutedModel
 from toolkit.studies.sparse_curve import Zeros
@@ -63,7 +64,7 @@ def _identity(model: str) -> Mapping[str, object]:
     return {"files": [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]}
 
 
-@kept("planned_quality", without=("toolkit.models.loading",), key=_identity)
+@kept("planned_quality", without=LOADING, key=_identity)
 def measured(model: str, treatment: str, settings: EvaluationSettings) -> pd.DataFrame:
     """The price of a treatment, in one row.
 

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float32, Int64
 from torch import Tensor
 
-from toolkit import paths, sources
-from toolkit.cache import cached
+from toolkit import paths
+from toolkit.cache import kept_folder
 from toolkit.costs.expert_replay import COUNTS, replay_experts
 from toolkit.costs.experts import ON_DEMAND
 from toolkit.errors import UserError, unknown
@@ -39,7 +39,7 @@ from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model
 from toolkit.storage.store import Store
-from toolkit.studies.loaded import loaded, tokens_of
+from toolkit.studies.loaded import LOADING, loaded, tokens_of
 
 EXACT = replace(ON_DEMAND, exact=True)
 WAYS = {  # what each does beside reading experts when they are needed
@@ -284,15 +284,18 @@ def _mixtures_of(engine: OffloadedModel) -> list[ExpertFFN]:
 @cache
 def _folder(race: ExpertRace) -> Path:
     """The packed mixture, kept."""
-    key = {"model": race.model, "bits": race.bits}
-    key |= {"layers": LAYERS} if race.is_twin else {"weights_sha256": loaded(race.model)[2]}
+    return _packed(race.model, race.bits) / FOLDER
 
-    def make(folder: Path) -> None:
-        if race.is_twin:
-            pack_model(twin_mixture(race.model, LAYERS), folder / FOLDER, RandomExperts(race.bits or 4), race.model)
-        else:
-            model, tokenizer, _ = loaded(race.model)
-            pack_model(model, folder / FOLDER, WholeExperts(race.bits), race.model, tokenizer)
 
-    code = sources.dependencies("toolkit.storage.experts", without=("toolkit.models.loading",))
-    return cached("experts", key, code, make) / FOLDER
+def _weights(model: str) -> dict[str, str]:
+    """The key of a mixture beside its name; a twin has none."""
+    return {} if model in ARCHITECTURES else {"weights_sha256": loaded(model)[2]}
+
+
+@kept_folder("experts", without=LOADING, key=_weights)
+def _packed(folder: Path, model: str, bits: int | None) -> None:
+    if model in ARCHITECTURES:
+        pack_model(twin_mixture(model, LAYERS), folder / FOLDER, RandomExperts(bits or 4), model)
+    else:
+        weights, tokenizer, _ = loaded(model)
+        pack_model(weights, folder / FOLDER, WholeExperts(bits), model, tokenizer)
