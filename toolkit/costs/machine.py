@@ -12,6 +12,7 @@ from toolkit.costs.curve import Curve
 from toolkit.errors import UserError, unknown
 
 GB = 1e9
+THIS_MACHINE = "this-machine"  # the id of the profile that is probed here
 MULTIPLIERS = 256  # of a GEMV unit (HERMES, table II): a profile's rate of near-data computing is theirs
 NOTHING = MappingProxyType({})
 BASES = {

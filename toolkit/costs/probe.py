@@ -23,7 +23,7 @@ from toolkit import memory_limits, paths, sources
 from toolkit.cache import cached_table
 from toolkit.costs import disk, memory
 from toolkit.costs.fit import non_negative
-from toolkit.costs.machine import GB, Links, Memory, Profile, Source, Storage
+from toolkit.costs.machine import GB, THIS_MACHINE, Links, Memory, Profile, Source, Storage
 from toolkit.costs.provenance import cpu_name
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder
@@ -91,7 +91,7 @@ def probe(fresh: bool = False, settings: ProbeSettings | None = None, folder: Pa
             parts[part], found = make(part, kept, machine)
             origins |= {f"{part}.{name}": Source("measured", text) for name, text in found.items()}
     title = ", ".join(str(machine[name]) for name in ("cpu", "gpu") if machine[name])
-    return Profile("this-machine", title, None, **parts, sources=MappingProxyType(origins))
+    return Profile(THIS_MACHINE, title, None, **parts, sources=MappingProxyType(origins))
 
 
 def measurements(

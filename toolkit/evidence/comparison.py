@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from toolkit.costs.machine import THIS_MACHINE
 from toolkit.errors import UserError
 from toolkit.evidence.claims import KINDS, TOLERANCE, Claim, read_claims
 from toolkit.measure.disturbance import is_disturbed
@@ -32,7 +33,6 @@ VERDICTS = {  # from best to worst
 
 EFFECT = (0.67, 1.5)  # the shares of the published effect between which ours is the same
 ERRORS = 2  # standard errors on either side of a value
-THIS_MACHINE = "this-machine"
 VALUES, LIMITS, STAND_INS = "values", "limits", "stand-ins"
 GROUPS = {  # never added up
     VALUES: "the paper gives a value, and ours is of the same model and machine; only values are scored",

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from toolkit.costs.machine import THIS_MACHINE
 from toolkit.costs.stage_tables import model_error
 from toolkit.evidence.catalogue import notebooks
-from toolkit.evidence.comparison import COLUMNS, THIS_MACHINE, omissions, score
+from toolkit.evidence.comparison import COLUMNS, omissions, score
 from toolkit.files import replacing
 
 READS = ("io_ms", "gb_s", "value")  # the number of a table of reads, and the columns that name its rows

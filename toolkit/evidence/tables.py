@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from toolkit.costs.machine import THIS_MACHINE
 from toolkit.evidence.columns import SECONDS, Column, column, dictionary
-from toolkit.evidence.comparison import THIS_MACHINE
 from toolkit.evidence.meta import Meta, read_meta
 from toolkit.evidence.scores import comparisons, read_results
 from toolkit.files import make_folder, replacing

@@ -14,7 +14,7 @@ from dataclasses import asdict
 import pandas as pd
 
 from toolkit.costs.hardware import profile
-from toolkit.costs.machine import Profile
+from toolkit.costs.machine import THIS_MACHINE, Profile
 from toolkit.costs.null_model import with_null_model
 from toolkit.costs.stage_tables import beside_dense, beside_measured, way_names
 from toolkit.costs.tables import layer_table, operation_table
@@ -28,7 +28,6 @@ from toolkit.policies.methods import METHODS
 from toolkit.policies.ways import Placed, all_ways
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
-PROFILE = "this-machine"
 LAYER_METHODS = ("dense", "endor", "endor_packed")  # ZSTD is left to single operations: it would take most of the time
 PLACES = {"storage": "on disk", "dram": "in DRAM", "device": "in the device's memory"}
 
@@ -163,7 +162,7 @@ def layer_ways() -> list[Placed]:
 
 def _stages(spans: pd.DataFrame, workload: Workload, ways: Iterable[Placed], op: str) -> pd.DataFrame:
     """The `stage_summary` of each way."""
-    shared = {"profile": PROFILE, **asdict(workload), "op": op}
+    shared = {"profile": THIS_MACHINE, **asdict(workload), "op": op}
     tables = [stage_summary(spans_of(spans, placed)).assign(**shared, **labels(placed)) for placed in ways]
     return pd.concat(tables, ignore_index=True).drop(columns=["tokens", "stored_bytes"])
 

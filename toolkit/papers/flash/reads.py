@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
-from toolkit.costs.machine import GB, Profile
+from toolkit.costs.machine import GB, THIS_MACHINE, Profile
 from toolkit.costs.neuron_reads import WAYS, Reads, neuron_reads
 from toolkit.evidence.figures import stacked_bars, whiskers
 from toolkit.measure.summary import by_turn, summary
@@ -50,7 +50,7 @@ def measured_ways(spans: pd.DataFrame) -> pd.DataFrame:
     turns["manage_ms"] = turns["manage_ms"].where(turns["manage_ms"] > 0)  # none where layers come whole
     table = summary(turns, ["way"], ["total_ms"], OVER)
     table = table.assign(memory_gb=table["held_bytes"] / GB, predictor_gb=table["predictor_bytes"] / GB)
-    table = table.assign(gb_s=1e3 * table["read_gb"] / table["io_ms"], profile="this-machine", evidence="measured")
+    table = table.assign(gb_s=1e3 * table["read_gb"] / table["io_ms"], profile=THIS_MACHINE, evidence="measured")
     return table[COLUMNS]
 
 

@@ -9,7 +9,7 @@ import seaborn as sns
 from matplotlib.axes import Axes
 from scipy.stats import gmean
 
-from toolkit.costs.machine import GB, Profile
+from toolkit.costs.machine import GB, THIS_MACHINE, Profile
 from toolkit.measure.disturbance import starred
 from toolkit.measure.summary import summary, times_as_fast
 from toolkit.models.shapes import twin_shapes
@@ -19,7 +19,6 @@ DENSE, OURS, CSR, PTCSR, QUICKER = "dense", "dense, ours", "spqr, csr", "spqr, p
 STORAGES = {CSR: PTCSR, PTCSR: CSR}  # each with the other one
 MEAN = "geometric mean"
 PRODUCT = ["op", "contestant"]  # the labels of a product
-MINE = "this-machine"
 WORD_WEIGHTS = 16
 LIMIT = {"color": "black", "linewidth": 1.6}
 DENSE_BITS = 16  # on the thesis' GPUs, whatever this machine computes its dense products in
@@ -56,7 +55,7 @@ def measured_speedups(seconds: pd.DataFrame, baseline: str = DENSE) -> pd.DataFr
     ratios = ["op", "contestant", "byte_limit", "disturbed", *(name for name in table if name.startswith(tuple(over)))]
     table.loc[table["op"] == MEAN, table.columns.difference(ratios)] = np.nan
     table = table.drop(columns=["threads", "measured_at"], errors="ignore")
-    return table.assign(profile=MINE, evidence="measured")
+    return table.assign(profile=THIS_MACHINE, evidence="measured")
 
 
 def _quicker(products: pd.DataFrame) -> pd.DataFrame:
@@ -133,14 +132,14 @@ def stored_bits(table: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 def by_op(table: pd.DataFrame, column: str, contestants: Sequence[str] = ()) -> pd.DataFrame:
     """To be looked at: a column of this machine's rows, an operation a row, a contestant a column."""
-    rows = table[table["profile"] == MINE]
+    rows = table[table["profile"] == THIS_MACHINE]
     wide = rows.pivot(index="op", columns="contestant", values=column).loc[list(dict.fromkeys(rows["op"]))]
     return wide[list(contestants) or list(dict.fromkeys(rows["contestant"]))]
 
 
 def modelled_sentence(table: pd.DataFrame) -> str:
     """The speed-ups on the machines that are modelled; empty without such rows."""
-    rows = table[table["profile"].ne(MINE) & table["op"].eq(MEAN) & table["contestant"].isin(STORAGES)]
+    rows = table[table["profile"].ne(THIS_MACHINE) & table["op"].eq(MEAN) & table["contestant"].isin(STORAGES)]
     words = [
         f"{name} {', '.join(f'{row.speedup:.2f} ({row.contestant})' for row in of_machine.itertuples())}"
         for name, of_machine in rows.groupby("profile", sort=False)
