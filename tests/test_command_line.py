@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 
 import pandas as pd
 import pytest
@@ -18,6 +19,7 @@ from toolkit.commands import packers, run
 from toolkit.commands.packers import PACKERS, SPARSE_BITMASK
 from toolkit.commands.run import bytes_of
 from toolkit.commands.text import method_of
+from toolkit.commands.trial import trial
 from toolkit.errors import UserError
 from toolkit.formats import FORMATS, decode
 from toolkit.formats.scaled import Scaled
@@ -26,6 +28,8 @@ from toolkit.models import load_model
 from toolkit.models.head import head_parts, rows_of_part, untied_head
 from toolkit.models.plain import plain
 from toolkit.offload.neuron_folder import KINDS
+from toolkit.planner.plan import Recommendation
+from toolkit.planner.target import open_target
 from toolkit.policies.ways import POLICIES
 from toolkit.predictors import load_predictors, predicted
 from toolkit.quality import perplexity
@@ -102,6 +106,22 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
         assert found.out.strip() == expected
         assert "6 tokens in" in found.err
     assert main(run_command(tmp_path / "packed", "--sample", "--seed", "1")) == 0
+
+
+def test_a_plan_tries_its_first_ways_and_says_which_one_fails(model, capfd):
+    rows = [("llama.cpp F16", 9.0, False), ("dense", 7.0, True), ("spqr, 3 bits", 5.0, True), ("int8", 4.0, True)]
+    table = pd.DataFrame(rows, columns=["way", "tokens_s", "runs_here"]).assign(gpu=False)
+    trial(Recommendation(open_target(str(model)), 20_000_000, table, (), "", (), ()), Namespace(tries=2, gguf=None))
+    heading, dense, spqr = capfd.readouterr().out.splitlines()[-3:]
+    assert heading.split()[:3] == ["way", "predicted", "tokens/s"]
+    assert dense.split()[:2] == ["dense", "7"]
+    assert dense.split()[-1] == "1.00"  # its perplexity is the model's own
+    assert re.match("spqr, 3 bits: .*calibration", spqr)  # the text is too short
+    assert not list(paths.cache_dir().glob("tried/*"))
+    with pytest.raises(UserError, match="no weights of llama2-7b are at hand"):
+        trial(Recommendation(open_target("llama2-7b"), 1, table, (), "", (), ()), Namespace(tries=2, gguf=None))
+    for wrong in (["--try", "0"], ["--try", "2", "--json"], ["--gguf", "x.gguf"]):
+        assert main(["plan", str(model), *wrong]) == 2
 
 
 @pytest.mark.parametrize(

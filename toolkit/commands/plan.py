@@ -7,9 +7,11 @@ the given memory. A price in quality is measured: with this model, or with the e
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from toolkit.commands.run import bytes_of
+from toolkit.commands.trial import check_trial, trial
 from toolkit.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +45,11 @@ def add_parser(commands, **style) -> None:
     parser.add_argument("--prompt-tokens", type=int, default=64, help="before the first token (default: 64)")
     parser.add_argument("--fresh", action="store_true", help="measure this machine again, in about a minute")
     parser.add_argument("--all", action="store_true", help=f"show every way, not only the best {ROWS}")
+    tried = "then pack the first N ways, run each within the limit, and print what it reached"
+    parser.add_argument("--try", dest="tries", type=int, metavar="N", help=tried)
+    parser.add_argument(
+        "--gguf", type=Path, metavar="FILE", help="with --try: a GGUF file that llama.cpp runs beside them"
+    )
     parser.add_argument("--json", action="store_true", help="print the whole plan as JSON")
 
 
@@ -55,6 +62,10 @@ def plan(options: argparse.Namespace) -> None:
             raise UserError(f"{option} 0: expected more than nothing, such as 2GB")
     if options.prompt_tokens < 1:
         raise UserError(f"--prompt-tokens {options.prompt_tokens}: expected a whole number from 1")
+    if options.tries is not None:
+        check_trial(options)
+    elif options.gguf:
+        raise UserError(f"--gguf {options.gguf}: a rival of the ways that are tried; add --try 3, or leave it out")
     if options.machine:
         for option in [name for name in ("measure", "fresh") if getattr(options, name)]:
             raise UserError(f"--{option}: plans for {options.machine} are by bytes alone; leave it out, or --machine")
@@ -72,6 +83,8 @@ def plan(options: argparse.Namespace) -> None:
         print(json.dumps(_plain(found), indent=1))
     else:
         _show(found, len(found.table) if options.all else ROWS)
+    if options.tries:
+        trial(found, options)
 
 
 def _elsewhere(options: argparse.Namespace, dram_bytes: int | None, device_bytes: int | None, loss: float) -> None:

@@ -49,8 +49,13 @@ def contestant(
     folder = parent / f"{way.kind} {way.stored.format} {way.dtype} {way.sparsity:g} {way.bits:g} {way.head}"
     if not folder.exists():
         pack(model, way, folder, calibration)
-    run = None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
-    return PackedModel(way.name, folder, Text(tokens, Reference("the turn before")), labels, run, **settings)
+    text = Text(tokens, Reference("the turn before"))
+    return PackedModel(way.name, folder, text, labels, run_as(way), **settings)
+
+
+def run_as(way: PlannedWay) -> Way | None:
+    """How the runtime calls a way; None for neurons and experts, which it knows by their folder."""
+    return None if way.kind in (NEURONS, EXPERTS) else Way(way.method, policy=POLICY, device="cpu")
 
 
 def rival(

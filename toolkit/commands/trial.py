@@ -1,0 +1,153 @@
+"""`plan --try N`: pack the first ways of a plan, run each within the limit, and print what each reached."""
+
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import closing, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from toolkit.commands.pack import add_parser, brief_perplexity, pack
+from toolkit.errors import UserError
+from toolkit.records import line
+
+if TYPE_CHECKING:
+    import torch
+
+    from toolkit.measure.text_speed import TextSpeed
+    from toolkit.planner.plan import Recommendation
+    from toolkit.planner.ways import PlannedWay
+
+CORPUS = "wiki-slice"
+PROMPT, TOKENS, REPETITIONS = 8, 12, 3
+HEADING = ("way", "predicted", "tokens/s", "range", "first s", "MB read", "MB held", "perplexity", "×")
+ROW = "{:<34}{:>10}{:>10}{:>16}{:>9}{:>9}{:>9}{:>12}{:>7}"
+
+
+def check_trial(options: Namespace) -> None:
+    """Raise `UserError` for a number of ways, or a file, that cannot be tried."""
+    if options.tries < 1:
+        raise UserError(f"--try {options.tries}: expected a whole number from 1")
+    if options.machine or options.json:
+        raise UserError("--try: runs ways on this machine and prints a table; leave out --machine and --json")
+
+
+def trial(found: "Recommendation", options: Namespace) -> None:
+    """Try the first ways of a plan that `pack` and `run` do, and llama.cpp with `--gguf FILE`.
+
+    Each is packed into a scratch folder, which is removed afterwards. A way that fails has a line that says why.
+    Raises `UserError` for a model whose weights are not at hand, or without a way to try.
+    """
+    if not found.target.loadable:
+        raise UserError(f"--try: no weights of {found.target.name} are at hand; name a folder, a file or an id")
+    ways = list(_chosen(found))[: options.tries]
+    if not ways:
+        raise UserError(f"--try: `pack` and `run` do none of the ways that fit {found.target.name}")
+    _tell(f"evaluating {found.target.name} as it is")
+    before = _of_model(found.target.name)
+    print(f"\ntried within {found.dram_bytes / 1e6:.0f} MB; {found.target.name} as it is: perplexity {before:.2f}\n")
+    print(ROW.format(*HEADING), flush=True)
+    for way, predicted in ways:
+        _tell(f"{way.name}: packing by `pack {found.target.name} {way.pack}`")
+        try:
+            _print_row(way.name, f"{predicted:.3g}", *_try(found, way), before)
+        except UserError as error:
+            print(f"{way.name}: {line(error)}", flush=True)
+    if options.gguf:
+        try:
+            _print_row(*_try_gguf(options.gguf, found.dram_bytes), before)
+        except UserError as error:
+            print(f"{options.gguf}: {line(error)}", flush=True)
+
+
+def _chosen(found: "Recommendation") -> Iterator[tuple["PlannedWay", float]]:
+    """The ways to try in the plan's order, with the tokens a second that it predicts."""
+    from toolkit.planner.ways import ways
+
+    known = {way.name: way for way in ways(bool(found.target.shape.experts), found.target.cut)}
+    for row in found.table.itertuples():
+        if row.runs_here and not row.gpu:
+            yield known[row.way], row.tokens_s
+
+
+def _try(found: "Recommendation", way: "PlannedWay") -> tuple["TextSpeed", float, float]:
+    """The speed of a way, the bytes that it held, and its perplexity."""
+    from toolkit import paths
+    from toolkit.files import make_folder, scratch_folder
+    from toolkit.measure.packed_model import PackedModel
+    from toolkit.measure.text_speed import text_speed
+    from toolkit.offload.model import OffloadedModel
+    from toolkit.planner.stand_ins import run_as
+    from toolkit.quality import load_tokens
+
+    with scratch_folder(make_folder(paths.cache_dir() / "tried")) as scratch:
+        words = ["pack", found.target.name, *shlex.split(way.pack), "--no-evaluate", "--out", str(scratch / "packed")]
+        with redirect_stdout(sys.stderr):  # the table alone is on stdout
+            pack(_pack_options(words))
+        run, limit = run_as(way), {"dram_bytes": found.dram_bytes, "verify": False}
+        _tell(f"{way.name}: evaluating")
+        with OffloadedModel.open(scratch / "packed", run and run.method, **limit) as model:
+            tokens = load_tokens(CORPUS, model.tokenizer, "evaluation")
+            perplexity = float(brief_perplexity(model.model, tokens))
+        _tell(f"{way.name}: {REPETITIONS} turns of {TOKENS} tokens")
+        ours = PackedModel(way.name, scratch / "packed", _text(tokens), {"way": way.name}, run, **limit)
+        return text_speed(ours, len(ours.text.inputs), REPETITIONS), ours.held_bytes, perplexity
+
+
+def _pack_options(words: Sequence[str]) -> Namespace:
+    """The options of a `pack` command."""
+    parser = ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(words)
+
+
+def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "TextSpeed", float, float]:
+    """The same of a file in llama.cpp, whose pages have the limit."""
+    from toolkit.measure.llama_cpp import LlamaCpp
+    from toolkit.measure.text_speed import text_speed
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.models.gguf_header import read_header
+    from toolkit.quality import load_tokens
+
+    name = f"llama.cpp {read_header(file).quantisation}"
+    _tell(f"{name}: evaluating {file}")
+    model, tokenizer = load_model(str(file), fast_dtype())
+    tokens = load_tokens(CORPUS, tokenizer, "evaluation")
+    perplexity = float(brief_perplexity(model, tokens))
+    del model
+    text = _text(tokens)
+    _tell(f"{name}: {REPETITIONS} turns of {TOKENS} tokens")
+    settings = {"memory_bytes": dram_bytes, "gguf": file}
+    with closing(LlamaCpp(name, None, file.parent, text, {"way": name}, **settings)) as rival:
+        return name, "–", text_speed(rival, len(text.inputs), REPETITIONS), min(dram_bytes, rival.nbytes), perplexity
+
+
+def _text(tokens: "torch.Tensor"):
+    """A prompt and single tokens of a text, as passes of a turn."""
+    from toolkit.measure.contestant import Reference, Text
+    from toolkit.measure.text_speed import NOT_COUNTED
+
+    prompt, later = tokens[:PROMPT], tokens[PROMPT : PROMPT + NOT_COUNTED - 1 + TOKENS]
+    return Text([prompt[None], *later.view(-1, 1, 1)], Reference("the turn before"))
+
+
+def _of_model(name: str) -> float:
+    """The perplexity of a model in memory."""
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.quality import load_tokens
+
+    model, tokenizer = load_model(name, fast_dtype())
+    return float(brief_perplexity(model, load_tokens(CORPUS, tokenizer, "evaluation")))
+
+
+def _print_row(name: str, predicted: str, speed: "TextSpeed", held: float, perplexity: float, before: float) -> None:
+    spread = f"{speed.tokens_per_s_low:.3g} to {speed.tokens_per_s_high:.3g}"
+    disturbed = " *" if speed.disturbed >= 0.5 else ""
+    numbers = f"{speed.tokens_per_s:.3g}{disturbed}", spread, f"{speed.first_s:.2g}", f"{speed.read_mb:,.0f}"
+    quality = f"{held / 1e6:,.0f}", f"{perplexity:.2f}", f"{perplexity / before:.2f}"
+    print(ROW.format(name, predicted, *numbers, *quality), flush=True)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
