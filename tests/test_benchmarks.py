@@ -83,8 +83,12 @@ def test_a_benchmark_runs(small, monkeypatch, capsys, name):
 
 @needs_numba_cuda
 def test_a_gpu_s_checks_run_in_the_simulator(tmp_path):
-    command = [sys.executable, str(FOLDER / "gpu.py"), "--simulate", "--only", "by table, csr"]
-    environment = os.environ | {"TOOLKIT_RESULTS_DIR": str(tmp_path), "PYTHONPATH": str(paths.root())}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    """In the one without its waits (`tests/kernels/simulator.py`)."""
+    arguments = [str(FOLDER / "gpu.py"), "--simulate", "--only", "by table, csr"]
+    code = "import runpy; from tests.kernels import simulator; simulator.install(); import sys;"
+    code += f"sys.argv = {arguments}; runpy.run_path(sys.argv[0], run_name='__main__')"
+    changes = {"TOOLKIT_RESULTS_DIR": str(tmp_path), "PYTHONPATH": f"{paths.root()}:{FOLDER}"}
+    environment = os.environ | changes | {"NUMBA_ENABLE_CUDASIM": "1"}
+    done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "3 checks, 0 wrong" in done.stdout

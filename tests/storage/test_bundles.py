@@ -1,4 +1,4 @@
-"""FFNs by neuron: read back as they were, in as few ranges as can be, and computed with as the model does."""
+"""FFNs by neuron: read back as they were, in as few ranges as can be."""
 
 import numpy as np
 import pytest
@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from tests.models.test_models import FAMILIES, small
 from toolkit.errors import UserError
-from toolkit.kernels import neurons as kernel
-from toolkit.models import decoder_blocks
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.offload.neuron_store import NeuronStore
-from toolkit.policies.residencies import SlidingWindow
 from toolkit.storage import bundles
 from toolkit.storage.buffers import aligned_buffer
 from toolkit.storage.direct import BLOCK_BYTES
@@ -20,7 +16,7 @@ from toolkit.storage.readers import open_reader
 from toolkit.storage.store import Store
 from toolkit.storage.writing import write_store
 
-HIDDEN, NEURONS = 32, 48
+NEURONS = 48
 CHOSEN = np.array([0, 1, 2, 7, 46, 47])
 
 
@@ -127,57 +123,6 @@ def test_rows_are_filled_without_a_copy_in_one_read_a_run_of_neurons(wide):
     assert bundled.places.tolist() == [0, 6 * row]
     assert split.sizes.tolist() == [row] * 8
     assert split.places.tolist() == [row * number for number in range(8)]
-
-
-def test_a_failing_disk_leaves_an_empty_store_that_goes_on(wide, monkeypatch):
-    """One error, though several threads read."""
-    store, expected = wide
-    layer, failing = store.layer(0, "bundled"), [True]
-    with open_reader("threads", store, "bundled", threads=4) as reader:
-
-        def fetch(neurons, rows):
-            bundles.read_neurons(reader, layer, neurons, rows, aligned_buffer(0))
-
-        held = NeuronStore(SlidingWindow(FEW, 2), 2 * WIDE, torch.bfloat16, fetch)
-        held.advance(np.array([1, 3]))
-        really = reader._fetch
-
-        def fails(*arguments):
-            if failing[0]:
-                raise OSError(5, "Input/output error")
-            really(*arguments)
-
-        monkeypatch.setattr(reader, "_fetch", fails)
-        with pytest.raises(OSError, match="Input/output error"):
-            held.advance(np.array([5, 8]))
-        assert held.num_used == 0
-        failing[0] = False
-        held.advance(np.array([5, 8]))
-        assert torch.equal(held.used[0], expected[[5, 8]])
-
-
-def test_a_store_of_neurons_that_come_from_disk_computes_what_the_model_does(stored):
-    """With every neuron active, token after token, in any order of rows."""
-    model, store = stored
-    layer, ffn = store.layer(0, "bundled"), decoder_ffns(model)[0]
-    width = (3 if ffn.gate else 2) * HIDDEN
-    buffer = aligned_buffer(bundles.buffer_bytes(layer, NEURONS))
-    x = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(0)).bfloat16()
-    with open_reader("threads", store, "bundled") as reader:
-        held = NeuronStore(
-            SlidingWindow(NEURONS, 2),
-            width,
-            torch.bfloat16,
-            lambda neurons, rows: bundles.read_neurons(reader, layer, neurons, rows, buffer),
-            ffn.up.bias,
-        )
-        for active in (np.arange(20), np.arange(10, 30), np.array([3]), np.arange(NEURONS)):
-            held.advance(active)
-    rows, bias = held.used
-    found = kernel.ffn(rows, x, "silu" if ffn.gate else "relu", bias)
-    block = decoder_blocks(model)[0]
-    expected = block.mlp(x) if ffn.gate else torch.relu(block.fc1(x)) @ block.fc2.weight.T
-    torch.testing.assert_close(found, expected.float(), rtol=0.02, atol=1e-4)
 
 
 def test_bad_requests_are_refused(stored, tmp_path):
