@@ -220,7 +220,7 @@ def ffn(bundles, x, activation, bias=None, threshold=0.0):
     values = ORACLES[activation](products[0])
     values = values * products[1] if len(products) == 2 else values
     values = torch.where(values.abs() <= threshold, 0, values)
-    return values @ down, values.abs() @ down.abs() + x.double().abs().sum() * 1e-3
+    return values @ down, values.abs() @ down.abs() + x.double().abs().sum(-1, keepdim=True) * 1e-3
 
 
 def records_of(rows, hidden, bits, seed=0):
@@ -333,7 +333,6 @@ def _records(bits):
 
 
 CASES = [  # of bundled neurons: type, activation, parts; compiled once each, and used by all tests
-    (torch.float32, "relu", 2),
     (torch.float16, "relu", 2),
     (torch.float32, "silu", 3),
     (torch.bfloat16, "silu", 3),

@@ -20,7 +20,7 @@ AT_LEAST = {  # checks
     "cuda_neuron_records.py": 3,
     "cuda_neurons.py": 9,
     "cuda_spqr.py": 20,
-    "test_products.py": 42,
+    "test_products.py": 40,
 }
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

@@ -11,11 +11,10 @@ backend = each_backend(neurons)
 
 
 def test_a_bias_of_each_neuron(backend):
-    for dtype in (torch.float32, torch.float16):
-        bundles, x, bias = bundle(33, 67, 2, dtype), random(3, 67), random(33, seed=1).to(dtype)
-        expected, bound = ffn(bundles, x, "relu", bias)
-        found = neurons.ffn(bundles, x, "relu", bias, backend=backend)
-        assert ((found - expected).abs() <= 1e-5 * bound).all()
+    bundles, x, bias = bundle(33, 67, 2, torch.float16), random(3, 67), random(33, seed=1).half()
+    expected, bound = ffn(bundles, x, "relu", bias)
+    found = neurons.ffn(bundles, x, "relu", bias, backend=backend)
+    assert ((found - expected).abs() <= 1e-5 * bound).all()
 
 
 @pytest.mark.parametrize("activation", neurons.ACTIVATIONS)
@@ -28,7 +27,7 @@ def test_every_activation(activation):
 
 def test_worked_example(backend):
     """Two neurons, hidden 2. Neuron 0: relu(1·3 + 2·1 − 1) = 4; neuron 1: relu(−1·3) = 0."""
-    bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]])
+    bundles = torch.tensor([[1.0, 2, 10, 20], [-1, 0, 5, 5]]).half()
     found = neurons.ffn(bundles, torch.tensor([3.0, 1]), "relu", torch.tensor([-1.0, 0]), backend=backend)
     assert found.tolist() == [40, 80]
     gated = torch.tensor([[1.0, 0, 0, 2, 3, 4], [2, 0, 0, 1, 1, 1]])  # silu(100) · 2 = 200; silu(200) · 1 = 200
@@ -48,13 +47,13 @@ def test_neurons_within_the_threshold_count_as_zero(backend):
 
 
 def test_a_nan_shows(backend):
-    bundles = bundle(4, 8, 2)
+    bundles = bundle(4, 8, 2, torch.float16)
     bundles[2, 3] = torch.nan
     assert neurons.ffn(bundles, torch.ones(8), "relu", threshold=1e9, backend=backend).isnan().all()
 
 
 def test_rows_of_a_larger_matrix(backend):
-    matrix, x = bundle(20, 70, 2), torch.randn(70)
+    matrix, x = bundle(20, 70, 2, torch.float16), torch.randn(70)
     alone = neurons.ffn(matrix[:5].clone(), x, "relu", backend=backend)
     assert torch.equal(neurons.ffn(matrix[:5], x, "relu", backend=backend), alone)
 
