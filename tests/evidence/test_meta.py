@@ -3,8 +3,8 @@ import json
 from toolkit.evidence.meta import Meta, read_meta
 
 
-def test_a_file_that_is_damaged_or_of_another_schema_says_nothing(tmp_path):
-    for content in ("", "{half", "[]", '{"schema": "2"}', '{"card": {"bars": {"a": "b"}}}'):
+def test_a_file_that_is_damaged_or_foreign_says_nothing(tmp_path):
+    for content in ("", "{half", "[]", '{"another": 2}'):
         (tmp_path / "meta.json").write_text(content)
         assert read_meta(tmp_path) == Meta()
 

@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import COLUMNS
-from toolkit.evidence.meta import Card
 from toolkit.evidence.run import Run, latency_card, outside_ranges
 
 ID = next(iter(notebooks()))
@@ -143,5 +142,5 @@ SECONDS = [
 
 def test_the_bars_are_the_first_models_measured_totals():
     card = latency_card(pd.DataFrame(SECONDS, columns=LATENCIES))
-    assert card == Card(caption="ms a product of opt/8, measured, storage", bars={"dense": 200.0, "endor": 125.0})
+    assert card == ("ms a product of opt/8, measured, storage", {"dense": 200.0, "endor": 125.0})
     assert latency_card(pd.DataFrame(SECONDS[:2], columns=LATENCIES)) is None  # one bar says nothing

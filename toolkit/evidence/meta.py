@@ -1,9 +1,8 @@
 """The record `meta.json` of a notebook's results."""
 
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolkit.files import read_json
 
@@ -11,40 +10,28 @@ HEADLINES = ("gain", "cost", "negative")
 MOST_BARS = 9  # of a card
 
 
-class Card(BaseModel):
-    """The few numbers that stand for a notebook on the report's index, where a whole figure is too small to read.
-
-    `caption` says what they are, with unit and evidence: "ms a layer, measured here". `bars` are values from 0 by
-    label, in the order in which they are drawn; the index has room for `MOST_BARS`.
-    """
-
-    model_config = ConfigDict(frozen=True, strict=True)
-
-    caption: str
-    bars: dict[str, float]
-
-
-class Meta(BaseModel):
+@dataclass(frozen=True)
+class Meta:
     """The fields of `meta.json` that a reader sees.
 
     `verdicts` counts verdicts by kind of claim. `score` holds errors of the predictions, as shares. `headline` says
     what the notebook shows for a whole system: `gain`, `cost` and `negative`, a sentence each, of the paper `system`.
-    `seen` is the notebook's answer. `disturbed` is `count_disturbed` of the table, as `rows` and `of`.
+    `seen` is the notebook's answer. `disturbed` is `count_disturbed` of the table, as `rows` and `of`. `card` has the
+    few numbers that stand for the notebook on the report's index: a `caption` that says what they are, with unit and
+    evidence, and `bars`, values from 0 by label, in the order in which they are drawn.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True)
-
     id: str | None = None
-    version: int | None = Field(default=None, validation_alias="schema")
-    figures: list[str] = []
-    evidence: list[str] = []
-    verdicts: dict[str, dict[str, int]] = {}
-    score: dict[str, float | str] = {}
-    parameters: dict[str, Any] = {}
-    card: Card | None = None
-    headline: dict[str, str] = {}
+    schema: int | None = None
+    figures: list[str] = field(default_factory=list)
+    evidence: list[str] = field(default_factory=list)
+    verdicts: dict[str, dict[str, int]] = field(default_factory=dict)
+    score: dict[str, float | str] = field(default_factory=dict)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    card: dict[str, Any] | None = None
+    headline: dict[str, str] = field(default_factory=dict)
     seen: str | None = None
-    disturbed: dict[str, int] = {"rows": 0, "of": 0}
+    disturbed: dict[str, int] = field(default_factory=lambda: {"rows": 0, "of": 0})
     wall_s: float | None = None
     finished: str | None = None
     git: str | None = None
@@ -53,7 +40,7 @@ class Meta(BaseModel):
     memory_gb: float | None = None
     gpu: str | None = None
     threads: int | None = None
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = field(default_factory=dict)
 
     @property
     def commit(self) -> str | None:
@@ -68,8 +55,6 @@ class Meta(BaseModel):
 
 
 def read_meta(folder: Path) -> Meta:
-    """The `meta.json` of a results folder; `Meta()` for a file that is absent, damaged or of an older toolkit."""
-    try:
-        return Meta.model_validate(read_json(folder / "meta.json"))
-    except ValidationError:
-        return Meta()
+    """The `meta.json` of a results folder; `Meta()` for a file that is absent or damaged."""
+    found = read_json(folder / "meta.json")
+    return Meta(**{one.name: found[one.name] for one in fields(Meta) if one.name in found})

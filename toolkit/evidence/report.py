@@ -139,8 +139,8 @@ def _status(about: Notebook, results: Path, meta: Meta, outcome: Outcome) -> tup
         return "not run", None
     if meta.id != about.id:
         return "not run", "its results folder has no meta.json of this notebook: run it again"
-    if meta.version != paths.RESULTS_SCHEMA:
-        return "out of date", f"its results are of schema {meta.version}, this is {paths.RESULTS_SCHEMA}: run it again"
+    if meta.schema != paths.RESULTS_SCHEMA:
+        return "out of date", f"its results are of schema {meta.schema}, this is {paths.RESULTS_SCHEMA}: run it again"
     return ("done" if outcome.fresh else "out of date"), None
 
 

@@ -32,7 +32,7 @@ from toolkit.evidence.comparison import (
     verdict_table,
 )
 from toolkit.evidence.figures import note_disturbance, use_style
-from toolkit.evidence.meta import HEADLINES, MOST_BARS, Card
+from toolkit.evidence.meta import HEADLINES, MOST_BARS
 from toolkit.evidence.page import three_digits
 from toolkit.evidence.schema import check_parameters
 from toolkit.files import make_folder, replacing, write_json
@@ -104,7 +104,7 @@ class Run:
             evidence: of all rows, where `table` has no column of that name.
             comparison: of `compare`, where a figure or sentence needed it before. Without it,
                 the whole table is compared; if the paper prints no number of the figure, there is no comparison.
-            card: a caption and the numbers that the report's index draws, see `Card`; without it, the measured totals
+            card: a caption and the numbers that the report's index draws, see `Meta`; without it, the measured totals
                 of a table of latencies, or the first figure.
             headline: what the results say of a whole system: sentences by `gain`, `cost` and `negative`, and under
                 `system` the system's id if it is another than the notebook's paper.
@@ -125,8 +125,7 @@ class Run:
         if comparison is None:
             comparison = self.compare(table)
             comparison = comparison if len(comparison) else None
-        shown = _card(*card) if card else latency_card(table)
-        said = {"card": shown and shown.model_dump(), "headline": dict(headline), "seen": seen}
+        said = {"card": _card(card or latency_card(table)), "headline": dict(headline), "seen": seen}
         self._write(table, figures, comparison, said)
         if comparison is not None:
             print(score_sentence(comparison))
@@ -194,12 +193,16 @@ def _inputs(parameters: Mapping[str, object]) -> dict[str, str]:
     return {name: f"sha256:{DOWNLOADS[name].sha256}" for name in sorted(chosen)}
 
 
-def _card(caption: str, numbers: Mapping[str, float]) -> Card:
-    return Card(caption=caption, bars={str(label): float(value) for label, value in numbers.items() if value >= 0})
+def _card(card: tuple[str, Mapping[str, float]] | None) -> dict[str, object] | None:
+    if card is None:
+        return None
+    caption, numbers = card
+    bars = {str(label): float(value) for label, value in numbers.items() if value >= 0}
+    return {"caption": caption, "bars": bars}
 
 
-def latency_card(table: pd.DataFrame) -> Card | None:
-    """The measured totals of this machine, a bar a way of running; None where the table has fewer than two.
+def latency_card(table: pd.DataFrame) -> tuple[str, dict[str, float]] | None:
+    """A caption and the measured totals of this machine, a bar a way of running; None for fewer than two.
 
     In a table with several models or maps of layers, the first one's numbers. `table` holds rows of `Timeline.stages()`
     with the column `way`.
@@ -221,7 +224,7 @@ def latency_card(table: pd.DataFrame) -> Card | None:
         "measured",
         *(word for word in shared if word != model),
     ]
-    return Card(caption=", ".join(about), bars=dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True)))
+    return ", ".join(about), dict(zip(labels, (totals["seconds"] * factor).tolist(), strict=True))
 
 
 def _without_shared_start(names: list[str]) -> tuple[list[str], list[str]]:

@@ -70,8 +70,8 @@ def numbers_table(grid: ParameterGrid, jobs: list[Job]) -> pd.DataFrame:
             "seconds": last and last.seconds,
             "error": last and last.error,
         }
-        bars = card.bars.items() if card else [(None, None)]
-        rows += [run | {"quantity": card and card.caption, "label": label, "value": value} for label, value in bars]
+        bars = card["bars"].items() if card else [(None, None)]
+        rows += [run | {"quantity": card and card["caption"], "label": label, "value": value} for label, value in bars]
     return pd.DataFrame(rows)
 
 
