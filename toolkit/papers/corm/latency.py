@@ -44,20 +44,6 @@ BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering take
 OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
 
 
-def matters(way: ExpertWay, name: str) -> bool:
-    """Whether a way's time depends on an open input."""
-    needed = {
-        "low_bits": way.mixed,
-        "overlap": way.prefetch,
-        "accuracy": way.exact,
-        "slots": way.cached,
-        "reused": way.cached and way.sparse,
-        "fixed_scales": way.sparse,
-        "gathers_beside": way.sparse,
-    }
-    return needed.get(name, False) and not way.resident
-
-
 @cache
 def ends(model: str) -> dict[str, tuple]:
     """Both ends of each open input, the default or the nearest to it first; slots up to what fits the GPU."""
@@ -68,10 +54,16 @@ def ends(model: str) -> dict[str, tuple]:
     return ranged | {"slots": (shape.experts_per_token, fitting)} | switches
 
 
+@cache
+def matters(model: str, way: ExpertWay, name: str) -> bool:
+    """Whether a way's time depends on an open input, all others at their defaults."""
+    return len({timeline(model, way, replace(DEFAULTS, **{name: end})).total_s for end in ends(model)[name]}) > 1
+
+
 def corners(model: str, ways: Iterable[ExpertWay]) -> list[LoadingInputs]:
     """Every way to put each open input, on which one of the ways depends, at one of its ends."""
     ways = list(ways)
-    chosen = {name: pair for name, pair in ends(model).items() if any(matters(way, name) for way in ways)}
+    chosen = {name: pair for name, pair in ends(model).items() if any(matters(model, way, name) for way in ways)}
     return [replace(DEFAULTS, **dict(zip(chosen, values, strict=True))) for values in product(*chosen.values())]
 
 
@@ -122,7 +114,7 @@ def timeline(model: str, way: ExpertWay, inputs: LoadingInputs = DEFAULTS, null:
 
 def seconds(model: str, inputs: LoadingInputs, way: ExpertWay) -> float:
     """The counts of one token. Inputs that the way ignores are set to their defaults first, so few are computed."""
-    needed = {name: getattr(inputs, name) for name in ends(model) if matters(way, name)}
+    needed = {name: getattr(inputs, name) for name in ends(model) if matters(model, way, name)}
     return _seconds(model, way, replace(DEFAULTS, hit_rate=inputs.hit_rate, **needed))
 
 
