@@ -37,9 +37,10 @@ from toolkit.policies.placement import LayerMap
 from toolkit.storage.neuron_packing import LAYOUT
 from toolkit.storage.store import Store
 
-# hidden size, FFN, layers: 7, 26, 103 and 226 MB a layer in 16 bits. In 3 bits, too, that is more than caches hold; a
-# model that fits them would make larger ones look faster than they are
-SIZES = ((512, 1536, 32), (1024, 2816, 8), (2048, 5632, 2), (3072, 8192, 1))
+# hidden size, FFN, layers: 7, 103 and 226 MB a layer in 16 bits. In 3 bits, too, each model is more than caches hold;
+# one that fits them would make larger ones look faster than they are. Models of the same bytes would not tell what
+# bytes take from what a token takes
+SIZES = ((512, 1536, 32), (2048, 5632, 2), (3072, 8192, 3))
 RIVALS_SIZES = ((1024, 2816, 8), (2048, 5632, 2))  # in F16 a deeper random model is too far from bfloat16
 NEURONS_SIZES = ((512, 1536, 2), (1024, 2816, 2), (2048, 5632, 1))
 HEAD, VOCABULARY = 64, 256
@@ -100,9 +101,9 @@ def are_kept() -> bool:
 
 def rates(experts: bool = False, fresh: bool = False) -> Rates:
     """The rates of this machine, measured once and kept: of layers and neurons, or for a mixture also of `experts`."""
-    tables = [layer_times, neuron_times, *([] if missing() else [rival_times]), *([mixture_times] if experts else [])]
-    times = {table.__name__: table(fresh=fresh) for table in tables}
-    layers, by_neuron = times["layer_times"], times["neuron_times"]
+    layers, by_neuron = layer_times(fresh=fresh), neuron_times(fresh=fresh)
+    rivals = layers[:0] if missing() else rival_times(fresh=fresh)
+    mixtures = mixture_times(fresh=fresh) if experts else layers[:0]
     reads = layers[layers["stage"] == "read"]
     read = fit_line(reads["nbytes"], reads["seconds"])
     long_s = by_neuron["read_bytes"] / GB / read.gb_s  # short reads move their bytes no faster than long ones
@@ -113,15 +114,15 @@ def rates(experts: bool = False, fresh: bool = False) -> Rates:
     }
     return Rates(
         token,
-        dict(_experts_costs(times["mixture_times"], token[DENSE])) if experts else {},
+        dict(_experts_costs(mixtures, token[DENSE])) if experts else {},
         {
             name: _cost(rows["seconds"], 0, rows["layers"], rows["layers"] * rows["nbytes"])
-            for name, rows in times.get("rival_times", layers[:0]).groupby("method")
+            for name, rows in rivals.groupby("method")
         },
         read,
         _cost(by_neuron["seconds"], 1, by_neuron["loaded"], by_neuron["nbytes"]),
         replace(neuron_read, gb_s=read.gb_s),
-        float(pd.concat(times.values())["disturbed"].mean()),
+        float(pd.concat([layers, by_neuron, rivals, mixtures])["disturbed"].mean()),
     )
 
 
