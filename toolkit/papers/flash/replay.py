@@ -34,7 +34,7 @@ from toolkit.formats.dense import Dense
 from toolkit.kernels import dense
 from toolkit.measure.contestant import Contestant
 from toolkit.measure.turns import take_turns
-from toolkit.models.shapes import part_bytes
+from toolkit.models.shapes import part_bytes, random_pruned
 from toolkit.offload.budget import Budget
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN, ffn_of
 from toolkit.offload.neuron_reads import NeuronReads
@@ -48,7 +48,7 @@ from toolkit.predictors import Context, FromTrace, LowRank
 from toolkit.sparsity.synthetic import UsageLaw, draw
 from toolkit.sparsity.trace import Trace
 from toolkit.storage.buffers import aligned_buffer
-from toolkit.storage.bundles import adjoining, read_neurons
+from toolkit.storage.bundles import adjoining
 from toolkit.storage.readers import Reader, open_scattered
 from toolkit.storage.runs import Layer
 from toolkit.storage.store import Store
@@ -57,6 +57,7 @@ from toolkit.timeline import Recorder
 BUNDLE = "ffn.bundle"
 NO_BUFFER = aligned_buffer(0)  # a twin's rows are whole blocks, so reads go straight into them
 SAMPLE = 512  # neurons that a threshold is found with
+PASSES = 2  # timed tokens of ways without a predictor
 MEAN_RANK = 240  # of the predictors of OPT 6.7B: 128 in 28 layers, 1024 in 4 (FLASH, B.3)
 ONE_AHEAD = Way("dense", policy="pipelined", device="cpu")
 
@@ -72,14 +73,13 @@ class Replay(Reads):
         ways: of `WAYS`.
         fired: share of the neurons that the predictor names that really fire: only their down columns are multiplied.
         tokens: timed tokens of each way with a predictor in each repetition, after `window` that are not timed. Ways
-            without one take `passes`, since each of their tokens costs the same.
+            without one take `PASSES`, since each of their tokens costs the same.
         rank: rank of each layer's predictor.
     """
 
     ways: Sequence[str] = tuple(WAYS)
     fired: float = 1 / 3
     tokens: int = 16
-    passes: int = 2
     repetitions: int = 2
     rank: int = MEAN_RANK
     seed: int = 0
@@ -127,7 +127,7 @@ class LayerReplay(Contestant):
         streamed = [piece.nbytes for pieces in self.pieces for tier, piece in pieces if tier == "storage"]
         stay = sum(piece.nbytes for pieces in self.pieces for tier, piece in pieces if tier == "dram")
         if streamed:
-            self.turn, self.nbytes = (replay.passes, 1), sum(streamed)
+            self.turn, self.nbytes = (PASSES, 1), sum(streamed)
         self.labels = {"way": way, "model": replay.model, "layers": replay.layers, "reader": reader.name}
         self.held_bytes = stay + 2 * max(streamed, default=0)
         self.labels |= {"held_bytes": self.held_bytes, "predictor_bytes": 0}
@@ -135,11 +135,8 @@ class LayerReplay(Contestant):
 
     def maths_for(self, rows: int) -> Maths:
         """The FFN with a threshold: of so many neurons in memory, as many fire as fire of the whole layer."""
-        sample = min(SAMPLE, self.neurons)
-        matrix = aligned_buffer(sample * self.hidden * (2 + self.gated) * DTYPE.itemsize)
-        found = torch.from_numpy(matrix).view(DTYPE).view(sample, -1)
-        read_neurons(self.reader, self.store.layer(0, "bundled"), np.arange(sample), found, NO_BUFFER)
-        first, *rest = (part @ self.x for part in found.float().split(self.hidden, 1)[:-1])
+        drawn = [random_pruned((SAMPLE, self.hidden), 0, DTYPE, seed).float() for seed in range(1 + self.gated)]
+        first, *rest = (weights @ self.x for weights in drawn)  # as those on the disk
         values = torch.nn.functional.silu(first) * rest[0] if rest else first.relu()
         share = min(1.0, self.replay.fired * self.replay.active * self.neurons / rows)
         return Maths("silu" if self.gated else "relu", self.gated, values.abs().quantile(1 - share).item())
