@@ -38,7 +38,6 @@ from toolkit.studies.routing import RoutedModel, own_policies, policy_table
 from toolkit.timeline import Timeline
 
 MACHINE = "corm-rtx3090ti"
-MODELS = ("mixtral-8x7b", "deepseek-moe-16b")
 OFFLOAD = RIVALS["mixtral-offload"]
 BYTES_ALONE = replace(DEFAULTS, limit=1.0)  # for the null model: gathering takes no time
 OWN_ROUTING = RoutedModel("smollm2-135m-moe-upcycled")
