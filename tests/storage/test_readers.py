@@ -40,14 +40,14 @@ def name(request):
 )
 def test_any_chunks_go_to_their_places(name, stored, blocks, sizes, chunk, lanes):
     """Each reads blocks from anywhere to the next place or one beyond it, and nothing else is touched."""
-    content, target, place, chunks = {}, aligned_buffer(150 * BLOCK_BYTES), 0, []
+    target, place, chunks = aligned_buffer(150 * BLOCK_BYTES), 0, []
     target[:] = 7
     wanted = target.reshape(-1, BLOCK_BYTES).copy()
     for (shard, first), (size, gap) in zip(blocks, sizes, strict=False):
         size = min(size, SIZES[shard] - first)
-        content[shard] = np.fromfile(stored[shard].path, np.uint8).reshape(-1, BLOCK_BYTES)
-        wanted[place : place + size] = content[shard][first : first + size]
-        chunks.append(Chunks(shard, *(np.array([blocks * BLOCK_BYTES]) for blocks in (first, size, place))))
+        content = np.fromfile(stored[shard].path, np.uint8).reshape(-1, BLOCK_BYTES)
+        wanted[place : place + size] = content[first : first + size]
+        chunks.append(Chunks(shard, *(np.array([number * BLOCK_BYTES]) for number in (first, size, place))))
         place += size + gap
     with READERS[name](stored, chunk_bytes=chunk * BLOCK_BYTES, **{LANES[name]: lanes}) as reader:
         for _ in range(2):
