@@ -9,38 +9,24 @@ import pytest
 import torch
 
 from tests import contracts
-from toolkit import hub
+from toolkit import hub, paths
 
 # not `formats` and `storage`: they check at run time, and compiled functions take no checker
-CHECKED = (
-    "activations",
-    "evaluation",
-    "machines",
-    "measure",
-    "models",
-    "offload",
-    "policies",
-    "pruning",
-    "quantization",
-    "simulation",
-    "text",
-)
+CHECKED = ("costs", "measure", "models", "offload", "policies", "quality", "quantization", "sparsity")
 
 # files that take more than 2 seconds of CPU time, the dearest first: `--fast` leaves them out, a whole run begins with
 # them, since a worker that begins a long one last leaves the other without work
 SLOW = """
-sweep/sweep kernels/cuda offload/families kernels/products kernels/neuron_records tests/command_line tests/benchmarks
-offload/expert_model kernels/spqr hostile/hostile kernels/bitmap offload/neuron_model evidence/report kernels/neurons
-offload/draft offload/close offload/model evidence/schema papers/endor recovery/embedded
-kernels/bitmap_cuda offload/hot_neurons tests/explorers kernels/parallel offload/uploader studies/expert_race
-papers/corm_latency papers/endor_passes tests/starts evidence/tables kernels/spqr_cuda offload/spqr papers/operations
-kernels/neurons_cuda offload/int8 tests/wheel papers/replay sweep/explorers planner/neurons papers/load_rule sweep/lab
-evidence/run kernels/compiled kernels/csr kernels/single_token offload/new_format papers/spqr_forward
-kernels/neuron_records_cuda offload/single_token recovery/distillation quality/tasks formats/contract
-formats/contents formats/formats formats/spqr interchange/gguf costs/disk measure/race models/gguf models/models
-offload/logit_check measure/side_by_side costs/neuron_tokens costs/experts policies/mapping
-policies/residencies predictors/files predictors/kinds sparsity/changed sparsity/prune quantization/smoothquant
-quantization/spqr costs/hot_cold storage/index storage/readers storage/store quality/text
+sweep/sweep offload/families kernels/cuda kernels/products tests/command_line tests/benchmarks offload/expert_model
+offload/model studies/expert_race kernels/neuron_records recovery/embedded offload/draft kernels/ptx hostile/hostile
+offload/neuron_model quantization/spqr offload/hot_neurons papers/endor kernels/spqr offload/uploader offload/int8
+measure/race models/models kernels/bitmap tests/explorers measure/airllm kernels/neurons offload/head
+papers/endor_passes offload/spqr quality/tasks evidence/report tests/starts planner/sizes offload/batches
+kernels/parallel papers/operations sweep/lab offload/close evidence/tables kernels/compiled policies/residencies
+papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm_latency predictors/kinds
+offload/new_format costs/hot_cold measure/side_by_side offload/logit_check planner/neurons recovery/distillation
+kernels/single_token models/ffn formats/contract formats/contents formats/formats formats/spqr interchange/gguf
+storage/index storage/readers storage/store
 """
 PLACES = {name: place for place, name in enumerate(SLOW.split())}
 
@@ -48,6 +34,7 @@ gc.disable()  # until all tests are imported, which makes millions of objects th
 collection = contextlib.ExitStack()
 collection.enter_context(hub.lean("hqq"))  # which compiles when transformers imports it
 os.environ["TOOLKIT_PROGRESS"] = "0"  # bars have tests of their own
+assert all((paths.root() / "toolkit" / name).is_dir() for name in CHECKED)
 contracts.check(f"toolkit.{name}" for name in CHECKED)
 
 

@@ -17,8 +17,12 @@ def check(packages: Iterable[str]) -> None:
 
 
 def wrapped_if_needed(*, typechecker: Callable) -> Callable:
-    """jaxtyping's decorator for what takes arrays. It would slow down every other function for nothing."""
-    return lambda made: wrapped(made, typechecker=typechecker) if takes_arrays(made) else made
+    """jaxtyping's decorator for what takes arrays. It would slow down every other function for nothing.
+
+    Generators are left alone: decorators above, such as `torch.no_grad`, must see that they are.
+    """
+    left_alone = lambda made: inspect.isgeneratorfunction(made) or not takes_arrays(made)  # noqa: E731
+    return lambda made: made if left_alone(made) else wrapped(made, typechecker=typechecker)
 
 
 def takes_arrays(made: Callable) -> bool:
