@@ -13,9 +13,9 @@ from toolkit.errors import UserError
 from toolkit.records import line
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
 
-    from toolkit.measure.text_speed import TextSpeed
     from toolkit.planner.plan import Recommendation
     from toolkit.planner.ways import PlannedWay
 
@@ -71,12 +71,12 @@ def _chosen(found: "Recommendation") -> Iterator[tuple["PlannedWay", float]]:
             yield known[row.way], row.tokens_s
 
 
-def _try(found: "Recommendation", way: "PlannedWay") -> tuple["TextSpeed", float, float]:
+def _try(found: "Recommendation", way: "PlannedWay") -> tuple["pd.Series", float, float]:
     """The speed of a way, the bytes that it held, and its perplexity."""
     from toolkit import paths
     from toolkit.files import make_folder, scratch_folder
     from toolkit.measure.packed_model import PackedModel
-    from toolkit.measure.text_speed import text_speed
+    from toolkit.measure.summary import text_speed
     from toolkit.offload.model import OffloadedModel
     from toolkit.planner.stand_ins import run_as
     from toolkit.quality import load_tokens
@@ -102,10 +102,10 @@ def _pack_options(words: Sequence[str]) -> Namespace:
     return parser.parse_args(words)
 
 
-def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "TextSpeed", float, float]:
+def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "pd.Series", float, float]:
     """The same of a file in llama.cpp, whose pages have the limit."""
     from toolkit.measure.llama_cpp import LlamaCpp
-    from toolkit.measure.text_speed import text_speed
+    from toolkit.measure.summary import text_speed
     from toolkit.models import fast_dtype, load_model
     from toolkit.models.gguf_header import read_header
     from toolkit.quality import load_tokens
@@ -126,7 +126,7 @@ def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "TextSpeed", float
 def _text(tokens: "torch.Tensor"):
     """A prompt and single tokens of a text, as passes of a turn."""
     from toolkit.measure.contestant import Reference, Text
-    from toolkit.measure.text_speed import NOT_COUNTED
+    from toolkit.measure.summary import NOT_COUNTED
 
     prompt, later = tokens[:PROMPT], tokens[PROMPT : PROMPT + NOT_COUNTED - 1 + TOKENS]
     return Text([prompt[None], *later.view(-1, 1, 1)], Reference("the turn before"))
@@ -141,7 +141,7 @@ def _of_model(name: str) -> float:
     return float(brief_perplexity(model, load_tokens(CORPUS, tokenizer, "evaluation")))
 
 
-def _print_row(name: str, predicted: str, speed: "TextSpeed", held: float, perplexity: float, before: float) -> None:
+def _print_row(name: str, predicted: str, speed: "pd.Series", held: float, perplexity: float, before: float) -> None:
     spread = f"{speed.tokens_per_s_low:.3g} to {speed.tokens_per_s_high:.3g}"
     disturbed = " *" if speed.disturbed >= 0.5 else ""
     numbers = f"{speed.tokens_per_s:.3g}{disturbed}", spread, f"{speed.first_s:.2g}", f"{speed.read_mb:,.0f}"

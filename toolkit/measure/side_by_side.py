@@ -22,7 +22,7 @@ from toolkit.measure import llama_cpp
 from toolkit.measure.contestant import Contestant, greedy_text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
-from toolkit.measure.summary import by_turn, summary
+from toolkit.measure.summary import NOT_COUNTED, by_turn, summary
 from toolkit.measure.turns import take_turns
 from toolkit.models.gguf_header import read_header
 from toolkit.models.skeleton import CONFIG
@@ -36,7 +36,6 @@ from toolkit.storage.store import Store
 POLICY = "pipelined"
 TYPES = ("llama.cpp F16", "llama.cpp Q8_0", "llama.cpp Q4_0")  # those that any tensor's blocks fit, and no K type
 REPETITIONS = 3
-SKIPPED = 2  # passes of a turn: the prompt, and the first token, which may compile something
 NEAR = 0.1  # of the largest logit: packed products add in another order, in fp32; 30 layers in bf16 differ by 0.03
 
 
@@ -100,8 +99,8 @@ def token_rates(
     """
     store, reasons = Store.open(folder), list[str]()
     with scratch_folder(make_folder(paths.cache_dir() / "side_by_side")) as scratch, ExitStack() as stack:
-        tell(f"choosing {SKIPPED + tokens} tokens with the dense weights")
-        text, dense = greedy_text(model, prompt, SKIPPED + tokens, NEAR), store
+        tell(f"choosing {NOT_COUNTED + tokens} tokens with the dense weights")
+        text, dense = greedy_text(model, prompt, NOT_COUNTED + tokens, NEAR), store
         if "dense" not in store.variants:
             tell("writing the dense weights")
             pack_model(model, scratch / "store", Linears(("dense",)), str(store.model.get("name")))
@@ -140,7 +139,7 @@ def token_rates(
             racing,
             REPETITIONS,
             tokens,
-            SKIPPED,
+            NOT_COUNTED,
             tell=lambda way, rate: tell(f"{way.labels['way']}: {rate:.2f} tokens/s"),
         )
     table = summary(by_turn(spans, ["way"]), ["way"], ["tokens_per_s"])

@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from toolkit.costs.machine import GB
-from toolkit.measure.turns import timeline_of
+from toolkit.measure.contestant import Contestant
+from toolkit.measure.turns import take_turns, timeline_of
 
 STAGES = ("read", "decode", "manage", "compute", "other")
 OF_TURN = ["stored_bytes", "memory_bytes", "mode", "disturbed", "measured_at"]  # the same for all spans of a turn
+NOT_COUNTED = 2  # passes of a turn through a text: the prompt, and a token that may compile something
 Baseline = Mapping[str, object]
 
 
@@ -71,6 +73,21 @@ def times_as_fast(turns: pd.DataFrame, by: Sequence[str], baseline: Baseline, co
     wanted = pd.MultiIndex.from_frame(turns[keys].assign(**others))
     theirs = turns.set_index(keys)[column]
     return theirs[theirs.index.isin(wanted)].reindex(wanted).to_numpy() / turns[column]
+
+
+def text_speed(contestant: Contestant, passes: int, repetitions: int) -> pd.Series:
+    """How fast one contestant makes a text, in turns of so many passes: the prompt, one not counted, and the tokens.
+
+    Entries, medians of the turns: first_s (of the prompt's pass), tokens_per_s with its range, read_mb (of a token),
+    disturbed (share of turns beside other work), mode. Raises what `take_turns` raises.
+    """
+    spans, by = take_turns([contestant], repetitions, passes), [*contestant.labels]
+    table = summary(by_turn(spans[spans["token"] >= NOT_COUNTED], by), by, ["tokens_per_s"])
+    prompts = spans[spans["token"] == 0].groupby("repetition")
+    first_s = (prompts["end_s"].max() - prompts["start_s"].min()).median()
+    rates = ["tokens_per_s", "tokens_per_s_low", "tokens_per_s_high"]
+    table = table.assign(first_s=first_s, read_mb=table["read_bytes"] / 1e6)
+    return table[["first_s", *rates, "read_mb", "disturbed", "mode"]].iloc[0]
 
 
 def stage_summary(spans: pd.DataFrame) -> pd.DataFrame:
