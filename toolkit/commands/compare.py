@@ -123,13 +123,13 @@ class _Perplexities:
 
 def _quantised(model: "nn.Module", kind: str) -> "nn.Module":
     """A copy whose decoder weights llama.cpp's type has rounded; F16 holds them as they are."""
-    from toolkit.studies.mixtures import encoders
+    from toolkit.studies.forms import store
+    from toolkit.studies.mixtures import form_of
 
     if kind == "F16":
         return model
     rounded = deepcopy(model)
-    for linear, encode in encoders(rounded, kind):
-        linear.weight.data.copy_(encode(linear.weight.data).decode())
+    store(rounded, form_of(kind))
     return rounded
 
 

@@ -9,7 +9,6 @@ memory the weights that such a file decodes to.
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,8 @@ from toolkit.measure.llama_cpp_quantiser import GgufMatrix
 from toolkit.models.gguf_header import LAYERS, GgufHeader, read_header
 from toolkit.progress import progress
 from toolkit.records import line
-from toolkit.studies.mixtures import encoders, tensor_type
+from toolkit.studies.forms import store
+from toolkit.studies.mixtures import form_of, tensor_type
 
 HALF = "F16"
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
@@ -63,18 +63,17 @@ def requantise(source: Path, target: Path, mixture: str) -> None:
 def round_weights(model: nn.Module, mixture: str) -> None:
     """Round the matrices of a decoder of Llama's linears, its embedding and its head, in place; "F16" changes nothing.
 
-    Raises what `encoders` and `tensor_type` raise.
+    Raises what `store` and `tensor_type` raise.
     """
     if mixture == HALF:
         return
-    rounded = dict(encoders(model, mixture))
+    store(model, form_of(mixture))
     ends = {"output": model.get_output_embeddings(), "token_embd": model.get_input_embeddings()}
     if ends["output"].weight is ends["token_embd"].weight:
         del ends["token_embd"]
     for tensor, module in ends.items():
-        rounded[module] = partial(GgufMatrix.encode, kind=tensor_type(mixture, tensor, 0, 1, module.weight.shape[1]))
-    for module, encode in rounded.items():
-        module.weight.copy_(encode(module.weight).decode())
+        kind = tensor_type(mixture, tensor, 0, 1, module.weight.shape[1])
+        module.weight.copy_(GgufMatrix.encode(module.weight, kind).decode())
 
 
 def _kind(header: GgufHeader, name: str, mixture: str) -> str | None:
