@@ -106,7 +106,7 @@ def claim_labels(comparison: pd.DataFrame) -> list[str]:
     return [textwrap.fill(CLAUSES.split(words)[0], LABEL_WIDTH) for words in comparison["conditions"]]
 
 
-def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
+def comparison_bars(axes: Axes, comparison: pd.DataFrame, colour: str = "C0") -> None:
     """Our numbers as bars (hatched where modelled), the published ones as diamonds, from what `compare` returns.
 
     One bar a claim, labelled by its conditions; a claim that was not run shows its diamond alone.
@@ -114,7 +114,7 @@ def comparison_bars(axes: Axes, comparison: pd.DataFrame) -> None:
     places = range(len(comparison))
     for place, row in zip(places, comparison.itertuples(), strict=True):
         if row.ours is not None and not pd.isna(row.ours):
-            axes.barh(place, row.ours, color="C0", height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
+            axes.barh(place, row.ours, color=colour, height=0.6, hatch=HATCHES.get(row.evidence, ""), edgecolor="white")
     mark_published(axes, comparison["published"], list(places))
     axes.set_yticks(list(places), claim_labels(comparison), fontsize=7.5)
     first_on_top(axes)
@@ -253,14 +253,11 @@ def _mark_totals(axes: Axes, rows: pd.DataFrame) -> None:
 def published_ratios(axes: Axes, ratios: pd.DataFrame, first: str) -> None:
     """Rows of `compare` with ratios, as `comparison_bars` with their ranges. Machines but the `first` are named."""
     machine = (", " + ratios["profile"]).where(ratios["profile"] != first, "")
-    comparison_bars(
-        axes, ratios.assign(conditions=[CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine)
-    )
+    conditions = [CLAUSES.split(words)[0] for words in ratios["conditions"]] + machine
+    comparison_bars(axes, ratios.assign(conditions=conditions), colour="0.65")  # no stage's colour
     axes.set(title="beside the published ratios", xlabel="ratio")
     axes.axvline(1, color="gray", linewidth=0.8, linestyle=":")
     axes.get_legend().remove()
-    for patch in axes.patches:  # no stage's colour
-        patch.set_facecolor("0.65")
     whiskers(axes, ratios["ours_low"].astype(float), ratios["ours_high"].astype(float))
 
 
