@@ -17,8 +17,7 @@ from tests.kernels.families import needs_numba_cuda
 
 AT_LEAST = {  # checks
     "cuda_bitmap.py": 16,
-    "cuda_neuron_records.py": 3,
-    "cuda_neurons.py": 9,
+    "cuda_neurons.py": 12,
     "cuda_spqr.py": 20,
     "test_products.py": 40,
 }
