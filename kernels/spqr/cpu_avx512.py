@@ -1,127 +1,129 @@
-"""The fused product of SpQR for CPUs with AVX-512, VBMI and VNNI: eight words in a register.
+"""The fused product of SpQR for CPUs with AVX-512, VBMI and VNNI: a row of a tile in each 32-bit lane.
 
-`vpmultishiftqb` takes any eight bits of a word to each byte, and `vpermt2b` any bytes of a tile to any place. So the
-eight levels of scales and those of zero points are found in one register, and looked up by one shuffle.
-`vpmultishiftqb` and an AND also give half of the codes of eight rows, a byte each, and `vpdpbusd` multiplies them with
-bytes and adds. An activation is two bytes, 256 · high + low, and both meet the same codes.
+The 32 bits from byte 0 of a word and those from byte 3 each hold eight codes, both at bits 6, 9 and so on to 27, and
+the first hold the codes of scale and zero point, too. A register takes one of these parts of all sixteen rows.
+`vpmultishiftqb` and an AND give four codes of each row, a byte each, and `vpdpbusd` multiplies them with bytes and
+adds. An activation is two bytes, 256 · high + low, and both meet the same codes.
+
+The eight levels of scales and those of zero points share a register, too, and `vpermps` looks up one for each row.
 """
 
-import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
 from numba.extending import intrinsic
 
 from toolkit.kernels.engine import simd
-from toolkit.kernels.engine.simd import I64, Vector
-from toolkit.kernels.spqr.cpu_simd import F32, I8, I16, Fused, fused, multiply_add, prepare_two_bytes, splat
+from toolkit.kernels.engine.simd import I64
+from toolkit.kernels.spqr.cpu_simd import (
+    F32,
+    HIGH_PART,
+    I8,
+    I16,
+    Fused,
+    fused,
+    multiply_add,
+    prepare_two_bytes,
+    rows_in_order,
+    splat,
+)
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 AT_ONCE = 4  # vectors
 HALF, BYTES = 8, 64  # words in a register, and their bytes
 ALL_BYTES, SHORTS, INTS = ir.VectorType(I8, BYTES), ir.VectorType(I16, 32), ir.VectorType(simd.I32, 16)
 FLOATS, HALVES = ir.VectorType(F32, TILE), ir.VectorType(ir.HalfType(), TILE)
+ROWS_OF_LANES = [
+    row for first in range(0, HALF, 2) for row in (first, first + 1, HALF + first, HALF + first + 1)
+]  # as `vshufps` leaves them
 
 
-def _registers(builder, word) -> list[ir.Value]:
-    """The sixteen words of a tile, eight in a register."""
-    first = builder.bitcast(word, ALL_BYTES.as_pointer())
-    return [builder.load(builder.gep(first, [I64(half)]), align=8) for half in range(2)]
+def _call(builder, name: str, result: ir.Type, *arguments) -> ir.Value:
+    """What this instruction gives; the name is LLVM's, after llvm.x86.avx512."""
+    kind = ir.FunctionType(result, [each.type for each in arguments])
+    return builder.call(builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}", (), kind), arguments)
 
 
-def _fields(builder, words, starts: list[int]) -> ir.Value:
-    """From each word the eight bits from every start on, a byte each."""
-    kind = ir.FunctionType(ALL_BYTES, [ALL_BYTES] * 2)
-    shift = builder.module.declare_intrinsic("llvm.x86.avx512.pmultishift.qb.512", (), kind)
-    return builder.call(shift, [ir.Constant(ALL_BYTES, starts * HALF), words])
+def _of_both(builder, name: str, kind: ir.VectorType, registers, order: list[int]) -> ir.Value:
+    """The named elements of two registers, in one instruction: of a constant order LLVM would make several."""
+    first, second = (builder.bitcast(register, kind) for register in registers)
+    order = ir.Constant(kind, order + [0] * (kind.count - len(order)))
+    return _call(builder, name, kind, first, simd.in_register(builder, order), second)
 
 
-def _bytes(builder, registers, order: list[int]) -> ir.Value:
-    """The named ones of 128 bytes."""
-    indices = ir.Constant(ir.VectorType(simd.I32, len(order)), order)
-    return builder.shuffle_vector(*registers, indices)
+def _fields(builder, parts, starts: list[int]) -> ir.Value:
+    """From each 64 bits the eight from every start on, a byte each."""
+    suffix, kind = 8 * parts.type.count, parts.type
+    starts = ir.Constant(kind, starts * (kind.count // len(starts)))
+    return _call(builder, f"pmultishift.qb.{suffix}", kind, starts, parts)
 
 
 def _through_half(builder, floats) -> ir.Value:
     return builder.fpext(builder.fptrunc(floats, HALVES), FLOATS)
 
 
-@intrinsic
-def statistics(typing_context, words, at):
-    """A tile's scales, sixteen lanes, then its zero points."""
-
-    def generate(context, builder, signature, arguments):
-        word = simd.pointer(context, builder, words, *arguments, I64)
-        carried = [_fields(builder, some, [0, ZERO, SECOND_ORDER, 0, 0, 0, 0, 0]) for some in _registers(builder, word)]
-
-        def splat_pair(numbers):  # eight lanes of each
-            order = [32 * number + 16 * byte + 2 for number in numbers for _ in range(LEVELS) for byte in range(2)]
-            halves = builder.bitcast(_bytes(builder, carried, order), HALVES)
-            return builder.fpext(halves, FLOATS)
-
-        slopes, offsets = splat_pair((0, 1)), splat_pair((2, 3))
-        levels = ir.Constant(FLOATS, [float(level) for level in range(LEVELS)] * 2)
-        levels = _through_half(builder, builder.fsub(levels, offsets))
-        levels = builder.bitcast(builder.fptrunc(builder.fmul(slopes, levels), HALVES), ir.VectorType(I16, TILE))
-        places = [8 * row + field for field in range(2) for row in range(TILE) for _ in range(2)]
-        codes = builder.bitcast(_bytes(builder, carried, places), SHORTS)
-        codes = builder.and_(codes, ir.Constant(SHORTS, [LEVELS - 1] * 2 * TILE))
-        codes = builder.or_(codes, ir.Constant(SHORTS, [0] * TILE + [LEVELS] * TILE))
-        kind = ir.FunctionType(SHORTS, [SHORTS] * 2)
-        lookup = builder.module.declare_intrinsic("llvm.x86.avx512.permvar.hi.512", (), kind)
-        table = simd.join(builder, [levels, ir.Constant(levels.type, ir.Undefined)])
-        found = builder.bitcast(builder.call(lookup, [table, codes]), ir.VectorType(ir.HalfType(), 2 * TILE))
-        return builder.fpext(found, ir.VectorType(F32, 2 * TILE))
-
-    return Vector(types.float32, 2 * TILE)(words, types.int64), generate
+def _statistics(builder, registers, low) -> list[ir.Value]:
+    """Scales and zero points of a tile's rows; `low` holds the words' low 32 bits."""
+    # the last 16 bits of every other row, of which eight count: the four numbers' bytes, low ones first
+    carried = _of_both(builder, "vpermi2var.hi.512", SHORTS, registers, [4 * row + 3 for row in range(0, TILE, 2)])
+    carried = simd.take(builder, builder.bitcast(carried, ALL_BYTES), range(16))
+    numbers = _fields(builder, carried, [16 * place + SECOND_ORDER - 48 for _ in range(2) for place in range(4)])
+    numbers = builder.fpext(builder.bitcast(numbers, ir.VectorType(ir.HalfType(), 8)), ir.VectorType(F32, 8))
+    numbers = simd.in_register(builder, numbers)  # LLVM would convert sixteen
+    slopes, offsets = (simd.take(builder, numbers, [at] * LEVELS + [at + 1] * LEVELS) for at in (0, 4))
+    levels = ir.Constant(FLOATS, [float(level) for level in range(LEVELS)] * 2)
+    levels = _through_half(builder, builder.fsub(levels, offsets))
+    levels = _through_half(builder, builder.fmul(slopes, levels))  # eight of scales, then eight of zero points
+    of_scales = builder.and_(low, ir.Constant(INTS, [LEVELS - 1] * TILE))
+    of_zeros = builder.or_(builder.lshr(low, ir.Constant(INTS, [ZERO] * TILE)), ir.Constant(INTS, [LEVELS] * TILE))
+    return [_call(builder, "permvar.sf.512", FLOATS, levels, codes) for codes in (of_scales, of_zeros)]
 
 
-def _multiply_integers(builder, word, vectors, found, sums) -> ir.Value:
+def _multiply_integers(builder, word, vectors, sums) -> ir.Value:
     """Add Σ s·(q − z)·x of a tile to `sums`. The high bytes of prepared activations come first."""
-    kind = ir.FunctionType(INTS, [INTS] * 3)
-    multiply = builder.module.declare_intrinsic("llvm.x86.avx512.vpdpbusd.512", (), kind)
-    given = [[_eight_columns(builder, x, place) for place in range(4)] for x, _, _ in vectors]
-    totals = [[] for _ in vectors]
-    for words in _registers(builder, word):
-        codes = [_codes(builder, words, part) for part in range(2)]
-        for (*high, low, last), total in zip(given, totals, strict=True):
-            products = ir.Constant(INTS, None)
-            for half, eights in zip(codes, high, strict=True):
-                products = builder.call(multiply, [products, half, eights])
-            products = builder.shl(products, ir.Constant(INTS, [8] * TILE))
-            for half, eights in zip(codes, (low, last), strict=True):
-                products = builder.call(multiply, [products, half, eights])
-            total.append(products)
-    scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
+    first = builder.bitcast(word, ALL_BYTES.as_pointer())
+    registers = [builder.load(builder.gep(first, [I64(half)]), align=8) for half in range(2)]
+    lanes = ir.Constant(INTS, [2 * row for row in ROWS_OF_LANES])
+    low = builder.shuffle_vector(*(builder.bitcast(register, INTS) for register in registers), lanes)
+    places = [8 * row + HIGH_PART // 8 + byte for row in ROWS_OF_LANES for byte in range(4)]
+    high = _of_both(builder, "vpermi2var.qi.512", ALL_BYTES, registers, places)
+    scales, zero_points = _statistics(builder, registers, low)
+    codes = [_four_codes(builder, part, first) for part in (low, high) for first in (0, 4)]
     results = []
-    for number, ((_, x_scale, x_sum), total) in enumerate(zip(vectors, totals, strict=True)):
-        even, odd = (
-            builder.shuffle_vector(*total, ir.Constant(INTS, list(range(lane, 2 * TILE, 2)))) for lane in range(2)
-        )
-        product = builder.fmul(builder.sitofp(builder.add(even, odd), FLOATS), splat(builder, x_scale, TILE))
+    for number, (x, x_scale, x_sum) in enumerate(vectors):
+        product = _add_products(builder, ir.Constant(INTS, None), codes, x, 0)
+        product = builder.shl(product, ir.Constant(INTS, [8] * TILE))
+        product = builder.sitofp(_add_products(builder, product, codes, x, len(codes)), FLOATS)
+        product = builder.fmul(product, splat(builder, x_scale, TILE))
         product = multiply_add(builder, zero_points, splat(builder, builder.fneg(x_sum), TILE), product)
         before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
         results.append(multiply_add(builder, scales, product, before))
     return simd.join(builder, results)
 
 
-def _codes(builder, words, part: int) -> ir.Value:
-    """Half of the codes of eight words, a byte each."""
-    starts = [WEIGHTS + 3 * column for column in range(8 * part, 8 * part + 8)]
-    codes = builder.and_(_fields(builder, words, starts), ir.Constant(ALL_BYTES, [LEVELS - 1] * BYTES))
-    return builder.bitcast(codes, INTS)
+def _four_codes(builder, part, first: int) -> ir.Value:
+    """Codes `first` to `first + 3` of this part of each row, a byte each."""
+    starts = [32 * lane + WEIGHTS + 3 * column for lane in range(2) for column in range(first, first + 4)]
+    codes = _fields(builder, builder.bitcast(part, ALL_BYTES), starts)
+    return builder.bitcast(builder.and_(codes, ir.Constant(ALL_BYTES, [LEVELS - 1] * BYTES)), INTS)
 
 
-def _eight_columns(builder, x, place: int) -> ir.Value:
-    """Eight bytes of prepared activations, for every word of a register."""
-    eight = builder.load(builder.gep(builder.bitcast(x, I64.as_pointer()), [I64(place)]), align=1)
-    return builder.bitcast(splat(builder, eight, HALF), INTS)
-
-
-@numba.njit(inline="always")
-def as_it_is(sums):
-    """A lane's row is its number already."""
+def _add_products(builder, sums, codes: list[ir.Value], x, place: int) -> ir.Value:
+    """Add the products with the bytes of prepared activations, from the given four of them on."""
+    fours = builder.bitcast(x, simd.I32.as_pointer())
+    for number, four_codes in enumerate(codes, place):
+        four = splat(builder, builder.load(builder.gep(fours, [I64(number)]), align=1), TILE)
+        sums = _call(builder, "vpdpbusd.512", INTS, sums, four_codes, builder.bitcast(four, INTS))
     return sums
 
 
-INT16 = Fused(statistics, fused(_multiply_integers), as_it_is, AT_ONCE, prepare_two_bytes, np.int16)
+@intrinsic
+def in_order(typing_context, sums):
+    """The sums of each vector, the row of a lane being its number."""
+
+    def generate(context, builder, signature, arguments):
+        return rows_in_order(builder, arguments[0], ROWS_OF_LANES)
+
+    return sums(sums), generate
+
+
+INT16 = Fused(fused(_multiply_integers), in_order, AT_ONCE, prepare_two_bytes, np.int16)

@@ -10,7 +10,7 @@ which is exact. So eight weights cost an AND, a conversion and an FMA.
 Several vectors share the codes of a tile, once these are ready to be multiplied. `cpu_avx512` builds on this module.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from toolkit.kernels.csr import cpu_simd as csr
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.simd import I32, I64, Vector, prefetch, store, zeros
+from toolkit.kernels.engine.simd import I32, I64, prefetch, store, zeros
 from toolkit.kernels.spqr.shared import LEVELS, SECOND_ORDER, TILE, WEIGHTS, ZERO
 
 LANES = 8
@@ -34,7 +34,6 @@ ROW = ir.VectorType(F32, TILE)
 HIGH_PART = 24  # the bit with which the second part begins
 LARGEST_TWO_BYTES = 127 * 256  # of an activation in two signed bytes: 256 times what one holds
 ROWS_OF_LANES = (0, 1, 4, 5, 2, 3, 6, 7)  # the rows of a half tile, lane by lane, as AVX2's shuffles leave them
-LANES_OF_ROWS = [LANES * half + ROWS_OF_LANES.index(row) for half in range(2) for row in range(LANES)]
 AHEAD = 4096 // 8  # words that are prefetched ahead: the hardware stops at the end of a page
 
 
@@ -89,8 +88,8 @@ def _parts(builder, words: list[ir.Value], start: int) -> list[ir.Value]:
     return [builder.shuffle_vector(moved[half], moved[half + 1], order) for half in (0, 2)]
 
 
-def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.Value]]:
-    """Scales and zero points of the rows in each half of a tile; `low` holds the words' low 32 bits."""
+def _statistics(builder, word, low: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """Scales and zero points of a tile's rows; `low` holds the words' low 32 bits, in halves."""
     carried = I64(0)
     for byte in range(8):
         found = builder.lshr(builder.load(builder.gep(word, [I64(2 * byte)])), I64(SECOND_ORDER))
@@ -101,26 +100,11 @@ def _statistics(builder, word, low: list[ir.Value]) -> list[tuple[ir.Value, ir.V
     )
     scales = _dequantise(builder, _levels(), scale_scale, scale_zero)
     zero_points = _dequantise(builder, _levels(), zero_scale, zero_zero)
-    return [
-        (
-            _lookup(builder, scales, codes),
-            _lookup(builder, zero_points, builder.lshr(codes, _constant(INTS, ZERO))),
-        )
-        for codes in low
-    ]
-
-
-@intrinsic
-def statistics(typing_context, words, at):
-    """A tile's scales, sixteen lanes, then its zero points."""
-
-    def generate(context, builder, signature, arguments):
-        word = simd.pointer(context, builder, words, *arguments, I64)
-        low = _parts(builder, _four_words(builder, word), 0)
-        (upper, lower) = _statistics(builder, word, low)
-        return simd.join(builder, [upper[0], lower[0], upper[1], lower[1]])
-
-    return Vector(types.float32, 4 * LANES)(words, types.int64), generate
+    of_zeros = [builder.lshr(codes, _constant(INTS, ZERO)) for codes in low]
+    return tuple(
+        simd.join(builder, [_lookup(builder, table, codes) for codes in halves])
+        for table, halves in ((scales, low), (zero_points, of_zeros))
+    )
 
 
 def vectors_of(context, builder, signature, arguments, number: int) -> list[tuple[ir.Value, ir.Value, ir.Value]]:
@@ -141,11 +125,10 @@ def vectors_of(context, builder, signature, arguments, number: int) -> list[tupl
     return found
 
 
-def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
-    """Add Σ s·(q − z)·x of a tile to `sums`, sixteen lanes for each vector, and a lane for each row.
-
-    `parts` hold 32 bits of every row, as the module describes, and `found` scales, then zero points.
-    """
+def _multiply_float(builder, word, vectors, sums) -> ir.Value:
+    words = _four_words(builder, word)
+    low, high = (_parts(builder, words, start) for start in (0, HIGH_PART))
+    (scales, zero_points), parts = _statistics(builder, word, low), (simd.join(builder, low), simd.join(builder, high))
     floats, totals = ir.VectorType(F32, TILE), [[None, None] for _ in vectors]  # over the low and over the high parts
     for lane, shift in enumerate(SHIFTS):
         for part, codes in enumerate(parts):
@@ -156,7 +139,6 @@ def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
                 total[part] = (
                     multiply_add(builder, weights, each_x, before) if before else builder.fmul(weights, each_x)
                 )
-    scales, zero_points = (simd.take(builder, found, range(at, at + TILE)) for at in (0, TILE))
     results = []
     for number, ((_, _, of_x), total) in enumerate(zip(vectors, totals, strict=True)):
         before = simd.take(builder, sums, range(TILE * number, TILE * (number + 1)))
@@ -168,27 +150,28 @@ def multiply_codes(builder, parts, found, vectors, sums) -> ir.Value:
 def fused(generate: Callable):
     """The intrinsic that adds a tile's products with one or more vectors to `sums`, sixteen lanes for each.
 
-    `found` are the tile's `statistics`; `wide` tiles lie beside each other; `x`, `tile_scales` and `tile_sums` are
-    prepared. `generate` writes the instructions, given the tile's address and what `vectors_of` gives.
+    `wide` tiles lie beside each other; `x`, `tile_scales` and `tile_sums` are prepared. `generate` writes the
+    instructions, given the tile's address, what `vectors_of` gives, and `sums`, in which a lane is a row.
     """
 
     @intrinsic
-    def multiply_tile(typing_context, words, at, x, tile_scales, tile_sums, tile, wide, vector, found, sums):
+    def multiply_tile(typing_context, words, at, x, tile_scales, tile_sums, tile, wide, vector, sums):
         def written(context, builder, signature, arguments):
             word = simd.pointer(context, builder, words, *arguments[:2], I64)
             vectors = vectors_of(context, builder, signature, arguments, sums.lanes // TILE)
-            return generate(builder, word, vectors, *arguments[8:])
+            return generate(builder, word, vectors, arguments[8])
 
         places = [types.int64] * 3
-        return sums(words, types.int64, x, tile_scales, tile_sums, *places, found, sums), written
+        return sums(words, types.int64, x, tile_scales, tile_sums, *places, sums), written
 
     return multiply_tile
 
 
-def _multiply_float(builder, word, vectors, found, sums) -> ir.Value:
-    four = _four_words(builder, word)
-    parts = [simd.join(builder, _parts(builder, four, start)) for start in (0, HIGH_PART)]
-    return multiply_codes(builder, parts, found, vectors, sums)
+def rows_in_order(builder, sums, rows_of_lanes: Sequence[int]) -> ir.Value:
+    """The lanes by the numbers of their rows. Each further group of so many lanes has the same order."""
+    number = len(rows_of_lanes)
+    lanes = [rows_of_lanes.index(row) for row in range(number)]
+    return simd.take(builder, sums, [first + lane for first in range(0, sums.type.count, number) for lane in lanes])
 
 
 @intrinsic
@@ -196,8 +179,7 @@ def in_order(typing_context, sums):
     """The sums of each vector, the row of a lane being its number."""
 
     def generate(context, builder, signature, arguments):
-        order = [first + lane for first in range(0, sums.lanes, TILE) for lane in LANES_OF_ROWS]
-        return simd.take(builder, arguments[0], order)
+        return rows_in_order(builder, arguments[0], ROWS_OF_LANES)
 
     return sums(sums), generate
 
@@ -216,10 +198,10 @@ def decode_tile(by_table: bool):
             columns = builder.extract_value(arguments[2], 5)
             target, stride = arguments[3], builder.extract_value(columns, 1)
             low = _parts(builder, _four_words(builder, word), 0)
-            halves, shifts = _statistics(builder, word, low), ir.Constant(INTS, SHIFTS)
+            found, shifts = _statistics(builder, word, low), ir.Constant(INTS, SHIFTS)
             for row in range(TILE):
-                lane = I32(ROWS_OF_LANES.index(row % LANES))
-                scale, zero = (splat(builder, builder.extract_element(v, lane)) for v in halves[row // LANES])
+                lane = I32(row // LANES * LANES + ROWS_OF_LANES.index(row % LANES))
+                scale, zero = (splat(builder, builder.extract_element(rows, lane)) for rows in found)
                 table = _dequantise(builder, _levels(), scale, zero) if by_table else None
                 whole = builder.load(builder.gep(word, [I64(row)]))
                 out = simd.pointer(context, builder, dense, arguments[2], target, FLOATS)
@@ -261,7 +243,6 @@ def decode_stripe(by_table: bool):
 class Fused:
     """The parts of a fused product; `at_once` vectors share a decoded tile."""
 
-    statistics: Callable
     multiply: Callable
     in_order: Callable
     at_once: int
@@ -276,23 +257,17 @@ def product(kernel: Fused, storage: str, bits: int):
     `x` is fp32 and padded; `prepared`, `tile_scales` and `tile_sums` are what the backend's `prepare` makes of it. The
     sums of a vector are the same, to the bit, however many vectors there are.
     """
-    find, multiply, in_order = kernel.statistics, kernel.multiply, kernel.in_order
-    at_once, of_all = kernel.at_once, TILE * kernel.at_once
+    multiply, in_order, at_once, of_all = kernel.multiply, kernel.in_order, kernel.at_once, TILE * kernel.at_once
     add_outliers = csr.add_product(storage, bits)
 
     @numba.njit(inline="always")
     def multiply_row(words, tall, prepared, tile_scales, tile_sums, vector, total):
         wide = words.shape[1]
-        at, end = tall * wide * TILE, (tall + 1) * wide * TILE
-        # the next tile's are found meanwhile: they come from a long chain of instructions
-        following = find(words, at)
         for tile in range(wide):
+            at = (tall * wide + tile) * TILE
             prefetch(words, at + AHEAD)
             prefetch(words, at + AHEAD + LANES)
-            found = following
-            following = find(words, min(at + TILE, end - TILE))
-            total = multiply(words, at, prepared, tile_scales, tile_sums, tile, wide, vector, found, total)
-            at += TILE
+            total = multiply(words, at, prepared, tile_scales, tile_sums, tile, wide, vector, total)
         return total
 
     @compiled
@@ -385,5 +360,5 @@ def _as_two_bytes(builder, x) -> tuple[ir.Value, ...]:
     return builder.bitcast(planes, ir.VectorType(I16, TILE)), scale, total
 
 
-FLOAT = Fused(statistics, fused(_multiply_float), in_order, 2, preparing(_as_floats), np.float32)
+FLOAT = Fused(fused(_multiply_float), in_order, 2, preparing(_as_floats), np.float32)
 prepare_two_bytes = preparing(_as_two_bytes)
