@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from toolkit.kernels.csr.shared import BLOCK, column, span, value, within
 from toolkit.kernels.engine import simd
 from toolkit.kernels.engine.compiled import compiled
-from toolkit.kernels.engine.simd import I64, Vector, fma, load, store, total, zeros
+from toolkit.kernels.engine.simd import I32, I64, Vector, fma, load, store, total, zeros
 
 LANES = 8  # words of a CSR row that are taken at once
 
@@ -44,16 +44,39 @@ def gather(typing_context, x, base, last, words, bits):
         limit = ir.Constant(words.type, ir.Undefined)
         for lane in range(lanes):
             one = last if words.type.element == I64 else builder.trunc(last, words.type.element)
-            limit = builder.insert_element(limit, one, simd.I32(lane))
+            limit = builder.insert_element(limit, one, I32(lane))
         columns = builder.select(builder.icmp_unsigned("<", columns, limit), columns, limit)
         found = ir.Constant(_lanes(ir.FloatType(), lanes), ir.Undefined)
-        for lane in range(lanes):
-            column = builder.extract_element(columns, simd.I32(lane))
-            at = column if column.type == I64 else builder.zext(column, I64)
-            found = builder.insert_element(found, builder.load(builder.gep(origin, [at])), simd.I32(lane))
+        for lane, at in enumerate(_each(builder, columns)):
+            found = builder.insert_element(found, builder.load(builder.gep(origin, [at])), I32(lane))
         return found
 
     return Vector(types.float32, lanes)(x, types.int64, types.int64, words, bits), generate
+
+
+def _each(builder, numbers) -> list[ir.Value]:
+    """The unsigned numbers of a vector, in 64 bits each. Two of 32 bits leave the vector's register together."""
+    pairs = builder.bitcast(numbers, _lanes(I64, numbers.type.count * numbers.type.element.width // 64))
+    found = [builder.extract_element(pairs, I32(number)) for number in range(pairs.type.count)]
+    if numbers.type.element == I64:
+        return found
+    kind = ir.FunctionType(I64, [I64])  # LLVM, which knows these parts, would take them from the vector one by one
+    found = [builder.asm(kind, "", "=r,0", [pair], side_effect=False) for pair in found]
+    return [part for pair in found for part in (builder.and_(pair, I64((1 << 32) - 1)), builder.lshr(pair, I64(32)))]
+
+
+@intrinsic
+def without(typing_context, vector, number):
+    """The vector with zeros in so many lanes, the first."""
+
+    def generate(context, builder, signature, arguments):
+        numbers = ir.Constant(_lanes(I64, vector.lanes), list(range(vector.lanes)))
+        first = builder.insert_element(ir.Constant(numbers.type, ir.Undefined), arguments[1], I32(0))
+        limit = builder.shuffle_vector(first, first, ir.Constant(_lanes(I32, vector.lanes), None))
+        kept = builder.icmp_signed(">=", numbers, limit)
+        return builder.select(kept, arguments[0], ir.Constant(arguments[0].type, None))
+
+    return vector(vector, types.int64), generate
 
 
 @cache
@@ -71,6 +94,11 @@ def add_product(storage: str, bits: int):
             for at in range(first, whole, LANES):
                 some = load(words, at, LANES)
                 lanes = fma(weights_of(some, bits), gather(x, vector * x.shape[1], x.shape[1] - 1, some, bits), lanes)
+            if whole < end and end >= LANES:  # the row's last words, behind some that are done or of earlier rows
+                some = load(words, end - LANES, LANES)
+                weights = without(weights_of(some, bits), whole - (end - LANES))
+                lanes = fma(weights, gather(x, vector * x.shape[1], x.shape[1] - 1, some, bits), lanes)
+                whole = end
             found = total(lanes)
             for at in range(whole, end):
                 found += value(words[at], bits) * x[vector, min(column(words[at], bits), x.shape[1] - 1)]
