@@ -109,8 +109,9 @@ def test_pack_and_run_give_what_the_pruned_model_gives(model, tmp_path, capfd):
 
 
 def test_a_plan_tries_its_first_ways_and_says_which_one_fails(model, capfd):
-    rows = [("llama.cpp F16", 9.0, False), ("dense", 7.0, True), ("spqr, 3 bits", 5.0, True), ("int8", 4.0, True)]
+    rows = [("llama.cpp F16", 9.0, False), ("int8", 8.0, True), ("dense", 7.0, True), ("spqr, 3 bits", 5.0, True)]
     table = pd.DataFrame(rows, columns=["way", "tokens_s", "runs_here"]).assign(gpu=False)
+    table["within"] = table["way"] != "int8"  # which the plan has before the others
     trial(Recommendation(open_target(str(model)), 20_000_000, table, (), "", (), ()), Namespace(tries=2, gguf=None))
     heading, dense, spqr = capfd.readouterr().out.splitlines()[-3:]
     assert heading.split()[:3] == ["way", "predicted", "tokens/s"]

@@ -62,11 +62,11 @@ def trial(found: "Recommendation", options: Namespace) -> None:
 
 
 def _chosen(found: "Recommendation") -> Iterator[tuple["PlannedWay", float]]:
-    """The ways to try in the plan's order, with the tokens a second that it predicts."""
+    """The ways to try, those within the loss first, each with the tokens a second that the plan predicts."""
     from toolkit.planner.ways import ways
 
     known = {way.name: way for way in ways(bool(found.target.shape.experts), found.target.cut)}
-    for row in found.table.itertuples():
+    for row in found.table.sort_values("within", ascending=False, kind="stable").itertuples():
         if row.runs_here and not row.gpu:
             yield known[row.way], row.tokens_s
 
