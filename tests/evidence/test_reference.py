@@ -6,7 +6,7 @@ import pytest
 from tests import naive_score
 from toolkit import paths
 from toolkit.errors import UserError
-from toolkit.evidence import reference, scores
+from toolkit.evidence import reference, tables
 from toolkit.evidence.comparison import COLUMNS
 from toolkit.evidence.reference import reference_dir, save
 
@@ -65,7 +65,7 @@ def test_results_of_several_commits_or_changed_files_are_not_kept(results, chang
 def test_results_of_one_clean_commit_are_kept_with_their_scores(results):
     folder = save("here")
     assert {file.parent.relative_to(folder).as_posix() for file in folder.rglob("meta.json")} == set(NOTEBOOKS)
-    scores.write_scores(folder)
+    tables.write_scores(folder)
     (row,) = pd.read_csv(folder / "scores.csv").to_dict("records")
     numbers = [row[name] for name in ("n", "median_error", "largest_error", "null_median_error", "null_largest_error")]
     assert (row["paper"], row["largest"]) == ("endor", "x-2")
@@ -74,7 +74,7 @@ def test_results_of_one_clean_commit_are_kept_with_their_scores(results):
     assert off.loc["endor/fig06"].tolist() == pytest.approx([0.3, 0.1, 0.5, 0.1])
     assert off["stages"]["flash/tab02"] == pytest.approx((0.25 + 0.1) / 2)  # 5 / 4 and 2.2 / 2
     assert off["stages_largest"]["spqr/fig4_1"] == pytest.approx(0.25)  # the larger limit, 1.5, over 2
-    assert off["stages_largest"][scores.ALL] == pytest.approx(0.5)
+    assert off["stages_largest"][tables.ALL] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_kept_scores_follow_from_the_comparisons_alone(folder):
 
 def test_kept_model_errors_are_those_of_the_kept_tables():
     folder = reference_dir() / "epyc-zen4-2c"
-    pd.testing.assert_frame_equal(scores.model_errors(folder), pd.read_csv(folder / "model_error.csv"))
+    pd.testing.assert_frame_equal(tables.model_errors(folder), pd.read_csv(folder / "model_error.csv"))

@@ -15,7 +15,7 @@ from toolkit.errors import UserError, run_command
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.cite import reference_dir, refresh_all
 from toolkit.evidence.comparison import compare, count_verdicts, score
-from toolkit.evidence.scores import read_results, write_scores
+from toolkit.evidence.tables import read_results, write_scores
 from toolkit.files import make_folder, replacing, replacing_folder, write_json
 
 KEPT = ("table.csv", "comparison.csv", "meta.json", "*.png")

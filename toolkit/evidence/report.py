@@ -19,8 +19,7 @@ from toolkit.evidence.page import (
     render,
     write_page,
 )
-from toolkit.evidence.scores import comparisons, score_table
-from toolkit.evidence.tables import write_tables
+from toolkit.evidence.tables import comparisons, score_table, write_tables
 from toolkit.files import make_folder
 from toolkit.measure.disturbance import disturbance_words
 
