@@ -21,11 +21,11 @@ def main() -> None:
     os.dup2(2, 1)  # what AirLLM prints must not come between the answers
     sys.path.append(packages)
     import torch
-    from airllm import AutoModel
+    from airllm import AutoModel as AirLLM  # its checkpoint is one that `toolkit.measure.airllm` wrote
 
     torch.set_num_threads(int(threads))
     imported, past = memory_bytes("VmRSS"), None
-    model = AutoModel.from_pretrained(checkpoint, device="cpu", layer_shards_saving_path=shards)
+    model = AirLLM.from_pretrained(checkpoint, device="cpu", layer_shards_saving_path=shards)
     answers.write("{}\n")
     for line in sys.stdin:
         request = json.loads(line)
