@@ -1,7 +1,14 @@
+"""Published numbers: their files are read strictly, whole, consistent, and as the papers have them."""
+
+import pandas as pd
 import pytest
 
+from toolkit import paths
+from toolkit.costs.hardware import profiles
 from toolkit.errors import UserError
-from toolkit.evidence import claims
+from toolkit.evidence import claims, literature
+from toolkit.evidence.catalogue import notebooks
+from toolkit.evidence.claims import KINDS, UNITS
 
 RECORD = {
     "id": "x-1",
@@ -29,3 +36,65 @@ def test_a_broken_file_is_refused_with_its_name_and_record(publish):
         publish(*records)
         with pytest.raises(UserError, match=rf"toy\.yaml.*{words}"):
             claims.claims("toy")
+
+
+PAPERS = sorted(file.stem for file in (paths.root() / "data" / "claims").iterdir())
+# typed from the papers, apart from the files
+SPOT_VALUES = [
+    ("endor/tab_e2e-llama-remapped-direct", 24, "s"),
+    ("endor/fig06-cpu-speedup", 1.3, "speedup"),
+    ("endor/fig04-bitmap-int8", 42, "MB"),
+    ("flash/tab02-bundling-io", 87, "ms"),
+    ("flash/tab03-opt-metal-m2-all-total", 305, "ms"),
+    ("flash/tab03-repeated-persimmon-cpu-all-compute-deviation", 24.76, "ms"),
+    ("flash/tab01-phi2-predicted-0.55-arc_challenge", 47.9, "percent"),
+    ("flash/tab06-layer32-quantised", 5.45, "percent"),
+    ("spqr/fig4_2-ptcsr", 3.74, "speedup"),
+    ("spqr/fig4_3-a100-ptcsr-median", 0.0121, "s"),
+    ("spqr/tab1_1-softmax-bytes", 262e3, "bytes"),
+    ("hermes/fig10-llama70b", 13.75, "tokens/s"),
+    ("hermes/fig07-state-table", 232, "KB"),
+    ("hermes/fig17-batch-16", 24.4, "percent"),
+    ("corm/tab02-deepseek-corm-mmlu", 43.7, "percent"),
+    ("corm/tab03-mixtral-corm-overlap", 328, "ms"),
+    ("corm/fig06-imbalance-16", 5.56, "ratio"),
+    ("hermes/fig14-tabii-tfaw", 26, "cycles"),
+    ("spqr/fig4_3-accuracy-loss", 1, "points"),
+    ("endor/fig03-fc-share", 66, "percent"),
+    ("corm/fig07-deepseek-over-mixtral-offload-128", 1.27, "speedup"),
+]
+
+
+@pytest.fixture(scope="module")
+def records() -> pd.DataFrame:
+    """Every record of every paper, by `<paper>/<id>`."""
+    table = pd.concat(claims.claims(paper).assign(paper=paper) for paper in PAPERS)
+    table.index = table["paper"] + "/" + table["id"]
+    assert table.index.is_unique
+    return table
+
+
+def test_records_are_whole_and_as_the_papers_have_them(records):
+    assert set(PAPERS) <= literature.PAPERS.keys()
+    assert set(records["figure"]) <= notebooks().keys()
+    assert [id for id, figure in records["figure"].items() if not id.startswith(f"{figure}-")] == []
+    assert set(records["unit"]) == set(UNITS)
+    assert records.loc[records["unit"] == "percent", "value"].between(0, 100).all()
+    assert set(records.loc[records["value"] < 0, "unit"]) == {"points"}
+    for paper, rows in records.groupby("paper"):
+        assert set(rows["kind"]) == set(KINDS), paper
+    assert [(claim, *records.loc[claim, ["value", "unit"]]) for claim, _, _ in SPOT_VALUES] == SPOT_VALUES
+
+
+def test_inputs_are_what_the_profiles_sources_name_and_nothing_else(records):
+    """Both ways: what a profile was derived from is an input, and each input is named by a source or says its use."""
+    named = {
+        f"{machine.paper}/{id}"
+        for machine in profiles().values()
+        for source in machine.sources.values()
+        for id in source.claims
+    }
+    inputs = records[(records["kind"] == "input") & records["input_of"].isna()]
+    assert set(records.loc[records["input_of"].notna(), "kind"]) == {"input"}
+    counted = (inputs["paper"] + "/" + inputs["same_as"].fillna(inputs["id"])).unique()
+    assert named == set(counted)

@@ -3,7 +3,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from toolkit.evidence.figures import (
-    comparison_bars,
     evidence_bars,
     machines_figure,
     stacked_bars,
@@ -46,21 +45,6 @@ def test_stacked_bars_put_each_part_at_the_end_of_the_one_before(axes, spans):
     stacked_bars(axes, pd.concat([dense, endor[endor["stage"] != "read"]]), bar="method")
     assert boxes(axes) == [(0.0, 0.5, 1.0, ""), (0.0, 3.0, 0.0, "///"), (3.0, 0.5, 0.0, "///")]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["dense", "endor"]
-
-
-def test_comparison_bars_hatch_what_is_modelled_and_mark_what_is_published(axes):
-    comparison = pd.DataFrame(
-        {
-            "conditions": ["a", "b", "c"],
-            "published": [1.0, 2.0, 3.0],
-            "ours": [1.1, 2.2, None],
-            "evidence": ["measured", "modelled", None],
-        }
-    )
-    comparison_bars(axes, comparison)
-    assert [bar.get_width() for bar in axes.patches] == [1.1, 2.2]
-    assert [bar.get_hatch() for bar in axes.patches] == ["", "///"]
-    assert axes.lines[0].get_xdata().tolist() == [1.0, 2.0, 3.0]
 
 
 def test_evidence_bars_block_by_block_in_the_order_of_the_table(axes):
@@ -123,13 +107,3 @@ def test_a_panel_a_machine_with_what_was_modelled_below_what_was_measured():
 
 def whisker_ends(axes):
     return {(*line.get_xdata(), line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "|"}
-
-
-def test_a_total_has_a_whisker_from_the_least_to_the_most_where_they_differ():
-    rows = [("dense", "total", 4.0, 3.5, 6.0), ("endor", "total", 2.0, None, None), ("zstd", "total", 5.0, 5.0, 7.0)]
-    rows += [("dense", "read", 4.0, 1.0, 9.0), ("endor", "read", 2.0, None, None), ("zstd", "read", 5.0, None, None)]
-    table = pd.DataFrame(rows, columns=["way", "stage", "seconds", "seconds_low", "seconds_high"])
-    table = table.assign(profile="paper", evidence="modelled", model="toy")
-    figure = machines_figure(table, COMPARISON.iloc[:0])
-    assert whisker_ends(figure.axes[0]) == {(3.5, 6.0, 0), (5.0, 7.0, 2)}
-    assert "range: least to most" in [text.get_text() for text in figure.legends[0].get_texts()]

@@ -6,25 +6,7 @@ from matplotlib.figure import Figure
 
 from toolkit.errors import UserError
 from toolkit.evidence import interactive
-from toolkit.evidence.interactive import STILL, Interactive
-
-
-@pytest.fixture
-def shown(monkeypatch):
-    """The contents that are displayed, each with its later updates."""
-    contents = []
-
-    class Handle:
-        def __init__(self, content):
-            self.contents = [content]
-            contents.append(self.contents)
-
-        def update(self, content):
-            self.contents.append(content)
-
-    monkeypatch.setattr(interactive, "display", lambda one, display_id=None: Handle(one))
-    monkeypatch.setattr(interactive.gc, "freeze", lambda: None)
-    return contents
+from toolkit.evidence.interactive import Interactive
 
 
 @pytest.fixture
@@ -63,22 +45,6 @@ def test_what_is_refused_is_said_and_the_figure_before_it_stays(view):
     assert view.figure is kept
     view.controls["b"].value = 8
     assert view.sentence == "48"
-
-
-@pytest.mark.parametrize("front_end", [False, True])
-def test_the_controls_are_shown_where_somebody_can_move_them(view, shown, monkeypatch, front_end):
-    monkeypatch.setattr(interactive, "has_front_end", lambda: front_end)
-    view.show()
-    (above,), (sentence,), (picture,) = shown
-    if front_end:
-        assert above.children == (view.controls["a"], view.controls["b"])
-    else:
-        assert above.data == STILL
-    assert sentence.data == "6"
-    assert picture.data.startswith(b"\x89PNG")
-    view.controls["a"].value = 5
-    assert [content.data for content in shown[1]] == ["6", "15"]
-    assert len(shown[2]) == 2
 
 
 @pytest.mark.parametrize(

@@ -69,18 +69,6 @@ def test_a_page_begins_with_question_answer_and_figure_and_ends_with_its_circums
         assert word in footer
 
 
-def test_code_is_folded_and_only_the_effective_parameters_are_shown(tmp_path):
-    path = tmp_path / "of_the_project.ipynb"
-    made = cells("parameters:rows = 4\nname = 'x'", "injected-parameters:# Parameters\nrows = 8", "code:secret = rows")
-    nbformat.write(nbformat.v4.new_notebook(cells=made), path)
-    about = Notebook("endor/fig04", "A title", "How many?", path)
-    text = write(tmp_path, made, about, more={"papermill": {"parameters": {"rows": 8}}})
-    shown = re.sub(r"\s*<[^>]+>\s*", " ", text.split("<dl>")[1].split("</dl>")[0]).split()
-    assert " ".join(shown) == "rows 8 (default 4) name x"
-    assert body(text).count("<details") == 1
-    assert re.search(r"<details.*secret.*</details>", body(text), re.DOTALL)
-
-
 def test_a_page_is_self_contained(tmp_path):
     made = cells("code:1 < 2", outputs=[stream("<b>not markup</b>")])
     made[0].outputs.append(nbformat.v4.new_output("display_data", data={"image/png": PIXEL}))

@@ -142,12 +142,6 @@ def test_verdicts_stand_apart_by_kind_and_only_predictions_make_the_score(cards,
         assert f"{name}</" in legend
 
 
-def test_a_card_draws_its_numbers_or_else_the_first_figure(cards):
-    assert re.findall(r'class="bar"><i style="width: ([\d.]+)%', cards["endor/fig05"]) == ["100.0", "50.0"]
-    assert "<img" not in cards["endor/fig05"]
-    assert PIXEL in cards["quickstart"]
-
-
 def test_the_index_begins_with_circumstances_scores_and_a_card_a_system(text, index):
     head = text.split('class="systems"')[0]
     for words in ("A CPU, no GPU", "2026-01-02", "0123456789"):

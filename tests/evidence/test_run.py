@@ -1,3 +1,5 @@
+"""What a run saves, and what is read of it again."""
+
 import json
 import random
 
@@ -10,7 +12,8 @@ from matplotlib.figure import Figure
 from toolkit.errors import UserError
 from toolkit.evidence.catalogue import notebooks
 from toolkit.evidence.comparison import COLUMNS
-from toolkit.evidence.run import Run, latency_card, outside_ranges
+from toolkit.evidence.meta import Meta, read_meta
+from toolkit.evidence.run import Run, outside_ranges
 
 ID = next(iter(notebooks()))
 TABLE = pd.DataFrame({"name": ["a", "b"], "value": [1.5, 2.5]})
@@ -130,17 +133,14 @@ def test_tables_that_do_not_say_what_they_are_or_have_values_outside_their_range
         assert outside_ranges(pd.DataFrame([columns])) == wrong
 
 
-LATENCIES = ["model", "op", "way", "stage", "evidence", "seconds"]
-SECONDS = [
-    ("opt/8", "fc1", "storage, dense", "read", "measured", 0.1),
-    ("opt/8", "fc1", "storage, dense", "total", "measured", 0.2),
-    ("opt/8", "fc1", "storage, dense", "total", "modelled", 0.3),
-    ("opt/8", "fc1", "storage, endor", "total", "measured", 0.125),
-    ("llama", "fc1", "storage, dense", "total", "measured", 9.0),
-]
+def test_a_file_that_is_damaged_or_foreign_says_nothing(tmp_path):
+    for content in ("", "{half", "[]", '{"another": 2}'):
+        (tmp_path / "meta.json").write_text(content)
+        assert read_meta(tmp_path) == Meta()
 
 
-def test_the_bars_are_the_first_models_measured_totals():
-    card = latency_card(pd.DataFrame(SECONDS, columns=LATENCIES))
-    assert card == ("ms a product of opt/8, measured, storage", {"dense": 200.0, "endor": 125.0})
-    assert latency_card(pd.DataFrame(SECONDS[:2], columns=LATENCIES)) is None  # one bar says nothing
+def test_commit_and_machine_in_words(tmp_path):
+    found = {"git": "0123456789abcdef", "git_dirty": True, "cpu": "A CPU", "memory_gb": 24.6, "gpu": None}
+    (tmp_path / "meta.json").write_text(json.dumps(found))
+    meta = read_meta(tmp_path)
+    assert (meta.commit, meta.machine) == ("0123456789 with uncommitted changes", "A CPU, 25 GB of memory, no GPU")

@@ -144,7 +144,7 @@ def test_a_limit_holds_for_every_way_and_keeps_layers_in_memory(tmp_path):
     """Two buffers and about half of the 40 layers (9 MB) fit; the others are read for each token."""
     ours, limit = [placed("dense", "pipelined")], 8_000_000
     free = pass_spans(40, ours, 1, tmp_path, 1)
-    spans = pass_spans(40, ours, 2, tmp_path, 1, memory_bytes=limit)
+    spans = pass_spans(40, ours, 1, tmp_path, 1, memory_bytes=limit)
     assert set(spans["memory_bytes"]) == {limit}
     assert 0 < by_turn(spans, PLACED)["read_bytes"].min() < by_turn(free, PLACED)["read_bytes"].min()
     with pytest.raises(UserError, match=f"{ACCELERATE} cannot be given a limit"):

@@ -63,23 +63,6 @@ def test_a_turn_opens_and_closes_unless_contestants_stay_open(stay_open):
     assert events == [*expected, "a closes"] + ([] if stay_open else ["a checked"])
 
 
-def test_a_contestant_without_a_recorder_is_one_span():
-    class Plain(Contestant):
-        nbytes = 3
-
-        def token(self, number):
-            return number
-
-    spans = take_turns([Plain()], repetitions=1, tokens=2)
-    assert spans[["stage", "tier", "nbytes"]].drop_duplicates().to_numpy().tolist() == [["compute", "dram", 3]]
-    assert (spans["end_s"] > spans["start_s"]).all()
-
-
-def test_no_turn_is_refused():
-    with pytest.raises(UserError, match="repetitions=0, tokens=1: expected 1 or more of each"):
-        take_turns([Toy("a", [])], repetitions=0)
-
-
 class Adder(Contestant):
     """Gives the number of the token, and 1 more in the turn named `wrong`."""
 

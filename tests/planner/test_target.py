@@ -8,9 +8,6 @@ from tests.models.test_models import LLAMA, small
 from toolkit import hub
 from toolkit.errors import UserError
 from toolkit.interchange.gguf import write_gguf
-from toolkit.models.loading import read_config
-from toolkit.models.shape_of import shape_of
-from toolkit.models.skeleton import check_outline
 from toolkit.planner.target import open_target
 
 
@@ -18,13 +15,6 @@ from toolkit.planner.target import open_target
 def folder(tmp_path):
     small("Llama", **LLAMA).bfloat16().save_pretrained(tmp_path / "tiny")
     return tmp_path / "tiny"
-
-
-def test_an_embedded_model_has_the_sizes_of_what_is_loaded():
-    target, loaded = open_target("smollm2-135m"), []
-    check_outline(read_config("smollm2-135m"), lambda outline: loaded.append(shape_of(outline)))
-    assert target.shape == loaded[0]
-    assert (target.loadable, target.own_thresholds) == (True, False)
 
 
 def test_embedded_mixtures_by_hand():

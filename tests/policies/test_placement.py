@@ -1,8 +1,12 @@
+"""Which layer lives where, which expert takes how many bits: hand-worked, and properties of any sizes."""
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from toolkit.errors import UserError
+from toolkit.policies.expert_bits import bits_by_usage
 from toolkit.policies.methods import ACCELERATE
 from toolkit.policies.placement import LayerMap, Shares, fitting, layer_maps, needed_bytes, place_layers
 from toolkit.policies.ways import Way
@@ -90,3 +94,11 @@ def test_rows_are_never_too_many_and_needs_are_met(layers, more, passing):
     assert sum(found.rows) + found.passing <= rows
     for share, need, count in zip(found.rows, needs, neurons, strict=True):
         assert need <= share <= count or (need == count and share == 0 and found.passing)
+
+
+def test_experts_used_least_take_two_bits():
+    """Of four experts the two used least; of two used alike the first."""
+    usage = [np.array([0.1, 0.9, 0.0, 0.1]), np.array([0.5, 0.5, 0.5, 0.5])]
+    assert bits_by_usage(usage, 0.5) == [[2, 4, 2, 4], [2, 2, 4, 4]]
+    assert bits_by_usage(usage, 0.0, bits=16) == [[16] * 4] * 2
+    assert bits_by_usage(usage, 1.0) == [[2] * 4] * 2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from toolkit.predictors import Context, CopyLast, Nothing, Predictor, Samples, predicted, quality
+from toolkit.predictors import Context, CopyLast, Predictor, Samples, predicted, quality
 from toolkit.sparsity.thresholds import watched
 
 NEURONS = [np.array(neurons, dtype=np.int64) for neurons in ([1, 4], [0, 2], [3], [])]
@@ -73,12 +73,3 @@ def test_in_place_a_predictor_sees_inputs_of_all_layers_so_far_and_what_fired_of
         assert all((neurons % 2 == 0).all() for neurons in diary.observed[1:])
         for token, (_, _, active) in enumerate(diary.contexts, start=1):
             assert all(map(np.array_equal, active, (before.observed[token] for before in diaries[:layer])))
-
-
-def test_a_batch_is_as_many_sequences(setting, tokens):
-    model, limits, _ = setting()
-    for predictors in ([CopyLast(48, 32) for _ in range(3)], [CopyLast(48, 32), Nothing(48, 32), None]):
-        with predicted(model, limits, predictors):
-            together = model(tokens[:32].view(2, 16)).logits
-            apart = [model(row[None]).logits for row in tokens[:32].view(2, 16)]
-        assert torch.allclose(together, torch.cat(apart), atol=0.05)

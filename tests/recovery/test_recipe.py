@@ -95,18 +95,6 @@ def test_a_recipe_goes_on_from_another_ones_adapters_with_another_activation(tin
     assert on.of(again)["perplexity"] == pytest.approx(quality["perplexity"].iloc[2], rel=1e-2)
 
 
-def test_numbers_that_no_version_has_are_refused():
-    for change, words in (
-        ({"start": "no/such/folder"}, "start no/such/folder: expected the folder of a sparse version"),
-        ({"activation": "rellu"}, "unknown activation 'rellu'"),
-        ({"zeros": (0.9, 0.8)}, "expected one or more, rising"),
-        ({"zeros": (0.2,)}, "share of zeros 0.2: expected one from 0.6 to 0.96"),
-        ({"training": Training(steps=0)}, "steps 0: expected more than 0"),
-    ):
-        with pytest.raises(UserError, match=words):
-            Recipe("tiny", **change)
-
-
 def test_the_command_refuses_before_work_starts(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("toolkit.models.load_model", None)
     (tmp_path / "smollm2-135m-sparse80").mkdir()

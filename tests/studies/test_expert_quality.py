@@ -1,7 +1,5 @@
 """Foretold experts and skipped neurons against a token-by-token oracle; weights are as before afterwards."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn import functional
@@ -84,23 +82,3 @@ def test_rounding_is_undone(model, monkeypatch):
         assert not torch.allclose(model(TOKENS).logits, expected)
         assert all(map(torch.equal, weights["attention"], dense["attention"]))
     assert torch.equal(model(TOKENS).logits, expected)
-
-
-def test_a_quarter_of_the_experts_takes_two_bits(model, monkeypatch):
-    """The one of six that is used least, in both of its matrices; all others take four."""
-    usage = [torch.arange(6).roll(n) for n in range(len(mixtures(model)))]
-    found = SimpleNamespace(layers=len(usage), active=lambda layer: usage[layer][None])
-    monkeypatch.setattr(expert_quality, "samples", lambda setting, split: found)
-    monkeypatch.setattr(expert_quality, "LOW_SHARE", 1 / 6)
-    monkeypatch.setattr(expert_quality, "GROUPS", {4: 8, 2: 4})  # that divide these sizes
-    weights = expert_quality._matrices(model)["experts"]
-    dense = [each.clone() for each in weights]
-    rounded = {bits: [each.clone() for each in dense] for bits in (2, 4)}
-    for bits, each in rounded.items():
-        expert_quality._round(each, bits)
-    expert_quality._round(weights, expert_quality._by_usage(None))
-    matrices = [(layer, expert) for layer in range(found.layers) for _ in range(2) for expert in range(6)]
-    for number, (layer, expert) in enumerate(matrices):
-        bits = 2 if expert == int(usage[layer].argmin()) else 4
-        assert torch.equal(weights[number], rounded[bits][number])
-        assert not torch.equal(rounded[2][number], rounded[4][number])
