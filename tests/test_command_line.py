@@ -67,7 +67,7 @@ def _own_cache(tmp_path, monkeypatch):
 @pytest.fixture(autouse=True)
 def _text(monkeypatch):
     """Models are calibrated and judged on `TEXT`."""
-    for module in ("sparsity.calibration", "quality", "offload.neuron_folder"):
+    for module in ("sparsity.calibration", "quality"):
         monkeypatch.setattr(f"toolkit.{module}.load_tokens", lambda corpus, tokenizer, split: TEXT)
 
 

@@ -1,5 +1,6 @@
 """Tiny random decoders of several families, pruned and packed."""
 
+import dataclasses
 import errno
 import os
 
@@ -19,6 +20,8 @@ from transformers import (
 )
 
 from tests import processes
+from toolkit.offload.model import OffloadedModel
+from toolkit.offload.options import Demand
 from toolkit.sparsity import prune
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.readers.threads import Threads
@@ -54,6 +57,13 @@ def pruned(family: str | tuple, dtype: torch.dtype = torch.float32) -> torch.nn.
     for parameter in made.parameters():  # alone: buffers stay in float32, as in a model that is loaded
         parameter.data = parameter.data.to(dtype)
     return made
+
+
+def opened(folder, **settings) -> OffloadedModel:
+    """`OffloadedModel.open`, whose `demand` has those of the settings that are fields of `Demand`."""
+    fields = {field.name for field in dataclasses.fields(Demand)} & settings.keys()
+    demand = {"demand": Demand(**{name: settings.pop(name) for name in fields})} if fields else {}
+    return OffloadedModel.open(folder, **demand, **settings)
 
 
 def run_and_kill(folder, ready):

@@ -14,7 +14,7 @@ GARBAGE = 0xA5  # what a GPU's memory holds before anything is copied there
 
 @dataclass
 class Mark:
-    """What was launched before it (`work`), and whether somebody waited for that."""
+    """The `work` launched before it, and whether somebody waited for that."""
 
     work: int
     waited: bool = False

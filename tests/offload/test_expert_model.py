@@ -2,39 +2,32 @@
 
 import copy
 import errno
-import signal
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import Future
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from tests import processes
-from tests.measure.test_accelerate import resident_pages
 from tests.models.test_experts import mixtures
-from tests.offload.conftest import run_and_kill
+from tests.offload.conftest import opened
 from toolkit.errors import UserError
-from toolkit.formats import FormatError
 from toolkit.models import decoder_blocks
 from toolkit.models.experts import decoder_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.expert_ffn import RecordedRouter, Router
 from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.offload.model import OffloadedModel
-from toolkit.offload.options import Options
-from toolkit.offload.routing import RecordedRouter, Router
-from toolkit.offload.single_token import SingleToken
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lfu
 from toolkit.quantization import neuron_records
 from toolkit.storage.experts import WholeExperts, expert_weights
 from toolkit.storage.packing import pack_model, tensors_beside
-from toolkit.storage.readers import READERS
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 FAMILIES = ("Mixtral", "Qwen3Moe", "Qwen2Moe", "Olmoe", "DeepseekV2")
 CHANGES = {"DeepseekV2": {"num_key_value_heads": 4}}  # its attention has as many as heads
 COUNT = 6  # experts of a layer
+# four layers, so that look-ahead has something to do, of 1.6 MB an expert, so that a budget decides
+LARGE = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -57,7 +50,7 @@ class Packed:
         return self.model.generate(PROMPT, **GREEDY)
 
     def generated(self, **options):
-        with OffloadedModel.open(self.folder, **options) as ours:
+        with opened(self.folder, **options) as ours:
             found = ours.generate(PROMPT, **GREEDY)
             assert ours.budgets["dram"].used_bytes <= ours.budgets["dram"].limit_bytes
             return found
@@ -70,14 +63,12 @@ def packed(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def mixtral(tmp_path_factory):
-    """Four layers, so that look-ahead has something to do, of 1.6 MB an expert, so that a budget decides."""
-    changes = {"num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 2048, "sliding_window": None}
-    return Packed("Mixtral", tmp_path_factory.mktemp("experts") / "store", **changes)
+    return Packed("Mixtral", tmp_path_factory.mktemp("experts") / "store", **LARGE)
 
 
 def budget_of(packed, slots):
     """The budget that holds so many experts of each layer and no more."""
-    with OffloadedModel.open(packed.folder, verify=False) as ours:
+    with opened(packed.folder, verify=False) as ours:
         room = sum(ffn.slots.cache.experts for ffn in ours.strategy.ffns)
         slot = ours.strategy._slot_bytes
         taken = dict(ours.budgets["dram"].taken)
@@ -87,8 +78,8 @@ def budget_of(packed, slots):
 
 
 def logits(packed, tokens, **options):
-    """Of a prompt, of tokens one by one, and of a few at once, after another text."""
-    with OffloadedModel.open(packed.folder, verify=False, **options) as ours, torch.no_grad():
+    """The logits of a prompt, of tokens one by one, and of a few at once, after another text."""
+    with opened(packed.folder, verify=False, **options) as ours, torch.no_grad():
         ours.model(tokens.flip(1))
         found, cache = [], None
         for part in tokens.split([12, 1, 1, 1, 5, 1, 3], dim=1):
@@ -155,29 +146,9 @@ def test_wrong_predictions_cost_reads_and_change_no_bit(mixtral, monkeypatch):
         assert slots[0].cache.of_experts.prefetched == 0
 
 
-def test_an_expert_beyond_the_router_is_refused_and_the_model_works_on(mixtral):
-    """As a trace of another model may name one, chosen or predicted."""
-    wrong, right = torch.tensor([[0, 1, 9]]), torch.tensor([[0, 1, 2]])
-    for chosen, predicted in ((wrong, right), (right, wrong)):
-        given = [(chosen, predicted), (right, right)]
-        routers = []
-
-        def routing(layer, experts, given=given, routers=routers):
-            routers.append(RecordedRouter(experts, *given[0 if layer == 2 else 1]))
-            return routers[-1]
-
-        with OffloadedModel.open(mixtral.folder, routing=routing) as ours, torch.no_grad():
-            with pytest.raises(UserError, match="expert 9: the layer has experts 0 to 5"):
-                ours.model(PROMPT[:, :1])
-            routers[2]._chosen = routers[2]._predicted = right
-            found = ours.model(PROMPT[:, :1]).logits
-        with OffloadedModel.open(mixtral.folder, routing=lambda _, e: RecordedRouter(e, right, right)) as ours:
-            assert torch.equal(found, ours.model(PROMPT[:, :1]).logits)
-
-
 def test_a_prompt_that_needs_more_experts_than_there_are_slots_comes_in_parts(mixtral):
     """Six tokens of three experts each; the slots hold one token's."""
-    with OffloadedModel.open(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours, torch.no_grad():
+    with opened(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours, torch.no_grad():
         found = ours.model(PROMPT).logits
         caches = [ffn.slots.cache for ffn in ours.strategy.ffns]
         assert {cache.slots for cache in caches} == {3}
@@ -185,14 +156,9 @@ def test_a_prompt_that_needs_more_experts_than_there_are_slots_comes_in_parts(mi
         torch.testing.assert_close(found, mixtral.model(PROMPT).logits, rtol=1e-3, atol=1e-3)
 
 
-def test_mixtral_takes_the_short_step_for_one_token(mixtral):
-    with OffloadedModel.open(mixtral.folder) as ours:
-        assert isinstance(ours._step, SingleToken)
-
-
 def test_counts_add_up_and_are_what_was_read(mixtral):
     """Each expert that was loaded was read once: late ones on demand, the others ahead."""
-    with OffloadedModel.open(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours:
+    with opened(mixtral.folder, dram_bytes=budget_of(mixtral, 3)) as ours:
         ours.generate(PROMPT, **GREEDY)
         counts = [ffn.slots.cache.of_experts for ffn in ours.strategy.ffns]
         reads = [span for span in ours.timeline.spans if span.stage == "read"]
@@ -205,7 +171,7 @@ def test_counts_add_up_and_are_what_was_read(mixtral):
 
 def test_without_reloading_a_token_goes_on_with_what_was_predicted(mixtral):
     """No expert is late but in the first layer and for the prompt; the text is another."""
-    with OffloadedModel.open(mixtral.folder, exact=False, dram_bytes=budget_of(mixtral, 3)) as ours:
+    with opened(mixtral.folder, exact=False, dram_bytes=budget_of(mixtral, 3)) as ours:
         ours.model(PROMPT)
         before = [ffn.slots.cache.of_experts.late for ffn in ours.strategy.ffns]
         for _ in range(3):
@@ -220,76 +186,17 @@ def test_without_reloading_a_token_goes_on_with_what_was_predicted(mixtral):
         assert not torch.allclose(found, expected)
 
 
-def test_a_prediction_of_an_interrupted_token_is_forgotten(mixtral, monkeypatch):
-    """Ctrl-C after layer 0 has looked ahead: the next token, of a model that does not reload, looks ahead anew."""
-    add, stop = ExpertFFN._add, [True]
-
-    def stopped(self, *arguments):
-        if stop and self.layer == 0:
-            stop.pop()
-            signal.raise_signal(signal.SIGINT)
-        add(self, *arguments)
-
-    with OffloadedModel.open(mixtral.folder, exact=False) as ours, torch.no_grad():
-        expected = ours.model(PROMPT[:, 1:2]).logits
-        monkeypatch.setattr(ExpertFFN, "_add", stopped)
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                ours.model(PROMPT[:, :1])
-        finally:
-            signal.signal(signal.SIGINT, before)
-        assert torch.equal(ours.model(PROMPT[:, 1:2]).logits, expected)
-
-
 def test_a_prediction_counts_once(mixtral):
     """A mixture that is called by itself, after a token that it was predicted for, takes its own router's experts."""
     found: list[list[torch.Tensor]] = []
     for exact in (False, True):
         inputs = torch.randn(4, 1, 1, 64, generator=torch.Generator().manual_seed(3))
-        with OffloadedModel.open(mixtral.folder, exact=exact) as ours, torch.no_grad():
+        with opened(mixtral.folder, exact=exact) as ours, torch.no_grad():
             found.append([])
             for x in inputs:
                 ours.model(PROMPT[:, :1])
                 found[-1].append(decoder_blocks(ours.model)[2].mlp(x))
     assert all(map(torch.equal, *found))
-
-
-def test_an_expert_that_no_token_chooses_is_never_read(mixtral):
-    with OffloadedModel.open(mixtral.folder) as ours:
-        ours.model(PROMPT[:, :1])
-        for ffn in ours.strategy.ffns:
-            held, counts = int(ffn.slots.cache.residency.held.sum()), ffn.slots.cache.of_experts
-            assert counts.late + counts.prefetched == held < COUNT
-
-
-def test_a_budget_below_one_token_says_how_much_is_needed(mixtral):
-    with pytest.raises(UserError, match=r"too small: ([\d.]+) MB are needed \(rest .*, slots") as told:
-        OffloadedModel.open(mixtral.folder, dram_bytes=1_000_000)
-    needed = float(str(told.value).partition("too small: ")[2].partition(" MB")[0])
-    assert torch.equal(mixtral.generated(dram_bytes=int((needed + 0.1) * 1e6)), mixtral.expected())
-
-
-@pytest.mark.parametrize("reader", ["threads", "aio"])
-@pytest.mark.parametrize("call", [2, 9, 15])
-def test_after_a_read_error_the_model_works(mixtral, monkeypatch, reader, call):
-    """Also after one in a prefetch, which is raised where the expert is needed, or nowhere if it is not."""
-    fetch, calls = READERS[reader]._fetch, []
-
-    def fails_once(self, *arguments):
-        calls.append(1)
-        if len(calls) == call:
-            raise OSError(errno.EIO, "bad sector")
-        fetch(self, *arguments)
-
-    monkeypatch.setattr(READERS[reader], "_fetch", fails_once)
-    options = {"reader": reader, "verify": False, "dram_bytes": budget_of(mixtral, 3)}
-    calls.clear()
-    with OffloadedModel.open(mixtral.folder, **options) as ours:
-        with suppress(OSError):  # none if what failed was a prefetch that nothing needed
-            ours.generate(PROMPT, **GREEDY)
-        assert len(calls) >= call
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
 
 
 @pytest.mark.parametrize("needed", [True, False])
@@ -314,9 +221,9 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
         self._slots._fetch = fetch
 
     options = {"dram_bytes": budget_of(mixtral, 3), "routing": lambda _, e: RecordedRouter(e, chosen, predicted)}
-    with OffloadedModel.open(mixtral.folder, **options) as ours, torch.no_grad():
+    with opened(mixtral.folder, **options) as ours, torch.no_grad():
         expected = [ours.model(PROMPT[:, :1]).logits for _ in range(3)]
-    with OffloadedModel.open(mixtral.folder, **options) as ours, torch.no_grad():
+    with opened(mixtral.folder, **options) as ours, torch.no_grad():
         ours.model(PROMPT[:, :1])
         with monkeypatch.context() as patch:
             patch.setattr(ExpertSlots, "prefetch", fails)
@@ -328,68 +235,6 @@ def test_a_read_error_in_a_prefetch_is_raised_where_the_expert_is_needed(mixtral
         assert torch.equal(ours.model(PROMPT[:, :1]).logits, expected[2])
 
 
-def test_a_read_error_of_a_needed_expert_is_raised(mixtral, monkeypatch):
-    def fails(self, *arguments):
-        raise OSError(errno.EIO, "bad sector")
-
-    with OffloadedModel.open(mixtral.folder, verify=False) as ours:
-        monkeypatch.setattr(READERS["threads"], "_fetch", fails)
-        with pytest.raises(OSError, match="bad sector"):
-            ours.generate(PROMPT, **GREEDY)
-        monkeypatch.undo()
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), mixtral.expected())
-
-
-def test_a_killed_run_harms_nothing(mixtral, tmp_path):
-    run_and_kill(mixtral.folder, tmp_path / "ready")
-    assert torch.equal(mixtral.generated(), mixtral.expected())
-
-
-def test_a_killed_pack_leaves_no_folder(tmp_path):
-    code = f"""if True:
-        import os, signal
-        from tests.models.test_experts import mixtures
-        from toolkit.storage import experts, packing
-        rows = experts.expert_rows
-
-        def killed(of, expert, bits):
-            if expert == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return rows(of, expert, bits)
-
-        experts.expert_rows = killed
-        packing.pack_model(mixtures("Mixtral"), {str(tmp_path / "store")!r}, experts.WholeExperts())
-    """
-    assert processes.ended(code) == -signal.SIGKILL
-    assert not (tmp_path / "store").exists()
-    Packed("Mixtral", tmp_path / "store")  # can be packed again
-    with OffloadedModel.open(tmp_path / "store"):
-        pass
-
-
-def test_one_model_in_two_threads_and_after_its_end_is_refused(mixtral):
-    ours = OffloadedModel.open(mixtral.folder)
-    with ThreadPoolExecutor(1) as other, ours._turn.taken(), pytest.raises(UserError, match="another thread"):
-        other.submit(ours.generate, PROMPT).result()
-    ours.close()
-    with pytest.raises(UserError, match="closed"):
-        ours.generate(PROMPT, **GREEDY)
-
-
-@pytest.mark.parametrize("harm", ["cut", "altered"])
-def test_a_damaged_folder_is_refused(harm, tmp_path):
-    folder = Packed("Mixtral", tmp_path / "store").folder
-    file = folder / "layer-001.experts.safetensors"
-    content = bytearray(file.read_bytes())
-    if harm == "cut":
-        content = content[:-4096]
-    else:
-        content[9000] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(FormatError, match=file.name):
-        OffloadedModel.open(folder)
-
-
 def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
     """A configuration with other experts than those that are stored."""
     folder = Packed("Mixtral", tmp_path / "store").folder
@@ -399,27 +244,15 @@ def test_a_folder_of_another_model_is_refused(mixtral, tmp_path):
         value = content.partition(f'"{entry}": ')[2].partition(",")[0]
         config.write_text(content.replace(f'"{entry}": {value}', f'"{entry}": {int(value) + 1}'), encoding="utf-8")
         with pytest.raises(UserError, match=match):
-            OffloadedModel.open(folder, verify=False)
+            opened(folder, verify=False)
         config.write_text(content, encoding="utf-8")
-
-
-def test_the_page_cache_holds_no_weights(tmp_path):
-    """Neither experts nor dense weights, after packing or running: memory would hold them twice, beyond the budget."""
-    folder = Packed("Mixtral", tmp_path / "store").folder
-    shards = sorted(folder.glob("*.safetensors"))
-    packed = [resident_pages(file) for file in shards]
-    with OffloadedModel.open(folder) as ours:  # reads all to compare checksums
-        if ours.mode != "direct":
-            pytest.skip("this file system knows no direct reads")
-        ours.generate(PROMPT, **GREEDY)
-        assert [resident_pages(file) for file in shards] == packed == [0] * 3
 
 
 def test_what_experts_do_not_have_is_refused(mixtral, tmp_path):
     refused = {"method": "endor", "placement": LayerMap(0, 0, 4), "predictors": [None] * 4}
     for name, value in refused.items():
         with pytest.raises(UserError, match=f"{name}=.*holds experts, which the CPU reads and uses; leave it out"):
-            OffloadedModel.from_options(mixtral.folder, Options(**{name: value}))
+            opened(mixtral.folder, **{name: value})
     from tests.offload.conftest import pruned
 
     with pytest.raises(UserError, match="is no mixture of experts"):

@@ -9,10 +9,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.families import load_family
 from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
-from toolkit.formats import FormatError, encode
+from toolkit.formats import encode
 from toolkit.formats.scaled import Scaled
 from toolkit.formats.spqr import SpQRMatrix
-from toolkit.models.head import HEAD, TILE, head_parts, rows_of_part
+from toolkit.models.head import HEAD, head_parts, rows_of_part
 from toolkit.offload.embedding import StoredEmbedding
 from toolkit.offload.head import OffloadedHead
 from toolkit.offload.logit_check import check_logits
@@ -21,7 +21,7 @@ from toolkit.offload.unpacking import unpack_model
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
-from toolkit.storage.packing import HEAD_ROWS, Linears, head_rows, pack_model
+from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
 
 IDS = torch.tensor([[5, 96, 0, 5, 41, 7]])
@@ -101,19 +101,3 @@ def test_parts_are_no_larger_than_the_largest_matrix_and_hold_every_row():
     assert rows == 96
     assert [part.out_features for part in parts] == [96] * 10 + [41]
     assert torch.equal(torch.cat([part.weight for part in parts]), model.lm_head.weight)
-
-
-@pytest.mark.parametrize("rows", [0, -1, TILE - 1, True, "96", 96.0, [96]])
-def test_a_record_of_no_number_of_rows_is_refused(rows, tmp_path):
-    with pytest.raises(FormatError, match="expected a number of rows"):
-        head_rows({HEAD_ROWS: rows}, tmp_path)
-
-
-def test_a_record_of_other_rows_is_refused(tmp_path, one_thread):
-    model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
-    pack_model(model, tmp_path / "packed", head=HEADS["int8"])
-    store = Store.open(tmp_path / "packed")
-    for rows in (32, None):
-        store.index.model[HEAD_ROWS] = rows
-        with pytest.raises(UserError, match="was packed from another model"):
-            store.check_fits(model, "endor")

@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from tests.offload.conftest import FAMILIES, LAYERS, pruned
+from tests.offload.conftest import LAYERS, pruned
 from tests.offload.pretend import PretendGpu
 from toolkit.errors import UserError
-from toolkit.formats import FormatError, encode
-from toolkit.formats.scaled import SCALES, Scaled
+from toolkit.formats import encode
+from toolkit.formats.scaled import Scaled
 from toolkit.models import decoder_blocks
 from toolkit.offload import model as offloaded
 from toolkit.offload.model import OffloadedModel
@@ -21,7 +21,6 @@ from toolkit.storage import buffers
 from toolkit.storage.direct import BLOCK_BYTES
 from toolkit.storage.packing import Linears, pack_model
 from toolkit.storage.store import Store
-from toolkit.storage.writing import Op, write_store
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
@@ -79,23 +78,6 @@ def test_scales_come_along_to_a_gpu(int8, monkeypatch, method, placement):
             assert torch.equal(ours.model(PROMPT).logits, model(PROMPT).logits)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_gives_the_same_logits_and_tokens_from_disk(int8, family):
-    model, folder = int8(family)
-    with torch.no_grad(), OffloadedModel.open(folder) as ours:
-        assert torch.equal(ours.model(PROMPT).logits, model(PROMPT).logits)
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
-
-
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_store_holds_a_byte_a_weight_and_a_scale_a_row(int8, dtype):
-    _, folder = int8("llama", dtype)
-    for run in Store.open(folder).layer(0, "dense").ops.values():
-        assert run.pieces["values"].nbytes == run.shape[0] * run.shape[1]
-        assert run.extras[SCALES].nbytes == run.shape[0] * dtype.itemsize
-        assert run.scales_dtype == dtype
-
-
 @pytest.mark.parametrize(
     ("method", "scratch_bytes"),
     [("dense", 4 * LARGEST), ("endor", 5 * LARGEST), ("zstd", 5 * LARGEST), ("endor_packed", 5 * LARGEST)],
@@ -114,28 +96,11 @@ def test_the_budget_counts_integers_and_what_they_stand_for(int8, monkeypatch, m
         OffloadedModel.open(folder, method, dram_bytes=limit - 1)
 
 
-def test_widening_is_part_of_decoding(int8):
-    _, folder = int8("llama", torch.bfloat16)
-    for method in ("dense", "endor"):
-        with torch.no_grad(), OffloadedModel.open(folder, method) as ours:
-            ours.model(PROMPT)
-            table = ours.timeline.table().query("layer == 0").set_index("stage")
-        shapes = [run.shape for run in Store.open(folder).layer(0, "dense").ops.values()]
-        assert sorted(table.loc["decode", "nbytes"]) == sorted(2 * rows * columns for rows, columns in shapes)
-
-
 def test_integers_without_scales_are_no_weights(tmp_path):
     model = pruned("llama")
     pack_model(model, tmp_path / "s", Linears({"endor": lambda weight: encode("endor", absmax_int8(weight))}))
     with pytest.raises(UserError, match=r"layer 0 .* is torch.int8 without scales.*--int8"):
         OffloadedModel.open(tmp_path / "s")
-
-
-def test_scales_of_another_weight(tmp_path):
-    integers = encode("dense", torch.ones(3, 8, dtype=torch.int8))
-    write_store(tmp_path / "s", [Op(0, "fc1", "dense", integers, {SCALES: torch.ones(4)})])
-    with pytest.raises(FormatError, match=r"layer 0 fc1 \(dense\): scales of shape \[4\] for 3 rows"):
-        Store.open(tmp_path / "s")
 
 
 def test_smoothed_norms_travel_with_the_weights(int8):

@@ -1,4 +1,4 @@
-"""What is wrong with an opened folder shows in its logits, however small the model."""
+"""Faults of an opened folder show in its logits, however small the model."""
 
 import pytest
 import torch

@@ -1,25 +1,16 @@
 """A model whose neurons come from disk gives what the model in memory gives, within its budget, through any trouble."""
 
-import errno
-import itertools
-import json
-import signal
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
-from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, pruned, run_and_kill
+from tests.offload.conftest import COMMON, FAMILIES, GEMMA3, opened, pruned
 from toolkit.costs.replay import replay, units_of
 from toolkit.errors import UserError
-from toolkit.formats import FormatError
 from toolkit.models.activation import activation_name
 from toolkit.models.ffn import decoder_ffns
-from toolkit.offload import neuron_ffn
 from toolkit.offload.by_neuron import PREDICTORS
-from toolkit.offload.model import OffloadedModel
 from toolkit.policies.placement import LayerMap
 from toolkit.policies.residencies import Lru
 from toolkit.predictors import CopyLast, Gate, Oracle, save_predictors
@@ -28,7 +19,6 @@ from toolkit.sparsity.thresholds import Magnitudes, thresholded
 from toolkit.storage.buffers import HUGE_PAGE_BYTES
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
-from toolkit.storage.readers import READERS
 
 PROMPT = torch.tensor([[5, 17, 3, 44, 8, 1]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
@@ -70,7 +60,7 @@ class Packed:
 
     def generated(self, settings=GREEDY, **options):
         torch.manual_seed(0)
-        with OffloadedModel.open(self.folder, **options) as ours:
+        with opened(self.folder, **options) as ours:
             found = ours.generate(PROMPT, **settings)
             assert ours.budgets["dram"].used_bytes <= ours.budgets["dram"].limit_bytes
             return found
@@ -89,7 +79,7 @@ def packed(request, tmp_path_factory):
 def least_bytes(packed, **options):
     """The budget that an error asks for."""
     with pytest.raises(UserError, match="are needed") as told:
-        OffloadedModel.open(packed.folder, dram_bytes=1, **options)
+        opened(packed.folder, dram_bytes=1, **options)
     megabytes = float(str(told.value).partition("too small: ")[2].partition(" MB")[0])
     return int((megabytes + 0.1) * 1e6)
 
@@ -116,7 +106,7 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
     with thresholded(packed.model, packed.thresholds), torch.no_grad():
         expected = packed.model(tokens).logits
     with (
-        OffloadedModel.open(packed.folder, predictors=some, dram_bytes=least_bytes(packed, predictors=some)) as ours,
+        opened(packed.folder, predictors=some, dram_bytes=least_bytes(packed, predictors=some)) as ours,
         torch.no_grad(),
     ):
         for count in (40, 3, 1, 17):
@@ -126,14 +116,14 @@ def test_each_pass_gives_the_logits_of_the_model_in_memory(packed):
 
 def test_what_is_read_and_held(llama):
     """A token reads the neurons that it needs and the window lacks; the window is limited by tokens or by memory."""
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors, window=50) as ours:
+    with opened(llama.folder, predictors=llama.predictors, window=50) as ours:
         ours.generate(PROMPT, **GREEDY)
         reads = sum(span.nbytes for span in ours.timeline.spans if span.stage == "read")
         loaded = sum(ffn.store.rows_loaded for ffn in ours.strategy.ffns)
         assert reads == 4096 * loaded  # a bundle takes a block
         assert {ffn.store.residency.rows for ffn in ours.strategy.ffns} == {NEURONS}
     tight = least_bytes(llama, predictors=llama.predictors)
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors, dram_bytes=tight, window=50) as ours:
+    with opened(llama.folder, predictors=llama.predictors, dram_bytes=tight, window=50) as ours:
         rows = sum(ffn.store.residency.rows for ffn in ours.strategy.ffns)
         assert sum(llama.needs) <= rows < NEURONS * len(ours.strategy.ffns)
         ours.generate(PROMPT, **GREEDY)
@@ -142,18 +132,12 @@ def test_what_is_read_and_held(llama):
         assert matrices <= ours.budgets["dram"].taken["neurons"] <= matrices + 2 * HUGE_PAGE_BYTES
 
 
-def test_a_budget_below_one_token_is_refused_with_what_is_needed(llama):
-    least = least_bytes(llama, predictors=llama.predictors)
-    with pytest.raises(UserError, match=r"too small: [\d.]+ MB are needed \(rest .*, neurons"):
-        OffloadedModel.open(llama.folder, predictors=llama.predictors, dram_bytes=least - 3 * HUGE_PAGE_BYTES // 2)
-
-
 def test_predictors_of_another_model_are_refused(llama, tmp_path):
     with pytest.raises(UserError, match="3 predictors for 4 layers"):
-        OffloadedModel.open(llama.folder, predictors=llama.predictors[1:])
+        opened(llama.folder, predictors=llama.predictors[1:])
     small = decoder_ffns(pruned("llama"))[0]
     with pytest.raises(UserError, match="predictor of layer 0 is for 70 neurons"):
-        OffloadedModel.open(llama.folder, predictors=[Exact(0.0, small, "silu"), *llama.predictors[1:]])
+        opened(llama.folder, predictors=[Exact(0.0, small, "silu"), *llama.predictors[1:]])
 
 
 def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
@@ -161,104 +145,22 @@ def test_predictors_that_were_packed_with_the_model_are_used(llama, tmp_path):
     save = lambda place: save_predictors(place / PREDICTORS, "tiny", [*gates[:3], None])  # noqa: E731
     thresholds, settings = Neurons(llama.thresholds.tolist()), {"files": save}
     pack_model(llama.model, tmp_path / "store", thresholds, "tiny", **settings)
-    with OffloadedModel.open(tmp_path / "store") as ours:
+    with opened(tmp_path / "store") as ours:
         found = [ffn.predictor for ffn in ours.strategy.ffns]
         assert found[3] is None
         assert all(torch.equal(mine.weight, gate.weight) for mine, gate in zip(found[:3], gates[:3], strict=True))
         assert ours.budgets["dram"].taken["predictors"] == sum(gate.nbytes for gate in gates[:3])
     pack_model(llama.model, tmp_path / "other", thresholds, "large", **settings)
     with pytest.raises(UserError, match="predictors of model 'tiny'; expected 'large'"):
-        OffloadedModel.open(tmp_path / "other")
-
-
-@pytest.mark.parametrize("reader", ["threads", "aio"])
-def test_a_read_error_is_raised_once_and_the_store_works_afterwards(llama, monkeypatch, reader):
-    fetch, calls = READERS[reader]._fetch, []
-
-    def fails_once(self, *arguments):
-        calls.append(1)
-        if len(calls) == 9:
-            raise OSError(errno.EIO, "bad sector")
-        fetch(self, *arguments)
-
-    monkeypatch.setattr(READERS[reader], "_fetch", fails_once)
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors, reader=reader, verify=False) as ours:
-        with pytest.raises(OSError, match="bad sector"):
-            ours.generate(PROMPT, **GREEDY)
-        assert 0 in {ffn.store.num_used for ffn in ours.strategy.ffns}
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
-
-
-def test_control_c_leaves_a_model_that_works(llama, monkeypatch):
-    ffn_of, calls = neuron_ffn.ffn_of, []
-
-    def stopped_once(*arguments):
-        calls.append(1)
-        if len(calls) == 11:
-            signal.raise_signal(signal.SIGINT)
-        return ffn_of(*arguments)
-
-    monkeypatch.setattr(neuron_ffn, "ffn_of", stopped_once)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors) as ours:
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                ours.generate(PROMPT, **GREEDY)
-        finally:
-            signal.signal(signal.SIGINT, before)
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
-
-
-def test_a_killed_run_harms_nothing(llama, tmp_path):
-    run_and_kill(llama.folder, tmp_path / "ready")
-    assert torch.equal(llama.generated(), llama.expected(**GREEDY))
-
-
-def test_two_models_on_one_folder_run_at_once(llama):
-    expected = llama.expected(**GREEDY)
-    with (
-        OffloadedModel.open(llama.folder, predictors=llama.predictors) as one,
-        OffloadedModel.open(llama.folder) as other,
-        ThreadPoolExecutor(2) as threads,
-    ):
-        found = [threads.submit(model.generate, PROMPT, **GREEDY) for model in (one, other)]
-        assert all(torch.equal(each.result(), expected) for each in found)
-
-
-def test_one_model_in_two_threads_and_after_its_end_is_refused(llama):
-    ours = OffloadedModel.open(llama.folder)
-    with ThreadPoolExecutor(1) as other, ours._turn.taken(), pytest.raises(UserError, match="another thread"):
-        other.submit(ours.generate, PROMPT).result()
-    ours.close()
-    with pytest.raises(UserError, match="closed"):
-        ours.generate(PROMPT, **GREEDY)
-
-
-@pytest.mark.parametrize("harm", ["cut", "altered", "threshold"])
-def test_a_damaged_folder_is_refused(harm, tmp_path):
-    folder = Packed("llama", tmp_path / "store").folder
-    file = folder / ("model/config.json" if harm == "threshold" else "layer-002.bundled.safetensors")
-    content = bytearray(file.read_bytes())
-    if harm == "cut":
-        content = content[:-4096]
-    elif harm == "altered":
-        content[9000] ^= 1
-    else:
-        content = json.dumps(json.loads(content) | {"activation_thresholds": [-1, 0, 0, 0]}).encode()
-    file.write_bytes(content)
-    with pytest.raises(FormatError, match=file.name):
-        OffloadedModel.open(folder)
-    if harm == "threshold":
-        with pytest.raises(UserError, match="expected a list of 4 finite numbers"):
-            OffloadedModel.open(folder, verify=False)
+        opened(tmp_path / "other")
 
 
 def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refused(tmp_path):
     from toolkit.storage.packing import pack_model
 
     pack_model(pruned("llama"), tmp_path / "packed")
-    with pytest.raises(UserError, match="holds no neurons"):
-        OffloadedModel.open(tmp_path / "packed", predictors=[None] * 4)
+    with pytest.raises(UserError, match="no neurons or experts"):
+        opened(tmp_path / "packed", predictors=[None] * 4)
     model, config, sizes = FAMILIES["llama"]
     with pytest.raises(UserError, match="a gate and biases"):
         pack_model(pruned((model, config, sizes | {"mlp_bias": True})), tmp_path / "neurons", Neurons())
@@ -270,18 +172,9 @@ def test_a_folder_without_neurons_and_an_ffn_with_biases_beside_a_gate_are_refus
 def test_options_of_whole_layers_are_refused(llama):
     for name, value in {"method": "endor", "placement": LayerMap(0, 0, 4)}.items():
         with pytest.raises(UserError, match=f"{name}=.*holds neurons, which the CPU reads and uses; leave it out"):
-            OffloadedModel.open(llama.folder, **{name: value})
+            opened(llama.folder, **{name: value})
     with pytest.raises(UserError, match="window of -1 tokens: expected 0 or more"):
-        OffloadedModel.open(llama.folder, window=-1)
-
-
-def test_spans_lie_beside_each_other(llama):
-    """Bookkeeping is no part of a read, nor a read of bookkeeping."""
-    with OffloadedModel.open(llama.folder, predictors=llama.predictors) as ours:
-        ours.generate(PROMPT, **GREEDY)
-        spans = sorted(ours.timeline.spans, key=lambda span: span.start_s)
-    assert {span.stage for span in spans} == {"read", "manage", "compute"}
-    assert all(before.end_s <= after.start_s for before, after in itertools.pairwise(spans))
+        opened(llama.folder, window=-1)
 
 
 def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token(llama):
@@ -297,7 +190,7 @@ def test_a_predictor_with_a_state_starts_with_the_prompt_and_observes_each_token
             self.events.append(active)
 
     predictors = [Recording(NEURONS, 48) for _ in llama.thresholds]
-    with OffloadedModel.open(llama.folder, predictors=predictors) as ours:
+    with opened(llama.folder, predictors=predictors) as ours:
         assert torch.equal(ours.generate(PROMPT, **GREEDY), llama.expected(**GREEDY))
         with pytest.raises(UserError, match="predictors with a state"):
             ours.generate(PROMPT, draft=ours, **GREEDY)
@@ -312,7 +205,7 @@ def test_a_policy_of_the_users_reads_what_its_replay_reads(llama):
     recorded = [np.random.default_rng(layer).random((9, NEURONS)) < 0.2 for layer in range(len(llama.needs))]
     predictors = [FromTrace(active, WIDE["hidden_size"]) for active in recorded]
     chosen = {"residency": lambda layer, neurons, rows: Lru(neurons, rows)}
-    with OffloadedModel.open(llama.folder, predictors=predictors, **chosen) as ours, torch.no_grad():
+    with opened(llama.folder, predictors=predictors, **chosen) as ours, torch.no_grad():
         for token in range(9):
             ours.model(torch.tensor([[token]]))
         stores = [ffn.store for ffn in ours.strategy.ffns]

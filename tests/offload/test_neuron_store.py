@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toolkit.errors import UserError
 from toolkit.offload.neuron_store import ABSENT, NeuronStore
 from toolkit.policies.residencies import SlidingWindow
 
@@ -97,30 +96,3 @@ def test_a_failed_fetch_leaves_an_empty_store_that_works():
     fail = False
     assert found.advance(neurons(2, 3)).loaded.tolist() == [2, 3]
     assert held(found).keys() == {2, 3}
-
-
-def test_without_biases():
-    found = store(biases=None)
-    found.advance(neurons(1, 2))
-    found.advance(neurons(2, 3))
-    found.advance(neurons(3))
-    rows, bias = found.used
-    assert bias is None
-    assert sorted(found.pointer[: len(rows)].tolist()) == [2, 3]
-
-
-def test_bad_requests_are_refused_and_change_nothing():
-    found = store(rows=4)
-    found.append(neurons(1, 2))
-    before = held(found)
-    for call, told in (
-        (lambda: found.delete(neurons(3)), "only neurons that are held"),
-        (lambda: found.delete(neurons(1, 1)), "expected each once"),
-        (lambda: found.append(neurons(2)), "none that is held"),
-        (lambda: found.append(neurons(5, 5)), "expected each once"),
-        (lambda: found.append(neurons(5, 6, 7)), "5 neurons do not fit into 4 rows: delete some first"),
-        (lambda: store(biases=BIASES[:3]), "3 biases for 12 neurons"),
-    ):
-        with pytest.raises(UserError, match=told):
-            call()
-        assert held(found) == before

@@ -1,16 +1,12 @@
-import dataclasses
-
 import pytest
 
-from tests.offload.conftest import LAYERS
 from tests.offload.pretend import DirectThreads
 from toolkit.errors import UserError
 from toolkit.formats import FORMATS
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.options import Options
 from toolkit.policies.methods import METHODS, Method, find_method
-from toolkit.policies.placement import LayerMap
-from toolkit.policies.ways import Way, all_ways
+from toolkit.policies.ways import all_ways
 from toolkit.storage.readers import READERS
 
 NO_BYTES = (float("nan"), float("inf"), -1, -0.5, "500MB", True, [5])
@@ -62,12 +58,3 @@ def test_every_format_is_a_method_and_every_product_one_more():
         else:
             with pytest.raises(UserError, match=f"unknown method '{name}_packed'"):
                 Options(f"{name}_packed")
-
-
-def test_options_are_frozen_and_a_model_opens_with_them(packed):
-    options = Options("dense", placement=LayerMap(0, 1, LAYERS - 1), policy="sequential")
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        options.policy = "pipelined"
-    with OffloadedModel.from_options(packed("llama")[1], options) as ours:
-        assert ours.placement == options.placement
-    assert options.way == Way("dense", policy="sequential", device="cpu")

@@ -169,17 +169,16 @@ def test_hooks_are_called(packed, calls):
         assert calls
 
 
-@pytest.mark.parametrize("family", ["opt", "mistral"])
-def test_other_models_are_left_to_transformers(packed, calls, family):
-    """OPT has no gates; this Mistral has a sliding window."""
-    model, folder = packed(family)
-    with OffloadedModel.open(folder, "endor_packed") as ours:
-        assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
-    assert not calls
-
-
-def test_decoded_weights_keep_the_bits_of_the_model_in_memory(packed, calls):
-    model, folder = packed("llama", torch.bfloat16)
-    with OffloadedModel.open(folder) as ours:
+@pytest.mark.parametrize(
+    ("family", "dtype", "method"),
+    [
+        ("opt", torch.float32, "endor_packed"),  # no gates
+        ("mistral", torch.float32, "endor_packed"),  # a sliding window
+        ("llama", torch.bfloat16, "endor"),  # decoded weights keep the bits of the model in memory
+    ],
+)
+def test_others_are_left_to_transformers(packed, calls, family, dtype, method):
+    model, folder = packed(family, dtype)
+    with OffloadedModel.open(folder, method) as ours:
         assert torch.equal(ours.generate(PROMPT, **GREEDY), model.generate(PROMPT, **GREEDY))
     assert not calls

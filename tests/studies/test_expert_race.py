@@ -8,8 +8,9 @@ from tests.notebook_code import functions_of
 from toolkit.errors import UserError
 from toolkit.models.architectures import ARCHITECTURES, ModelShape
 from toolkit.models.twins import twin_mixture
+from toolkit.offload.expert_ffn import RecordedRouter
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.routing import RecordedRouter
+from toolkit.offload.options import Demand
 from toolkit.storage.experts import RandomExperts, WholeExperts
 from toolkit.storage.packing import pack_model
 from toolkit.studies import expert_race
@@ -76,7 +77,10 @@ def test_a_twin_has_its_experts_on_disk_alone_and_is_routed_as_recorded(tmp_path
     def routing(layer, experts):
         return RecordedRouter(experts, chosen, chosen)
 
-    with OffloadedModel.open(tmp_path / "store", routing=routing, look_ahead=False) as engine, torch.no_grad():
+    with (
+        OffloadedModel.open(tmp_path / "store", demand=Demand(routing=routing, look_ahead=False)) as engine,
+        torch.no_grad(),
+    ):
         for held in ([0, 3], [0, 1, 3], [0, 1, 2, 3]):
             assert engine.model(torch.tensor([[7]])).logits.isfinite().all()
             for ffn in engine.strategy.ffns:

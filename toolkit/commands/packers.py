@@ -229,10 +229,19 @@ def check_spqr(options: Namespace) -> None:
 
 def pack_neurons(options: Namespace) -> tuple:
     """Store the model's FFNs by neuron, for `run` to read those that a token needs."""
-    from toolkit.offload.neuron_folder import make_folder
+    from toolkit.models import fast_dtype, load_model
+    from toolkit.models.blocks import cast_parameters
+    from toolkit.offload.neuron_folder import fit_neurons
+    from toolkit.quality import load_tokens
+    from toolkit.storage.packing import pack_model
 
-    settings = (options.sparsity, options.predictors, calibration(options), torch_dtype(options.dtype))
-    return make_folder(options.model, options.out, *settings, partial(_head, options))
+    model, tokenizer = load_model(options.model, torch_dtype(options.dtype) or fast_dtype())
+    tokens, wanted = load_tokens(options.corpus, tokenizer, "calibration"), (options.sparsity, options.predictors)
+    layout, files = fit_neurons(model, options.model, tokens, *wanted, calibration(options))
+    cast_parameters(model, torch_dtype(options.dtype or WRITTEN))
+    head = _head(options, model, tokenizer)
+    pack_model(model, options.out, layout, options.model, tokenizer, head=head, files=files)
+    return model, tokenizer
 
 
 def check_neurons(options: Namespace) -> None:

@@ -1,7 +1,6 @@
 """A hard limit on the bytes of a tier. Memory beyond the limit is refused before it is allocated."""
 
-from math import ceil, isfinite
-from numbers import Real
+from math import ceil
 
 from toolkit.errors import UserError
 
@@ -14,14 +13,6 @@ class BudgetError(UserError):
     def __init__(self, message: str, needed_bytes: int):
         super().__init__(message)
         self.needed_bytes = needed_bytes
-
-
-def check_bytes(**limits: object) -> None:
-    """Raise `UserError` for a limit that is neither None nor a finite number from 0. The message tells its name."""
-    for name, limit in limits.items():
-        number = isinstance(limit, Real) and not isinstance(limit, bool)
-        if limit is not None and not (number and isfinite(limit) and limit >= 0):
-            raise UserError(f"{name}={limit!r}: expected a number of bytes from 0, such as 500_000_000, or None")
 
 
 class Budget:

@@ -12,14 +12,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models import decoder_blocks
 from toolkit.models.blocks import replace_module
 from toolkit.models.experts import Experts, block_experts, mixtures_by_layer
-from toolkit.offload.expert_ffn import ExpertFFN, products
+from toolkit.offload.expert_ffn import ExpertFFN, Router, products
 from toolkit.offload.expert_slots import ExpertSlots
-from toolkit.offload.routing import Router
-from toolkit.offload.strategy import Opening, refuse, resident
-from toolkit.offload.turn import Turn
+from toolkit.offload.strategy import Opening, record_linears, refuse
 from toolkit.policies.residencies import Lru
 from toolkit.policies.two_level import TwoLevel
 from toolkit.storage.buffers import HUGE_PAGE_BYTES, aligned_buffer
@@ -43,7 +41,7 @@ class ByExpert:
 
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening
-        refuse(store, options, "experts", predictors=options.predictors)
+        refuse(store, options, "experts", predictors=opening.demand.predictors)
         if options.verify:
             store.verify()
         self.model = opening.skeleton(lambda outline: check_fits(store, outline))
@@ -53,44 +51,35 @@ class ByExpert:
         self._reader = opening.stack.enter_context(open_reader(options.disk_reader, store, LAYOUT))
         self.mode, self.ffns = self._reader.mode, []
 
-    def take_over(self, turn: Turn) -> None:
+    def take_over(self) -> None:
         """Replace the routed experts, and the decoder's linears by ones whose time is recorded."""
-        options, recorder = self._opening.options, self._opening.recorder
         arena = aligned_buffer(sum(self._slots.values()) * self._slot_bytes).reshape(-1, self._slot_bytes)
         for layer, count in self._slots.items():
             mine, arena = arena[:count], arena[count:]
             ours = self._replaced(layer, mine)
-            ours._run = turn.guard(ours._run)  # blocks can be called by themselves
-            if self.ffns and options.look_ahead:
+            if self.ffns and self._opening.demand.look_ahead:
                 self.ffns[-1].precede(ours)
             self.ffns.append(ours)
-        for layer, block in enumerate(decoder_blocks(self.model)):
-            for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, resident(linear, name, layer, recorder))
+        record_linears(self.model, self._opening.recorder, self._opening.device)
 
     def settle(self, tokens: int) -> None:
         """Experts stay as the policy says, whichever tokens used them."""
 
-    def close(self) -> None:
-        """Release the memory."""
-        for ffn in self.ffns:
-            ffn.close()
-
     def _replaced(self, layer: int, arena: np.ndarray) -> ExpertFFN:
         """Put our module in the place of a layer's routed experts, of which only biases stay."""
-        options, block = self._opening.options, decoder_blocks(self.model)[layer]
+        demand, block = self._opening.demand, decoder_blocks(self.model)[layer]
         experts = block_experts(block, layer)
         assert experts is not None  # layers with slots have experts
         slots, recorder = self._slots_of(layer, experts, arena), self._opening.recorder
-        ours = ExpertFFN(layer, slots, products(experts, slots), recorder, bool(options.window), options.exact)
+        ours = ExpertFFN(layer, slots, products(experts, slots), recorder, bool(demand.window), demand.exact)
         replace_module(block, experts.routed, ours)
         routing = replace(experts, routed=ours)
-        ours.router = Router(routing) if options.routing is None else options.routing(layer, routing)
+        ours.router = Router(routing) if demand.routing is None else demand.routing(layer, routing)
         return ours
 
     def _slots_of(self, layer: int, experts: Experts, arena: np.ndarray) -> ExpertSlots:
         opening, stored = self._opening, self._opening.store.layer(layer, LAYOUT).ops
-        chosen = opening.options.residency
+        chosen = opening.demand.residency
         policy = Lru if chosen is None else lambda units, rows: chosen(layer, units, rows)
         runs = [stored[op_name(expert)] for expert in range(experts.count)]
         cache = TwoLevel(experts.count, experts.neurons, len(arena), policy)
@@ -107,7 +96,7 @@ def _slots(opening: Opening, outline: Mapping[int, Experts], slot_bytes: int) ->
     budget.check(rest=opening.rest_bytes, slots=whole_pages(least * slot_bytes))
     budget.take(rest=opening.rest_bytes)
     slots = {layer: experts.per_token for layer, experts in outline.items()}
-    if opening.options.window:  # else nothing stays
+    if opening.demand.window:  # else nothing stays
         whole = int(min(budget.left_bytes, 1 << 62)) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
         left = whole // slot_bytes - least
         while left > 0 and (growing := [layer for layer, count in slots.items() if count < outline[layer].count]):

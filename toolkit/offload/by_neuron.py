@@ -1,6 +1,6 @@
 """FFNs whose neurons come from disk when a token needs them (LLM in a flash: Alizadeh et al., 2024, section 3).
 
-    with OffloadedModel.open(folder, predictors=predictors, dram_bytes=150_000_000) as model:
+    with OffloadedModel.open(folder, dram_bytes=150_000_000) as model:
         tokens = model.generate(**model.tokenizer("Only neurons that fire", return_tensors="pt"), max_new_tokens=20)
 
 `toolkit.storage.neuron_packing` writes the folder. On a GPU the most used neurons stay there, and the CPU computes the
@@ -16,15 +16,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from toolkit.errors import UserError
-from toolkit.models import decoder_blocks, decoder_linears
+from toolkit.models import decoder_blocks
 from toolkit.models.cutting import thresholds_of
 from toolkit.models.ffn import FFN, decoder_ffns, known_activation, replace_ffn
 from toolkit.offload.hot_neurons import SplitFFN, choose, place
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN
-from toolkit.offload.neuron_reads import NeuronReads
-from toolkit.offload.neuron_store import NeuronStore
-from toolkit.offload.strategy import Opening, refuse, resident
-from toolkit.offload.turn import Turn
+from toolkit.offload.neuron_store import NeuronReads, NeuronStore
+from toolkit.offload.strategy import Opening, record_linears, refuse
 from toolkit.policies.placement import Shares
 from toolkit.policies.residencies import SlidingWindow
 from toolkit.policies.residency import Residency
@@ -65,7 +63,7 @@ class ByNeuron:
     def __init__(self, opening: Opening):
         store, options, self._opening = opening.store, opening.options, opening
         kvikio = options.reader if options.direct else None
-        refuse(store, options, "neurons", gpu=True, exact=None if options.exact else False, reader=kvikio)
+        refuse(store, options, "neurons", gpu=True, exact=None if opening.demand.exact else False, reader=kvikio)
         self.by_token = not options.on_gpu
         if options.verify:
             store.verify()
@@ -73,24 +71,21 @@ class ByNeuron:
         self._modules = decoder_ffns(self.model)
         self._maths = _maths(self.model, self._modules)
         count = len(self._modules)
-        self.predictors = _packed_predictors(store, count) if options.predictors is None else list(options.predictors)
+        given = opening.demand.predictors
+        self.predictors = _packed_predictors(store, count) if given is None else list(given)
         check_predictors(self.model, self.predictors)
         self.hot = _hot(opening, self._modules)
         self._shares = _shares(opening, self._modules, self.predictors, self.hot)
         self._files = opening.stack.enter_context(_reader(store, options.reader))
         self.mode, self.ffns = self._files.mode, []
 
-    def take_over(self, turn: Turn) -> None:
+    def take_over(self) -> None:
         """Replace the FFNs, and the decoder's other linears by ones whose time is recorded."""
-        recorder, device = self._opening.recorder, self._opening.device
         stores = _stores(self._opening, self._modules, self._shares, self._files)
         for number, (block, held) in enumerate(zip(decoder_blocks(self.model), stores, strict=True)):
-            ours = self._ffn(number, held)
-            ours._run = turn.guard(ours._run)  # blocks can be called by themselves
-            replace_ffn(block, self._modules[number], ours)
-            for name, linear in decoder_linears(block).items():
-                block.set_submodule(name, resident(linear, name, number, recorder, device))
-            self.ffns.append(ours)
+            self.ffns.append(self._ffn(number, held))
+            replace_ffn(block, self._modules[number], self.ffns[-1])
+        record_linears(self.model, self._opening.recorder, self._opening.device)
 
     def _ffn(self, number: int, held: NeuronStore) -> NeuronFFN:
         """The module in an FFN's place. With a GPU its hot neurons are copied there."""
@@ -111,11 +106,6 @@ class ByNeuron:
         """Let go, at the next pass, of neurons that none of the first `tokens` of the last pass needed."""
         for ffn in self.ffns:
             ffn.keep(tokens)
-
-    def close(self) -> None:
-        """Release the memory."""
-        for ffn in self.ffns:
-            ffn.close()
 
 
 def _reader(store: Store, name: str | None) -> Reader:
@@ -146,7 +136,7 @@ def _hot(opening: Opening, ffns: Sequence[FFN]) -> Masks:
     if not options.on_gpu:
         return [np.zeros(count, dtype=bool) for count in neurons]
     budget.take(rest=opening.rest_bytes)
-    usage = _packed_usage(store) if options.usage is None else options.usage
+    usage = _packed_usage(store) if opening.demand.usage is None else opening.demand.usage
     left_bytes = int(min(budget.left_bytes, _row_bytes(store, ffns) * sum(neurons)))
     hot = choose(usage, neurons, left_bytes, _row_bytes(store, ffns))
     budget.take(neurons=_row_bytes(store, ffns) * sum(int(mask.sum()) for mask in hot))
@@ -182,37 +172,35 @@ def _shares(opening: Opening, ffns: Sequence[FFN], predictors: ForLayers, hot: M
     row_bytes = _row_bytes(store, ffns)
     edges_bytes = BLOCK_BYTES * (len(ffns) + 1)  # each layer's rows start on a block
     needs = _needs(store, neurons, predictors)
-    least = Shares.least(needs, neurons, passing) if options.window else 1
+    keeps = opening.demand.window > 0
+    least = Shares.least(needs, neurons, passing) if keeps else 1
     budget.check(**fixed, neurons=whole_pages(row_bytes * least + edges_bytes))
     budget.take(**fixed)
     left_bytes = min(budget.left_bytes // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES, row_bytes * sum(neurons) + edges_bytes)
     rows = int((left_bytes - edges_bytes) // row_bytes)
-    shares = Shares.of(rows, needs, neurons, passing) if options.window else Shares.keeping_nothing(rows, neurons)
+    shares = Shares.of(rows, needs, neurons, passing) if keeps else Shares.keeping_nothing(rows, neurons)
     budget.take(neurons=whole_pages(row_bytes * (sum(shares.rows) + shares.passing) + edges_bytes))
     return shares
 
 
 def _needs(store: Store, neurons: Sequence[int], predictors: ForLayers) -> list[int]:
     """How many of so many neurons a token needs at most. It is 1 where a predictor decides and nobody has counted."""
-    told = store.model.get(NEEDS)
-    count = isinstance(told, list) and len(told) == len(neurons) and all(isinstance(need, int) for need in told)
-    counted = told if count else [1] * len(neurons)
-    pairs = zip(counted, neurons, predictors, strict=True)
+    pairs = zip(store.model.get(NEEDS) or [1] * len(neurons), neurons, predictors, strict=True)
     return [min(need, number) if predictor else number for need, number, predictor in pairs]
 
 
 def _stores(opening: Opening, ffns: Sequence[FFN], shares: Shares, reader: Reader) -> Iterator[NeuronStore]:
     """The neurons of each layer that are in memory. Layers without rows of their own share some."""
-    store, options, recorder = opening.store, opening.options, opening.recorder
+    store, demand, recorder = opening.store, opening.demand, opening.recorder
     matrices = _matrices([*shares.rows, shares.passing], width(ffns[0]), store.index.ops[0].dtype)
     buffer = aligned_buffer(_buffer_bytes(store, ffns))
     for number, (ffn, rows, matrix) in enumerate(zip(ffns, shares.rows, matrices, strict=False)):
         if not rows:  # emptied before each use
             kept: Residency = SlidingWindow(ffn.neurons, 1, min(shares.passing, ffn.neurons))
-        elif options.residency:
-            kept = options.residency(number, ffn.neurons, rows)
+        elif demand.residency:
+            kept = demand.residency(number, ffn.neurons, rows)
         else:
-            kept = SlidingWindow(ffn.neurons, options.window, rows)
+            kept = SlidingWindow(ffn.neurons, demand.window, rows)
         reads = NeuronReads(store.layer(number, LAYOUT), number, reader, buffer, recorder, STAGED, GAP_BYTES)
         biases = None if ffn.gate else _on_cpu(ffn.up.bias)
         yield NeuronStore(kept, width(ffn), matrix.dtype, reads, biases, matrix if rows else matrices[-1])

@@ -1,4 +1,4 @@
-"""The experts of a mixture that come from disk when a token needs them (CORM, section 4)."""
+"""The experts of a mixture that come from disk when a token needs them (CORM, section 4), and what chooses them."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -6,22 +6,66 @@ from functools import partial
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Int64, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.experts import Experts, Routed
 from toolkit.offload.expert_slots import ExpertSlots
 from toolkit.offload.neuron_ffn import KERNEL_TOKENS, Maths, ffn_of
-from toolkit.offload.routing import Router
+from toolkit.offload.turn import Offloaded
 from toolkit.storage.experts import Bits, bits_of
 from toolkit.timeline import Recorder
 
 Product = Callable[[Shaped[Tensor, "rows width"], Float[Tensor, "tokens hidden"]], Float[Tensor, "tokens hidden"]]
 
 
-class ExpertFFN(nn.Module):
+class Router:
+    """The router of a mixture, which also foretells its choice from the input of the mixture before (CORM, 4.2)."""
+
+    def __init__(self, experts: Experts):
+        self.experts = experts
+
+    def choose(self, x: Float[Tensor, "tokens hidden"], ids: Int64[Tensor, "tokens k"], weights: Tensor) -> Routed:
+        """The experts of each token and the weights of their outputs: those that the model's own router gave."""
+        return ids, weights
+
+    def predict(self, x: Float[Tensor, "1 hidden"]) -> Int64[Tensor, "1 k"]:
+        """The experts that this router names for the input of the mixture before, the likeliest first."""
+        return self.experts.route(x)[0]
+
+    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float[Tensor, "1 k"]:
+        """The weights that the router gives to these experts."""
+        return self.experts.weigh(self.experts.scores(x), ids)
+
+
+class RecordedRouter(Router):
+    """The experts that a trace has for one token after the other, all with the same weight, and what was predicted.
+
+    For twins: the router of a model with random weights chooses as no trained one does. Tokens beyond the trace begin
+    with its first again.
+    """
+
+    def __init__(self, experts: Experts, chosen: Int64[Tensor, "tokens k"], predicted: Int64[Tensor, "tokens k"]):
+        super().__init__(experts)
+        self._chosen, self._predicted, self._token = chosen, predicted, 0
+
+    def choose(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"], weights: Tensor) -> Routed:
+        """The next token's experts."""
+        recorded = self._chosen[self._token % len(self._chosen)][None]
+        self._token += 1
+        return recorded, self.weigh(x, recorded)
+
+    def predict(self, x: Float[Tensor, "1 hidden"]) -> Int64[Tensor, "1 k"]:
+        """The experts predicted for the next token."""
+        return self._predicted[self._token % len(self._predicted)][None]
+
+    def weigh(self, x: Float[Tensor, "1 hidden"], ids: Int64[Tensor, "1 k"]) -> Float[Tensor, "1 k"]:
+        """The same for all, 1 together."""
+        return torch.full(ids.shape, 1 / ids.shape[1])
+
+
+class ExpertFFN(Offloaded):
     """Takes the place of the routed experts in a mixture, which routes and adds what else it has.
 
     Experts are added in the order of their numbers, whatever memory holds, so the result depends on nothing else. If
@@ -72,9 +116,9 @@ class ExpertFFN(nn.Module):
         self.slots.prefetch(self._ahead[0].numpy())
 
     def close(self) -> None:
-        """Release the memory. Running the layer afterwards raises `UserError`."""
+        """Release the memory, once no read goes there any more."""
         self.slots.clear()
-        self.slots, self.router, self._products, self._run = None, None, [], _closed
+        del self.slots, self.router, self._products
 
     def _run(self, x: Float[Tensor, "tokens hidden"], ids: Tensor, weights: Tensor) -> Float32[Tensor, "tokens hidden"]:
         ids, weights = self._chosen(x, ids, weights)
@@ -144,7 +188,3 @@ def _by_linears(experts: Experts, number: int, rows: Tensor, x: Float[Tensor, "t
     weights = [part.view(linear.weight.shape) for part, linear in zip(parts, (up, down), strict=True)]
     inner = experts.linears.inner(functional.linear(x, weights[0], up.bias))
     return functional.linear(inner, weights[1], down.bias)
-
-
-def _closed(*arguments: Tensor) -> Tensor:
-    raise UserError("this model was closed: open its folder again")

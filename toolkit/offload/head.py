@@ -1,7 +1,6 @@
 """An output head in packed parts: streamed as layers are, or in memory beside neurons or experts."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -11,7 +10,7 @@ from toolkit.formats import Packed
 from toolkit.models.blocks import replace_module
 from toolkit.models.head import HEAD, head_parts
 from toolkit.offload.device import Cpu
-from toolkit.offload.linear import OffloadedLinear
+from toolkit.offload.linear import OffloadedLinear, itself
 from toolkit.storage.buffers import aligned_buffer, buffer_bytes
 from toolkit.storage.readers import open_reader
 from toolkit.storage.readers.base import Reader
@@ -53,16 +52,14 @@ class HeldHead:
         self._scratch_bytes = max(part.ops[HEAD].scratch_bytes for part in self._parts.values())
         self.nbytes = self._scratch_bytes + sum(buffer_bytes(part.nbytes) for part in self._parts.values())
 
-    def take_over(self, model: nn.Module, guard: Callable[[Callable], Callable], recorder: Recorder) -> None:
-        """Read the parts and put them in the place of the model's head. A part called alone is guarded."""
+    def take_over(self, model: nn.Module, recorder: Recorder) -> None:
+        """Read the parts and put them in the place of the model's head."""
         device, parts = Cpu(), []
         scratch = device.empty(self._scratch_bytes)
         with open_reader("threads", self._store, self._variant) as reader:
             for (number, stored), linear in zip(self._parts.items(), head_parts(model, self._rows), strict=True):
-                held = partial(_itself, self._read(reader, stored))
-                part = OffloadedLinear(linear, HEAD, number, held, scratch, True, recorder, device)
-                part.forward = guard(part.forward)
-                parts.append(part)
+                fetch = itself(self._read(reader, stored))
+                parts.append(OffloadedLinear(linear, HEAD, number, fetch, scratch, True, recorder, device))
         replace_head(model, parts)
 
     @staticmethod
@@ -76,7 +73,3 @@ def replace_head(model: nn.Module, parts: Sequence[OffloadedLinear]) -> None:
     """Put parts in the place of a model's head."""
     head = model.get_output_embeddings()
     replace_module(model, head, OffloadedHead(parts, head.weight.dtype))
-
-
-def _itself(packed: Packed) -> Packed:
-    return packed

@@ -34,13 +34,11 @@ def choose(
 ) -> list[Bool[np.ndarray, " neurons"]]:
     """Which neurons of each layer are hot: the most used of all layers, as many as fit into so many bytes.
 
-    Neurons that are never used are not among them. Raises `UserError` for usage of other layers, or that is NaN.
+    Neurons that are never used are not among them. Raises `UserError` for usage of other layers.
     """
     if [len(shares) for shares in usage] != list(neurons):
         raise UserError(f"usage of {[len(shares) for shares in usage]} neurons, by layer: expected {list(neurons)}")
     shares = torch.cat([*usage]).double().numpy()
-    if not ((shares >= 0) & (shares <= 1)).all():
-        raise UserError("usage of neurons: expected a share from 0 to 1 for each neuron")
     most = np.argsort(-shares, kind="stable")[: nbytes // neuron_bytes]
     hot = np.zeros(len(shares), dtype=bool)
     hot[most] = shares[most] > 0
@@ -82,7 +80,7 @@ class SplitFFN(NeuronFFN):
     def close(self) -> None:
         """Release the memory, the device's as well."""
         super().close()
-        self.hot = None
+        del self.hot
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
         """The sum of both, on the device. Its span ends when the CPU is ready as well, and both have been added."""

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from toolkit.errors import UserError
 from toolkit.formats import Packed
 from toolkit.kernels.engine import tuning
 from toolkit.offload.device import Cpu, Cuda
+from toolkit.offload.turn import Offloaded
 from toolkit.timeline import Recorder
 
 MOST_VECTORS = 32  # of more, decoding is a small part of the product
@@ -18,7 +18,7 @@ LARGE = 1 << 20  # elements; smaller matrices are not worth measuring
 _CHOICES: dict[tuple[str, int], bool] = {}  # of `multiplied_packed`, by operation and threads: asked for each matrix
 
 
-class OffloadedLinear(nn.Module):
+class OffloadedLinear(Offloaded):
     """Takes the place of an `nn.Linear` of the same shape and bias.
 
     `fetch()` returns its packed weight each time it runs. `scratch` are the bytes that weights are made dense in,
@@ -73,8 +73,8 @@ class OffloadedLinear(nn.Module):
         self.recorder.record(stage, name or self.name, self._device.tier, begun_s, nbytes, self.layer)
 
     def close(self) -> None:
-        """Release the memory. Running the layer afterwards raises `UserError`."""
-        self._fetch, self._scratch = _closed, self._scratch[:0].clone()
+        """Release the memory."""
+        del self._fetch, self._scratch
 
     def extra_repr(self) -> str:
         """Shape, as `nn.Linear` shows it."""
@@ -127,5 +127,6 @@ def _by_torch(x: Tensor, weight: Packed, scratch: Tensor) -> Tensor:
     return nn.functional.linear(x, weight.dense_in(scratch))
 
 
-def _closed() -> Packed:
-    raise UserError("this model was closed: open its folder again")
+def itself(weight: Packed) -> Callable[[], Packed]:
+    """The `fetch` of a weight that is in memory."""
+    return lambda: weight

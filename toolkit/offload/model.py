@@ -31,7 +31,7 @@ from toolkit.offload.plan import budgets_of
 from toolkit.offload.single_token import SingleToken
 from toolkit.offload.strategy import Opening, Strategy
 from toolkit.offload.streamed import Streamed
-from toolkit.offload.turn import Turn, unowned
+from toolkit.offload.turn import Offloaded, Turn, unowned
 from toolkit.policies.placement import LayerMap
 from toolkit.storage import experts, neuron_packing
 from toolkit.storage.store import Store
@@ -63,7 +63,6 @@ class OffloadedModel:
     recorder: Recorder
     _stack: ExitStack = field(default_factory=ExitStack)
     _turn: Turn = field(default_factory=Turn)
-    _step: SingleToken | None = None
     speculation: Speculation | None = None
 
     @classmethod
@@ -72,21 +71,14 @@ class OffloadedModel:
     ) -> Self:
         """Open a folder that `toolkit.storage.packing.pack_model` wrote.
 
-        `settings` are the other fields of `Options`. Raises what `from_options` raises.
-        """
-        return cls.from_options(folder, Options(method, **settings), beside)
-
-    @classmethod
-    def from_options(cls, folder: str | Path, options: Options, beside: Self | None = None) -> Self:
-        """Open a packed model.
-
-        `beside` is another opened model. Both keep within its budgets, and hold once what both have in common, such as
-        embeddings and head; so the options' own budgets are left out then.
+        `settings` are the other fields of `Options`. `beside` is another opened model: both keep within its budgets,
+        and hold once what both have in common, such as embeddings and head; so the settings have no budgets then.
 
         Raises `FormatError` for a damaged store, and `UserError` for a GPU that is not there, a store of another model,
-        options that the folder's layout does not have, or a budget that is too small; the message says how much is
+        settings that the folder's layout does not have, or a budget that is too small; the message says how much is
         needed.
         """
+        options = Options(method, **settings)
         with ExitStack() as stack:
             device: Cpu | Cuda = stack.enter_context(open_device(options.device))
             budgets = _budgets(options, device, beside)
@@ -161,9 +153,6 @@ class OffloadedModel:
         """
         self._turn.end()
         self._stack.close()
-        self.strategy.close()
-        if self._step:
-            self._step.close()
 
     def __enter__(self) -> Self:
         """The model itself."""
@@ -180,9 +169,9 @@ class OffloadedModel:
         self.model.load_state_dict(rest, strict=False, assign=True)
         del rest  # so that a strategy can let go of some
         self.model.tie_weights()
-        self.strategy.take_over(self._turn)
+        self.strategy.take_over()
         if opening.head is not None:
-            opening.head.take_over(self.model, self._turn.guard, self.recorder)
+            opening.head.take_over(self.model, self.recorder)
         if opening.on_disk:
             self._leave_on_disk(opening.on_disk)
         if left := [name for name, tensor in self.model.named_parameters() if tensor.is_meta]:
@@ -190,9 +179,15 @@ class OffloadedModel:
         self.model.to(self.device.torch_device).eval().requires_grad_(False)
         if type(head := self.model.get_output_embeddings()) is nn.Linear:
             head.__class__ = _Head
-        self._step = SingleToken.of(self.model) if self.strategy.by_token else None
+        for module in self.model.modules():
+            if isinstance(module, Offloaded):
+                module.forward = self._turn.guard(module.forward)
+                opening.stack.callback(module.close)
         forward = unowned(self.model.forward)
-        self.model.forward = self._turn.guard(self._step.guard(forward) if self._step else forward)
+        if step := SingleToken.of(self.model) if self.strategy.by_token else None:
+            forward = step.guard(forward)
+            opening.stack.callback(step.close)
+        self.model.forward = self._turn.guard(forward)
 
     def _leave_on_disk(self, weight: str) -> None:
         """Have the rows of the input embedding with this weight read when they are needed."""

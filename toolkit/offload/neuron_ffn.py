@@ -6,13 +6,13 @@ from functools import reduce
 
 import numpy as np
 from jaxtyping import Float, Float32, Int64
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-from toolkit.errors import UserError
 from toolkit.kernels import neurons as kernel
 from toolkit.models.activation import activation
 from toolkit.offload.neuron_store import NeuronStore
+from toolkit.offload.turn import Offloaded
 from toolkit.predictors import Context, Predictor
 from toolkit.timeline import Recorder
 
@@ -28,7 +28,7 @@ class Maths:
     threshold: float = 0.0
 
 
-class NeuronFFN(nn.Module):
+class NeuronFFN(Offloaded):
     """Takes the place of a decoder block's FFN.
 
     `store` holds neurons, which `NeuronReads` fetches; it is emptied before each use if it `passes`, since other layers
@@ -64,8 +64,8 @@ class NeuronFFN(nn.Module):
         return self._run(x.view(1, -1)).view(-1)
 
     def close(self) -> None:
-        """Release the memory. Running the layer afterwards raises `UserError`."""
-        self.store, self._run = None, _closed
+        """Release the memory."""
+        del self.store
 
     def _run(self, x: Float[Tensor, "tokens hidden"]) -> Float32[Tensor, "tokens hidden"]:
         active = self._needed(x)
@@ -168,7 +168,3 @@ def _outputs(rows: Tensor, bias: Tensor | None, x: Float[Tensor, "tokens hidden"
     if maths.gated:
         outputs *= functional.linear(x, ups[1])
     return outputs.masked_fill_(outputs.float().abs() <= maths.threshold, 0)
-
-
-def _closed(x: Tensor) -> Tensor:
-    raise UserError("this model was closed: open its folder again")

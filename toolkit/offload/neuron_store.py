@@ -4,18 +4,72 @@ Rows 0 to `num_used` of a matrix that is allocated once hold them, in any order,
 change what an FFN gives. A neuron that goes is overwritten with the last one; one that comes is put behind the last.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from toolkit.errors import UserError
 from toolkit.kernels.engine.rows import move_rows
-from toolkit.offload.neuron_reads import NeuronReads
 from toolkit.policies.residency import Change, Residency
 from toolkit.storage.buffers import aligned_buffer
+from toolkit.storage.bundles import read_neurons
+from toolkit.storage.readers import Reader
+from toolkit.storage.runs import Layer
+from toolkit.timeline import Recorder
 
 ABSENT = -1
+
+
+@dataclass(eq=False)
+class NeuronReads:
+    """Reads neurons into rows of memory: the `fetch` of a `NeuronStore`.
+
+    Each read is a span of stage `read`. The time between reads inside `managing` is of stage `manage`.
+
+    Args:
+        stored: the layer on disk, by neuron.
+        layer: its number.
+        reader: of the files.
+        buffer: what reads go through where rows are no whole blocks; layers may share it.
+        recorder: takes the spans.
+        most: neurons that one read brings; None brings all at once.
+        gap_bytes: between neurons that are read over, since a request more would take longer.
+    """
+
+    stored: Layer
+    layer: int
+    reader: Reader
+    buffer: UInt8[np.ndarray, " bytes"]
+    recorder: Recorder
+    most: int | None = None
+    gap_bytes: int = 0
+    _since_s: float = field(default=0.0, init=False)
+
+    def __call__(self, neurons: Int64[np.ndarray, " new"], rows: Float[Tensor, "new width"]) -> None:
+        """Read the weights of some neurons, which rise. Raises what `read_neurons` raises."""
+        neuron_bytes = self.stored.nbytes // next(iter(self.stored.ops.values())).shape[0]
+        self._managed()
+        for first in range(0, len(neurons), self.most or len(neurons)):
+            part = slice(first, first + (self.most or len(neurons)))
+            begun_s = self.recorder.now_s()
+            read_neurons(self.reader, self.stored, neurons[part], rows[part], self.buffer, self.gap_bytes)
+            nbytes = len(neurons[part]) * neuron_bytes
+            self.recorder.record("read", "neurons", "storage", begun_s, nbytes, self.layer)
+        self._since_s = self.recorder.now_s()
+
+    @contextmanager
+    def managing(self) -> Iterator[None]:
+        """In the block, time without a read is management."""
+        self._since_s = self.recorder.now_s()
+        yield
+        self._managed()
+
+    def _managed(self) -> None:
+        self.recorder.record("manage", "neurons", "dram", self._since_s, 0, self.layer)
 
 
 class NeuronStore:
@@ -34,8 +88,6 @@ class NeuronStore:
 
     `fetch(neurons, rows)` writes the bundles of some neurons to as many rows of the matrix. If it raises, nothing is
     held any more, and the next token loads all that it needs.
-
-    Raises `UserError` for a bias of another length than the layer's neurons.
     """
 
     def __init__(
@@ -47,8 +99,6 @@ class NeuronStore:
         all_biases: Float[Tensor, " neurons"] | None = None,
         matrix: Float[Tensor, "rows width"] | None = None,
     ):
-        if all_biases is not None and len(all_biases) != residency.units:
-            raise UserError(f"{len(all_biases)} biases for {residency.units} neurons: give one each")
         rows = residency.rows
         self.residency, self.all_biases, self.fetch = residency, all_biases, fetch
         self.matrix = _aligned_zeros(rows, width, dtype) if matrix is None else matrix[:rows]
@@ -77,10 +127,8 @@ class NeuronStore:
         return change
 
     def delete(self, neurons: Int64[np.ndarray, " dropped"]) -> None:
-        """Give up the rows of some neurons: the last rows take their places. Raises `UserError` for one not held."""
+        """Give up the rows of some neurons that are held: the last rows take their places."""
         gone = self.row_of[neurons]
-        if (gone == ABSENT).any() or len(np.unique(gone)) < len(gone):
-            raise UserError("neurons to delete: expected each once, and only neurons that are held")
         left = self.num_used - len(gone)
         staying = np.ones(self.num_used, dtype=bool)
         staying[gone] = False
@@ -92,12 +140,8 @@ class NeuronStore:
         self.num_used = left
 
     def append(self, neurons: Int64[np.ndarray, " new"]) -> None:
-        """Fetch some neurons into the rows behind the last one. Raises `UserError` for one held, or too many."""
+        """Fetch some neurons that are not held into the rows behind the last one."""
         first, end = self.num_used, self.num_used + len(neurons)
-        if (self.row_of[neurons] != ABSENT).any() or len(np.unique(neurons)) < len(neurons):
-            raise UserError("neurons to append: expected each once, and none that is held")
-        if end > len(self.matrix):
-            raise UserError(f"{end} neurons do not fit into {len(self.matrix)} rows: delete some first")
         if len(neurons):
             self.fetch(neurons, self.matrix[first:end])
         self.pointer[first:end] = neurons

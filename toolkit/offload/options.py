@@ -1,16 +1,15 @@
 """How a packed model is run: one frozen record, which everything in the runtime takes."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from numbers import Real
 
 from jaxtyping import Float
 from torch import Tensor
 
 from toolkit.errors import UserError, unknown
 from toolkit.models.experts import Experts
-from toolkit.offload.budget import check_bytes
-from toolkit.offload.routing import Router
+from toolkit.offload.expert_ffn import Router
 from toolkit.offload.variant import FAVOURITE
 from toolkit.policies.methods import Method, find_method
 from toolkit.policies.placement import LayerMap
@@ -20,6 +19,43 @@ from toolkit.predictors import Predictor
 from toolkit.storage.readers import READERS
 
 WINDOW = 5  # tokens (LLM in a flash, section 3.1)
+
+
+@dataclass(frozen=True)
+class Demand:
+    """How a folder of neurons or experts is read on demand: predictions, and the units that stay in memory.
+
+    Args:
+        predictors: of neurons, one for each layer; None takes those that were packed with the model, if any. A layer
+            without one needs all its neurons for each token: it stays in memory whole, or is read whole each time.
+        usage: of neurons on a GPU: for each layer, the share of tokens that each neuron is active for. The most used
+            neurons stay in the GPU's memory and are computed there, as many as `device_bytes` allows beside the rest of
+            the model. None takes the usage that was packed with the model.
+        window: how many tokens a neuron stays after its last use, if memory allows. 0 keeps nothing, neither neurons
+            nor experts.
+        residency: `residency(layer, units, rows)` makes the policy that keeps a layer's neurons or experts in so many
+            rows of memory. None takes a window of `window` tokens for neurons, and the experts used last.
+        look_ahead: while a layer computes, read the experts that the next one's router names for this layer's input.
+        exact: read experts that were not predicted. If False, a token goes on with those that were, and its result
+            differs.
+        routing: `routing(layer, experts)` makes what chooses a layer's experts, such as
+            `toolkit.offload.expert_ffn.RecordedRouter` for a twin. None takes the model's routers.
+
+    Raises `UserError` for a negative window.
+    """
+
+    predictors: Sequence[Predictor | None] | None = None
+    usage: Sequence[Float[Tensor, " neurons"]] | None = None
+    window: int = WINDOW
+    residency: Callable[[int, int, int], Residency] | None = None
+    look_ahead: bool = True
+    exact: bool = True
+    routing: Callable[[int, Experts], Router] | None = None
+
+    def __post_init__(self):
+        """Refuse a window that cannot be."""
+        if self.window < 0:
+            raise UserError(f"window of {self.window} tokens: expected 0 or more")
 
 
 @dataclass(frozen=True)
@@ -43,23 +79,7 @@ class Options:
         device: "cpu", or a GPU as torch calls it: "cuda", "cuda:1".
         device_bytes: hard budget of a GPU's memory, as `dram_bytes`. The bytes asked for are counted; torch rounds each
             piece up to some MB.
-        predictors: for a folder of neurons: one for each layer; None takes those that were packed with the model, if
-            any. A layer without one needs all its neurons for each token: it stays in memory whole, or is read whole
-            each time.
-        usage: for a folder of neurons on a GPU: for each layer, the share of tokens that each neuron is active for. The
-            most used neurons stay in the GPU's memory and are computed there, as many as `device_bytes` allows beside
-            the rest of the model. None takes the usage that was packed with the model.
-        window: for a folder of neurons: how many tokens a neuron stays after its last use, if memory allows. 0 keeps
-            nothing, neither neurons nor experts.
-        residency: for a folder of neurons or experts: `residency(layer, units, rows)` makes the policy that keeps a
-            layer's units in so many rows of memory. None takes a window of `window` tokens for neurons, and the experts
-            used last.
-        look_ahead: for a folder of experts: while a layer computes, read the experts that the next one's router names
-            for this layer's input.
-        exact: for a folder of experts: read experts that were not predicted. If False, a token goes on with those that
-            were, and its result differs.
-        routing: for a folder of experts: `routing(layer, experts)` makes what chooses a layer's experts, such as
-            `toolkit.offload.routing.RecordedRouter` for a twin. None takes the model's routers.
+        demand: of a folder of neurons or experts; None takes a `Demand` as it stands.
 
     Raises `UserError` for an unknown name, a budget that is no number of bytes or of a device that has none, or a
     reader into a GPU's memory where the CPU must see the weights.
@@ -73,13 +93,7 @@ class Options:
     verify: bool = True
     device: str = "cpu"
     device_bytes: int | None = None
-    predictors: Sequence[Predictor | None] | None = None
-    usage: Sequence[Float[Tensor, " neurons"]] | None = None
-    window: int = WINDOW
-    residency: Callable[[int, int, int], Residency] | None = None
-    look_ahead: bool = True
-    exact: bool = True
-    routing: Callable[[int, Experts], Router] | None = None
+    demand: Demand | None = None
 
     def __post_init__(self):
         """Refuse options that are unknown or contradict each other."""
@@ -88,9 +102,11 @@ class Options:
         for name, known in {"policy": POLICIES, "reader": {None: None, **READERS}}.items():
             if getattr(self, name) not in known:
                 raise unknown(name, getattr(self, name), filter(None, known))
-        if self.window < 0:
-            raise UserError(f"window of {self.window} tokens: expected 0 or more")
-        check_bytes(dram_bytes=self.dram_bytes, device_bytes=self.device_bytes)
+        for name in ("dram_bytes", "device_bytes"):
+            limit = getattr(self, name)
+            number = isinstance(limit, Real) and not isinstance(limit, bool)
+            if limit is not None and not (number and 0 <= limit < float("inf")):
+                raise UserError(f"{name}={limit!r}: expected a number of bytes from 0, such as 500_000_000, or None")
         if self.device_bytes is not None and not self.on_gpu:
             raise UserError(
                 f"device_bytes={self.device_bytes}: a CPU has no memory but DRAM: set dram_bytes, or device='cuda'"
@@ -103,10 +119,6 @@ class Options:
     def stored(self) -> Method:
         """The format that weights are stored in, and where they are decoded."""
         return find_method(self.method or FAVOURITE)
-
-    def of_method(self, default: str) -> Self:
-        """The same options with a method: the one that is named, else the default."""
-        return replace(self, method=self.method or default)
 
     @property
     def disk_reader(self) -> str:

@@ -15,14 +15,14 @@ from torch import Tensor, nn
 
 from toolkit.errors import UserError
 from toolkit.formats.dense import Dense
+from toolkit.models import decoder_blocks, decoder_linears
 from toolkit.models.skeleton import empty_model, read_config, read_generation_config
 from toolkit.offload.budget import Budget
 from toolkit.offload.device import Cpu, Cuda
 from toolkit.offload.embedding import embedding_beside_head
 from toolkit.offload.head import HeldHead
-from toolkit.offload.linear import OffloadedLinear
-from toolkit.offload.options import Options
-from toolkit.offload.turn import Turn
+from toolkit.offload.linear import OffloadedLinear, itself
+from toolkit.offload.options import Demand, Options
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.runs import OpRun, RestRun
 from toolkit.storage.store import Store
@@ -54,6 +54,11 @@ class Opening:
         return model
 
     @property
+    def demand(self) -> Demand:
+        """The options of a folder of neurons or experts."""
+        return self.options.demand or Demand()
+
+    @property
     def elsewhere(self) -> set[str | None]:
         """The names of the tensors, no op's weights, that are not read into memory."""
         return {*self.common, self.on_disk}
@@ -79,14 +84,11 @@ class Strategy(Protocol):
     by_token: bool
     placement: LayerMap | None
 
-    def take_over(self, turn: Turn) -> None:
-        """Put modules in the places of the model's. A module called alone holds the `turn` while it runs."""
+    def take_over(self) -> None:
+        """Put `Offloaded` modules in the places of the model's."""
 
     def settle(self, tokens: int) -> None:
         """Hear that the first `tokens` of the last pass count, and that the next pass may take a while to come."""
-
-    def close(self) -> None:
-        """Release the memory. Running the model afterwards raises `UserError`."""
 
 
 def skeleton(store: Store, check: Callable[[nn.Module], None]) -> nn.Module:
@@ -113,9 +115,10 @@ def refuse(store: Store, options: Options, holds: str, gpu: bool = False, **othe
             raise UserError(f"{name}={value!r}: {why}")
 
 
-def resident(
-    linear: nn.Linear, name: str, layer: int, recorder: Recorder, device: Cpu | Cuda | None = None
-) -> OffloadedLinear:
-    """A linear whose weight is dense and stays in the memory of a device; None is the CPU."""
-    weight = Dense(tuple(linear.weight.shape), linear.weight.data)
-    return OffloadedLinear(linear, name, layer, lambda: weight, torch.empty(0), True, recorder, device or Cpu())
+def record_linears(model: nn.Module, recorder: Recorder, device: Cpu | Cuda) -> None:
+    """Replace the decoder's linears by ones whose time is recorded. Their weights are dense, in the device's memory."""
+    for layer, block in enumerate(decoder_blocks(model)):
+        for name, linear in decoder_linears(block).items():
+            weight = Dense(tuple(linear.weight.shape), linear.weight.data)
+            settings = (name, layer, itself(weight), torch.empty(0), True, recorder, device)
+            block.set_submodule(name, OffloadedLinear(linear, *settings))

@@ -1,6 +1,7 @@
 """Decoder blocks that are streamed whole: on a GPU, in DRAM or on disk, the next one while this one is used."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from torch import nn
@@ -15,7 +16,6 @@ from toolkit.offload.linear import OffloadedLinear
 from toolkit.offload.plan import Plan, placed, scratch_bytes
 from toolkit.offload.strategy import Opening
 from toolkit.offload.streamer import Streamer
-from toolkit.offload.turn import Turn
 from toolkit.offload.uploader import Uploader
 from toolkit.offload.variant import favourite
 from toolkit.policies.placement import LayerMap
@@ -27,15 +27,15 @@ from toolkit.storage.store import Store
 class Streamed:
     """Every linear of a decoder block is one whose packed weight is elsewhere; see `Strategy`.
 
-    `placement` says where each layer lives. Raises `UserError` for predictors, which only a folder of neurons takes,
-    for a store of another model, and for a budget that is too small.
+    `placement` says where each layer lives. Raises `UserError` for a demand, which only a folder of neurons or experts
+    takes, for a store of another model, and for a budget that is too small.
     """
 
     def __init__(self, opening: Opening):
         store, device, budgets = opening.store, opening.device, opening.budgets
-        options = opening.options.of_method(favourite(store.variants))
-        if options.predictors is not None or options.usage is not None:
-            raise UserError(f"{store.folder}: holds no neurons: name a folder that `pack --method neurons` wrote")
+        options = replace(opening.options, method=opening.options.method or favourite(store.variants))
+        if options.demand is not None:
+            raise UserError(f"{store.folder} holds whole layers, no neurons or experts: leave demand out")
         way, self._opening = options.way, opening
         if options.verify:
             store.verify_files()
@@ -54,17 +54,16 @@ class Streamed:
         self.by_token = self._packed and isinstance(device, Cpu)
         self._source, self.mode = _source(opening, Plan(layers, self.placement.tiers, way), options.disk_reader)
         self._layer: tuple[int, Mapping[str, Packed]] | None = None
+        opening.stack.callback(setattr, self, "_layer", None)
 
-    def take_over(self, turn: Turn) -> None:
+    def take_over(self) -> None:
         """Replace the linears of the decoder."""
         recorder, device = self._opening.recorder, self._opening.device
         scratch = device.empty(self._scratch_bytes)
 
         def replacing(linear: nn.Linear, name: str, number: int) -> OffloadedLinear:
             fetch = partial(self.weight, number, name)
-            ours = OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
-            ours.forward = turn.guard(ours.forward)  # blocks and the head can be called by themselves
-            return ours
+            return OffloadedLinear(linear, name, number, fetch, scratch, self._packed, recorder, device)
 
         blocks = decoder_blocks(self.model)
         for number, block in enumerate(blocks):
@@ -86,13 +85,6 @@ class Streamed:
         self._layer = None
         if isinstance(self._source, Streamer):
             self._source.go_on()
-
-    def close(self) -> None:
-        """Release the weights."""
-        self._layer = None
-        for module in self.model.modules():
-            if isinstance(module, OffloadedLinear):
-                module.close()
 
 
 def _check_weights(store: Store, layers: Sequence[Layer]) -> None:

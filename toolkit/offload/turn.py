@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 
+from torch import nn
+
 from toolkit.errors import UserError
+
+
+class Offloaded(nn.Module):
+    """A module whose weights are elsewhere. It can be called by itself, and has the model's turn while it runs."""
+
+    def close(self) -> None:
+        """Release the memory."""
 
 
 class Turn:

@@ -19,7 +19,7 @@ from toolkit.formats.twins import random_spqr
 from toolkit.measure.contestant import Reference, Text
 from toolkit.measure.llama_cpp import LlamaCpp
 from toolkit.measure.packed_model import PackedModel
-from toolkit.offload.neuron_folder import write_folder
+from toolkit.offload.neuron_folder import fit_neurons
 from toolkit.planner.ways import EXPERTS, INT8, NEURONS, WHOLE, PlannedWay
 from toolkit.policies.ways import Way
 from toolkit.sparsity.calibration import Calibration
@@ -68,10 +68,11 @@ def rival(
 def pack(model: nn.Module, way: PlannedWay, folder: Path, tokens: Tensor | None = None) -> None:
     """Write a model in 16 bits as a way of ours stores it. Thresholds of neurons are fitted on `tokens`.
 
-    Raises what `pack` of a layout and `write_folder` raise.
+    Raises what `pack_model` and `fit_neurons` raise.
     """
     if way.kind == NEURONS:
-        write_folder(model, folder, "stand-in", tokens, way.sparsity, "few_bits", CALIBRATION)
+        layout, files = fit_neurons(model, "stand-in", tokens, way.sparsity, "few_bits", CALIBRATION)
+        pack_model(model, folder, layout, "stand-in", files=files)
     elif way.kind == EXPERTS and way.bits == 16:
         pack_model(model, folder, WholeExperts(), "stand-in")
     elif way.kind == EXPERTS:

@@ -30,10 +30,9 @@ from toolkit.models.architectures import ARCHITECTURES
 from toolkit.models.experts import Experts, Routed
 from toolkit.models.twins import twin_mixture
 from toolkit.offload.by_expert import ByExpert
-from toolkit.offload.expert_ffn import ExpertFFN
+from toolkit.offload.expert_ffn import ExpertFFN, RecordedRouter, Router
 from toolkit.offload.model import OffloadedModel
-from toolkit.offload.options import WINDOW
-from toolkit.offload.routing import RecordedRouter, Router
+from toolkit.offload.options import WINDOW, Demand
 from toolkit.policies.two_level import TwoLevel
 from toolkit.storage.buffers import buffer_bytes
 from toolkit.storage.experts import RandomExperts, WholeExperts
@@ -105,8 +104,7 @@ def logits(race: ExpertRace, exact: bool) -> tuple[Float32[Tensor, "tokens vocab
 
     Without `exact` mispredicted experts are not read.
     """
-    settings = _settings(race, "both") | {"exact": exact}
-    with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
+    with OffloadedModel.open(_folder(race), **_settings(race, "both", exact)) as engine, torch.no_grad():
         return _pass_all(engine, race), torch.cat(_tokens(race)).flatten()
 
 
@@ -158,11 +156,12 @@ def routing_of(race: ExpertRace) -> tuple[Ids, Ids]:
     heard: list[_Listening] = []
 
     def listening(layer: int, experts: Experts) -> Router:
-        inner = _settings(race, "look-ahead").get("routing")
         heard.append(_Listening(experts, inner(layer, experts) if inner else Router(experts)))
         return heard[-1]
 
-    settings = _settings(race, "look-ahead") | {"routing": listening}
+    settings = _settings(race, "look-ahead")
+    inner = settings["demand"].routing
+    settings["demand"] = replace(settings["demand"], routing=listening)
     with OffloadedModel.open(_folder(race), **settings) as engine, torch.no_grad():
         _pass_all(engine, race)
     return [each.chosen for each in heard], [each.predicted or [[]] * len(each.chosen) for each in heard]
@@ -234,14 +233,14 @@ def _counted(race: ExpertRace) -> pd.DataFrame:
     return pd.DataFrame(rows).T
 
 
-def _settings(race: ExpertRace, way: str) -> dict:
+def _settings(race: ExpertRace, way: str, exact: bool = True) -> dict:
     """The settings of `OffloadedModel.open`."""
     if way not in WAYS:
         raise unknown("way", way, WAYS)
     chosen = WAYS[way]
-    settings = {"window": WINDOW if chosen.cached else 0, "look_ahead": chosen.prefetch}
-    settings |= {"dram_bytes": _limit(race), "verify": False}
-    return settings | ({"routing": partial(_recorded, race)} if race.is_twin else {})
+    routing = partial(_recorded, race) if race.is_twin else None
+    demand = Demand(window=WINDOW if chosen.cached else 0, look_ahead=chosen.prefetch, exact=exact, routing=routing)
+    return {"dram_bytes": _limit(race), "verify": False, "demand": demand}
 
 
 @cache

@@ -9,6 +9,7 @@ from torch import Tensor
 from toolkit.cache import kept_folder
 from toolkit.offload.model import OffloadedModel
 from toolkit.offload.neuron_folder import neurons_needed
+from toolkit.offload.options import Demand
 from toolkit.storage.neuron_packing import Neurons
 from toolkit.storage.packing import pack_model
 from toolkit.studies.loaded import LOADING, loaded, tokens_of, weights_key
@@ -55,8 +56,8 @@ class Generation:
         predicts, keeps = WAYS[way]
         by_layer = predictors(self.setting, self.variant) if predicts else None
         folder = _by_neuron(self.setting, self.variant) / "store"
-        window = self.window if keeps else 0
-        return OffloadedModel.open(folder, predictors=by_layer, dram_bytes=self.dram_bytes, window=window, verify=False)
+        demand = Demand(by_layer, window=self.window if keeps else 0)
+        return OffloadedModel.open(folder, demand=demand, dram_bytes=self.dram_bytes, verify=False)
 
 
 def model_bytes(setting: ThresholdedModel) -> int:

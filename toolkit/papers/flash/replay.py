@@ -37,8 +37,7 @@ from toolkit.measure.turns import take_turns
 from toolkit.models.shapes import part_bytes, random_pruned
 from toolkit.offload.budget import Budget
 from toolkit.offload.neuron_ffn import Maths, NeuronFFN, ffn_of
-from toolkit.offload.neuron_reads import NeuronReads
-from toolkit.offload.neuron_store import NeuronStore
+from toolkit.offload.neuron_store import NeuronReads, NeuronStore
 from toolkit.offload.plan import Plan
 from toolkit.offload.streamer import Streamer
 from toolkit.papers.flash.twin_bundles import ATTENTION, DTYPE, neuron_shape, twin_bundles
