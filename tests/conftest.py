@@ -23,7 +23,7 @@ offload/neuron_model quantization/spqr offload/hot_neurons papers/endor kernels/
 offload/layouts measure/race models/models kernels/bitmap tests/explorers measure/airllm kernels/neurons offload/head
 papers/endor_passes offload/spqr quality/tasks evidence/report tests/starts planner/sizes offload/batches
 kernels/parallel papers/operations sweep/lab offload/close evidence/tables kernels/compiled policies/residencies
-papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm_latency predictors/kinds
+papers/spqr_forward sparsity/prune kernels/csr tests/wheel offload/single_token papers/corm predictors/kinds
 offload/new_format costs/hot_cold measure/side_by_side offload/logit_check planner/neurons recovery/distillation
 kernels/single_token models/ffn formats/contract formats/contents formats/formats formats/spqr interchange/gguf
 storage/index storage/readers storage/store

@@ -20,7 +20,7 @@ BOOK = functions_of("endor/tab_e2e")
 METHODS = ("dense", "endor", "endor_packed")
 
 
-def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=2):
+def toy_passes(model="toy-opt", layers=4, methods=METHODS, repetitions=1):
     return Race(Workload(model), layers, BOOK.paper_ways(methods), repetitions)
 
 

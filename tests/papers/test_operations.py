@@ -8,7 +8,6 @@ from tests.notebook_code import functions_of
 from toolkit import paths
 from toolkit.costs.cost_model import with_rates
 from toolkit.costs.machine import Links, Memory, Profile, Storage
-from toolkit.errors import UserError
 from toolkit.measure import passes, rates, turns
 from toolkit.models import shapes
 from toolkit.models.workload import Workload
@@ -146,13 +145,3 @@ def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
     expected = [nbytes / 1e9 / seconds for seconds in (2, 4, 2)]
     assert ratios[["read", "compute", "transfer"]].tolist() == pytest.approx(expected)
     assert ratios["total"] == pytest.approx(2 * nbytes / 1e9 / 23)
-
-
-def test_unknown_names_are_refused_before_anything_is_measured(measurements):
-    with pytest.raises(UserError, match="unknown method for layers 'zstd'"):
-        latency.layer_measurements(Workload("toy"), ["zstd"])
-    with pytest.raises(UserError, match="unknown layer of toy 'fc3'"):
-        latency.operation_measurements(Workload("toy"), ["fc3"])
-    assert measurements == []
-    with pytest.raises(UserError, match="repetitions=0"):
-        latency.operation_measurements(Workload("toy"), ["fc1"], repetitions=0)
