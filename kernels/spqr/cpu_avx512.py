@@ -38,7 +38,7 @@ ROWS_OF_LANES = [
 
 
 def _call(builder, name: str, result: ir.Type, *arguments) -> ir.Value:
-    """What this instruction gives; the name is LLVM's, after llvm.x86.avx512."""
+    """The result of this instruction; the name is LLVM's, after llvm.x86.avx512."""
     kind = ir.FunctionType(result, [each.type for each in arguments])
     return builder.call(builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}", (), kind), arguments)
 

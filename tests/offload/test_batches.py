@@ -6,6 +6,7 @@ import torch
 from tests.families import WORDS, load_family
 from toolkit.models import decoder_blocks
 from toolkit.offload.model import OffloadedModel
+from toolkit.offload.options import Demand
 from toolkit.policies.placement import LayerMap
 from toolkit.storage.experts import WholeExperts
 from toolkit.storage.neuron_packing import Neurons
@@ -20,8 +21,8 @@ WAYS = {
     "layers, positions learned": ("GPT-2", Linears(), STREAMED),
     "layers, alibi": ("Bloom", Linears(), STREAMED),
     "layers, long and local": ("Gemma3", Linears(), STREAMED),
-    "neurons": ("Qwen2", None, {"window": 0}),
-    "experts": ("Mixtral", WholeExperts(), {"window": 0}),
+    "neurons": ("Qwen2", None, {"demand": Demand(window=0)}),
+    "experts": ("Mixtral", WholeExperts(), {"demand": Demand(window=0)}),
 }
 
 
