@@ -125,7 +125,7 @@ def _rows(linear: nn.Linear, half: int) -> nn.Linear:
     return linear_of(linear.weight.data.chunk(2)[half], bias)
 
 
-_TRIED: dict[object, Form | None] = {}  # by all that the form depends on
+_TRIED: dict[object, Form] = {}  # the forms found, by all that they depend on
 
 
 def _form(module: nn.Module, is_block: bool) -> Form | None:
@@ -141,7 +141,10 @@ def _form(module: nn.Module, is_block: bool) -> Form | None:
         acts = _activations(module)
         tried = (_tried(module, form, act) for form in shapes for act in acts)
         of_parts = (form._replace(activation=name_of(act), alone=False) for form in shapes for act in acts[:1])
-        _TRIED[key] = next(of_parts if is_block else filter(None, tried), None)
+        found = next(of_parts if is_block else filter(None, tried), None)
+        if found is None:  # not kept: a trial may fail for a reason that passes
+            return None
+        _TRIED[key] = found
     return _TRIED[key]
 
 
