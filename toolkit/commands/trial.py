@@ -45,7 +45,7 @@ def trial(found: "Recommendation", options: Namespace) -> None:
     if not ways:
         raise UserError(f"--try: `pack` and `run` do none of the ways that fit {found.target.name}")
     _tell(f"evaluating {found.target.name} as it is")
-    before = _of_model(found.target.name)
+    before, _ = _in_memory(found.target.name)
     print(f"\ntried within {found.dram_bytes / 1e6:.0f} MB; {found.target.name} as it is: perplexity {before:.2f}\n")
     print(ROW.format(*HEADING), flush=True)
     for way, predicted in ways:
@@ -106,16 +106,11 @@ def _try_gguf(file: Path, dram_bytes: int) -> tuple[str, str, "pd.Series", float
     """The same of a file in llama.cpp, whose pages have the limit."""
     from toolkit.measure.llama_cpp import LlamaCpp
     from toolkit.measure.summary import text_speed
-    from toolkit.models import fast_dtype, load_model
     from toolkit.models.gguf_header import read_header
-    from toolkit.quality import load_tokens
 
     name = f"llama.cpp {read_header(file).quantisation}"
     _tell(f"{name}: evaluating {file}")
-    model, tokenizer = load_model(str(file), fast_dtype())
-    tokens = load_tokens(CORPUS, tokenizer, "evaluation")
-    perplexity = float(brief_perplexity(model, tokens))
-    del model
+    perplexity, tokens = _in_memory(str(file))
     text = _text(tokens)
     _tell(f"{name}: {REPETITIONS} turns of {TOKENS} tokens")
     settings = {"memory_bytes": dram_bytes, "gguf": file}
@@ -132,13 +127,14 @@ def _text(tokens: "torch.Tensor"):
     return Text([prompt[None], *later.view(-1, 1, 1)], Reference("the turn before"))
 
 
-def _of_model(name: str) -> float:
-    """The perplexity of a model in memory."""
+def _in_memory(name: str) -> tuple[float, "torch.Tensor"]:
+    """The perplexity of a model in memory, which is let go afterwards, and the text that it was measured on."""
     from toolkit.models import fast_dtype, load_model
     from toolkit.quality import load_tokens
 
     model, tokenizer = load_model(name, fast_dtype())
-    return float(brief_perplexity(model, load_tokens(CORPUS, tokenizer, "evaluation")))
+    tokens = load_tokens(CORPUS, tokenizer, "evaluation")
+    return float(brief_perplexity(model, tokens)), tokens
 
 
 def _print_row(name: str, predicted: str, speed: "pd.Series", held: float, perplexity: float, before: float) -> None:

@@ -3,8 +3,8 @@
     with closing(AirLLM(model, tokenizer, folder, text, labels)) as rival:
         take_turns([rival], repetitions=3)
 
-PyPI's package `airllm` lies in a folder of its own under `data/cache/environments/`; `missing()` says why it cannot be
-had. It takes no limit of memory: what it holds is measured.
+PyPI's package `airllm` lies in a folder of its own under `data/cache/environments/`. It takes no limit of memory: what
+it holds is measured.
 """
 
 import functools
@@ -26,15 +26,6 @@ from toolkit.timeline import Recorder
 PACKAGES = ("airllm==4.0.0", "sentencepiece==0.2.3")
 NAME = "AirLLM"
 COPIES = 2  # of the model on the disk: the checkpoint, and AirLLM's shards
-
-
-def missing() -> str | None:
-    """Why AirLLM cannot run here, or None if it can. The first call may install it."""
-    try:
-        _packages()
-    except UserError as error:
-        return str(error)
-    return None
 
 
 class AirLLM(Contestant):

@@ -110,9 +110,8 @@ def _check(store: Store, variant: str, model: nn.Module, text: _Text) -> float:
     packed, streamed = f"{variant}{PACKED}" in known_methods(), variant in known_methods()
     options: dict[str, object] = {"method": f"{variant}{PACKED}" if packed else variant} if streamed else {}
     if variant == neuron_packing.LAYOUT:
-        options["demand"] = Demand(
-            predictors=[None] * len(decoder_blocks(model))
-        )  # those that miss neurons are no fault
+        # predictors that miss neurons are no fault
+        options["demand"] = Demand(predictors=[None] * len(decoder_blocks(model)))
     mixture = any(isinstance(module, RoutedExperts) for module in model.modules())  # an expert may get a single token
     same = streamed and not any(run.extras for run in store.index.ops if run.variant == variant)
     with OffloadedModel.open(store.folder, verify=False, **options) as opened, _as_packed(opened, model):

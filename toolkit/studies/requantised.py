@@ -30,7 +30,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 ROUTER = "ffn_gate_inp"  # stays as it is
 FILE_TYPE = "general.file_type"
 COMPUTED = ("GGUF.", "general.architecture", FILE_TYPE)  # keys that the writer gives itself
-OF_FP32 = 2  # bytes of the largest type over those of a weight in fp32
+MOST_BYTES = 2  # of a weight: F16 is the largest type
 
 
 def requantise(source: Path, target: Path, mixture: str) -> None:
@@ -43,7 +43,7 @@ def requantise(source: Path, target: Path, mixture: str) -> None:
 
     header = read_header(source)
     kinds = {name: kind for name in header.tensors if (kind := _kind(header, name, mixture))}
-    check_space(target.parent, header.weights * OF_FP32)
+    check_space(target.parent, header.weights * MOST_BYTES)
     try:
         reader = gguf.GGUFReader(source)
     except Exception as error:  # whatever fails in a foreign file
