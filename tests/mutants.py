@@ -289,8 +289,8 @@ MUTANTS = [
     Mutant("toolkit/costs/cost_model.py", "fixed_s + nbytes / GB", "nbytes / GB", "costs/test_cost_model.py"),
     Mutant(
         "toolkit/costs/tables.py",
-        "least, most = values[column].min(axis=0), values[column].max(axis=0)",
-        "most, least = values[column].min(axis=0), values[column].max(axis=0)",
+        "least, most = each.min(axis=0), each.max(axis=0)",
+        "most, least = each.min(axis=0), each.max(axis=0)",
         "costs/test_ranges.py",
     ),
     Mutant(
@@ -308,10 +308,10 @@ MUTANTS = [
     Mutant("toolkit/timeline.py", "end - max(start, reached)", "end - start", "test_timeline.py"),
     Mutant("toolkit/timeline.py", "nbytes=round(share * self.nbytes)", "nbytes=self.nbytes", "test_timeline.py"),
     Mutant(
-        "toolkit/costs/curve.py",
-        "np.minimum.accumulate(time[order][::-1])[::-1]",
-        "time[order]",
-        "costs/test_curve.py",
+        "toolkit/costs/machine.py",
+        "np.minimum.accumulate(time[::-1])[::-1]",
+        "time",
+        "costs/test_hardware.py",
     ),
     Mutant(
         "toolkit/costs/disk.py",

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from tests.naive_cost_model import pipelined, ticks
 from toolkit.costs.cost_model import PlacedLayer, Weight, predict, weights, with_rates
-from toolkit.costs.curve import Curve
 from toolkit.costs.hardware import profile
-from toolkit.costs.machine import Links, Memory, Profile, Storage
+from toolkit.costs.machine import Curve, Links, Memory, Profile, Storage
 from toolkit.errors import UserError
 from toolkit.formats import encode
 from toolkit.models.shapes import random_pruned

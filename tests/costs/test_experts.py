@@ -13,7 +13,6 @@ from toolkit.costs.experts import (
     PREFETCHED,
     RIVALS,
     SPARSE,
-    ExpertWay,
     LoadingInputs,
     beside_s,
     expert_bytes,
@@ -156,5 +155,3 @@ def test_a_prompt_loads_all_experts_and_neurons():
 
 def test_ways_have_the_names_they_are_found_by():
     assert all(way.name == name for name, way in EXPERT_WAYS.items())
-    with pytest.raises(UserError, match="3"):
-        ExpertWay("three", bits=3)

@@ -26,7 +26,7 @@ def test_read_bandwidth_is_bytes_over_time(clock, monkeypatch):
 
 def test_copy_counts_each_byte_once(clock, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *_, **__: clock.advance(0.25))
-    assert memory.copy_gb_s(1_000_000, 2) == pytest.approx([0.004] * 2)
+    assert memory.transfer_gb_s(1_000_000, 2, "cpu", "cpu") == pytest.approx([0.004] * 2)
 
 
 def test_a_product_counts_two_operations_a_term_and_grows_until_it_is_long(clock, monkeypatch):

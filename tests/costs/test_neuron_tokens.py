@@ -3,7 +3,7 @@
 import pytest
 
 from toolkit.costs.machine import Memory, Profile, Software, Storage
-from toolkit.costs.neuron_tokens import neuron_tokens, null_machine, papers_tokens
+from toolkit.costs.neuron_reads import neuron_tokens, null_machine, papers_tokens
 from toolkit.evidence.comparison import compare, score
 from toolkit.models.architectures import ARCHITECTURES
 

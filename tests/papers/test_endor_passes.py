@@ -15,7 +15,7 @@ from toolkit.models import shapes
 from toolkit.models.workload import Workload
 from toolkit.papers.endor.passes import pairs_table
 
-RATED = with_rates(MACHINE, "dram", {"endor": 10.0, "zstd": 1.0}, {"dense": 20.0, "endor": 9.0})
+RATED = with_rates(MACHINE, "dram", decode_gb_s={"endor": 10.0, "zstd": 1.0}, matvec_gb_s={"dense": 20.0, "endor": 9.0})
 BOOK = functions_of("endor/tab_e2e")
 METHODS = ("dense", "endor", "endor_packed")
 

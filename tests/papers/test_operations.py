@@ -122,7 +122,10 @@ def test_reads_are_a_line_and_the_rest_curves_over_the_sizes_of_another_matrix(m
 
 
 def test_the_model_is_held_against_the_median_of_each_stage(monkeypatch):
-    workload, machine = Workload("toy"), with_rates(replace(MACHINE, links=Links(1.0)), "dram", {}, {"dense": 1.0})
+    workload, machine = (
+        Workload("toy"),
+        with_rates(replace(MACHINE, links=Links(1.0)), "dram", matvec_gb_s={"dense": 1.0}),
+    )
     nbytes = 2 * 96 * 64
     shared = {"op": "fc1", "layer": 0, "method": "dense", "placement": "storage", "policy": "sequential"}
     shared |= {"path": "host", "device": "cpu", "token": 0, "tokens": 1, "nbytes": nbytes, "stored_bytes": nbytes}

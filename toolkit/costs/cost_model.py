@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from toolkit.costs.curve import Curve
-from toolkit.costs.machine import GB, NOTHING, Memory, Profile
+from toolkit.costs.machine import GB, Curve, Memory, Profile
 from toolkit.costs.schedule import Step, schedule
 from toolkit.errors import UserError, unknown
 from toolkit.policies.methods import METHODS
@@ -84,31 +83,13 @@ def _nbytes(form: str, shape: tuple[int, int], dtype: str, sparsity: float) -> i
     return expected_nbytes(form, shape, sparsity, DTYPES[dtype])
 
 
-def with_rates(
-    machine: Profile,
-    tier: str,
-    decode_gb_s: Mapping[str, float] = NOTHING,
-    matvec_gb_s: Mapping[str, float] = NOTHING,
-    decode_fixed_s: Mapping[str, float] = NOTHING,
-    matvec_fixed_s: Mapping[str, float] = NOTHING,
-    decode_curves: Mapping[str, Curve] = NOTHING,
-    matvec_curves: Mapping[str, Curve] = NOTHING,
-) -> Profile:
-    """The same machine with these rates, fixed times and curves of the processor of `dram` or `device`, by format.
+def with_rates(machine: Profile, tier: str, **rates: Mapping[str, float | Curve]) -> Profile:
+    """The same machine with more numbers by format, as `Memory` names them, of the processor of `dram` or `device`.
 
-    The machine's other numbers stay as they are. A probed profile knows bandwidths only; what kernels reach on that
-    machine is added here.
+    A probed profile knows bandwidths only; what kernels reach on that machine is added here.
     """
-    added = {
-        "decode_gb_s": decode_gb_s,
-        "matvec_gb_s": matvec_gb_s,
-        "decode_fixed_s": decode_fixed_s,
-        "matvec_fixed_s": matvec_fixed_s,
-        "decode_curves": decode_curves,
-        "matvec_curves": matvec_curves,
-    }
     memory = _memory(machine, tier)
-    merged = {name: {**getattr(memory, name), **numbers} for name, numbers in added.items()}
+    merged = {name: {**getattr(memory, name), **numbers} for name, numbers in rates.items()}
     return replace(machine, **{tier: replace(memory, **merged)})
 
 

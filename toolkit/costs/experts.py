@@ -21,7 +21,7 @@ import numpy as np
 
 from toolkit.costs.machine import GB, Profile, Source
 from toolkit.costs.schedule import Step, schedule
-from toolkit.errors import UserError, unknown
+from toolkit.errors import UserError
 from toolkit.models.architectures import ModelShape
 from toolkit.timeline import Timeline
 
@@ -33,7 +33,6 @@ RESERVED_BYTES = 2**30  # of GPU memory, for the context, activations, keys and 
 LOADER, GPU, GATHERER = "loader", "GPU", "gatherer"  # resources
 LOADING = ("copy", "manage")  # stages that bring weights: to copy, to gather
 PREDICTOR, EXPERTS = "predictor", "experts"  # operations
-BITS = (2, 4, 16)  # of a weight of an expert
 
 
 @dataclass(frozen=True)
@@ -49,9 +48,7 @@ class ExpertWay:
         cached: each layer keeps its last used experts, and with `sparse` the neurons that were loaded (section 4.3).
         exact: what was mispredicted is loaded when its layer needs it; else the token goes on with what was predicted.
         resident: all experts stay on the GPU, and nothing is loaded.
-        bits: of a weight of experts that are not `mixed`: a number of `BITS`.
-
-    Raises `UserError` for other bits.
+        bits: of a weight of experts that are not `mixed`: 2, 4 or 16.
     """
 
     name: str
@@ -62,11 +59,6 @@ class ExpertWay:
     exact: bool = False
     resident: bool = False
     bits: int = 4
-
-    def __post_init__(self):
-        """Refuse bits that experts are not stored in."""
-        if self.bits not in BITS:
-            raise unknown("bits of an expert's weight", self.bits, BITS)
 
 
 ON_DEMAND = ExpertWay("B")

@@ -33,11 +33,6 @@ NO_TIME_S = 1e-15  # of a machine that computes in no time
 SEQUENCE = 1 << 32  # between the seeds of a batch's sequences
 PARENTS = np.uint8(2 * WEIGHT)  # two active parents add that to a state; a drawn neuron's one stands for both
 
-WORDS = {
-    "cold": ("pcie", "cpu", "dimms", "gpus"),
-    "hot": ("nothing", "layers", "random", "frequent"),
-    "adjusts": ("", "token", "layer", "both"),
-}
 UNPINNED_GB_S = 10.19  # of Accelerate's copies over PCIe 4.0 (ENDOR, section 3.4)
 RANK = 1000  # of Deja Vu's predictors (Liu et al., ICML 2023, section 4)
 
@@ -52,15 +47,13 @@ class HotColdWay:
         sparse: only active neurons are computed; else all.
         cold: what is not on the GPU is copied to it by `pcie`, or computed by the host's `cpu` or by near-data `dimms`;
             with `gpus` the machine's device is several, which hold the model together and share each product.
-        hot: what stays on the GPU: nothing, whole layers, random neurons, or those most frequently active.
-        adjusts: which states tell the neurons that are swapped while tokens are generated: those that follow the last
-            tokens, those that follow the layer before, or the sum of both (section IV-C). Empty: none are swapped.
+        hot: what stays on the GPU: `nothing`, whole `layers`, `random` neurons, or the most `frequent`ly active.
+        adjusts: which states tell the neurons that are swapped while tokens are generated: of the last `token`,
+            of the `layer` before, or the sum of `both` (section IV-C). Empty: none are swapped.
         remaps: DIMMs exchange neurons once a window (section IV-D).
         overlaps: copies run beside products.
         predictor_rank: of a trained low-rank predictor on the GPU, which names the active FFN neurons; 0 for none.
         link_gb_s: what copies reach where that is less than the machine's link.
-
-    Raises `UserError` for an unknown word.
     """
 
     sparse: bool
@@ -71,12 +64,6 @@ class HotColdWay:
     overlaps: bool = True
     predictor_rank: int = 0
     link_gb_s: float = float("inf")
-
-    def __post_init__(self):
-        """Refuse unknown words."""
-        for name, known in WORDS.items():
-            if getattr(self, name) not in known:
-                raise unknown(name, getattr(self, name), known)
 
 
 SYSTEMS = {

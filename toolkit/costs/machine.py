@@ -1,6 +1,6 @@
 """A machine as the models here see it: disk, memories, processors and links as plain numbers, each with its source."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from toolkit.costs.curve import Curve
 from toolkit.errors import UserError, unknown
 
 GB = 1e9
@@ -90,6 +89,38 @@ class Storage:
             own_s = (self.latency_s + chunk_bytes / (self.thread_gb_s * GB)) / threads
             return max(own_s, chunk_bytes / (self.bandwidth_gb_s * GB))
         return self.latency_s / threads + self.request_s + chunk_bytes / (self.bandwidth_gb_s * GB)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Measured seconds of a task at some sizes in bytes, smallest size first; they never fall from one to the next.
+
+    A fixed time and a rate do not describe a task whose rate depends on its size. A compiled product is one: its second
+    thread often starts on the first one's core and moves only milliseconds later, so a small product runs at the rate
+    of one thread and a large one at the rate of all.
+    """
+
+    nbytes: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, nbytes: Sequence[float], seconds: Sequence[float]) -> "Curve":
+        """The curve through measured points, in any order.
+
+        A time above that of a larger size is a slow spell: it is cut to the larger size's.
+        """
+        order = np.argsort(nbytes)
+        size, time = np.asarray(nbytes, float)[order], np.asarray(seconds, float)[order]
+        never_above_larger = np.minimum.accumulate(time[::-1])[::-1]
+        return cls(tuple(size.tolist()), tuple(never_above_larger.tolist()))
+
+    def at(self, nbytes: float) -> float:
+        """Seconds for so many bytes, on the straight line between the two sizes beside them.
+
+        Below the smallest size it takes as long as the smallest; beyond the largest it goes on at the largest's rate.
+        """
+        beyond = max(1.0, nbytes / self.nbytes[-1])
+        return beyond * float(np.interp(nbytes, self.nbytes, self.seconds))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,11 @@ one includes start-up, so callers keep it apart.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 ELEMENT_BYTES = 4  # fp32
 TARGET_S = 0.05  # a matrix product that is long enough for the clock
-SMALLEST, LARGEST = 256, 8192  # sides of the matrices tried
+SIDES = (256, 512, 1024, 2048, 4096, 8192)  # of the matrices tried
 
 
 def read_gb_s(size_bytes: int, repetitions: int, device: str = "cpu") -> list[float]:
@@ -18,13 +18,8 @@ def read_gb_s(size_bytes: int, repetitions: int, device: str = "cpu") -> list[fl
     return [size_bytes / time_s / 1e9 for time_s in _times(buffer.sum, repetitions, device)]
 
 
-def copy_gb_s(size_bytes: int, repetitions: int, device: str = "cpu") -> list[float]:
-    """Copy bandwidth in GB/s within one memory: bytes copied a second, so half of what is read and written."""
-    return transfer_gb_s(size_bytes, repetitions, device, device)
-
-
 def transfer_gb_s(size_bytes: int, repetitions: int, source: str, target: str) -> list[float]:
-    """Copy bandwidth in GB/s from one memory to another, from or into pinned DRAM if the other is a CUDA device."""
+    """Copy bandwidth in GB/s, bytes copied a second; DRAM is pinned if the other memory is a CUDA device's."""
     pinned = source != target
     begin, end = _buffer(size_bytes, source, pinned), _buffer(size_bytes, target, pinned)
     clocked = target if source == "cpu" else source
@@ -32,26 +27,21 @@ def transfer_gb_s(size_bytes: int, repetitions: int, source: str, target: str) -
     return [size_bytes / time_s / 1e9 for time_s in _times(copy, repetitions, clocked)]
 
 
-def gemm_tflop_s(dtype: str, repetitions: int, device: str = "cpu", sides: Iterable[int] = ()) -> list[float]:
+def gemm_tflop_s(dtype: str, repetitions: int, device: str = "cpu") -> list[float]:
     """Rate in TFLOP/s of square matrix products (2 n³ operations); dtype "fp32", "fp16" or "bf16".
 
-    n doubles from 256 until one product takes 50 ms, unless `sides` says which to try; the last is measured.
+    n doubles from 256 to 8192, until one product takes 50 ms; the last is measured.
     """
     import torch
 
     kind = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[dtype]
-    side, sides = SMALLEST, list(sides) or _doubling(SMALLEST, LARGEST)
-    for side in sides:
+    for side in SIDES:
         left, right = (torch.full((side, side), 0.5, dtype=kind, device=device) for _ in range(2))
         product = torch.empty_like(left)
         multiply = lambda: torch.matmul(left, right, out=product)  # noqa: B023, E731 (called in this round)
         if _times(multiply, 2, device)[-1] >= TARGET_S:
             break
     return [2 * side**3 / time_s / 1e12 for time_s in _times(multiply, repetitions, device)]
-
-
-def _doubling(first: int, last: int) -> list[int]:
-    return [first << step for step in range((last // first).bit_length())]
 
 
 def _buffer(size_bytes: int, device: str, pinned: bool = False):

@@ -9,11 +9,10 @@ everything else takes no time: no decoding, no products, no fixed times, no late
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
-from types import MappingProxyType
 
 import pandas as pd
 
-from toolkit.costs.machine import NOTHING, Memory, Profile
+from toolkit.costs.machine import Memory, Profile
 
 
 def links_only(machine: Profile) -> Profile:
@@ -32,17 +31,8 @@ def links_only(machine: Profile) -> Profile:
 def _instant(memory: Memory | None) -> Memory | None:
     if memory is None:
         return None
-    return replace(
-        memory,
-        bandwidth_gb_s=math.inf,
-        tflop_s=NOTHING,
-        decode_gb_s=MappingProxyType(dict.fromkeys([*memory.decode_gb_s, *memory.decode_curves], math.inf)),
-        decode_fixed_s=NOTHING,
-        decode_curves=NOTHING,
-        matvec_gb_s=NOTHING,
-        matvec_fixed_s=NOTHING,
-        matvec_curves=NOTHING,
-    )
+    decoded = dict.fromkeys([*memory.decode_gb_s, *memory.decode_curves], math.inf)
+    return Memory(memory.name, memory.capacity_bytes, math.inf, decode_gb_s=decoded, sm_ghz=memory.sm_ghz)
 
 
 def with_null_model(make: Callable[..., pd.DataFrame], machine: Profile, *args, **settings) -> list[pd.DataFrame]:

@@ -27,7 +27,6 @@ from toolkit.costs.machine import GB, THIS_MACHINE, Links, Memory, Profile, Sour
 from toolkit.costs.provenance import cpu_name
 from toolkit.errors import UserError, run_command
 from toolkit.files import make_folder
-from toolkit.storage.direct import BLOCK_BYTES
 
 KIB, MIB = 1 << 10, 1 << 20
 COLUMNS = ["part", "quantity", "dtype", "pattern", "chunk_bytes", "threads", "mode", "repetition", "value", "unit"]
@@ -47,25 +46,6 @@ class ProbeSettings:
     read_s: float = 0.1
     memory_bytes: int = 512 * MIB
     repetitions: int = 3
-
-    def check(self) -> None:
-        """Raises `UserError` for settings that cannot be measured with."""
-        if self.repetitions < 2:
-            raise UserError(f"repetitions={self.repetitions}: expected 2 or more, since the first is set apart")
-        if not (self.chunk_bytes and self.threads and self.read_s > 0):
-            raise UserError(f"{self}: expected at least one chunk size, one thread count and read_s above 0")
-        for size in self.chunk_bytes:
-            if size < BLOCK_BYTES or size % BLOCK_BYTES:
-                raise UserError(f"chunk_bytes has {size}: expected multiples of {BLOCK_BYTES}")
-        if min(self.threads) < 1 or self.file_bytes < max(self.chunk_bytes) * max(self.threads):
-            raise UserError(
-                f"file_bytes={self.file_bytes} for {self.threads} threads of up to {max(self.chunk_bytes)} bytes: "
-                "expected a chunk or more for every thread"
-            )
-        if self.memory_bytes < 4 * KIB:
-            raise UserError(
-                f"memory_bytes={self.memory_bytes}: expected 4096 or more, and far more than the caches hold"
-            )
 
 
 QUICK = ProbeSettings()
@@ -107,12 +87,11 @@ def measurements(
 
     Columns: part (storage, dram, device, links), quantity (read, copy, gemm, or a link's name), dtype, pattern (random,
     sequential), chunk_bytes, threads, mode (direct, or buffered if the file system refuses O_DIRECT), repetition (0 is
-    the first), value, unit. Raises `UserError` for settings that cannot be measured, a folder that does not exist, or
-    too little space; then, and when interrupted, nothing is kept.
+    the first), value, unit. Raises `UserError` for a folder that does not exist, or too little memory or space; then,
+    and when interrupted, nothing is kept.
     """
     machine = describe(folder)
     settings = settings or settings_for(int(machine["dram_bytes"]))
-    settings.check()
     key = {"machine": machine, "settings": asdict(settings)}
     code = [*sources.dependencies("toolkit.costs.disk", "toolkit.costs.memory"), Path(__file__).resolve()]
     return cached_table("probe", key, code, lambda: _measure(settings, folder, machine), fresh)
@@ -160,28 +139,17 @@ def _measure(settings: ProbeSettings, folder: Path | None, machine: dict) -> pd.
 def _disk_rows(file: disk.OpenFile, settings: ProbeSettings) -> Iterator[dict]:
     cells = [("random", chunk, threads) for chunk in settings.chunk_bytes for threads in settings.threads]
     cells += [("sequential", max(settings.chunk_bytes), threads) for threads in settings.threads]
-    for repetition in range(
-        settings.repetitions
-    ):  # the outermost loop, so that a slow spell of the disk hits one repetition of each cell
+    for repetition in range(settings.repetitions):  # outermost: a slow spell of the disk hits each cell once
         for pattern, chunk, threads in cells:
             reading = disk.read(file, pattern, chunk, threads, settings.read_s, seed=repetition)
-            yield {
-                "part": "storage",
-                "quantity": "read",
-                "pattern": pattern,
-                "chunk_bytes": chunk,
-                "threads": threads,
-                "mode": file.mode,
-                "repetition": repetition,
-                "value": reading.gb_s,
-                "unit": "GB/s",
-            }
+            cell = {"part": "storage", "quantity": "read", "pattern": pattern, "chunk_bytes": chunk, "threads": threads}
+            yield cell | {"mode": file.mode, "repetition": repetition, "value": reading.gb_s, "unit": "GB/s"}
 
 
 def _memory_rows(part: str, device: str, dtypes: tuple[str, ...], settings: ProbeSettings) -> list[dict]:
     size, count = settings.memory_bytes, settings.repetitions
     rows = _rows(part, "read", "GB/s", memory.read_gb_s(size, count, device))
-    rows += _rows(part, "copy", "GB/s", memory.copy_gb_s(size, count, device))
+    rows += _rows(part, "copy", "GB/s", memory.transfer_gb_s(size, count, device, device))
     for dtype in dtypes:
         rows += _rows(part, "gemm", "TFLOP/s", memory.gemm_tflop_s(dtype, count, device), dtype=dtype)
     return rows

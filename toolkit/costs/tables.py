@@ -41,12 +41,6 @@ from toolkit.policies.placement import LayerMap
 from toolkit.policies.ways import Way, all_ways
 from toolkit.timeline import Timeline
 
-RANGED = {  # a column, and those of its range
-    "seconds": ("seconds_low", "seconds_high"),
-    "speedup": ("speedup_low", "speedup_high"),
-    "time_over_dense": ("time_over_dense_low", "time_over_dense_high"),
-}
-
 
 @dataclass(frozen=True)
 class Case:
@@ -79,7 +73,7 @@ def operation_table(
     Raises `UserError` for an unknown operation, or a number that the machine's profile lacks.
     """
     cases = [
-        Case(_single(workload, op, way, placement), way, {"op": op, "placement": placement})
+        Case(_layers(workload, way, [placement], op), way, {"op": op, "placement": placement})
         for placement in placements
         for op in workload.shapes(ops)
         for way in choices or all_ways()
@@ -95,7 +89,7 @@ def layer_table(
     Raises `UserError` for a number that the machine's profile lacks.
     """
     cases = [
-        Case(_whole(workload, way, [placement]), way, {"op": "layer", "placement": placement})
+        Case(_layers(workload, way, [placement]), way, {"op": "layer", "placement": placement})
         for placement in placements or machine.tiers
         for way in choices or all_ways()
     ]
@@ -116,14 +110,12 @@ def pass_table(
     return table.assign(speedup_over_host=1 / relative_to(table, "seconds", path="host"))
 
 
-def _single(workload: Workload, op: str, way: Way, placement: str) -> Callable[[Profile], Sequence[PlacedLayer]]:
-    stored = weights(workload.shapes([op]), way.method, workload.dtype, workload.sparsity)
-    return lambda machine: [PlacedLayer(stored, placement)]
-
-
-def _whole(workload: Workload, way: Way, tiers: Sequence[str]) -> Callable[[Profile], Sequence[PlacedLayer]]:
-    stored = weights(workload.shapes(), way.method, workload.dtype, workload.sparsity)
-    return lambda machine: [PlacedLayer(stored, tier, _overhead_s(machine)) for tier in tiers]
+def _layers(
+    workload: Workload, way: Way, tiers: Sequence[str], op: str | None = None
+) -> Callable[[Profile], Sequence[PlacedLayer]]:
+    """A layer in each of these tiers, with the machine's overhead; or one of its operations, without."""
+    stored = weights(workload.shapes([op] if op else []), way.method, workload.dtype, workload.sparsity)
+    return lambda machine: [PlacedLayer(stored, tier, 0.0 if op else _overhead_s(machine)) for tier in tiers]
 
 
 def _passes(
@@ -135,7 +127,7 @@ def _passes(
         for mapping, where in (maps | {"refilled": maps["published"].refilled(*sizes)}).items():
             counts = {"dram_layers": where.dram, "storage_layers": where.storage}
             labels = {"op": "pass", "mapping": mapping, **counts}
-            yield Case(_whole(workload, way, where.tiers), way, labels)
+            yield Case(_layers(workload, way, where.tiers), way, labels)
 
 
 def _table(machine: Profile, workload: Workload, cases: Sequence[Case], **baseline: str) -> pd.DataFrame:
@@ -147,17 +139,24 @@ def _table(machine: Profile, workload: Workload, cases: Sequence[Case], **baseli
         case, other = cases[number], machine.with_values(dict(changed))
         return predict(other, case.layers(other), case.way).stages()
 
-    def seconds_at(corner: Mapping[str, float]) -> np.ndarray:
+    def at(corner: Mapping[str, float]) -> pd.DataFrame:
         changed = [tuple((name, corner[name]) for name in names) for names in matter]
-        return np.concatenate([stages(number, values)["seconds"] for number, values in enumerate(changed)])
+        tables = [stages(number, values) for number, values in enumerate(changed)]
+        return table.assign(seconds=np.concatenate([each["seconds"] for each in tables]))
 
     rows = [stages(number).assign(**shared, **asdict(case.way), **case.labels) for number, case in enumerate(cases)]
     table = beside_dense(pd.concat(rows, ignore_index=True), **baseline)
-    numbered = table.assign(row=np.arange(1.0, len(table) + 1))
-    dense_row = (numbered["row"] / relative_to(numbered, "row", **DENSE, **baseline)).round() - 1
-    ranged = with_ranges(table.assign(dense_row=dense_row), seconds_at, corners(machine, dict.fromkeys(chain(*matter))))
     first = [label for label in LABELS if label in table]
-    return ranged[[*first, *ranged.columns.drop(first)]]
+    table = table[[*first, *table.columns.drop(first)]]
+    tables = [table, *(at(corner) for corner in corners(machine, dict.fromkeys(chain(*matter))))]
+    over_dense = np.stack([relative_to(each, "seconds", **DENSE | baseline) for each in tables])
+    with np.errstate(divide="ignore"):
+        values = {"seconds": np.stack([each["seconds"] for each in tables]), "speedup": 1 / over_dense}
+    for column, each in (values | {"time_over_dense": over_dense}).items():
+        least, most = each.min(axis=0), each.max(axis=0)  # NaN where no number with a range matters
+        table[f"{column}_low"] = np.where(least < most, least, np.nan)
+        table[f"{column}_high"] = np.where(least < most, most, np.nan)
+    return table
 
 
 def numbers_that_matter(machine: Profile, layers: Callable[[Profile], Iterable[PlacedLayer]], way: Way) -> list[str]:
@@ -179,25 +178,3 @@ def corners(machine: Profile, names: Iterable[str]) -> list[dict[str, float]]:
     ranges = machine.ranges()
     names = list(names)
     return [dict(zip(names, ends, strict=True)) for ends in product(*(ranges[name] for name in names))]
-
-
-def with_ranges(
-    table: pd.DataFrame, seconds_at: Callable[[Mapping[str, float]], np.ndarray], places: Iterable[Mapping[str, float]]
-) -> pd.DataFrame:
-    """The table with the columns of `RANGED` more: the least and the most of each over all corners and itself.
-
-    `table` as `beside_dense` gives it, with the column `dense_row`: the number of the row that a row is compared with,
-    NaN where there is none. `seconds_at` gives the seconds of its rows, in order, at a corner. A range is NaN where no
-    number with a range matters.
-    """
-    compared = table["dense_row"].notna().to_numpy()
-    dense_row = table["dense_row"].fillna(0).astype(int).to_numpy()
-    seconds = np.stack([table["seconds"].to_numpy(), *(seconds_at(corner) for corner in places)])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        over_dense = np.where(compared, seconds / seconds[:, dense_row], np.nan)
-        values = {"seconds": seconds, "time_over_dense": over_dense, "speedup": 1 / over_dense}
-    columns = {}
-    for column, (low, high) in RANGED.items():
-        least, most = values[column].min(axis=0), values[column].max(axis=0)
-        columns |= {low: np.where(least < most, least, np.nan), high: np.where(least < most, most, np.nan)}
-    return table.assign(**columns).drop(columns="dense_row")

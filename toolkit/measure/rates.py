@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from toolkit.costs.cost_model import with_rates
-from toolkit.costs.curve import Curve
-from toolkit.costs.machine import GB, Profile
+from toolkit.costs.machine import GB, Curve, Profile
 from toolkit.costs.probe import probe
 from toolkit.errors import UserError
 from toolkit.measure.passes import measured_spans
@@ -24,7 +23,7 @@ from toolkit.policies.ways import all_ways
 
 RATES_MODEL, RATES_OP = "opt-30b", "fc1"  # timed for nothing else
 # Parts of its rows, from 411 MB in fp16 to 0.4: the largest is near the largest weight that is predicted, for a rate
-# found with small weights is not that of large ones (`toolkit.costs.curve`)
+# found with small weights is not that of large ones (`Curve`)
 RATES_PARTS = (1, 4, 16, 64, 256, 1024)
 RATES_REPETITIONS = 5
 

@@ -59,7 +59,7 @@ class CacheCounts:
     @property
     def hit_rate(self) -> float:
         """The share of what was needed that was there; NaN if nothing was."""
-        return 1 - self.late / self.needed if self.needed else float("nan")
+        return (self.needed - self.late) / self.needed if self.needed else float("nan")
 
 
 class TwoLevel:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from toolkit import paths
 from toolkit.cache import kept_folder
-from toolkit.costs.expert_replay import COUNTS, replay_experts
 from toolkit.costs.experts import ON_DEMAND
+from toolkit.costs.replay import COUNTS, replay_experts
 from toolkit.errors import UserError, unknown
 from toolkit.files import make_folder, scratch_folder
 from toolkit.measure import llama_cpp
