@@ -7,7 +7,7 @@ from torch import nn
 from tests.families import load_family
 from toolkit.errors import UserError
 from toolkit.models import ffn, skeleton
-from toolkit.offload import linear
+from toolkit.offload import linear, logit_check
 from toolkit.offload.logit_check import check_logits
 from toolkit.offload.single_token import SingleToken
 from toolkit.storage.neuron_packing import Neurons
@@ -69,3 +69,17 @@ def test_other_tensors_are_noticed(tmp_path, name, factor):
     model.get_parameter(name).mul_(factor)
     with pytest.raises(UserError, match="other logits"):
         check_logits(tmp_path / "store", model)
+
+
+@pytest.mark.parametrize(("rounding", "accepted"), [(0.0, False), (0.1, True), (9.0, True)])
+def test_the_models_own_rounding_is_no_fault(tmp_path, monkeypatch, rounding, accepted):
+    """Neurons near a threshold come and go by rounding alone; then another sum of the same FFN is no fault."""
+    model = load_family("Qwen2", tmp_path / "model", torch.bfloat16)
+    pack_model(model, tmp_path / "store", Neurons([0.01] * model.config.num_hidden_layers))
+    monkeypatch.setitem(logit_check.ROUNDED, torch.bfloat16, 0.0)
+    monkeypatch.setattr(logit_check._Text, "rounding", lambda self, model, cache, logits: logits * rounding)
+    if accepted:
+        assert 0 < check_logits(tmp_path / "store", model) < 0.3
+    else:
+        with pytest.raises(UserError, match="other logits"):
+            check_logits(tmp_path / "store", model)
