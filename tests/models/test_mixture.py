@@ -12,12 +12,9 @@ from toolkit.models import decoder_blocks, load_model
 from toolkit.models.adapters import LowRankDifference, named_linears
 from toolkit.models.experts import decoder_experts
 from toolkit.models.ffn import decoder_ffns
-from toolkit.models.mixture import ENTRY, SplitMixture, use_per_token
+from toolkit.models.mixture import ENTRY, SplitMixture, SplitParts, load, save, split
 from toolkit.models.skeleton import check_reopens, empty_model
-from toolkit.models.split_files import SplitParts, apply, load, save
-from toolkit.models.splitting import Sizes, balanced_clusters, ffn_inputs, magnitudes, random_split, split_ffn, usage
 
-SIZES = Sizes(experts=4, per_token=2, shared=8)  # 4 · 10 + 8 = 48 neurons
 TOKENS = torch.arange(20).view(1, -1) % 64
 
 
@@ -28,20 +25,19 @@ def dense():
 
 def parts(model, per_token=2):
     orders = [torch.randperm(48, generator=torch.Generator().manual_seed(layer)) for layer in range(2)]
-    return SplitParts(torch.stack(orders), torch.randn(2, 4, 32), shared=8, per_token=per_token)
+    return SplitParts(torch.stack(orders), torch.randn(2, 4, 32), shared=8, per_token=per_token)  # 4 · 10 + 8
 
 
 def split_model(per_token=2):
     model = dense()
-    apply(model, parts(model, per_token))
+    split(model, parts(model, per_token))
     return model
 
 
 def test_all_experts_on_is_the_dense_model():
     model, other = dense(), split_model(per_token=4)
     torch.testing.assert_close(other(TOKENS).logits, model(TOKENS).logits, rtol=1e-4, atol=1e-4)
-    use_per_token(other, 2)
-    assert (other(TOKENS).logits - model(TOKENS).logits).abs().max() > 1e-2
+    assert (split_model(per_token=2)(TOKENS).logits - model(TOKENS).logits).abs().max() > 1e-2
 
 
 def test_some_experts_are_the_dense_ffn_without_the_others_neurons():
@@ -57,7 +53,7 @@ def test_some_experts_are_the_dense_ffn_without_the_others_neurons():
         neurons = functional.silu(ffn.gate.weight @ token) * (ffn.up.weight @ token)
         expected.append(ffn.down.weight @ (neurons * on))
     other = dense()
-    apply(other, made)
+    split(other, made)
     experts = decoder_experts(other)[1]
     assert (experts.gate.form, experts.count, experts.neurons, experts.per_token) == ("ones", 4, 10, 2)
     torch.testing.assert_close(experts.module(x), torch.stack(expected), rtol=1e-4, atol=1e-4)
@@ -109,35 +105,5 @@ def test_files_of_parts(tmp_path):
     assert torch.equal(found.differences[name].left, low.left)
     assert (found.shared, found.per_token) == (8, 2)
     before = linear.weight.clone()
-    apply(model, found)
+    split(model, found)
     torch.testing.assert_close(linear.weight, before + low.left @ low.right)
-
-
-def test_clusters_are_of_one_size_and_find_groups():
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.eye(3).repeat_interleave(4, 0)
-    rows = functional.normalize(centres + 0.1 * torch.randn(12, 3, generator=generator), dim=1)
-    order = torch.randperm(12, generator=generator)
-    labels = balanced_clusters(rows[order], 3)
-    assert labels.bincount().tolist() == [4, 4, 4]
-    groups = [set((order[labels == label] // 4).tolist()) for label in range(3)]
-    assert all(len(group) == 1 for group in groups)
-
-
-def test_usage_by_hand():
-    found = torch.tensor([[1.0, 2, 3, 4], [4, 3, 2, 1], [1, 9, 3, 2], [0, 9, 3, 2]])
-    assert usage(found).tolist() == [0.25, 0.5, 0, 0.25]
-
-
-@pytest.mark.parametrize("make", [split_ffn, random_split])
-def test_a_split_ffn_shares_the_neurons_used_most(make):
-    model = dense()
-    windows = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
-    for ffn, x in zip(decoder_ffns(model), ffn_inputs(model, windows), strict=True):
-        assert x.shape == (64, 32)
-        found = make(ffn, functional.silu, x, SIZES)
-        used = usage(magnitudes(ffn, functional.silu, x))
-        assert found.permutation.sort().values.tolist() == list(range(48))
-        assert used[found.permutation[:8]].min() >= used[found.permutation[8:]].max()
-        scores = x @ found.router.T
-        assert scores.std().item() == pytest.approx(1, abs=1e-3)

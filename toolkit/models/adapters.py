@@ -1,16 +1,17 @@
-"""Adapters that make a dense model sparse: low-rank differences of its decoder linears, and its thresholds, in a file.
+"""Low-rank differences of a dense model's linears, and the files that make another model of a dense one.
 
     save("adapters.safetensors", dense, Adapters(lows, thresholds), {"model": "smollm2-135m", "text": "..."})
     merge(load_dense(), "adapters.safetensors")
 
-The weight of a linear becomes W + left · right (LoRA: Hu et al., 2022). Thresholds: see `toolkit.models.cutting`.
-Adapters may be made for another activation than the model's own, such as ReLU for SiLU.
+The weight of a linear becomes W + left · right (LoRA: Hu et al., 2022). Adapters make a model sparse: they have a
+threshold for each decoder block, too (`toolkit.models.cutting`), and maybe another activation, such as ReLU for SiLU.
 """
 
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float32
@@ -18,10 +19,9 @@ from torch import Tensor, nn
 
 from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.models.activation import activation, replace_for_good
+from toolkit.models.activation import replace_for_good
 from toolkit.models.blocks import decoder_blocks, decoder_linears
-from toolkit.models.cutting import ENTRY, thresholds_of
-from toolkit.models.ffn import decoder_ffns
+from toolkit.models.cutting import ENTRY
 from toolkit.records import line
 
 FILE = "adapters.safetensors"  # in the folder of a sparse model
@@ -30,8 +30,7 @@ BASE = "base_sha256"
 THRESHOLDS, ACTIVATION = "thresholds", "activation"
 
 
-@dataclass(frozen=True)
-class LowRankDifference:
+class LowRankDifference(NamedTuple):
     """The difference left · right of a matrix."""
 
     left: Float[Tensor, "rows rank"]
@@ -66,25 +65,43 @@ def fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
+def save_parts(
+    path: str | os.PathLike, kind: str, base: nn.Module, tensors: Mapping[str, Tensor], about: Mapping[str, str]
+) -> None:
+    """Replace a file by what makes another model of a dense one. Raises `UserError` for disk trouble."""
+    tensor_files.save(path, kind, {**about, BASE: fingerprint(base)}, tensors)
+
+
+def load_parts(path: str | os.PathLike, kind: str, base: nn.Module) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The description and the tensors of such a file, those of bf16 as float32.
+
+    Raises `UserError` for a file that is damaged, of another kind or for another dense model.
+    """
+    about, tensors = tensor_files.load(path, kind)
+    if about.get(BASE) != fingerprint(base):
+        raise UserError(f"{path}: made for another model ({line(about.get('model'))}); load that one, or make it anew")
+    return about, {name: it.float() if it.dtype == torch.bfloat16 else it for name, it in tensors.items()}
+
+
 def save(path: str | os.PathLike, base: nn.Module, adapters: Adapters, about: Mapping[str, str]) -> None:
     """Replace a file by adapters for a dense model, the differences as bf16. Raises `UserError` for disk trouble."""
+    described = {**about, ACTIVATION: adapters.activation} if adapters.activation else about
     tensors = {THRESHOLDS: adapters.thresholds.float(), **stored(adapters.differences)}
-    described = {**about, BASE: fingerprint(base)} | ({ACTIVATION: adapters.activation} if adapters.activation else {})
-    tensor_files.save(path, KIND, described, tensors)
+    save_parts(path, KIND, base, tensors, described)
 
 
-@torch.no_grad()
+def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
+    """The adapters of a file, as float32, for this dense model. Raises `UserError` as `load_parts` does."""
+    about, tensors = load_parts(path, KIND, base)
+    thresholds = tensors.pop(THRESHOLDS)
+    return Adapters(differences_in(tensors), thresholds, about.get(ACTIVATION))
+
+
 def merge(model: nn.Module, path: str | os.PathLike) -> None:
-    """Add the differences of a file to a dense model's weights, in place, and write its thresholds into the config.
-
-    Raises `UserError`, before anything changes, for a file that is damaged, of another kind or for another model.
-    """
-    if thresholds_of(model) is not None:
-        raise UserError(f"{path}: the model has activation thresholds already; load its dense model")
+    """Add the adapters of a file to a dense model, in place. Raises `UserError`, before that, as `load` does."""
     add(model, load(path, model))
 
 
-@torch.no_grad()
 def add(model: nn.Module, adapters: Adapters) -> None:
     """Add differences to a model's weights, in place, and put thresholds and activation into its config."""
     if adapters.activation is not None:
@@ -102,51 +119,17 @@ def add_differences(model: nn.Module, differences: Mapping[str, LowRankDifferenc
         weight.copy_(weight.float() + low.left.to(weight.device) @ low.right.to(weight.device))
 
 
-def load(path: str | os.PathLike, base: nn.Module) -> Adapters:
-    """The adapters of a file, as float32, for this dense model. Raises `UserError` as `merge` does."""
-    about, tensors = tensor_files.load(path, KIND)
-    if about.get(BASE) != fingerprint(base):
-        made_for = line(about.get("model"))
-        raise UserError(f"{path}: made for another model ({made_for}); load that one, or make adapters anew")
-    with tensor_files.consistent(path, KIND):
-        thresholds = tensors.pop(THRESHOLDS)
-        pairs = differences_in(tensors)
-        check_differences(base, pairs)
-        if thresholds.shape != (len(decoder_ffns(base)),) or not (thresholds >= 0).all():
-            raise ValueError(
-                f"{thresholds.numel()} thresholds do not fit the model: expected one of at least 0 a layer"
-            )
-        if (name := about.get(ACTIVATION)) is not None:
-            activation(name)
-        return Adapters(pairs, thresholds.float(), name)
-
-
-def said_about(path: str | os.PathLike) -> dict[str, str]:
-    """The description that `save` wrote into a file. Raises `UserError` for one that is damaged or no adapters'."""
-    return tensor_files.load(path, KIND)[0]
+def sides(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
+    """The tensors of differences, by name."""
+    return {f"{name}.{side}": it for name, low in differences.items() for side, it in low._asdict().items()}
 
 
 def stored(differences: Mapping[str, LowRankDifference]) -> dict[str, Tensor]:
     """Differences as the tensors of a file, in bf16."""
-    sides = ("left", "right")
-    return {f"{name}.{side}": getattr(low, side).bfloat16() for name, low in differences.items() for side in sides}
+    return {name: it.bfloat16() for name, it in sides(differences).items()}
 
 
 def differences_in(tensors: Mapping[str, Tensor]) -> dict[str, LowRankDifference]:
-    """Differences, as float32, from the tensors of a file that are theirs. Raises `KeyError` if one lacks a side."""
+    """Differences from the tensors of a file that are theirs."""
     names = sorted({name.rpartition(".")[0] for name in tensors})
-    return {
-        name: LowRankDifference(tensors[f"{name}.left"].float(), tensors[f"{name}.right"].float()) for name in names
-    }
-
-
-def check_differences(base: nn.Module, pairs: Mapping[str, LowRankDifference]) -> None:
-    """Raise `ValueError` for differences that do not fit the model, or whose sums may overflow."""
-    linears = dict(named_linears(base))
-    for name, low in pairs.items():
-        fits = low.left.ndim == low.right.ndim == 2 and low.left.shape[1] == low.right.shape[0]
-        if name not in linears or not fits or (len(low.left), low.right.shape[1]) != linears[name].weight.shape:
-            raise ValueError(f"the difference of {name} does not fit the model")
-        dtype, most = linears[name].weight.dtype, low.left.abs() @ low.right.abs().amax(1)
-        if (most > torch.finfo(dtype).max / 2).any():
-            raise ValueError(f"the difference of {name} is too large for the model's {dtype}")
+    return {name: LowRankDifference(tensors[f"{name}.left"], tensors[f"{name}.right"]) for name in names}

@@ -16,7 +16,7 @@ from toolkit import downloads, hub, paths, sources
 from toolkit.cache import cached, kept
 from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
-from toolkit.models import adapters, mixture, split_files, upcycled
+from toolkit.models import adapters, mixture, upcycled
 from toolkit.models.blocks import cast_parameters
 from toolkit.models.causality import check_causal
 from toolkit.models.cutting import cut_for_good
@@ -183,16 +183,16 @@ def parts_of(name: str) -> Path | None:
     if folder is None:
         return None
     place = paths.root() / "data" / "models" / folder
-    kinds = (adapters.FILE, split_files.FILE, upcycled.FILE)
-    return next((place / kind for kind in kinds if (place / kind).exists()), place / kinds[0])
+    kinds = (adapters.FILE, mixture.FILE, upcycled.FILE)
+    return next(file for kind in kinds if (file := place / kind).exists())
 
 
-def _made(model: nn.Module, parts: Path, dtype: torch.dtype) -> nn.Module:
+def _made(model: nn.Module, file: Path, dtype: torch.dtype) -> nn.Module:
     """The model that a file makes of a dense one."""
-    if parts.name == upcycled.FILE:
-        return upcycled.as_mixtral(model, upcycled.load(parts, model), dtype)
-    merge = split_files.split_from if parts.name == split_files.FILE else adapters.merge
-    merge(model, parts)
+    if file.name == upcycled.FILE:
+        return upcycled.mixtral_from(model, file, dtype)
+    merge = mixture.split_from if file.name == mixture.FILE else adapters.merge
+    merge(model, file)
     return model
 
 

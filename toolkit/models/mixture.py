@@ -1,12 +1,17 @@
 """A dense FFN split into experts: shared neurons, which every token uses, and routed groups of equal size.
 
+    save("split.safetensors", dense, SplitParts(permutation, router, shared=192, per_token=8), {"model": "tiny"})
+    split_from(load_dense(), "split.safetensors")
+
 The output is the sum of the shared part and of the
 chosen experts, each with a weight of 1, so with all experts it is the dense FFN's. The model's config says how its FFNs
 are split, in the entry `split_mixture`; `load_model` and `toolkit.models.skeleton` form the modules when it is there.
 Any other program reads the folder as a dense model whose FFN weights are missing.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -16,12 +21,57 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from toolkit.errors import UserError
+from toolkit.models.adapters import (
+    LowRankDifference,
+    add_differences,
+    differences_in,
+    load_parts,
+    save_parts,
+    stored,
+)
 from toolkit.models.blocks import decoder_blocks
 from toolkit.models.ffn import FFN, decoder_ffns
 from toolkit.models.plain import Expert, Inner, RoutedExperts
 
 ENTRY = "split_mixture"  # of a model's config
 SIZES = ("experts", "neurons", "shared", "per_token")  # its numbers; `neurons` of one routed expert
+FILE = "split.safetensors"  # in the folder of a split model
+KIND = "parts of a split model"
+PERMUTATION, ROUTER = "permutation", "router"
+
+
+@dataclass(frozen=True, eq=False)
+class SplitParts:
+    """The tensors and numbers that make a split model of a dense one."""
+
+    permutation: Int64[Tensor, "layers neurons"]
+    """The neurons of each layer in their new order: the shared ones, then expert after expert."""
+    router: Float[Tensor, "layers experts hidden"]
+    shared: int
+    """Neurons that every token uses."""
+    per_token: int
+    """Routed experts that a token uses."""
+    differences: Mapping[str, LowRankDifference] = field(default_factory=dict)
+    """Added to the dense model's decoder linears first."""
+
+
+def save(path: str | os.PathLike, base: nn.Module, parts: SplitParts, about: Mapping[str, str]) -> None:
+    """Replace a file by the parts for a dense model: int16, and bf16. Raises `UserError` for disk trouble."""
+    numbers = {"shared": str(parts.shared), "per_token": str(parts.per_token)}
+    tensors = {PERMUTATION: parts.permutation.short(), ROUTER: parts.router.bfloat16(), **stored(parts.differences)}
+    save_parts(path, KIND, base, tensors, {**about, **numbers})
+
+
+def load(path: str | os.PathLike, base: nn.Module) -> SplitParts:
+    """The parts of a file for this dense model, the numbers as float32. Raises `UserError` as `load_parts` does."""
+    about, tensors = load_parts(path, KIND, base)
+    permutation, router = tensors.pop(PERMUTATION).long(), tensors.pop(ROUTER)
+    return SplitParts(permutation, router, int(about["shared"]), int(about["per_token"]), differences_in(tensors))
+
+
+def split_from(model: nn.Module, path: str | os.PathLike) -> None:
+    """Split a dense model, in place, by the parts of a file. Raises `UserError` as `load` and `split` do."""
+    split(model, load(path, model))
 
 
 class SplitRouter(nn.Module):
@@ -67,40 +117,28 @@ class SplitMixture(nn.Module):
 
 
 @torch.no_grad()
-def split(
-    model: nn.Module,
-    permutation: Sequence[Int64[Tensor, " neurons"]],
-    routers: Sequence[Float[Tensor, "experts hidden"]],
-    per_token: int,
-    shared: int,
-) -> None:
-    """Split the FFNs of a dense model, in place, and say so in its config.
+def split(model: nn.Module, parts: SplitParts) -> None:
+    """Add the differences to a dense model and split its FFNs, in place, and say so in its config.
 
-    Args:
-        model: a causal language model with gated FFNs without biases, all of one size.
-        permutation: for each layer the neurons in their new order: the shared ones, then expert after expert.
-        routers: for each layer a row for each expert.
-        per_token: routed experts of a token.
-        shared: neurons that every token uses.
-
-    Raises `UserError` before anything changes if these do not fit the model.
+    Raises `UserError` for a model without gated FFNs of one size that the experts share out.
     """
     ffns = decoder_ffns(model)
-    if len(permutation) != len(ffns) or len(routers) != len(ffns):
-        raise UserError(f"{len(permutation)} permutations, {len(routers)} routers for {len(ffns)} decoder blocks")
-    for ffn, order in zip(ffns, permutation, strict=True):
-        if ffn.gate is None or any(linear.bias is not None for linear in (ffn.gate, ffn.up, ffn.down)):
-            raise UserError("only gated FFNs without biases are split")
-        if not torch.equal(order.sort().values, torch.arange(ffn.neurons)):
-            raise UserError(f"the new order of a layer is no permutation of its {ffn.neurons} neurons")
-    experts = len(routers[0])
-    sizes = {"experts": experts, "neurons": (ffns[0].neurons - shared) // max(1, experts), "shared": shared}
-    sizes = _checked(sizes | {"per_token": per_token}, ffns[0].neurons)
-    parts = list(zip(ffns, permutation, routers, strict=True))
+    check_gated(ffns)
+    total, experts = ffns[0].neurons, parts.router.shape[1]
+    sizes = {"experts": experts, "neurons": (total - parts.shared) // experts, "shared": parts.shared}
+    sizes = _checked(sizes | {"per_token": parts.per_token}, total)
+    add_differences(model, parts.differences)
     setattr(model.config, ENTRY, sizes)
     _replace(model, ffns, sizes)
-    for block, (ffn, order, router) in zip(decoder_blocks(model), parts, strict=True):
-        _fill(_mixture(block), ffn, order, router)
+    for block, *own in zip(decoder_blocks(model), ffns, parts.permutation, parts.router, strict=True):
+        mixture = next(module for module in block.modules() if isinstance(module, SplitMixture))
+        _fill(mixture, *own)
+
+
+def check_gated(ffns: Sequence[FFN]) -> None:
+    """Raise `UserError` for an FFN without a gate, or with biases."""
+    if any(ffn.gate is None or any(linear.bias is not None for linear in ffn.linears) for ffn in ffns):
+        raise UserError("only gated FFNs without biases are split")
 
 
 def form_mixtures(model: nn.Module) -> None:
@@ -121,23 +159,6 @@ def class_of(config) -> Any:
     from transformers import AutoModelForCausalLM
 
     return _class(AutoModelForCausalLM._model_mapping[type(config)])
-
-
-def checked_per_token(experts: int, per_token: int) -> int:
-    """The routed experts of a token. Raises `UserError` unless they are from 1 to all."""
-    if not 1 <= per_token <= experts:
-        raise UserError(f"{per_token} routed experts a token: expected 1 to {experts}")
-    return per_token
-
-
-def use_per_token(model: nn.Module, per_token: int) -> None:
-    """Have a split model use another number of routed experts a token. Raises `UserError` for one beyond all."""
-    sizes = getattr(model.config, ENTRY, None)
-    if sizes is None:
-        raise UserError(f"{type(model).__name__}: its config has no {ENTRY}; expected a split model")
-    setattr(model.config, ENTRY, sizes | {"per_token": checked_per_token(sizes["experts"], per_token)})
-    for block in decoder_blocks(model):
-        _mixture(block).gate.top_k = per_token
 
 
 @cache
@@ -161,7 +182,8 @@ def _checked(sizes: Any, neurons: int) -> dict[str, int]:
             f"{ENTRY} of the model's config: {sizes['experts']} experts of {sizes['neurons']} neurons and "
             f"{sizes['shared']} shared ones do not make the FFN's {neurons}"
         )
-    checked_per_token(sizes["experts"], sizes["per_token"])
+    if sizes["per_token"] > sizes["experts"]:
+        raise UserError(f"{sizes['per_token']} routed experts a token: expected 1 to {sizes['experts']}")
     return sizes
 
 
@@ -173,10 +195,6 @@ def _replace(model: nn.Module, ffns: Sequence[FFN], sizes: dict[str, int]) -> No
         parent, _, attribute = name.rpartition(".")
         like = ffn.down.weight
         setattr(block.get_submodule(parent), attribute, mixture.to(device=like.device, dtype=like.dtype))
-
-
-def _mixture(block: nn.Module) -> SplitMixture:
-    return next(module for module in block.modules() if isinstance(module, SplitMixture))
 
 
 def _fill(mixture: SplitMixture, ffn: FFN, order: Tensor, router: Tensor) -> None:

@@ -1,25 +1,25 @@
 """A Mixtral made from a dense Llama: each expert is the model's FFN and a difference of low rank.
 
-    mixtral = as_mixtral(load_dense(), load(path, dense), torch.bfloat16)
+    mixtral = mixtral_from(load_dense(), "experts.safetensors", torch.bfloat16)
 
 All experts share the dense FFN: one base and the differences would be far cheaper to move than these experts. The model
 is written out as an ordinary `MixtralForCausalLM`, because that is what other programs load.
+
+The parts of L layers with E experts of F neurons, for a hidden size of H: `router` [L, E, H], and for each expert's
+fused gate and up, and for its down projection, the sides of a difference left · right of rank r: `gate_up_left`
+[L, E, 2F, r], `gate_up_right` [L, E, r, H], `down_left` [L, E, H, r] and `down_right` [L, E, r, F].
 """
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from toolkit import tensor_files
 from toolkit.errors import UserError
-from toolkit.models.adapters import BASE, fingerprint
+from toolkit.models.adapters import load_parts, save_parts
 from toolkit.models.ffn import decoder_ffns
 from toolkit.models.plain import plain
-from toolkit.records import line
 
 FILE = "experts.safetensors"  # in the folder of an upcycled model
 KIND = "experts of an upcycled model"
@@ -31,94 +31,51 @@ TAKEN_OVER = (  # entries of a Llama's config that a Mixtral's has too
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
-class LowRankExperts:
-    """Routers, and the difference left · right of each expert's fused gate and up, and of its down projection.
-
-    Sizes: L layers, E experts, F neurons, H hidden, r the rank.
-    """
-
-    router: Float[Tensor, "L E H"]
-    gate_up_left: Float[Tensor, "L E F2 r"]
-    gate_up_right: Float[Tensor, "L E r H"]
-    down_left: Float[Tensor, "L E H r"]
-    down_right: Float[Tensor, "L E r F"]
-    per_token: int
-
-    @property
-    def count(self) -> int:
-        """Experts of a layer."""
-        return self.router.shape[1]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != PER_TOKEN}
-
-
-def save(path: str | os.PathLike, base: nn.Module, parts: LowRankExperts, about: Mapping[str, str]) -> None:
+def save(
+    path: str | os.PathLike, base: nn.Module, parts: Mapping[str, Tensor], per_token: int, about: Mapping[str, str]
+) -> None:
     """Replace a file by the parts for a dense model, as bf16. Raises `UserError` for disk trouble."""
-    described = {**about, BASE: fingerprint(base), PER_TOKEN: str(parts.per_token)}
-    tensor_files.save(path, KIND, described, {name: it.bfloat16().contiguous() for name, it in parts.tensors().items()})
+    tensors = {name: it.bfloat16() for name, it in parts.items()}
+    save_parts(path, KIND, base, tensors, {**about, PER_TOKEN: str(per_token)})
 
 
-def load(path: str | os.PathLike, base: nn.Module) -> LowRankExperts:
-    """The parts of a file, as float32, for this dense model.
-
-    Raises `UserError` for a file that is damaged, of another kind or for another model.
-    """
-    about, tensors = tensor_files.load(path, KIND)
-    if about.get(BASE) != fingerprint(base):
-        raise UserError(f"{path}: made for another model ({line(about.get('model'))}); load that one")
-    with tensor_files.consistent(path, KIND):
-        parts = LowRankExperts(**{name: it.float() for name, it in tensors.items()}, per_token=int(about[PER_TOKEN]))
-        _check(base, parts)
-    return parts
+def mixtral_from(base: nn.Module, path: str | os.PathLike, dtype: torch.dtype) -> nn.Module:
+    """The Mixtral that a file makes of a dense model. Raises `UserError` as `load_parts` and `check_llama` do."""
+    about, parts = load_parts(path, KIND, base)
+    return as_mixtral(base, parts, int(about[PER_TOKEN]), dtype)
 
 
-def _check(base: nn.Module, parts: LowRankExperts) -> None:
-    """Raise `ValueError` for parts that do not fit the model."""
-    ffns = decoder_ffns(base)
-    layers, neurons, hidden = len(ffns), ffns[0].neurons, ffns[0].down.out_features
-    experts, rank = parts.count, parts.down_right.shape[2]
-    expected = {
-        "router": (layers, experts, hidden),
-        "gate_up_left": (layers, experts, 2 * neurons, rank),
-        "gate_up_right": (layers, experts, rank, hidden),
-        "down_left": (layers, experts, hidden, rank),
-        "down_right": (layers, experts, rank, neurons),
-    }
-    if wrong := [name for name, it in parts.tensors().items() if tuple(it.shape) != expected[name]]:
-        raise ValueError(f"{wrong[0]} does not fit the model")
-    if not 1 <= parts.per_token <= experts or not all(bool(it.isfinite().all()) for it in parts.tensors().values()):
-        raise ValueError(f"{parts.per_token} of {experts} experts a token, or a number that is not finite")
+def check_llama(base: nn.Module) -> None:
+    """Raise `UserError` for a model that is no Llama, or one with biases."""
+    from transformers import LlamaConfig
+
+    if not isinstance(base.config, LlamaConfig) or base.config.mlp_bias or base.config.attention_bias:
+        raise UserError(f"{type(base).__name__}: only a Llama without biases becomes a Mixtral")
 
 
 @torch.no_grad()
-def as_mixtral(base: nn.Module, parts: LowRankExperts, dtype: torch.dtype) -> nn.Module:
+def as_mixtral(base: nn.Module, parts: Mapping[str, Tensor], per_token: int, dtype: torch.dtype) -> nn.Module:
     """A `MixtralForCausalLM` in a dtype. Sums of weights and differences are rounded once, from the base's dtype.
 
     It shares no tensor with the base. Raises `UserError` for a base that is no Llama.
     """
     from accelerate import init_empty_weights
-    from transformers import LlamaConfig, MixtralConfig, MixtralForCausalLM
+    from transformers import MixtralConfig, MixtralForCausalLM
 
-    if not isinstance(base.config, LlamaConfig) or base.config.mlp_bias or base.config.attention_bias:
-        raise UserError(f"{type(base).__name__}: only a Llama without biases becomes a Mixtral")
+    check_llama(base)
     entries = {name: getattr(base.config, name) for name in TAKEN_OVER}
-    config = MixtralConfig(
-        **entries, num_local_experts=parts.count, num_experts_per_tok=parts.per_token, sliding_window=None, dtype=dtype
-    )
+    entries |= {"num_local_experts": parts["router"].shape[1], "num_experts_per_tok": per_token}
     with init_empty_weights(include_buffers=False):
-        model = MixtralForCausalLM(config)
+        model = MixtralForCausalLM(MixtralConfig(**entries, sliding_window=None, dtype=dtype))
     own = {name: tensor for name, tensor in base.state_dict().items() if ".mlp." not in name}
     weights = {name: tensor.to(dtype, copy=True) for name, tensor in own.items()}
     for layer, ffn in enumerate(decoder_ffns(base)):
         gate_up, down = torch.cat([ffn.gate.weight, ffn.up.weight]), ffn.down.weight
         place = f"model.layers.{layer}.mlp"
-        weights[f"{place}.gate.weight"] = parts.router[layer].to(dtype, copy=True)
+        weights[f"{place}.gate.weight"] = parts["router"][layer].to(dtype, copy=True)
         for name, dense in {"gate_up": gate_up, "down": down}.items():
-            left, right = (getattr(parts, f"{name}_{side}")[layer] for side in ("left", "right"))
-            sums = [(dense.float() + one @ other).to(dtype) for one, other in zip(left, right, strict=True)]
+            lows = zip(parts[f"{name}_left"][layer], parts[f"{name}_right"][layer], strict=True)
+            sums = [(dense.float() + left @ right).to(dtype) for left, right in lows]
             weights[f"{place}.experts.{name}_proj"] = torch.stack(sums)
     model.load_state_dict(weights, assign=True)
     model.tie_weights()

@@ -93,14 +93,14 @@ def _registered(name: str) -> Target:
 
 def _mixture(dense: ModelShape, file: Path) -> ModelShape:
     """The mixture that a file makes of a dense model."""
-    from toolkit.models import split_files, upcycled
+    from toolkit.models import mixture, upcycled
 
     if file.name == upcycled.FILE:
         about, tensors = tensor_files.load(file, upcycled.KIND)
         experts, ffn, shared = tensors["router"].shape[1], dense.ffn, 0
     else:
-        about, tensors = tensor_files.load(file, split_files.KIND)
-        experts, neurons = tensors[split_files.ROUTER].shape[1], int(about["shared"])
+        about, tensors = tensor_files.load(file, mixture.KIND)
+        experts, neurons = tensors[mixture.ROUTER].shape[1], int(about["shared"])
         ffn = (dense.ffn - neurons) // experts
         shared = neurons // ffn
     per_token = int(about[upcycled.PER_TOKEN])

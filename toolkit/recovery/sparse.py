@@ -6,43 +6,40 @@ goes on where it was stopped.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from toolkit.cache import shelf
+from toolkit import tensor_files
 from toolkit.errors import UserError
 from toolkit.files import file_sha256, read_json, write_json
 from toolkit.models.activation import activation
-from toolkit.models.adapters import FILE, Adapters, LowRankDifference, fingerprint, load, said_about, save
-from toolkit.quality import evaluate_tasks, perplexity
+from toolkit.models.adapters import FILE, KIND, Adapters, LowRankDifference, load, save
+from toolkit.models.ffn import decoder_ffns
+from toolkit.quality import perplexity
 from toolkit.recovery import card
-from toolkit.recovery.distillation import adapted, distil, fresh, refitted
-from toolkit.recovery.training import Training
+from toolkit.recovery.distillation import adapted, distil_sparse, fresh, refitted
+from toolkit.recovery.training import Training, place
 from toolkit.sparsity.calibration import Calibration
 from toolkit.sparsity.shares import check_range, shares
 from toolkit.sparsity.thresholds import thresholded, watched
 
 FITTED_ON = Calibration(windows=8, sequence_length=256)  # windows that shares of zeros and thresholds are fitted on
-EARLIER_RECIPES = "earlier_recipes"  # an entry of the description in a file of adapters
+SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation
 ABOUT = """\
 A threshold for each decoder block of `{model}` on |act(gate) · up|: what does not exceed it is zero. And adapters: a
-difference of low rank for each decoder linear. `load_model("{name}")` loads `{model}`, adds them and cuts.{other}
-
-{table}
-
-Perplexity and the share of zeros are measured on {windows} windows of {sequence_length} tokens of evaluation text.
-
-"""
+difference of low rank for each decoder linear. `load_model("{name}")` loads `{model}`, adds them and cuts.{other}"""
 OTHER = " `{}` takes the place\nof the model's own activation."
-EARLIER = "* **Before**: the training starts from adapters of these recipes, the first one first: {}\n"
-DISTILLED, AFTER = "distillation from the dense model's probabilities", ", after the\n  steps for lower shares of zeros"
+LOSS, AFTER = "distillation from the dense model's probabilities", ", after the\n  steps for lower shares of zeros"
 
 
 @dataclass(frozen=True)
@@ -65,30 +62,26 @@ class Recipe:
     """The folder of a sparse version of the same model, whose adapters the first training starts from."""
 
     def __post_init__(self):
-        """Check the numbers."""
+        """Check the shares, the activation and the place to start from."""
         check_range(self.zeros)
-        if list(self.zeros) != sorted(set(self.zeros)) or not self.zeros:
-            raise UserError(f"shares of zeros {list(self.zeros)}: expected one or more, rising")
+        if list(self.zeros) != sorted(set(self.zeros)):
+            raise UserError(f"shares of zeros {list(self.zeros)}: expected them to rise")
         if self.activation is not None:
             activation(self.activation)
         if self.start is not None and not (Path(self.start) / FILE).is_file():
             raise UserError(f"start {self.start}: expected the folder of a sparse version, with a file {FILE}")
-        numbers = {"rank": self.rank, "down_rank": self.down_rank, "later_steps": self.later_steps}
-        for name, value in (numbers | asdict(self.training)).items():
-            if name not in ("seed", "warm_up", "follow") and value <= 0:
-                raise UserError(f"{name} {value}: expected more than 0")
 
-    def name(self, zeros: float) -> str:
-        """The name of the version with this share of zeros, such as `smollm2-135m-relu-sparse80`."""
+    def names(self) -> list[str]:
+        """The names of the versions, such as `smollm2-135m-relu-sparse80`."""
         kind = "sparse" if self.activation is None else f"{self.activation}-sparse"
-        return f"{Path(self.model).name}-{kind}{zeros * 100:g}"
+        return [f"{Path(self.model).name}-{kind}{zeros * 100:g}" for zeros in self.zeros]
 
-    def record(self) -> dict:
-        """The recipe as files describe it: the name only of the place to start from, and ranks where they count."""
+    def record(self) -> dict[str, Any]:
+        """The recipe as files describe it: with the one of the adapters that it starts from, whose ranks stay."""
         fields = asdict(self)
         if self.start is not None:
             del fields["rank"], fields["down_rank"]
-            fields["start"] = Path(self.start).name
+            fields["start"] = json.loads(tensor_files.load(Path(self.start) / FILE, KIND)[0]["recipe"])
         return fields
 
     def training_of(self, number: int) -> Training:
@@ -97,17 +90,12 @@ class Recipe:
         return training if number == 0 else replace(training, steps=self.later_steps)
 
 
-@dataclass(frozen=True, eq=False)
-class SparseVersion:
-    """A sparse version: the share of zeros asked for, its adapters, those it started from, and its curve.
+class SparseVersion(NamedTuple):
+    """A sparse version of a model."""
 
-    `alone` has the thresholds and the activation for the same share of zeros, but no differences.
-    """
-
-    zeros: float
     adapters: Adapters
-    start: Adapters
     alone: Adapters
+    """The thresholds and the activation for the same share of zeros, without differences."""
     curve: list[dict[str, float]]
 
 
@@ -116,93 +104,50 @@ def recover(recipe: Recipe, model: nn.Module, tokens: Int64[Tensor, " n"]) -> It
 
     Raises `UserError` as `shares` and `distil` do, and for adapters to start from that are damaged or another model's.
     """
-    adapters, digest = fresh(model, recipe.rank, recipe.down_rank, recipe.activation), None
     if recipe.start is not None:
         file = Path(recipe.start) / FILE
         adapters, digest = replace(load(file, model), activation=recipe.activation), file_sha256(file)
-    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "start": digest})
-    windows, kept = FITTED_ON.draw(tokens), place / "shares.json"
+    else:
+        lows = fresh(model, recipe.rank, recipe.down_rank)
+        adapters, digest = Adapters(lows, torch.zeros(len(decoder_ffns(model))), recipe.activation), None
+    folder = place(recipe, model, [tokens], start=digest)
+    windows, kept = FITTED_ON.draw(tokens), folder / "shares.json"
     if not kept.exists():  # the last digits of shares depend on the threads
         write_json(kept, {"shares": shares(model, windows, recipe.zeros)})
-    for number, (zeros, layers) in enumerate(zip(recipe.zeros, read_json(kept)["shares"], strict=True)):
-        start = refitted(model, adapters, windows, layers)
-        state = place / f"{recipe.name(zeros)}.safetensors"
-        learnt, curve = distil(model, tokens, layers, start, recipe.training_of(number), state)
-        adapters = refitted(model, _rounded(learnt), windows, layers)
-        alone = refitted(model, replace(adapters, differences={}), windows, layers)
-        yield SparseVersion(zeros, adapters, start, alone, curve)
+    for number, (name, layers) in enumerate(zip(recipe.names(), read_json(kept)["shares"], strict=True)):
+        start, training = refitted(model, adapters, windows, layers), recipe.training_of(number)
+        learnt, curve = distil_sparse(model, tokens, layers, start, training, folder / f"{name}.safetensors")
+        lows = {name: LowRankDifference(*(it.bfloat16() for it in low)) for name, low in learnt.differences.items()}
+        adapters = refitted(model, replace(learnt, differences=lows), windows, layers)
+        yield SparseVersion(adapters, refitted(model, replace(adapters, differences={}), windows, layers), curve)
 
 
-def _rounded(adapters: Adapters) -> Adapters:
-    """The differences as a file holds them."""
-    lows = {
-        name: LowRankDifference(low.left.bfloat16(), low.right.bfloat16()) for name, low in adapters.differences.items()
-    }
-    return replace(adapters, differences=lows)
+def evaluated(
+    model: nn.Module, tokens: Int64[Tensor, " n"], windows: int, adapters: Adapters | None = None
+) -> dict[str, float]:
+    """Perplexity and share of zeros on the first windows of a text; of the dense model without adapters."""
+    zeros: list[float] = []
+    with ExitStack() as stack:
+        if adapters is not None:
+            stack.enter_context(adapted(model, adapters))
+            stack.enter_context(thresholded(model, adapters.thresholds))
+        stack.enter_context(watched(model, lambda _, outputs: zeros.append((outputs == 0).double().mean().item())))
+        return {"perplexity": float(perplexity(model, tokens, SEQUENCE_LENGTH, windows)), "zeros": fmean(zeros)}
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The data of the evaluation: tokens, and tasks of `toolkit.quality` if any."""
+def make(recipe: Recipe, out: Path, model: nn.Module, texts: Sequence[Int64[Tensor, " n"]], windows: int) -> None:
+    """Make each version, evaluate it and write its folder in `out`.
 
-    tokens: Int64[Tensor, " n"]
-    tokenizer: object
-    windows: int = 6
-    sequence_length: int = 1024
-    tasks: tuple[str, ...] = ()
-    task_limit: int | None = None
-
-    def of(self, model: nn.Module, adapters: Adapters | None = None) -> dict[str, float]:
-        """Perplexity, share of zeros and accuracy by task; of the dense model without adapters."""
-        zeros: list[float] = []
-        with ExitStack() as stack:
-            if adapters is not None:
-                stack.enter_context(adapted(model, adapters))
-                stack.enter_context(thresholded(model, adapters.thresholds))
-            with watched(model, lambda _, outputs: zeros.append((outputs == 0).double().mean().item())):
-                row = {"perplexity": float(perplexity(model, self.tokens, self.sequence_length, self.windows))}
-            row["zeros"] = sum(zeros) / len(zeros)
-            if self.tasks:
-                found = evaluate_tasks(model, self.tokenizer, self.tasks, self.task_limit)
-                for name, value, error in found[["task", "value", "standard_error"]].itertuples(index=False):
-                    row |= {name: value, f"{name} (standard error)": error}
-        return row
-
-    def table(self, model: nn.Module, dense: dict[str, float], sparse: SparseVersion) -> pd.DataFrame:
-        """A row for the dense model (as evaluated), for thresholds alone, and for the adapters."""
-        rows = {
-            "dense": dense,
-            "thresholds alone": self.of(model, sparse.alone),
-            "recovered": self.of(model, sparse.adapters),
-        }
-        found = pd.DataFrame([{"version": name, **row} for name, row in rows.items()])
-        return found.assign(relative=found["perplexity"] / dense["perplexity"])
-
-
-def write(
-    folder: Path, model: nn.Module, recipe: Recipe, sparse: SparseVersion, quality: pd.DataFrame, on: Evaluation
-) -> None:
-    """Write a new folder of a sparse version. Raises `UserError` if it exists, and for trouble with the disk."""
-    record, before = recipe.record(), earlier(recipe)
-    said = {"model": recipe.model, "zeros": str(sparse.zeros), "recipe": json.dumps(record)}
-    about = ABOUT.format(
-        name=folder.name,
-        model=recipe.model,
-        other="" if recipe.activation is None else OTHER.format(recipe.activation),
-        table=card.markdown(quality),
-        windows=on.windows,
-        sequence_length=on.sequence_length,
-    )
-    of = DISTILLED + ("" if sparse.zeros == recipe.zeros[0] else AFTER)
-    notes = card.training_notes(of, "sparse", record, sparse.curve)
-    notes += EARLIER.format(json.dumps(before)) if before else ""
-    weights = partial(save, base=model, adapters=sparse.adapters, about=said | {EARLIER_RECIPES: json.dumps(before)})
-    card.write(folder, about, notes, sparse.curve, FILE, weights, {"quality.csv": quality})
-
-
-def earlier(recipe: Recipe) -> list[dict]:
-    """The recipes of the adapters that this one starts from, in the order of the trainings."""
-    if recipe.start is None:
-        return []
-    about = said_about(Path(recipe.start) / FILE)
-    return [*json.loads(about.get(EARLIER_RECIPES, "[]")), json.loads(about["recipe"])]
+    `texts` are calibration and evaluation tokens. Raises `UserError` as `recover` and `card.write` do.
+    """
+    tokens, evaluation = texts
+    other = "" if recipe.activation is None else OTHER.format(recipe.activation)
+    dense, record = evaluated(model, evaluation, windows), recipe.record()
+    for number, (name, made) in enumerate(zip(recipe.names(), recover(recipe, model, tokens), strict=True)):
+        versions = {"thresholds alone": made.alone, "recovered": made.adapters}
+        rows = {"dense": dense} | {of: evaluated(model, evaluation, windows, it) for of, it in versions.items()}
+        quality = pd.DataFrame([{"version": of, **row} for of, row in rows.items()])
+        tables = {"quality.csv": quality.assign(relative=quality["perplexity"] / dense["perplexity"])}
+        about, loss = ABOUT.format(name=name, model=recipe.model, other=other), LOSS + (AFTER if number else "")
+        save_adapters = partial(save, base=model, adapters=made.adapters)
+        card.write(out / name, about, loss, "sparse", record, made.curve, FILE, save_adapters, tables, windows)

@@ -1,12 +1,16 @@
-"""Routers and adapters trained so that a split model, with some of its experts, gives its dense model's probabilities.
+"""A dense FFN split into experts, and routers and adapters trained so that some experts give the dense probabilities.
 
-The loss is the one of `toolkit.recovery.distillation`. While it trains, the model stays dense and the neurons of the
-experts that a token does not use are set to zero. The choice of experts has no gradient of its own: routers get that of
-a sigmoid of the score's distance from the lowest chosen one (a straight-through estimator: Bengio et al., 2013).
+The form is DeepSeekMoE's (Dai et al., 2024). As in CMoE (Pei et al., 2025), the neurons that most tokens use are
+shared, the others are clustered by the tokens that use them, in clusters of one size, and a router is fitted, here a
+linear one by ridge regression. The magnitude of a neuron is |act(gate) · up| times the norm of its column of `down`.
+
+The loss of the training is the one of `toolkit.recovery.distillation`. While it trains, the model stays dense and the
+neurons of the experts that a token does not use are set to zero. The choice of experts has no gradient of its own:
+routers get that of a sigmoid of the score's distance from the lowest chosen one (a straight-through estimator: Bengio
+et al., 2013).
 """
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -19,39 +23,46 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from torch.nn import functional
 
-from toolkit.cache import shelf
+from toolkit.errors import UserError
 from toolkit.models.activation import activation, activation_name
-from toolkit.models.adapters import Adapters, LowRankDifference, fingerprint
+from toolkit.models.adapters import Adapters, LowRankDifference
 from toolkit.models.cutting import attached
 from toolkit.models.ffn import FFN, decoder_ffns
-from toolkit.models.split_files import FILE, SplitParts, save
-from toolkit.models.splitting import Sizes, ffn_inputs, random_split, split_ffn
+from toolkit.models.mixture import FILE, SplitParts, check_gated, save
 from toolkit.progress import progress
 from toolkit.quality import perplexity
 from toolkit.recovery import card
-from toolkit.recovery.distillation import adapted, backward_divergence, fresh, sides_of
-from toolkit.recovery.training import Training, train
+from toolkit.recovery.distillation import adapted, distil, fresh
+from toolkit.recovery.training import Training, place
 from toolkit.sparsity.calibration import Calibration
+from toolkit.sparsity.thresholds import run_decoder
 
 FITTED_ON = Calibration(windows=8, sequence_length=512)  # windows that neurons are sorted and routers fitted on
 SEQUENCE_LENGTH = 1024  # tokens of a window of the evaluation
+TOP = 0.25  # a token uses this share of a layer's neurons: those with the highest magnitudes
+ROUNDS = 6  # of clustering
+FEATURES = 256  # random directions that the tokens' magnitudes are projected on
+RIDGE = 0.1  # of the mean square of the router's inputs
+LOSS = "distillation of routers and differences from the dense model's probabilities"
 ABOUT = """\
 `{model}` with each FFN split into experts, in DeepSeekMoE's form: {shared} neurons that every token uses, and
 {experts} routed experts of {neurons} neurons, {per_token} of which a token uses. `load_model("{name}")` loads
 `{model}`, adds low-rank differences to its decoder linears and puts its neurons in the order of `{file}`. The class
-stays `LlamaForCausalLM`; the config's entry `split_mixture` says how it is split. An expert's output has a weight of 1,
+stays the model's own; the config's entry `split_mixture` says how it is split. An expert's output has a weight of 1,
 so without the differences all experts together are the dense FFN.
 
-{table}
+"fitted": split and router by what the neurons give on calibration text, no training. "random clusters": the same
+shared neurons and a router fitted in the same way, the other neurons in random groups. "random router": the fitted
+groups, routed at random. "distilled": this model."""
 
-Perplexity is measured on {windows} windows of 1024 tokens of evaluation text. "fitted": split and router by what the
-neurons give on calibration text, no training. "random clusters": the same shared neurons and a router fitted in the
-same way, the other neurons in random groups. "random router": the fitted groups, routed at random. "distilled": this
-model.
 
-* **Split**: `toolkit.models.splitting`. The neurons that most tokens use are shared, the others clustered by the tokens
-  that use them (balanced assignment), and a linear router is fitted to the experts' energy by ridge regression.
-"""
+@dataclass(frozen=True)
+class Sizes:
+    """How an FFN is split: routed experts, how many of them a token uses, and the neurons that every token uses."""
+
+    experts: int = 14
+    per_token: int = 8
+    shared: int = 192
 
 
 @dataclass(frozen=True)
@@ -66,17 +77,119 @@ class Splitting:
     corpus: str = "wiki-slice"
     training: Training = field(default_factory=Training)
 
+    def names(self) -> list[str]:
+        """The name of the model that is made."""
+        return [f"{Path(self.model).name}-moe-split"]
 
-def split_parts(model: nn.Module, windows: Int64[Tensor, "windows tokens"], sizes: Sizes, make=split_ffn) -> SplitParts:
-    """The parts that split a dense model, from text; `make` is `split_ffn` or a rival of it."""
-    act, splits = activation(activation_name(model)), []
+
+@torch.no_grad()
+def ffn_inputs(model: nn.Module, windows: Int64[Tensor, "windows tokens"]) -> list[Float[Tensor, "tokens hidden"]]:
+    """The inputs of each layer's FFN on the windows of a text, in the model's dtype."""
+    inputs: list[list[Tensor]] = [[] for _ in decoder_ffns(model)]
+    hooks = (
+        ffn.up.register_forward_pre_hook(lambda _, args, found=found: found.append(args[0].flatten(0, -2)))
+        for ffn, found in zip(decoder_ffns(model), inputs, strict=True)
+    )
+    with attached(hooks):
+        for window in windows:
+            run_decoder(model, window)
+    return [torch.cat(found) for found in inputs]
+
+
+def split_parts(
+    model: nn.Module, windows: Int64[Tensor, "windows tokens"], sizes: Sizes, at_random: bool = False
+) -> SplitParts:
+    """The parts that split a dense model, from text. Raises `UserError` unless its FFNs are shared out evenly."""
+    ffns, act, splits = decoder_ffns(model), activation(activation_name(model)), []
+    check_gated(ffns)
+    if rest := (ffns[0].neurons - sizes.shared) % sizes.experts:
+        raise UserError(f"{ffns[0].neurons} neurons less {sizes.shared}: {sizes.experts} experts leave {rest}")
     inputs = ffn_inputs(model, windows)
     with progress("splitting FFNs", len(inputs), "layers") as bar:
-        for ffn, x in zip(decoder_ffns(model), inputs, strict=True):
-            splits.append(make(ffn, act, x, sizes))
+        for ffn, x in zip(ffns, inputs, strict=True):
+            splits.append(split_ffn(ffn, act, x, sizes, at_random))
             bar.update()
-    orders, routers = (torch.stack([getattr(it, name) for it in splits]) for name in ("permutation", "router"))
+    orders, routers = map(torch.stack, zip(*splits, strict=True))
     return SplitParts(orders, routers, sizes.shared, sizes.per_token)
+
+
+@torch.no_grad()
+def split_ffn(
+    ffn: FFN,
+    act: Callable[[Tensor], Tensor],
+    x: Float[Tensor, "tokens hidden"],
+    sizes: Sizes,
+    at_random: bool = False,
+) -> tuple[Int64[Tensor, " neurons"], Float[Tensor, "experts hidden"]]:
+    """One gated FFN's neurons in their new order, the shared ones first, and its router, from what they give on text.
+
+    `at_random` is the rival: the same shared neurons and a router fitted in the same way, the others in random groups.
+    """
+    found = magnitudes(ffn, act, x)
+    order = usage(found).argsort(descending=True, stable=True)
+    shared, routed = order[: sizes.shared], order[sizes.shared :]
+    if at_random:
+        mixed = routed[torch.randperm(len(routed), generator=torch.Generator().manual_seed(0))]
+        groups = list(mixed.view(sizes.experts, -1).sort(1).values)
+    else:
+        labels = balanced_clusters(features(found[:, routed]), sizes.experts)
+        groups = [routed[labels == expert].sort().values for expert in range(sizes.experts)]
+    return torch.cat([shared.sort().values, *groups]), fitted_router(x, found, groups)
+
+
+@torch.no_grad()
+def magnitudes(ffn: FFN, act: Callable[[Tensor], Tensor], x: Float[Tensor, "tokens hidden"]) -> Tensor:
+    """|act(gate · x) · (up · x)| times the norm of the neuron's column of `down`: float32 [tokens, neurons]."""
+    outputs = act(functional.linear(x, ffn.gate.weight)) * functional.linear(x, ffn.up.weight)
+    return outputs.float().abs() * ffn.down.weight.float().norm(dim=0)
+
+
+def usage(found: Float[Tensor, "tokens neurons"]) -> Float[Tensor, " neurons"]:
+    """The share of tokens that use each neuron: it is among the `TOP` of the layer's."""
+    count = max(1, round(TOP * found.shape[1]))
+    floor = found.kthvalue(found.shape[1] - count + 1, dim=1, keepdim=True).values
+    return (found >= floor).float().mean(0)
+
+
+def features(found: Float[Tensor, "tokens neurons"]) -> Float[Tensor, "neurons features"]:
+    """A row of length 1 for each neuron: its magnitudes by token, less their mean, in random directions."""
+    rows = functional.normalize((found - found.mean(0)).T, dim=1)
+    directions = torch.randn(rows.shape[1], FEATURES, generator=torch.Generator().manual_seed(0))
+    return functional.normalize(rows @ directions, dim=1)
+
+
+def balanced_clusters(rows: Float[Tensor, "items features"], count: int) -> Int64[Tensor, " items"]:
+    """The cluster of each row, all of one size: k-means whose assignment is the best one of that kind."""
+    from scipy.optimize import linear_sum_assignment
+
+    centres = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:count]]
+    labels = torch.zeros(len(rows), dtype=torch.int64)
+    for _ in range(ROUNDS):
+        likeness = (rows @ centres.T).repeat_interleave(len(rows) // count, dim=1)
+        items, places = linear_sum_assignment(likeness.numpy(), maximize=True)
+        labels[torch.from_numpy(items)] = torch.from_numpy(places) // (len(rows) // count)
+        sums = torch.zeros(count, rows.shape[1]).index_add(0, labels, rows)
+        centres = functional.normalize(sums, dim=1)
+    return labels
+
+
+def fitted_router(
+    x: Float[Tensor, "tokens hidden"], found: Float[Tensor, "tokens neurons"], groups: Sequence[Tensor]
+) -> Float[Tensor, "experts hidden"]:
+    """A linear map from the FFN's input to the logarithm of each expert's energy, by ridge regression.
+
+    The energy is the sum of squared magnitudes; each token's mean over the experts is taken out, because only the order
+    of a token's experts counts. The logarithm gives every token the same weight. The scores on `x` have a standard
+    deviation of 1.
+    """
+    sums = torch.stack([found[:, group].square().sum(1) for group in groups], dim=1)
+    energy = sums.clamp(min=torch.finfo(sums.dtype).tiny).log()
+    energy = energy - energy.mean(1, keepdim=True)
+    inputs = x.double()
+    gram = inputs.T @ inputs
+    gram += RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    router = torch.linalg.solve(gram, inputs.T @ energy.double()).T
+    return (router / (inputs @ router.T).std()).float()
 
 
 def distilled(
@@ -84,40 +197,30 @@ def distilled(
 ) -> tuple[SplitParts, list[dict[str, float]]]:
     """Train routers and differences of the parts of a dense model; and the curve of losses (nats a token).
 
-    The state is kept on the way; the same call goes on with it. Raises `UserError` as `train` does.
+    The state is kept on the way; the same call goes on with it. Raises `UserError` as `distil` does.
     """
-    start = fresh(model, recipe.rank, recipe.down_rank).differences
-    lows = {
-        name: LowRankDifference(low.left.requires_grad_(), low.right.requires_grad_()) for name, low in start.items()
-    }
-    adapters = Adapters(lows, torch.zeros(len(decoder_ffns(model))))
     routers = [router.clone().requires_grad_() for router in parts.router]
 
-    def gradients(windows: Int64[Tensor, "batch tokens"]) -> float:
-        total = 0.0
-        for window in windows:
-            with torch.no_grad():
-                teacher = model.base_model(window[None], use_cache=False)[0]
-            with adapted(model, adapters), masked(model, parts, routers):
-                student = model.base_model(window[None], use_cache=False)[0]
-            total += backward_divergence(model.get_output_embeddings(), student, teacher, len(windows))
-        return total
+    @contextmanager
+    def student(lows) -> Iterator[None]:
+        with adapted(model, Adapters(lows, torch.zeros(len(routers)))), masked(model, parts, routers):
+            yield
 
-    parameters = sides_of(lows) | {f"router.{layer}": router for layer, router in enumerate(routers)}
-    place = shelf("recovery", asdict(recipe) | {"base": fingerprint(model), "tokens": len(tokens)})
-    windows, state = partial(recipe.training.windows, tokens), place / "split.safetensors"
-    curve = train("distilling", recipe.training, parameters, gradients, windows, state, asdict(recipe))
+    start, state = fresh(model, recipe.rank, recipe.down_rank), place(recipe, model, [tokens]) / "split.safetensors"
+    named = {f"router.{layer}": router for layer, router in enumerate(routers)}
+    lows, curve = distil(model, tokens, student, start, recipe.training, state, named)
     held = lambda tensor: tensor.detach().bfloat16().float()  # noqa: E731 (as a file holds it)
-    differences = {name: LowRankDifference(held(low.left), held(low.right)) for name, low in lows.items()}
+    differences = {name: LowRankDifference(*map(held, low)) for name, low in lows.items()}
     return replace(parts, router=held(torch.stack(routers)), differences=differences), curve
 
 
 @contextmanager
-def masked(model: nn.Module, parts: SplitParts, routers: list[Tensor] | Tensor) -> Iterator[None]:
+def masked(model: nn.Module, parts: SplitParts, routers: Sequence[Tensor] | Tensor) -> Iterator[None]:
     """Inside the block, the neurons of a dense model's FFNs are zero where their expert is not used."""
-    places = zip(decoder_ffns(model), parts.permutation, routers, strict=True)
-    masks = [_Mask(ffn, order, router, parts) for ffn, order, router in places]
-    handles = [handle for mask in masks for handle in mask.hooked()]
+    handles = []
+    for ffn, order, router in zip(decoder_ffns(model), parts.permutation, routers, strict=True):
+        mask = _Mask(order, router, parts)
+        handles += [ffn.up.register_forward_pre_hook(mask.read), ffn.down.register_forward_pre_hook(mask.cut)]
     with attached(handles):
         yield
 
@@ -125,27 +228,20 @@ def masked(model: nn.Module, parts: SplitParts, routers: list[Tensor] | Tensor) 
 class _Mask:
     """One layer's choice of experts, from the FFN's input to its neurons' outputs."""
 
-    def __init__(self, ffn: FFN, order: Tensor, router: Tensor, parts: SplitParts):
-        self.ffn, self.router, self.per_token = ffn, router, parts.per_token
-        experts = len(router)
-        self.group = torch.full((ffn.neurons,), experts)  # of each neuron; the last group is always on
-        self.group[order[parts.shared :]] = torch.arange(experts).repeat_interleave(
-            (ffn.neurons - parts.shared) // experts
-        )
+    def __init__(self, order: Tensor, router: Tensor, parts: SplitParts):
+        self.router, self.per_token, routed = router, parts.per_token, order[parts.shared :]
+        self.group = torch.full_like(order, len(router))  # of each neuron; the last group is always on
+        self.group[routed] = torch.arange(len(router)).repeat_interleave(len(routed) // len(router))
         self.on: Float[Tensor, "... groups"] | None = None
 
-    def hooked(self):
-        """The hooks that read the input and cut the outputs."""
-        return self.ffn.up.register_forward_pre_hook(self._read), self.ffn.down.register_forward_pre_hook(self._cut)
-
-    def _read(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+    def read(self, _: nn.Module, args: tuple[Any, ...]) -> None:
         scores = functional.linear(args[0].to(self.router.dtype), self.router)
         lowest = scores.topk(self.per_token, dim=-1).values[..., -1:]
         soft = (scores - lowest).sigmoid()
         on = (scores >= lowest).to(scores.dtype) + soft - soft.detach()
         self.on = functional.pad(on, (0, 1), value=1.0)
 
-    def _cut(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
+    def cut(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor]:
         return (args[0] * self.on.to(args[0].dtype)[..., self.group],)
 
 
@@ -171,7 +267,7 @@ def quality(
     counts = sorted({*range(min(4, sizes.experts), sizes.experts, 2), sizes.experts})
     versions = {
         "fitted": (fitted, counts),
-        "random clusters": (split_parts(model, windows, sizes, random_split), counts),
+        "random clusters": (split_parts(model, windows, sizes, at_random=True), counts),
         "random router": (replace(fitted, router=router), [sizes.per_token]),
         "distilled": (trained, counts),
     }
@@ -187,27 +283,17 @@ def quality(
     return table.assign(relative=table["perplexity"] / dense)
 
 
-def write(
-    folder: Path,
-    base: nn.Module,
-    recipe: Splitting,
-    parts: SplitParts,
-    curve: list[dict[str, float]],
-    quality: pd.DataFrame,
-    windows: int,
-) -> None:
-    """Write a new folder of a split model. Raises `UserError` if it exists, and for trouble with the disk."""
-    sizes, record = recipe.sizes, asdict(recipe)
-    about = ABOUT.format(
-        name=folder.name,
-        model=recipe.model,
-        file=FILE,
-        neurons=(parts.permutation.shape[1] - sizes.shared) // sizes.experts,
-        table=card.markdown(quality),
-        windows=windows,
-        **asdict(sizes),
-    )
-    of = "distillation of routers and differences from the dense model's probabilities"
-    notes = card.training_notes(of, "split", record, curve)
-    weights = partial(save, base=base, parts=parts, about={"model": recipe.model, "recipe": json.dumps(record)})
-    card.write(folder, about, notes, curve, FILE, weights, {"quality.csv": quality})
+def make(recipe: Splitting, out: Path, model: nn.Module, texts: Sequence[Int64[Tensor, " n"]], windows: int) -> None:
+    """Split a model into experts, distil them, evaluate the mixture and write its folder in `out`.
+
+    `texts` are calibration and evaluation tokens. Raises `UserError` as `split_parts` and `card.write` do.
+    """
+    (tokens, evaluation), folder = texts, out / recipe.names()[0]
+    drawn, sizes = FITTED_ON.draw(tokens), recipe.sizes
+    fitted = split_parts(model, drawn, sizes)
+    parts, curve = distilled(recipe, model, tokens, fitted)
+    tables = {"quality.csv": quality(model, drawn, evaluation, fitted, parts, sizes, windows)}
+    neurons = (parts.permutation.shape[1] - sizes.shared) // sizes.experts
+    about = ABOUT.format(name=folder.name, model=recipe.model, file=FILE, neurons=neurons, **asdict(sizes))
+    save_parts = partial(save, base=model, parts=parts)
+    card.write(folder, about, LOSS, "split", asdict(recipe), curve, FILE, save_parts, tables, windows)
