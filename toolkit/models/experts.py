@@ -139,17 +139,14 @@ class Experts:
     ) -> tuple[Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"], Float[Tensor, "neurons hidden"]]:
         """Gate, up and the transposed down projection of one expert, as views: row i belongs to neuron i.
 
-        Raises `UserError` for an expert that the block does not have, or that has no such rows (see `activation`).
+        Raises `UserError` for experts that have no such rows (see `activation`).
         """
-        expert = int(expert)
-        if not 0 <= expert < self.count:
-            raise UserError(f"expert {expert}: the block has experts 0 to {self.count - 1}")
         if self.activation is None:
             raise UserError(
                 f"{type(self.module).__name__}: its experts are more than act(gate) · up: they have no separate neurons"
             )
-        gate, up = self.linears[expert].up.weight.data.split(self.neurons)
-        return gate, up, self.linears[expert].down.weight.data.T
+        gate, up = self.linears[int(expert)].up.weight.data.split(self.neurons)
+        return gate, up, self.linears[int(expert)].down.weight.data.T
 
 
 class TopK(nn.Module):

@@ -18,7 +18,6 @@ from toolkit.errors import UserError
 from toolkit.files import check_memory, check_space, file_sha256, path_of
 from toolkit.models import adapters, mixture, upcycled
 from toolkit.models.blocks import cast_parameters
-from toolkit.models.causality import check_causal
 from toolkit.models.cutting import cut_for_good
 from toolkit.models.plain import plain
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 LOCAL = {"local_files_only": True}  # options of `from_pretrained`
 LARGE = 10**9  # weights; a copy of so many or more is kept in bfloat16
 SHARD = "1GB"  # so that several threads hash a large model
+ROUNDING = 0.05  # of the logits' standard deviation
 CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the choice stays
 
 
@@ -51,14 +51,9 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
         dtype: of every parameter; `fast_dtype()` is the quickest to compute with on this machine.
 
     A GGUF file may have any type of blocks that the package `gguf` dequantises, and any architecture that transformers
-    reads from GGUF. Its blocks are dequantised once to float32 (`scale · q + minimum`, to the last bit that GGUF's own
-    reader gives), and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. From a billion
-    weights on, the copy is rounded to bfloat16, the type that models of this size are published in (3.6 GB for
-    `qwen2.5-coder-1.5b`); other types get these values. Every weight is an ordinary `nn.Parameter` that can be pruned.
-
-    The embedded models are GGUF files, too: `smollm2-135m` is Q4_1, `gemma3-270m` and `qwen2.5-coder-1.5b` are Q4_K_M.
-    The last two are downloaded when they are named. Sparse versions and mixtures of experts are made from
-    `smollm2-135m` and the files under `data/models/`.
+    reads from GGUF. Its blocks are dequantised once to float32 (`scale · q + minimum`), from a billion weights on
+    rounded to bfloat16, and the copy is kept under the cache by the SHA-256 of the file. `dtype` rounds it. The
+    embedded models are such files; those under `data/models/` are made of `smollm2-135m` and the files there.
 
     A model whose config has `activation_thresholds` cuts its neurons (`toolkit.models.cutting`); one whose config has
     `split_mixture` has its FFNs split into experts (`toolkit.models.mixture`).
@@ -86,8 +81,18 @@ def load_model(name: str, dtype: torch.dtype = torch.bfloat16) -> tuple[nn.Modul
     cast_parameters(model, dtype)
     cut_for_good(model)
     model.eval().requires_grad_(False)
-    check_causal(model)
+    _check_causal(model)
     return model, tokenizer
+
+
+@torch.no_grad()
+def _check_causal(model: nn.Module) -> None:
+    """Raise `UserError` if the tokens after the first one change its logits, as in BERT: no class or config tells."""
+    tokens = torch.tensor([[1, 2, 3, 4, 5], [1, 6, 7, 8, 9]]) % model.config.get_text_config().vocab_size
+    one, other = model(tokens).logits[:, 0].float()
+    if (one - other).square().mean().sqrt() > ROUNDING * one.std():
+        name = type(model).__name__
+        raise UserError(f"{name} is no decoder: its logits depend on later tokens; choose a decoder-only model")
 
 
 def _decoder_config(name: str, place: str, options: dict):

@@ -13,15 +13,11 @@ from toolkit.models.architectures import ARCHITECTURES, FFN_NAMES
 
 # model -> layer of one decoder block -> (outputs, inputs), under the names that transformers gives them
 SHAPES = {
-    "opt-1536": ARCHITECTURES["opt-1536"].matrices,
-    "opt-1.3b": ARCHITECTURES["opt-1.3b"].matrices,
-    "opt-2.7b": ARCHITECTURES["opt-2.7b"].matrices,
-    "opt-6.7b": ARCHITECTURES["opt-6.7b"].matrices,
-    "opt-30b": ARCHITECTURES["opt-30b"].matrices,
-    "opt-66b": ARCHITECTURES["opt-66b"].matrices,
-    "tinyllama-1.1b": ARCHITECTURES["tinyllama-1.1b"].matrices,
-    "llama2-7b": ARCHITECTURES["llama2-7b"].matrices,
-    "llama2-70b": ARCHITECTURES["llama2-70b"].matrices,
+    name: ARCHITECTURES[name].matrices
+    for name in (
+        *("opt-1536", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-30b", "opt-66b"),
+        *("tinyllama-1.1b", "llama2-7b", "llama2-70b"),
+    )
 }
 
 ROWS_AT_ONCE = 64

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from toolkit import hub
 from toolkit.errors import UserError, unknown
 from toolkit.models.architectures import ARCHITECTURES
+from toolkit.models.blocks import cast_parameters
 from toolkit.models.plain import plain
 from toolkit.models.shapes import SHAPES, random_pruned, twin_shapes
 
@@ -28,21 +29,12 @@ def twin_model(
     is given. Raises `UserError` for an unknown model or a part of one (its
     matrices do not fit together), or fewer than one layer.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    if layers < 1:
-        raise UserError(f"layers={layers}: expected 1 or more")
-    with hub.quiet(), init_empty_weights(include_buffers=False):
-        made = AutoModelForCausalLM.from_config(_config(model, layers, vocabulary), **hub.NO_CODE)
+    _check(layers)
     weights = {
         op: random_pruned(shape, sparsity, dtype, seed + number)
         for number, (op, shape) in enumerate(twin_shapes(model).items())
     }
-    torch.manual_seed(seed)
-    state = {name: _value(name, parameter, weights, dtype, alike) for name, parameter in made.named_parameters()}
-    made.load_state_dict(state, strict=False, assign=True)
-    return made.eval().requires_grad_(False)
+    return _filled(_config(model, layers, vocabulary), dtype, seed, weights, alike)
 
 
 def twin_mixture(model: str, layers: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> nn.Module:
@@ -52,33 +44,31 @@ def twin_mixture(model: str, layers: int, dtype: torch.dtype = torch.bfloat16, s
     random and on the CPU; embeddings and head are small. A model with shared experts or dense layers gets none of
     these. Raises `UserError` for a model without experts, or fewer than one layer.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM, MixtralConfig
+    from transformers import MixtralConfig
 
     shape = ARCHITECTURES.get(model)
     if shape is None or not shape.experts:
         raise unknown("mixture of experts", model, (name for name, each in ARCHITECTURES.items() if each.experts))
-    if layers < 1:
-        raise UserError(f"layers={layers}: expected 1 or more")
+    _check(layers)
     config = MixtralConfig(
-        vocab_size=VOCABULARY,
-        max_position_embeddings=POSITIONS,
-        hidden_size=shape.hidden,
+        **_common(shape.hidden, layers, VOCABULARY, shape.heads),
         intermediate_size=shape.ffn,
-        num_hidden_layers=layers,
-        num_attention_heads=shape.heads,
         num_key_value_heads=shape.key_value_heads,
         num_local_experts=shape.experts,
         num_experts_per_tok=shape.experts_per_token,
-        tie_word_embeddings=False,
     )
-    with hub.quiet(), init_empty_weights(include_buffers=False):
-        made = AutoModelForCausalLM.from_config(config, **hub.NO_CODE)
-    torch.manual_seed(seed)
-    own = {name: it for name, it in plain(made).named_parameters() if ".experts." not in name}
-    state = {name: _value(name, each, {}, dtype, False) for name, each in own.items()}
-    made.load_state_dict(state, strict=False, assign=True)
-    return made.to(dtype).eval().requires_grad_(False)
+    return _filled(config, dtype, seed, {}, False)
+
+
+def _check(layers: int) -> None:
+    if layers < 1:
+        raise UserError(f"layers={layers}: expected 1 or more")
+
+
+def _common(hidden: int, layers: int, vocabulary: int, heads: int) -> dict[str, int | bool]:
+    """The entries that the configurations of all families have."""
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return sizes | {"vocab_size": vocabulary, "max_position_embeddings": POSITIONS, "tie_word_embeddings": False}
 
 
 def _config(model: str, layers: int, vocabulary: int):
@@ -88,18 +78,26 @@ def _config(model: str, layers: int, vocabulary: int):
     if model not in SHAPES:
         raise UserError(f"twin model {model!r}: a part of a model does not run; choose one of {', '.join(SHAPES)}")
     hidden = shapes["q_proj"][1]
-    common = {
-        "vocab_size": vocabulary,
-        "max_position_embeddings": POSITIONS,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": hidden // HEAD,
-        "tie_word_embeddings": False,
-    }
+    common = _common(hidden, layers, vocabulary, hidden // HEAD)
     if "fc1" in shapes:
         return OPTConfig(**common, ffn_dim=shapes["fc1"][0], word_embed_proj_dim=hidden)
     key_value_heads = shapes["k_proj"][0] // HEAD
     return LlamaConfig(**common, intermediate_size=shapes["up_proj"][0], num_key_value_heads=key_value_heads)
+
+
+def _filled(config, dtype: torch.dtype, seed: int, weights: dict[str, Tensor], alike: bool) -> nn.Module:
+    """The model of a configuration, with these weights of layers and random ones elsewhere; experts have no memory."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with hub.quiet(), init_empty_weights(include_buffers=False):
+        made = plain(AutoModelForCausalLM.from_config(config, **hub.NO_CODE))
+    torch.manual_seed(seed)
+    own = {name: it for name, it in made.named_parameters() if ".experts." not in name}
+    state = {name: _value(name, each, weights, dtype, alike) for name, each in own.items()}
+    made.load_state_dict(state, strict=False, assign=True)
+    cast_parameters(made, dtype)
+    return made.eval().requires_grad_(False)
 
 
 def _value(name: str, parameter: Tensor, weights: dict[str, Tensor], dtype: torch.dtype, alike: bool) -> Tensor:

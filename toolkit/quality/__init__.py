@@ -2,9 +2,8 @@
 
 from toolkit.quality.corpora import CORPORA, SPLITS, Article, check_corpus, load_articles, load_tokens
 from toolkit.quality.harness import HUB_TASKS, evaluate_tasks
-from toolkit.quality.likelihood import Perplexity, paired_difference, perplexity
+from toolkit.quality.likelihood import Perplexity, begun, paired_difference, perplexity, token_ids
 from toolkit.quality.local_tasks import LOCAL_TASKS
-from toolkit.quality.tokens import begun, token_ids
 
 __all__ = [
     "CORPORA",

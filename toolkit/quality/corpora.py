@@ -92,7 +92,11 @@ def load_articles(split: str) -> list[Article]:
     file = cached("text", key, sources.dependencies("toolkit.quality.wikipedia"), _parse_dump) / "articles.jsonl"
     with open(file, encoding="utf-8") as lines:
         articles = [Article(**json.loads(line)) for line in lines]
-    return [a for index, a in enumerate(articles) if (index % CALIBRATION_EVERY == 0) == (split == "calibration")]
+    return _of_split(articles, split)
+
+
+def _of_split(items: list, split: str) -> list:
+    return [it for index, it in enumerate(items) if (index % CALIBRATION_EVERY == 0) == (split == "calibration")]
 
 
 def _parse_dump(folder: Path) -> None:
@@ -123,15 +127,8 @@ def _python_files() -> list[Path]:
 def _python_sources(split: str) -> str:
     """Each file under a comment with its name; every third one calibrates, as of the Wikipedia slice."""
     folder = Path(sysconfig.get_path("stdlib"))
-    chosen = (
-        file
-        for index, file in enumerate(_python_files())
-        if (index % CALIBRATION_EVERY == 0) == (split == "calibration")
-    )
-    named = (
-        (file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8", errors="replace")) for file in chosen
-    )
-    return "\n\n".join(f"# {name}\n{text}" for name, text in named)
+    files = {file.relative_to(folder).as_posix(): file for file in _of_split(_python_files(), split)}
+    return "\n\n".join(f"# {name}\n{it.read_text(encoding='utf-8', errors='replace')}" for name, it in files.items())
 
 
 def _wikitext_2(split: str) -> str:
