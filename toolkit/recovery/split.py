@@ -10,7 +10,7 @@ routers get that of a sigmoid of the score's distance from the lowest chosen one
 et al., 2013).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -246,40 +246,21 @@ class _Mask:
 
 
 def quality(
-    model: nn.Module,
-    windows: Int64[Tensor, "windows tokens"],
-    evaluation: Int64[Tensor, " n"],
-    fitted: SplitParts,
-    trained: SplitParts,
-    sizes: Sizes,
-    limit: int,
+    model: nn.Module, versions: Mapping[str, SplitParts], tokens: Int64[Tensor, " n"], windows: int
 ) -> pd.DataFrame:
-    """Perplexity of a dense model, and of it split: fitted, with random groups, with a random router, distilled.
-
-    Args:
-        windows: calibration text, for the random groups' router.
-        evaluation: text of which `limit` windows are taken.
+    """Perplexity of a dense model, and of versions of it that are split, on the first windows of a text.
 
     Columns: version, experts_active (routed experts that a token uses: every other number from 4, and all), perplexity,
     relative (to the dense model's).
     """
-    router = torch.randn(fitted.router.shape, generator=torch.Generator().manual_seed(0))
-    counts = sorted({*range(min(4, sizes.experts), sizes.experts, 2), sizes.experts})
-    versions = {
-        "fitted": (fitted, counts),
-        "random clusters": (split_parts(model, windows, sizes, at_random=True), counts),
-        "random router": (replace(fitted, router=router), [sizes.per_token]),
-        "distilled": (trained, counts),
-    }
-    dense = float(perplexity(model, evaluation, SEQUENCE_LENGTH, limit))
-    rows: list[dict[str, object]] = [{"version": "dense", "experts_active": None, "perplexity": dense}]
-    for name, (parts, active) in versions.items():
-        adapters = Adapters(parts.differences, torch.zeros(len(parts.router)))
-        for count in active:
+    dense = float(perplexity(model, tokens, SEQUENCE_LENGTH, windows))
+    rows: list[tuple[str, int | None, float]] = [("dense", None, dense)]
+    for name, parts in versions.items():
+        experts, adapters = parts.router.shape[1], Adapters(parts.differences, torch.zeros(len(parts.router)))
+        for count in sorted({*range(min(4, experts), experts, 2), experts}):
             with adapted(model, adapters), masked(model, replace(parts, per_token=count), parts.router):
-                value = float(perplexity(model, evaluation, SEQUENCE_LENGTH, limit))
-            rows.append({"version": name, "experts_active": count, "perplexity": value})
-    table = pd.DataFrame(rows).astype({"experts_active": "Int64"})
+                rows.append((name, count, float(perplexity(model, tokens, SEQUENCE_LENGTH, windows))))
+    table = pd.DataFrame(rows, columns=["version", "experts_active", "perplexity"]).astype({"experts_active": "Int64"})
     return table.assign(relative=table["perplexity"] / dense)
 
 
@@ -288,11 +269,13 @@ def make(recipe: Splitting, out: Path, model: nn.Module, texts: Sequence[Int64[T
 
     `texts` are calibration and evaluation tokens. Raises `UserError` as `split_parts` and `card.write` do.
     """
-    (tokens, evaluation), folder = texts, out / recipe.names()[0]
-    drawn, sizes = FITTED_ON.draw(tokens), recipe.sizes
-    fitted = split_parts(model, drawn, sizes)
+    (tokens, evaluation), folder, sizes = texts, out / recipe.names()[0], recipe.sizes
+    drawn = FITTED_ON.draw(tokens)
+    fitted, shuffled = (split_parts(model, drawn, sizes, at_random) for at_random in (False, True))
     parts, curve = distilled(recipe, model, tokens, fitted)
-    tables = {"quality.csv": quality(model, drawn, evaluation, fitted, parts, sizes, windows)}
+    router = torch.randn(fitted.router.shape, generator=torch.Generator().manual_seed(0))
+    rivals = {"random clusters": shuffled, "random router": replace(fitted, router=router)}
+    tables = {"quality.csv": quality(model, {"fitted": fitted, **rivals, "distilled": parts}, evaluation, windows)}
     neurons = (parts.permutation.shape[1] - sizes.shared) // sizes.experts
     about = ABOUT.format(name=folder.name, model=recipe.model, file=FILE, neurons=neurons, **asdict(sizes))
     save_parts = partial(save, base=model, parts=parts)

@@ -74,16 +74,16 @@ def train(
     state: Path,
     running: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> list[dict[str, float]]:
-    """Train parameters in place, and give the curve: step (from 1), loss in nats a token and rate of each step.
+    """Train float32 parameters in place, and give the curve: step (from 1), loss in nats a token and rate of each step.
 
     Args:
         name: on the progress bar, such as "distilling".
         training: steps and rates.
-        parameters: by name, float32.
+        parameters: by name.
         gradients: adds those of one step, and returns its loss.
         windows: the sequences of a step, the first being 0.
         state: a file that keeps the state of this training. If it is there, the training goes on.
-        running: other tensors that steps change in place, by name, float32.
+        running: other tensors that steps change in place, by name.
 
     Raises `UserError` for a step without finite numbers.
     """
